@@ -1,0 +1,7 @@
+"""The command line: one file a command group, no logic of its own."""
+
+from __future__ import annotations
+
+from phalanx.cli.app import main
+
+__all__ = ["main"]
