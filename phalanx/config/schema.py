@@ -2,193 +2,308 @@
 
 Defaults are chosen so that a file naming a model, a corpus and a number of steps is a
 complete job. Fields whose value follows from others hold ``0`` or ``"auto"`` until resolved.
+The sentence below each field is what ``phalanx config explain`` prints.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-import msgspec
+from msgspec import Meta, Struct
+
+Count = Annotated[int, Meta(ge=1)]
+Natural = Annotated[int, Meta(ge=0)]
+Positive = Annotated[float, Meta(gt=0)]
+NonNegative = Annotated[float, Meta(ge=0)]
+Fraction = Annotated[float, Meta(ge=0, le=1)]
+Below1 = Annotated[float, Meta(ge=0, lt=1)]
+Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
 
-class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class Section(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Base of all sections: immutable, keyword-only, unknown keys refused."""
 
 
-class RopeScaling(Section):
+class RopeScaling(Section, frozen=True, kw_only=True):
     """Llama-3 frequency scaling: stretches low frequencies to extend the context."""
 
-    factor: float = 8.0
-    low_frequency_factor: float = 1.0
-    high_frequency_factor: float = 4.0
-    original_context: int = 8192
+    factor: Annotated[float, Meta(ge=1)] = 8.0
+    """How many times longer the context becomes."""
+    low_frequency_factor: Positive = 1.0
+    """Wavelengths above original_context / this are stretched by the whole factor."""
+    high_frequency_factor: Positive = 4.0
+    """Wavelengths below original_context / this are left alone."""
+    original_context: Count = 8192
+    """Context length, in tokens, that the unscaled frequencies were trained for."""
 
 
-class LatentAttention(Section):
+class LatentAttention(Section, frozen=True, kw_only=True):
     """Multi-head latent attention (DeepSeek): low-rank queries, keys and values."""
 
-    query_rank: int = 1536  # 0: full-rank queries
-    key_value_rank: int = 512
-    content_head_dim: int = 128
-    rope_head_dim: int = 64
-    value_head_dim: int = 128
+    query_rank: Natural = 1536
+    """Width of the compressed queries; 0: full-rank queries."""
+    key_value_rank: Count = 512
+    """Width of the compressed keys and values."""
+    content_head_dim: Count = 128
+    """Part of a query or key head that carries no position."""
+    rope_head_dim: Count = 64
+    """Part of a query or key head that RoPE rotates; keys share it over all heads."""
+    value_head_dim: Count = 128
+    """Width of a value head."""
 
 
-class Moe(Section):
+class Moe(Section, frozen=True, kw_only=True):
     """Mixture-of-experts layers: routing, shared experts, balancing."""
 
-    experts: int
-    top_k: int
-    ffn: int  # hidden width of one expert
-    shared_experts: int = 0
-    shared_ffn: int = 0  # width of all shared experts together; 0: shared_experts * ffn
-    first_dense_layers: int = 0
+    experts: Count
+    """Routed experts in a layer."""
+    top_k: Count
+    """Routed experts that each token visits."""
+    ffn: Count
+    """Hidden width of one routed expert."""
+    shared_experts: Natural = 0
+    """Experts that every token visits."""
+    shared_ffn: Natural = 0
+    """Hidden width of all shared experts together; 0: shared_experts * ffn."""
+    first_dense_layers: Natural = 0
+    """Layers at the bottom that have a dense MLP instead of experts."""
     score: Literal["softmax", "sigmoid"] = "softmax"
+    """How router logits become scores: against each other, or each on its own."""
     normalize_top_k: bool = True
-    route_scale: float = 1.0
+    """Divide the chosen scores by their sum."""
+    route_scale: Positive = 1.0
+    """Factor on the weights of the routed experts."""
     balance: Literal["auxiliary", "bias", "none"] = "auxiliary"
-    auxiliary_coefficient: float = 0.01
-    bias_rate: float = 0.001
+    """What keeps experts equally busy: a loss, a selection bias, or nothing."""
+    auxiliary_coefficient: NonNegative = 0.01
+    """Weight of the balance loss."""
+    bias_rate: NonNegative = 0.001
+    """Step of the selection bias after each optimizer step."""
 
 
-class Model(Section):
+class Model(Section, frozen=True, kw_only=True):
     """Shape of the transformer. ``preset`` fills every field that is not given."""
 
     preset: str = ""
-    dim: int = 0
-    layers: int = 0
-    heads: int = 0
-    kv_heads: int = 0  # 0: as many as heads
-    head_dim: int = 0  # 0: dim / heads
-    ffn: int = 0
-    vocab: int = 0
+    """Named shape to start from; keys given beside it win."""
+    dim: Natural = 0
+    """Width of the residual stream."""
+    layers: Natural = 0
+    """Transformer blocks."""
+    heads: Natural = 0
+    """Query heads."""
+    kv_heads: Natural = 0
+    """Key and value heads; 0: as many as heads."""
+    head_dim: Natural = 0
+    """Width of a head; 0: dim / heads."""
+    ffn: Natural = 0
+    """Hidden width of the dense MLP."""
+    vocab: Natural = 0
+    """Rows of the embedding and of the output head."""
     mlp: Literal["swiglu", "gelu"] = "swiglu"
-    norm_eps: float = 1e-5
-    rope_theta: float = 500_000.0
+    """Form of the dense MLP: gated (three matrices) or plain (two)."""
+    norm_eps: Positive = 1e-5
+    """Added to the mean square inside RMSNorm."""
+    rope_theta: Positive = 500_000.0
+    """Base of the rotary frequencies."""
     rope_scaling: RopeScaling | None = None
+    """Llama-3 scaling of the rotary frequencies; "none": off."""
     qk_norm: bool = False
+    """RMSNorm on each query and key head."""
     tied_embedding: bool = False
+    """One matrix serves as embedding and as output head."""
     latent: LatentAttention | None = None
+    """Latent attention instead of grouped-query attention; "none": off."""
     moe: Moe | None = None
+    """Mixture-of-experts layers; "none": all layers dense."""
 
 
-class Data(Section):
+class Data(Section, frozen=True, kw_only=True):
     """Which tokens, in which order."""
 
     source: Literal["synthetic", "shards"] = "synthetic"
-    path: str = ""  # folder of token shards
-    sequence: int = 2048
-    seed: int = 0
-    epochs: int = 0  # 0: as many as the steps need
-    document_mask: bool = False  # packed documents do not attend to each other
-    validation_fraction: float = 0.0  # share of the samples held out, from the corpus' end
-    prefetch: int = 4  # steps read ahead by the loader thread
+    """Generated tokens, or a folder written by `phalanx data tokenize`."""
+    path: str = ""
+    """Folder of token shards."""
+    sequence: Count = 2048
+    """Tokens in a sample."""
+    seed: Seed = 0
+    """Seed of the sample order."""
+    epochs: Natural = 0
+    """Passes over the corpus before the data is exhausted; 0: as many as the steps need."""
+    document_mask: bool = False
+    """Documents packed into one sample do not attend to each other."""
+    validation_fraction: Below1 = 0.0
+    """Share of the samples held out for validation, from the corpus' end."""
+    prefetch: Natural = 4
+    """Steps read ahead by the loader thread."""
 
 
-class Parallel(Section):
+class Parallel(Section, frozen=True, kw_only=True):
     """The mesh. World size = pipeline * data * context * tensor."""
 
-    data: int = 0  # 0: whatever the world size leaves; replicas that read different samples
-    replicate: int = 1  # of these, groups that hold a full copy of the shards (HSDP)
-    tensor: int = 1
-    pipeline: int = 1
-    context: int = 1
-    expert: int = 1  # divides (data / replicate) * context * tensor
+    data: Natural = 0
+    """Replicas that read different samples; 0: whatever the world size leaves."""
+    replicate: Count = 1
+    """Of these, groups that hold a full copy of the shards (HSDP)."""
+    tensor: Count = 1
+    """Ranks that split each matrix, and the sequence between the matrices."""
+    pipeline: Count = 1
+    """Ranks that split the layers."""
+    context: Count = 1
+    """Ranks that split the sequence inside attention."""
+    expert: Count = 1
+    """Ranks that split the experts; divides (data / replicate) * context * tensor."""
     zero: Literal[0, 1, 2, 3] = 3
+    """Sharded over the replicas: nothing (DDP), optimizer, + gradients, + weights."""
     schedule: Literal["gpipe", "1f1b", "interleaved", "zero-bubble"] = "1f1b"
-    virtual_stages: int = 0  # per pipeline rank; 0: the schedule's usual number (1 or 2)
+    """Order of the micro-batches in the pipeline."""
+    virtual_stages: Natural = 0
+    """Stages per pipeline rank; 0: the schedule's usual number (1 or 2)."""
     context_method: Literal["auto", "ring", "ulysses"] = "auto"
-    ddp_bucket_mb: float = 25.0
-    prefetch_layers: int = 1  # FSDP: layers gathered ahead of the one that runs
+    """Pass keys and values around a ring, or exchange heads for sequence (Ulysses)."""
+    ddp_bucket_mb: Positive = 25.0
+    """zero = 0: megabytes of gradients reduced at once; small starts early, large is efficient."""
+    prefetch_layers: Natural = 1
+    """zero = 3: layers gathered ahead of the one that runs; more hides more and holds more."""
     reduce_dtype: Literal["float32", "compute"] = "float32"
-    async_tensor: bool = False  # overlap TP gathers with matmuls (CUDA with symmetric memory)
+    """Format in which gradients are summed over the replicas."""
+    async_tensor: bool = False
+    """Overlap tensor-parallel gathers with matmuls (CUDA with symmetric memory)."""
 
 
-class Precision(Section):
+class Precision(Section, frozen=True, kw_only=True):
     """Number formats. Master weights and optimizer state are fp32 in every mode."""
 
     compute: Literal["float32", "bfloat16", "float16"] = "bfloat16"
-    fp8: bool = False  # fp8 linear layers (Hopper or newer)
-    initial_loss_scale: float = 65536.0  # float16 only
-    loss_scale_growth_steps: int = 2000
+    """Format of forward and backward."""
+    fp8: bool = False
+    """Linear layers multiply in fp8 (Hopper or newer)."""
+    initial_loss_scale: Annotated[float, Meta(ge=1)] = 65536.0
+    """float16: the loss scale at the first step."""
+    loss_scale_growth_steps: Count = 2000
+    """float16: finite steps in a row before the loss scale doubles."""
 
 
-class Memory(Section):
+class Memory(Section, frozen=True, kw_only=True):
     """What is recomputed or moved instead of kept on the device."""
 
     recompute: Literal["none", "selective", "full"] = "none"
+    """Activations rebuilt in backward: none, the cheap ones, or whole layers."""
     offload: Literal["none", "optimizer", "parameters"] = "none"
+    """State that lives in host memory between its uses."""
     offload_activations: bool = False
+    """Keep the activations of a layer in host memory until its backward."""
 
 
-class Optimizer(Section):
+class Optimizer(Section, frozen=True, kw_only=True):
     """Update rule, clipping and the guard against bad steps."""
 
     kind: Literal["adamw", "muon"] = "adamw"
-    learning_rate: float = 3e-4
-    beta1: float = 0.9
-    beta2: float = 0.95
-    eps: float = 1e-8
-    weight_decay: float = 0.1
-    clip_norm: float = 1.0  # 0: no clipping
+    """Update rule; muon takes the hidden matrices and leaves the rest to AdamW."""
+    learning_rate: Positive = 3e-4
+    """Peak learning rate of AdamW."""
+    beta1: Below1 = 0.9
+    """Decay of the first moment."""
+    beta2: Below1 = 0.95
+    """Decay of the second moment."""
+    eps: Positive = 1e-8
+    """Added to the root of the second moment."""
+    weight_decay: NonNegative = 0.1
+    """Decoupled decay of the matrices."""
+    clip_norm: NonNegative = 1.0
+    """Largest norm of the global gradient; 0: no clipping."""
     skip_non_finite: bool = True
-    spike_factor: float = 0.0  # skip when the norm exceeds this many running means; 0: off
-    muon_momentum: float = 0.95
-    muon_learning_rate: float = 0.02
+    """Leave weights and optimizer untouched when the gradient is not finite."""
+    spike_factor: NonNegative = 0.0
+    """Skip the step when the norm exceeds this many running means; 0: off."""
+    muon_momentum: Below1 = 0.95
+    """Decay of Muon's momentum."""
+    muon_learning_rate: Positive = 0.02
+    """Peak learning rate of Muon."""
 
 
-class Schedule(Section):
+class Schedule(Section, frozen=True, kw_only=True):
     """Learning rate over the run, as a factor of ``optimizer.learning_rate``."""
 
     kind: Literal["cosine", "wsd", "constant"] = "cosine"
-    warmup_steps: int = 0
-    decay_steps: int = 0  # wsd: length of the final decay
-    final_fraction: float = 0.1
+    """Shape after the warmup; wsd: stable, then a final decay."""
+    warmup_steps: Natural = 0
+    """Steps of linear growth from zero."""
+    decay_steps: Natural = 0
+    """wsd: length of the final decay."""
+    final_fraction: Fraction = 0.1
+    """Learning rate at the end, as a share of the peak."""
 
 
-class Train(Section):
+class Train(Section, frozen=True, kw_only=True):
     """Length, batch and behaviour of the loop."""
 
-    steps: int = 100
-    global_batch: int = 8  # samples a step, whatever the number of replicas
-    micro_batch: int = 1
-    seed: int = 0
+    steps: Count = 100
+    """Optimizer steps of the whole run."""
+    global_batch: Count = 8
+    """Samples in a step, whatever the number of replicas."""
+    micro_batch: Count = 1
+    """Samples in one forward pass of one replica."""
+    seed: Seed = 0
+    """Seed of the initial weights."""
     deterministic: bool = False
-    compile: Literal["auto", "on", "off"] = "auto"  # auto: on CUDA only
+    """Bit-identical from run to run, at some cost in speed."""
+    compile: Literal["auto", "on", "off"] = "auto"
+    """torch.compile of each block; auto: on CUDA only."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    cpu_threads: int = 1  # intra-op threads of one rank on CPU
-    validate_every: int = 0  # steps; 0: never
-    validate_samples: int = 64
-    max_non_finite: int = 10  # consecutive non-finite steps before the run ends
-    collective_timeout_seconds: float = 600.0
+    """Where the ranks compute; auto: CUDA where there is one."""
+    cpu_threads: Count = 1
+    """Intra-op threads of one rank on CPU."""
+    validate_every: Natural = 0
+    """Steps between validations; 0: never."""
+    validate_samples: Count = 64
+    """Samples in one validation."""
+    max_non_finite: Count = 10
+    """Consecutive non-finite steps before the run ends."""
+    collective_timeout_seconds: Positive = 600.0
+    """How long a collective may wait before the peer counts as lost."""
 
 
-class Checkpoint(Section):
+class Checkpoint(Section, frozen=True, kw_only=True):
     """When state is saved, and what a run starts from."""
 
-    every: int = 0  # steps; 0: only at the end
-    keep: int = 2  # newest checkpoints kept; 0: all
+    every: Natural = 0
+    """Steps between checkpoints; 0: only at the end."""
+    keep: Natural = 2
+    """Newest checkpoints kept; 0: all."""
     at_end: bool = True
-    resume: str = ""  # "": fresh; "auto": newest of this run's name; or a checkpoint's path
-    load_hf: str = ""  # folder of Hugging Face safetensors to start from
+    """Save after the last step."""
+    resume: str = ""
+    """Start from "auto" (the newest of this run's name) or a checkpoint's path; "": fresh."""
+    load_hf: str = ""
+    """Folder of Hugging Face safetensors to start from."""
 
 
-class Log(Section):
+class Log(Section, frozen=True, kw_only=True):
     """Where measurements go."""
 
-    every: int = 10  # steps between host reads of device values
+    every: Count = 10
+    """Steps between host reads of device values."""
     tensorboard: bool = True
+    """Write TensorBoard events beside the JSONL."""
     wandb: bool = False
+    """Send records to Weights & Biases."""
     mlflow: bool = False
-    mfu: Literal["causal", "palm"] = "causal"  # attention FLOPs counted halved, or in full
-    profile_steps: tuple[int, int] | None = None  # [first, last) traced into logs/
+    """Send records to MLflow."""
+    mfu: Literal["causal", "palm"] = "causal"
+    """Attention FLOPs counted halved (causal), or in full (PaLM)."""
+    profile_steps: tuple[int, int] | None = None
+    """Steps [first, last) traced into logs/; "none": no trace."""
 
 
-class Job(Section):
+class Job(Section, frozen=True, kw_only=True):
     """One training job: the root of the tree."""
 
     name: str = "run"
-    runs: str = "runs"  # folder that receives <name>/<id>/
+    """Name of the run; its folder is runs/<name>/<id>/."""
+    runs: str = "runs"
+    """Folder that receives <name>/<id>/."""
     model: Model = Model()
     data: Data = Data()
     parallel: Parallel = Parallel()
@@ -199,3 +314,14 @@ class Job(Section):
     train: Train = Train()
     checkpoint: Checkpoint = Checkpoint()
     log: Log = Log()
+
+
+def gate_up_groups(ffn: int) -> int:
+    """Row groups of a fused gate_up weight; tensor parallelism must divide them.
+
+    The largest power of two up to 64 that divides ``ffn`` into groups of at least 16 rows.
+    """
+    groups = 64
+    while groups > 1 and (ffn % groups or ffn // groups < 16):
+        groups //= 2
+    return groups

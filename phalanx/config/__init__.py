@@ -1,0 +1,56 @@
+"""The typed tree of every setting: TOML in, model shapes and presets, exact errors out."""
+
+from __future__ import annotations
+
+from phalanx.config.check import check
+from phalanx.config.check_mesh import micro_batches
+from phalanx.config.errors import ConfigError, Problem
+from phalanx.config.load import job_from_table, load_job
+from phalanx.config.presets import PRESETS
+from phalanx.config.resolve import resolve, resolve_model
+from phalanx.config.schema import (
+    Checkpoint,
+    Data,
+    Job,
+    LatentAttention,
+    Log,
+    Memory,
+    Model,
+    Moe,
+    Optimizer,
+    Parallel,
+    Precision,
+    RopeScaling,
+    Schedule,
+    Section,
+    Train,
+    gate_up_groups,
+)
+
+__all__ = [
+    "PRESETS",
+    "Checkpoint",
+    "ConfigError",
+    "Data",
+    "Job",
+    "LatentAttention",
+    "Log",
+    "Memory",
+    "Model",
+    "Moe",
+    "Optimizer",
+    "Parallel",
+    "Precision",
+    "Problem",
+    "RopeScaling",
+    "Schedule",
+    "Section",
+    "Train",
+    "check",
+    "gate_up_groups",
+    "job_from_table",
+    "load_job",
+    "micro_batches",
+    "resolve",
+    "resolve_model",
+]

@@ -1,0 +1,295 @@
+"""Refuses what cannot run, before any process starts, and says what would."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from phalanx.config.check_mesh import mesh_problems
+from phalanx.config.errors import ConfigError, Problem, problem
+from phalanx.config.numbers import nearest_divisor, nearest_multiple
+from phalanx.config.presets import PRESETS
+from phalanx.config.resolve import resolve
+from phalanx.config.schema import Job, LatentAttention, Model, Moe
+from phalanx.config.tree import mistakes
+
+SHAPE = ("dim", "layers", "heads", "vocab")
+
+
+def check(job: Job, world_size: int) -> None:
+    """Raise ``ConfigError`` with every reason why this job cannot run on so many ranks."""
+    problems = mistakes(Job, msgspec.to_builtins(job))
+    if problems:
+        raise ConfigError.of(problems)
+    job = resolve(job, world_size)
+    problems = list(_model(job.model))
+    # Rules between the axes and the model read its shape: without one they only mislead.
+    if all(getattr(job.model, name) for name in SHAPE):
+        problems += mesh_problems(job, world_size)
+        problems += _precision(job)
+    for rules in (_job, _data, _memory, _schedule, _train, _start):
+        problems += rules(job)
+    if problems:
+        raise ConfigError.of(problems)
+
+
+def _model(model: Model) -> Iterator[Problem]:
+    missing = [name for name in SHAPE if not getattr(model, name)]
+    if len(missing) == len(SHAPE):
+        known = ", ".join(PRESETS)
+        yield problem("model", "", "no shape is given", f"set model.preset to one of {known}")
+        return
+    for name in missing:
+        yield problem(f"model.{name}", 0, "must be at least 1", "give it, or name a model.preset")
+    dense = model.moe is None or model.moe.first_dense_layers
+    if dense and not model.ffn:
+        yield problem("model.ffn", 0, "dense layers need a hidden width", f"try {4 * model.dim}")
+    if missing:
+        return
+    if model.latent is not None:
+        yield from _latent(model, model.latent)
+    else:
+        yield from _heads(model)
+    scaling = model.rope_scaling
+    if scaling and scaling.low_frequency_factor >= scaling.high_frequency_factor:
+        yield problem(
+            "model.rope_scaling.low_frequency_factor",
+            scaling.low_frequency_factor,
+            f"must be below high_frequency_factor ({scaling.high_frequency_factor})",
+            "Llama 3 uses 1.0 and 4.0",
+        )
+    if model.moe is not None:
+        yield from _moe(model, model.moe)
+
+
+def _heads(model: Model) -> Iterator[Problem]:
+    if model.heads % model.kv_heads:
+        yield problem(
+            "model.kv_heads",
+            model.kv_heads,
+            f"must divide model.heads ({model.heads})",
+            f"nearest: {nearest_divisor(model.heads, model.kv_heads)}",
+        )
+    if model.head_dim * model.heads != model.dim and model.head_dim == model.dim // model.heads:
+        yield problem(
+            "model.heads",
+            model.heads,
+            f"must divide model.dim ({model.dim}), or give model.head_dim",
+            f"nearest: {nearest_divisor(model.dim, model.heads)}",
+        )
+    if model.head_dim % 2:
+        yield problem(
+            "model.head_dim",
+            model.head_dim,
+            "must be even, since RoPE rotates pairs",
+            f"nearest: {model.head_dim + 1}",
+        )
+
+
+def _latent(model: Model, latent: LatentAttention) -> Iterator[Problem]:
+    if model.kv_heads != model.heads:
+        yield problem(
+            "model.kv_heads",
+            model.kv_heads,
+            "latent attention has as many key/value heads as heads",
+            f"set it to {model.heads} or leave it out",
+        )
+    if latent.rope_head_dim % 2:
+        yield problem(
+            "model.latent.rope_head_dim",
+            latent.rope_head_dim,
+            "must be even, since RoPE rotates pairs",
+            f"nearest: {latent.rope_head_dim + 1}",
+        )
+    if model.qk_norm:
+        yield problem(
+            "model.qk_norm",
+            True,
+            "latent attention normalises the compressed queries and keys instead",
+            "set it to false",
+        )
+
+
+def _moe(model: Model, moe: Moe) -> Iterator[Problem]:
+    if moe.top_k > moe.experts:
+        yield problem(
+            "model.moe.top_k",
+            moe.top_k,
+            f"must be at most model.moe.experts ({moe.experts})",
+            f"nearest: {moe.experts}",
+        )
+    if moe.first_dense_layers >= model.layers:
+        yield problem(
+            "model.moe.first_dense_layers",
+            moe.first_dense_layers,
+            f"leaves none of the {model.layers} layers to the experts",
+            f'nearest: {model.layers - 1}, or set model.moe = "none"',
+        )
+    if moe.shared_ffn and not moe.shared_experts:
+        yield problem(
+            "model.moe.shared_ffn",
+            moe.shared_ffn,
+            "needs shared experts",
+            "set model.moe.shared_experts = 1",
+        )
+    if model.mlp == "gelu":
+        yield problem("model.mlp", '"gelu"', "experts are swiglu", 'set it to "swiglu"')
+
+
+def _precision(job: Job) -> Iterator[Problem]:
+    precision = job.precision
+    if precision.compute == "float16" and not job.optimizer.skip_non_finite:
+        yield problem(
+            "optimizer.skip_non_finite",
+            False,
+            "float16 finds its loss scale by skipping steps that overflow",
+            'set it to true, or precision.compute to "bfloat16"',
+        )
+    if not precision.fp8:
+        return
+    if precision.compute != "bfloat16":
+        yield problem(
+            "precision.compute",
+            f'"{precision.compute}"',
+            "fp8 layers compute in bfloat16 around them",
+            'set it to "bfloat16"',
+        )
+    for key, size in _fp8_sizes(job).items():
+        if size % 16:
+            yield problem(
+                key,
+                size,
+                "fp8 needs every matrix side on a rank to be a multiple of 16",
+                f"nearest: {nearest_multiple(size, 16)}, or set precision.fp8 = false",
+            )
+
+
+def _fp8_sizes(job: Job) -> dict[str, int]:
+    model, tensor = job.model, job.parallel.tensor
+    tokens = job.train.micro_batch * job.data.sequence // job.parallel.context
+    sizes = {"model.dim": model.dim, "train.micro_batch * data.sequence / parallel.context": tokens}
+    if model.latent is None:
+        sizes["model.heads * model.head_dim / parallel.tensor"] = (
+            model.heads * model.head_dim // tensor
+        )
+        sizes["model.kv_heads * model.head_dim / parallel.tensor"] = (
+            model.kv_heads * model.head_dim // tensor
+        )
+    if model.moe is None or model.moe.first_dense_layers:
+        sizes["model.ffn / parallel.tensor"] = model.ffn // tensor
+    return sizes
+
+
+def _job(job: Job) -> Iterator[Problem]:
+    if not job.name or "/" in job.name or job.name.startswith("."):
+        yield problem(
+            "name",
+            f'"{job.name}"',
+            "must be a folder's name: not empty, no slash, no leading dot",
+            f'nearest: "{job.name.replace("/", "-").lstrip(".") or "run"}"',
+        )
+
+
+def _data(job: Job) -> Iterator[Problem]:
+    data = job.data
+    if data.source == "shards" and not data.path:
+        yield problem(
+            "data.path",
+            '""',
+            'data.source = "shards" needs a folder of token shards',
+            "make one with `phalanx data tokenize`",
+        )
+    if data.source == "synthetic" and data.path:
+        yield problem(
+            "data.path",
+            f'"{data.path}"',
+            'data.source = "synthetic" reads no files',
+            'set data.source = "shards"',
+        )
+    if job.train.validate_every and not data.validation_fraction:
+        yield problem(
+            "train.validate_every",
+            job.train.validate_every,
+            "validation needs samples that are held out",
+            "set data.validation_fraction, e.g. to 0.01",
+        )
+
+
+def _memory(job: Job) -> Iterator[Problem]:
+    if job.memory.offload == "parameters" and job.parallel.zero == 0:
+        yield problem(
+            "memory.offload",
+            '"parameters"',
+            "needs sharding (parallel.zero >= 1)",
+            'set parallel.zero = 3, or memory.offload = "optimizer"',
+        )
+
+
+def _schedule(job: Job) -> Iterator[Problem]:
+    schedule, steps = job.schedule, job.train.steps
+    if schedule.warmup_steps > steps:
+        yield problem(
+            "schedule.warmup_steps",
+            schedule.warmup_steps,
+            f"must be at most train.steps ({steps})",
+            f"nearest: {steps}",
+        )
+    if schedule.kind != "wsd":
+        if schedule.decay_steps:
+            yield problem(
+                "schedule.decay_steps",
+                schedule.decay_steps,
+                f'has no meaning for schedule.kind = "{schedule.kind}"',
+                'leave it out, or set schedule.kind = "wsd"',
+            )
+    elif not schedule.decay_steps:
+        yield problem(
+            "schedule.decay_steps",
+            0,
+            "wsd ends with a decay",
+            f'try {max(1, steps // 10)}, or set schedule.kind = "constant"',
+        )
+    elif schedule.warmup_steps + schedule.decay_steps > steps >= schedule.warmup_steps:
+        yield problem(
+            "schedule.decay_steps",
+            schedule.decay_steps,
+            f"warmup and decay together must fit into train.steps ({steps})",
+            f"nearest: {steps - schedule.warmup_steps}",
+        )
+
+
+def _train(job: Job) -> Iterator[Problem]:
+    if job.train.micro_batch > job.train.global_batch:
+        yield problem(
+            "train.micro_batch",
+            job.train.micro_batch,
+            f"must be at most train.global_batch ({job.train.global_batch})",
+            f"nearest: {job.train.global_batch}",
+        )
+    traced = job.log.profile_steps
+    if traced and not 0 <= traced[0] < traced[1] <= job.train.steps:
+        yield problem(
+            "log.profile_steps",
+            list(traced),
+            f"must be [first, last) within train.steps ({job.train.steps}), first below last",
+            f"nearest: [0, {min(3, job.train.steps)}]",
+        )
+
+
+def _start(job: Job) -> Iterator[Problem]:
+    start = job.checkpoint
+    if start.load_hf and start.resume:
+        yield problem(
+            "checkpoint.load_hf",
+            f'"{start.load_hf}"',
+            "a run starts from imported weights or from a checkpoint, not both",
+            "leave out checkpoint.resume or checkpoint.load_hf",
+        )
+    if start.load_hf and (job.model.latent is not None or job.model.mlp == "gelu"):
+        yield problem(
+            "checkpoint.load_hf",
+            f'"{start.load_hf}"',
+            "only the Llama, Mixtral and Qwen3-MoE layouts are read",
+            "leave it out",
+        )

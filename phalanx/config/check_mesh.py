@@ -1,0 +1,268 @@
+"""Rules between the axes of the mesh, the model, the batch and the world size."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from phalanx.config.errors import Problem, problem
+from phalanx.config.numbers import nearest_divisor, nearest_multiple
+from phalanx.config.schema import Job, Model, Parallel, gate_up_groups
+
+
+def micro_batches(job: Job) -> int:
+    """Micro-batches of a step on each replica; padded so that all replicas have as many."""
+    return math.ceil(job.train.global_batch / (job.parallel.data * job.train.micro_batch))
+
+
+def mesh_problems(job: Job, world_size: int) -> list[Problem]:
+    """Every reason why a resolved job's axes do not fit each other or the world size."""
+    axes = job.parallel
+    return [
+        *_world(axes, world_size),
+        *_sharding(axes),
+        *(_tensor(job) if axes.tensor > 1 else _tensor_unused(axes)),
+        *_pipeline(job),
+        *(_context(job) if axes.context > 1 else ()),
+        *_sequence(job),
+        *_expert(job),
+    ]
+
+
+def _world(axes: Parallel, world_size: int) -> Iterator[Problem]:
+    rest = axes.pipeline * axes.context * axes.tensor
+    product = rest * axes.data
+    if product == world_size:
+        return
+    if world_size % rest == 0:
+        fix = f"set parallel.data = {world_size // rest}, or start {product} ranks"
+    else:
+        nearest = nearest_multiple(world_size, rest)
+        fix = f"start {nearest} ranks with parallel.data = {nearest // rest}"
+    yield problem(
+        "world size",
+        world_size,
+        f"must be pipeline * data * context * tensor = {axes.pipeline} * {axes.data} * "
+        f"{axes.context} * {axes.tensor} = {product}",
+        fix,
+    )
+
+
+def _sharding(axes: Parallel) -> Iterator[Problem]:
+    if axes.data % axes.replicate:
+        yield problem(
+            "parallel.replicate",
+            axes.replicate,
+            f"must divide parallel.data ({axes.data})",
+            f"nearest: {nearest_divisor(axes.data, axes.replicate)}",
+        )
+    elif axes.zero == 0 and axes.replicate != axes.data:
+        yield problem(
+            "parallel.replicate",
+            axes.replicate,
+            "zero = 0 shards nothing: every replica holds a full copy",
+            "leave it out, or set parallel.zero = 3 for HSDP",
+        )
+
+
+def _tensor_unused(axes: Parallel) -> Iterator[Problem]:
+    if axes.async_tensor:
+        yield problem(
+            "parallel.async_tensor",
+            True,
+            "overlaps the gathers of tensor parallelism, and parallel.tensor is 1",
+            "set it to false",
+        )
+
+
+def _tensor(job: Job) -> Iterator[Problem]:
+    model, tensor = job.model, job.parallel.tensor
+    for key, size, why in _split_by_tensor(model):
+        if size % tensor:
+            yield problem(
+                "parallel.tensor",
+                tensor,
+                f"must divide {key} ({size}): {why}",
+                f"nearest: {nearest_divisor(size, tensor)}",
+            )
+    if model.vocab % tensor:
+        padded = -(-model.vocab // tensor) * tensor
+        yield problem(
+            "parallel.tensor",
+            tensor,
+            f"must divide model.vocab ({model.vocab}): embedding and head are split by rows",
+            f"pad model.vocab to {padded}",
+        )
+
+
+def _split_by_tensor(model: Model) -> Iterator[tuple[str, int, str]]:
+    """What tensor parallelism cuts: the key, its number of parts, and why it must come out even."""
+    if model.latent is not None or model.kv_heads == model.heads:
+        yield "model.heads", model.heads, "a rank holds whole heads"
+    else:
+        yield (
+            "model.kv_heads",
+            model.kv_heads,
+            "a rank holds whole groups of heads, and key/value heads are not replicated",
+        )
+    dense = model.moe is None or model.moe.first_dense_layers > 0
+    if dense and model.mlp == "gelu":
+        yield "model.ffn", model.ffn, "the hidden width is split"
+    elif dense:
+        yield (
+            f"the row groups of model.ffn = {model.ffn}",
+            gate_up_groups(model.ffn),
+            "gate and up rows are split together",
+        )
+    if model.moe is not None:
+        for name in ("ffn", "shared_ffn"):
+            width = getattr(model.moe, name)
+            if width:
+                yield (
+                    f"the row groups of model.moe.{name} = {width}",
+                    gate_up_groups(width),
+                    "gate and up rows are split together",
+                )
+
+
+def _pipeline(job: Job) -> Iterator[Problem]:
+    axes, layers = job.parallel, job.model.layers
+    stages = axes.pipeline * axes.virtual_stages
+    if axes.pipeline > layers:
+        yield problem(
+            "parallel.pipeline",
+            axes.pipeline,
+            f"must be at most model.layers ({layers})",
+            f"nearest: {layers}",
+        )
+    elif stages > layers:
+        yield problem(
+            "parallel.virtual_stages",
+            axes.virtual_stages,
+            f"pipeline * virtual_stages = {stages} stages need as many layers, not {layers}",
+            f"nearest: {layers // axes.pipeline}",
+        )
+    if axes.pipeline == 1:
+        if axes.virtual_stages != 1:
+            yield problem(
+                "parallel.virtual_stages",
+                axes.virtual_stages,
+                "there is no pipeline (parallel.pipeline = 1)",
+                "leave it out",
+            )
+        return
+    yield from _virtual_stages(axes)
+    yield from _enough_micro_batches(job)
+    if axes.schedule == "zero-bubble" and job.train.compile == "on":
+        yield problem(
+            "train.compile",
+            '"on"',
+            "zero-bubble splits backward in two, which compiled blocks cannot",
+            'set it to "off", or parallel.schedule to "interleaved"',
+        )
+
+
+def _virtual_stages(axes: Parallel) -> Iterator[Problem]:
+    rules = {
+        "gpipe": (axes.virtual_stages == 1, "exactly 1"),
+        "1f1b": (axes.virtual_stages == 1, "exactly 1"),
+        "interleaved": (axes.virtual_stages >= 2, "at least 2"),
+        "zero-bubble": (axes.virtual_stages == 2, "exactly 2"),
+    }
+    kept, wanted = rules[axes.schedule]
+    if not kept:
+        yield problem(
+            "parallel.virtual_stages",
+            axes.virtual_stages,
+            f'parallel.schedule = "{axes.schedule}" needs {wanted} stages per rank',
+            f"set it to {wanted[-1]}, or leave it out",
+        )
+
+
+def _enough_micro_batches(job: Job) -> Iterator[Problem]:
+    axes, count = job.parallel, micro_batches(job)
+    per_micro_batch = axes.data * job.train.micro_batch
+    if axes.schedule in ("1f1b", "zero-bubble") and count < axes.pipeline:
+        yield problem(
+            "train.global_batch",
+            job.train.global_batch,
+            f"gives {count} micro-batches a replica, and {axes.schedule} over {axes.pipeline} "
+            f"ranks needs at least {axes.pipeline}",
+            f"nearest: {(axes.pipeline - 1) * per_micro_batch + 1}, or a smaller train.micro_batch",
+        )
+    rounds = max(1, count // axes.pipeline)
+    if axes.schedule == "interleaved" and count % rounds:
+        near = nearest_multiple(count, axes.pipeline)
+        yield problem(
+            "train.global_batch",
+            job.train.global_batch,
+            f"gives {count} micro-batches a replica, which interleaved over {axes.pipeline} ranks "
+            f"cannot cut into {rounds} equal rounds",
+            f"nearest: {near * per_micro_batch}",
+        )
+
+
+def _context(job: Job) -> Iterator[Problem]:
+    axes, model = job.parallel, job.model
+    if axes.context_method == "ring" and job.data.document_mask:
+        yield problem(
+            "data.document_mask",
+            True,
+            "ring attention sees only part of a sample's documents at a time",
+            'set parallel.context_method = "ulysses"',
+        )
+    if axes.context_method == "ulysses":
+        name = "heads" if model.latent is not None else "kv_heads"
+        heads = getattr(model, name)
+        here = heads // axes.tensor
+        if here == 0 or here % axes.context:
+            other = "" if job.data.document_mask else ', or parallel.context_method = "ring"'
+            yield problem(
+                "parallel.context",
+                axes.context,
+                f"ulysses needs it to divide model.{name} / tensor ({heads} / {axes.tensor})",
+                f"nearest: {nearest_divisor(max(1, here), axes.context)}{other}",
+            )
+
+
+def _sequence(job: Job) -> Iterator[Problem]:
+    axes, sequence = job.parallel, job.data.sequence
+    if axes.context > 1 and axes.context_method == "ring":
+        # Each rank takes a chunk from the front and one from the back, so that all work equally.
+        unit = math.lcm(2 * axes.context, axes.context * axes.tensor)
+        parts = "2 * context for the ring's load balance, and context * tensor"
+    else:
+        unit = axes.context * axes.tensor
+        parts = "context * tensor"
+    if sequence % unit:
+        yield problem(
+            "data.sequence",
+            sequence,
+            f"must be a multiple of {unit} ({parts})",
+            f"nearest: {nearest_multiple(sequence, unit)}",
+        )
+
+
+def _expert(job: Job) -> Iterator[Problem]:
+    axes, moe = job.parallel, job.model.moe
+    if axes.expert == 1:
+        return
+    if moe is None:
+        yield problem("parallel.expert", axes.expert, "the model has no experts", "set it to 1")
+        return
+    if moe.experts % axes.expert:
+        yield problem(
+            "parallel.expert",
+            axes.expert,
+            f"must divide model.moe.experts ({moe.experts})",
+            f"nearest: {nearest_divisor(moe.experts, axes.expert)}",
+        )
+    ranks = axes.data // axes.replicate * axes.context * axes.tensor
+    if ranks == 0 or ranks % axes.expert:
+        fix = f"nearest: {nearest_divisor(max(1, ranks), axes.expert)}"
+        yield problem(
+            "parallel.expert",
+            axes.expert,
+            f"must divide (data / replicate) * context * tensor ({ranks})",
+            fix + (", or set parallel.zero >= 1" if axes.zero == 0 and axes.data > 1 else ""),
+        )

@@ -1,0 +1,65 @@
+"""What is wrong with a configuration: the key, the value, the rule and the nearest fix."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterable, Sequence
+
+from msgspec import Struct
+
+
+class Problem(Struct, frozen=True):
+    """One mistake in a configuration."""
+
+    key: str
+    value: str  # as the user would write it
+    rule: str
+    fix: str
+
+    def __str__(self) -> str:
+        """``key = value: rule; fix``."""
+        subject = f"{self.key} = {self.value}" if self.value else self.key
+        return f"{subject}: {self.rule}" + (f"; {self.fix}" if self.fix else "")
+
+
+class ConfigError(Exception):
+    """A configuration that cannot run; ``problems`` holds every mistake that was found."""
+
+    def __init__(self, key: str, value: object, rule: str, fix: str = "") -> None:
+        self.problems: tuple[Problem, ...] = (problem(key, value, rule, fix),)
+        super().__init__(str(self.problems[0]))
+
+    @classmethod
+    def of(cls, problems: Iterable[Problem]) -> ConfigError:
+        """One error for several mistakes."""
+        found = tuple(problems)
+        error = cls(found[0].key, found[0].value, found[0].rule, found[0].fix)
+        error.problems = found
+        error.args = ("\n".join(map(str, found)),)
+        return error
+
+
+def problem(key: str, value: object, rule: str, fix: str = "") -> Problem:
+    """A mistake, with its value written as TOML would."""
+    return Problem(key, value if isinstance(value, str) else written(value), rule, fix)
+
+
+def written(value: object) -> str:
+    """A value as the user would write it in TOML."""
+    if value is None:
+        return '"none"'
+    if isinstance(value, float):
+        return repr(value)
+    return json.dumps(value, ensure_ascii=False, default=str)
+
+
+def near(word: str, known: Sequence[str]) -> str:
+    """The known word most like this one, or ""."""
+    return next(iter(difflib.get_close_matches(word, known, n=1, cutoff=0.6)), "")
+
+
+def did_you_mean(word: str, known: Sequence[str]) -> str:
+    """``did you mean "…"?`` for the nearest known word, or the list of known words."""
+    match = near(word, known)
+    return f'did you mean "{match}"?' if match else "known: " + ", ".join(known)

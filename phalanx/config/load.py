@@ -1,0 +1,115 @@
+"""TOML files and ``--set`` overrides in, a typed job out."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from phalanx.config.errors import ConfigError, Problem, did_you_mean, problem
+from phalanx.config.presets import PRESETS
+from phalanx.config.schema import Job, Section
+from phalanx.config.tree import build, fields, mistakes, section_in
+
+
+def load_job(path: str | Path, overrides: Sequence[str] = ()) -> Job:
+    """The job in a TOML file, with ``key=value`` overrides applied and its preset filled in."""
+    return job_from_table(_read(Path(path)), overrides)
+
+
+def job_from_table(table: Mapping[str, Any], overrides: Sequence[str] = ()) -> Job:
+    """The job a parsed table describes; raises ``ConfigError`` with all mistakes at once."""
+    merged = merge(table, {})
+    problems: list[Problem] = []
+    for override in overrides:
+        problems += _apply(merged, override)
+    problems += mistakes(Job, merged) + _fill_preset(merged)
+    if problems:
+        raise ConfigError.of(problems)
+    return build(Job, merged)
+
+
+def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """A new table with ``over`` laid on ``base``, tables merged key by key."""
+    merged = {
+        key: merge(value, {}) if isinstance(value, Mapping) else value
+        for key, value in base.items()
+    }
+    for key, value in over.items():
+        below = merged.get(key)
+        if isinstance(value, Mapping):
+            merged[key] = merge(below if isinstance(below, Mapping) else {}, value)
+        else:
+            merged[key] = value
+    return merged
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(str(path), "", "no such file", _nearby_file(path)) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(str(path), "", f"cannot be read: {error}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(str(path), "", f"is not valid TOML: {error}") from None
+
+
+def _nearby_file(path: Path) -> str:
+    folder = path.parent
+    names = sorted(found.name for found in folder.glob("*.toml")) if folder.is_dir() else []
+    return did_you_mean(path.name, names) if names else ""
+
+
+def _fill_preset(table: dict[str, Any]) -> list[Problem]:
+    # Here, and not on the typed job, because only the table knows which keys were given.
+    model = table.get("model")
+    name = model.get("preset", "") if isinstance(model, dict) else ""
+    if not isinstance(name, str) or not name:
+        return []
+    if name not in PRESETS:
+        return [unknown_preset(name)]
+    table["model"] = merge(msgspec.to_builtins(PRESETS[name]), table["model"])
+    return []
+
+
+def unknown_preset(name: str) -> Problem:
+    """The mistake of naming a preset that does not exist."""
+    return problem("model.preset", f'"{name}"', "no such preset", did_you_mean(name, list(PRESETS)))
+
+
+def _apply(table: dict[str, Any], override: str) -> list[Problem]:
+    key, equals, text = override.partition("=")
+    key = key.strip()
+    if not equals or not key:
+        return [problem("--set", override, "must be key=value", "e.g. --set train.steps=10")]
+    *sections, name = key.split(".")
+    for section in sections:
+        table = table.setdefault(section, {})
+        if not isinstance(table, dict):
+            return [problem(key, text, f'"{section}" is no table')]
+    table[name] = _value(key, text.strip())
+    return []
+
+
+def _value(key: str, text: str) -> Any:
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text  # a string without quotes
+    wants_text = _field_type(key) is str
+    return text if wants_text and not isinstance(value, str) else value
+
+
+def _field_type(key: str) -> Any:
+    section: type[Section] | None = Job
+    hint: Any = None
+    for name in key.split("."):
+        if section is None or name not in fields(section):
+            return None
+        hint = fields(section)[name]
+        section = section_in(hint)
+    return hint

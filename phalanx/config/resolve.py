@@ -1,0 +1,71 @@
+"""Fills the settings that follow from others, so that a job says everything explicitly."""
+
+from __future__ import annotations
+
+from msgspec import structs
+
+from phalanx.config.errors import ConfigError
+from phalanx.config.load import unknown_preset
+from phalanx.config.presets import PRESETS
+from phalanx.config.schema import Job, Model, Parallel
+
+VIRTUAL_STAGES = {"gpipe": 1, "1f1b": 1, "interleaved": 2, "zero-bubble": 2}
+
+
+def resolve(job: Job, world_size: int) -> Job:
+    """The same job with every derived field filled in; ``check`` says whether it can run."""
+    model = resolve_model(job.model)
+    return structs.replace(job, model=model, parallel=_parallel(job, model, world_size))
+
+
+def resolve_model(model: Model) -> Model:
+    """The model with its preset, key/value heads, head width and shared experts filled in."""
+    model = _fill_preset(model)
+    kv_heads = model.kv_heads or model.heads
+    head_dim = model.head_dim or (model.dim // model.heads if model.heads else 0)
+    if model.latent is not None:
+        head_dim = model.latent.content_head_dim + model.latent.rope_head_dim
+    moe = model.moe
+    if moe is not None and moe.shared_experts and not moe.shared_ffn:
+        moe = structs.replace(moe, shared_ffn=moe.shared_experts * moe.ffn)
+    return structs.replace(model, kv_heads=kv_heads, head_dim=head_dim, moe=moe)
+
+
+def _fill_preset(model: Model) -> Model:
+    # A model from a file is complete already; one made in code may name a preset and a few
+    # fields, and then a field left at its default takes the preset's value.
+    if not model.preset or (model.dim and model.layers and model.heads and model.vocab):
+        return model
+    if model.preset not in PRESETS:
+        raise ConfigError.of([unknown_preset(model.preset)])
+    preset, default = PRESETS[model.preset], Model()
+    left_out = {
+        name: getattr(preset, name)
+        for name in Model.__struct_fields__
+        if getattr(model, name) == getattr(default, name)
+    }
+    return structs.replace(model, **left_out)
+
+
+def _parallel(job: Job, model: Model, world_size: int) -> Parallel:
+    axes = job.parallel
+    data = axes.data or max(1, world_size // (axes.pipeline * axes.context * axes.tensor))
+    stages = VIRTUAL_STAGES[axes.schedule] if axes.pipeline > 1 else 1
+    return structs.replace(
+        axes,
+        data=data,
+        # zero = 0 shards nothing: every replica holds a full copy.
+        replicate=data if axes.zero == 0 and axes.replicate == 1 else axes.replicate,
+        virtual_stages=axes.virtual_stages or stages,
+        context_method=_context_method(job, model),
+    )
+
+
+def _context_method(job: Job, model: Model) -> str:
+    """Ulysses moves less and needs whole heads on each rank; the ring has no such limit."""
+    axes = job.parallel
+    if axes.context_method != "auto":
+        return axes.context_method
+    heads = model.heads if model.latent is not None else model.kv_heads
+    fits = heads % (axes.tensor * axes.context) == 0
+    return "ulysses" if axes.context > 1 and (fits or job.data.document_mask) else "ring"

@@ -1,0 +1,150 @@
+"""Turns untyped tables into the tree of settings, and finds every mistake on the way."""
+
+from __future__ import annotations
+
+import math
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from functools import cache
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
+
+import msgspec
+
+from phalanx.config.errors import Problem, did_you_mean, near, problem, written
+from phalanx.config.schema import Job, Section
+
+S = TypeVar("S", bound=Section)
+
+
+@cache
+def fields(section: type[Section]) -> dict[str, Any]:
+    """Name and type of each field of a section."""
+    hints = typing.get_type_hints(section, include_extras=True)
+    return {name: hints[name] for name in section.__struct_fields__}
+
+
+def section_in(hint: Any) -> type[Section] | None:
+    """The section that a field holds, if it holds one (``X`` or ``X | None``)."""
+    for option in (hint, *get_args(hint)):
+        if isinstance(option, type) and issubclass(option, Section):
+            return option
+    return None
+
+
+def optional(hint: Any) -> bool:
+    """Whether a field may hold None, written as "none"."""
+    return type(None) in get_args(hint)
+
+
+def mistakes(section: type[Section], table: Mapping[str, Any], prefix: str = "") -> list[Problem]:
+    """Every unknown key, missing key and wrong type in a table meant to become ``section``."""
+    return list(_mistakes(section, table, prefix))
+
+
+def _mistakes(section: type[Section], table: Mapping[str, Any], prefix: str) -> Iterator[Problem]:
+    known = fields(section)
+    for name, value in table.items():
+        key = prefix + name
+        if name not in known:
+            yield problem(key, "", "is no known key", did_you_mean_key(section, name))
+            continue
+        inner = section_in(known[name])
+        if value in ("none", None) and optional(known[name]):
+            continue
+        if inner is None:
+            yield from _wrong_value(key, value, known[name])
+        elif isinstance(value, Mapping):
+            yield from _mistakes(inner, value, key + ".")
+        else:
+            yield problem(key, written(value), "must be a table", f"write [{key}]")
+    for name in required(section):
+        if name not in table:
+            yield problem(prefix + name, "", "is missing", f"add it under [{prefix[:-1]}]")
+
+
+def required(section: type[Section]) -> tuple[str, ...]:
+    """Names of the fields of a section that have no default."""
+    return tuple(field.name for field in msgspec.structs.fields(section) if field.required)
+
+
+def did_you_mean_key(section: type[Section], name: str) -> str:
+    """The nearest known key: in this section, or under the same name in another one."""
+    elsewhere = [path for path in paths(Job) if path.rsplit(".", 1)[-1] == name]
+    if elsewhere and not near(name, list(fields(section))):
+        return f'did you mean "{elsewhere[0]}"?'
+    return did_you_mean(name, list(fields(section)))
+
+
+@cache
+def paths(section: type[Section], prefix: str = "") -> tuple[str, ...]:
+    """Every dotted key below a section, sections included."""
+    found: list[str] = []
+    for name, hint in fields(section).items():
+        found.append(prefix + name)
+        inner = section_in(hint)
+        if inner is not None:
+            found.extend(paths(inner, f"{prefix}{name}."))
+    return tuple(found)
+
+
+def _wrong_value(key: str, value: Any, hint: Any) -> Iterator[Problem]:
+    if isinstance(value, float) and not math.isfinite(value):
+        yield problem(key, value, "must be finite")
+        return
+    try:
+        msgspec.convert(value, hint)
+    except msgspec.ValidationError:
+        choices = [str(choice) for choice in literal_values(hint)]
+        fix = (
+            did_you_mean(value, choices) if isinstance(value, str) and near(value, choices) else ""
+        )
+        yield problem(key, written(value), f"must be {allowed(hint)}", fix)
+
+
+def literal_values(hint: Any) -> tuple[Any, ...]:
+    """The values a field is limited to, or nothing."""
+    return get_args(hint) if get_origin(hint) is Literal else ()
+
+
+def allowed(hint: Any) -> str:
+    """What a field accepts, in words."""
+    if get_origin(hint) is Literal:
+        return "one of " + ", ".join(written(choice) for choice in get_args(hint))
+    if get_origin(hint) is Annotated:
+        base, *metas = get_args(hint)
+        bounds = [
+            f"{sign} {bound:g}" if bound < 2**53 else f"{sign} 2^63 - 1"
+            for meta in metas
+            for sign, bound in ((">=", meta.ge), (">", meta.gt), ("<=", meta.le), ("<", meta.lt))
+            if bound is not None
+        ]
+        return " and ".join([allowed(base), *bounds])
+    if get_origin(hint) in (types.UnionType, typing.Union):
+        return " or ".join(
+            '"none"' if option is type(None) else allowed(option) for option in get_args(hint)
+        )
+    if get_origin(hint) is tuple:
+        return f"an array of {len(get_args(hint))} integers"
+    names = {int: "an integer", float: "a number", bool: "true or false", str: "a string"}
+    return names.get(hint, "a table")
+
+
+def build(section: type[S], table: Mapping[str, Any]) -> S:
+    """The section a table describes; call ``mistakes`` first."""
+    return msgspec.convert(_none_words(section, table), section)
+
+
+def _none_words(section: type[Section], table: Mapping[str, Any]) -> dict[str, Any]:
+    # TOML has no null: the word "none" stands for it where a field is optional.
+    plain: dict[str, Any] = {}
+    for name, value in table.items():
+        hint = fields(section)[name]
+        inner = section_in(hint)
+        if optional(hint) and value == "none":
+            plain[name] = None
+        elif inner is not None and isinstance(value, Mapping):
+            plain[name] = _none_words(inner, value)
+        else:
+            plain[name] = value
+    return plain
