@@ -150,15 +150,15 @@ DEEPSEEK_V3 = Model(
     ),
 )
 
-# A dense model of 1.003e12 parameters whose layers, heads and MLP divide by 16, 8 and 64.
+# A dense model of 1.006e12 parameters whose layers, heads and MLP divide by 16, 8 and 64.
 DENSE_1T = Model(
     preset="dense-1t",
     dim=25600,
     layers=128,
     heads=200,
-    kv_heads=16,
+    kv_heads=8,
     head_dim=128,
-    ffn=82944,
+    ffn=83968,
     vocab=128256,
 )
 
