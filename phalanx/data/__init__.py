@@ -1,0 +1,34 @@
+"""Token shards, the order of samples, readers, tokenising.
+
+Which sample comes when is a function of (seed, sample number) alone. A ``Feed`` gives one
+replica its share of every step; all it must remember between steps is a ``Cursor``.
+"""
+
+from __future__ import annotations
+
+from phalanx.data.cursor import Cursor
+from phalanx.data.errors import DataError, DataExhausted
+from phalanx.data.feed import WEIGHTLESS, Batch, Feed, StepBatches
+from phalanx.data.manifest import CorpusManifest, ShardFile, read_manifest
+from phalanx.data.shards import ShardSource, ShardWriter, verify
+from phalanx.data.source import TokenSource, open_source
+from phalanx.data.synthetic import SyntheticSource
+
+__all__ = [
+    "WEIGHTLESS",
+    "Batch",
+    "CorpusManifest",
+    "Cursor",
+    "DataError",
+    "DataExhausted",
+    "Feed",
+    "ShardFile",
+    "ShardSource",
+    "ShardWriter",
+    "StepBatches",
+    "SyntheticSource",
+    "TokenSource",
+    "open_source",
+    "read_manifest",
+    "verify",
+]

@@ -1,0 +1,76 @@
+"""Where a run stands in its data: everything a resumed run needs, and nothing else.
+
+The samples of a run are numbered 0, 1, 2, … over all epochs. The cursor is the number up to
+which they are done, the ranges of numbers never to be read, and the identity of the order.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+
+class Cursor(msgspec.Struct, frozen=True):
+    """Every sample number below ``consumed`` is done: read, or in a ``skipped`` range.
+
+    Ranges are half-open, sorted and apart; they stay in the list once passed, as the record
+    of what the model never saw.
+    """
+
+    consumed: int = 0
+    skipped: tuple[tuple[int, int], ...] = ()
+    fingerprint: str = ""
+
+    def __post_init__(self) -> None:
+        if self.consumed < 0:
+            raise ValueError(f"cursor.consumed = {self.consumed}: must not be negative")
+        edges = [edge for span in self.skipped for edge in span]
+        if edges and (edges[0] < 0 or any(a >= b for a, b in pairwise(edges))):
+            raise ValueError(
+                f"cursor.skipped = {self.skipped}: ranges must be [first, past) pairs, sorted and "
+                "apart. Add ranges with Cursor.skip, which merges them."
+            )
+
+    def skip(self, first: int, past: int) -> Cursor:
+        """The cursor with sample numbers [first, past) added to those never to be read."""
+        if not 0 <= first < past:
+            raise ValueError(f"skip range [{first}, {past}): must be 0 <= first < past")
+        merged: list[tuple[int, int]] = []
+        for start, stop in sorted([*self.skipped, (first, past)]):
+            if merged and start <= merged[-1][1]:
+                merged[-1] = (merged[-1][0], max(stop, merged[-1][1]))
+            else:
+                merged.append((start, stop))
+        return msgspec.structs.replace(self, skipped=tuple(merged))
+
+    def upcoming(self, first: int, count: int) -> NDArray[np.int64]:
+        """Sample numbers of the ``first``-th to ``first + count - 1``-th samples not yet done."""
+        numbers = np.arange(first, first + count, dtype=np.int64) + self.consumed
+        for start, stop in self.skipped:
+            start = max(start, self.consumed)
+            if start < stop:
+                # Sorted, disjoint ranges: each moves on all numbers that reach it.
+                numbers[numbers >= start] += stop - start
+        return numbers
+
+    def advance(self, samples: int) -> Cursor:
+        """The cursor after reading the next ``samples`` samples."""
+        if samples == 0:
+            return self
+        past = int(self.upcoming(samples - 1, 1)[0]) + 1
+        return msgspec.structs.replace(self, consumed=past)
+
+    @property
+    def seen(self) -> int:
+        """Samples actually read: those done less those skipped."""
+        return self.consumed - sum(
+            max(0, min(stop, self.consumed) - start) for start, stop in self.skipped
+        )
+
+
+def locate(numbers: NDArray[np.int64], samples: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Epoch and position within it of each sample number, for ``samples`` in an epoch."""
+    return numbers // samples, numbers % samples
