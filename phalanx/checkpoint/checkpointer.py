@@ -12,7 +12,7 @@ import os
 import re
 import shutil
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
@@ -20,9 +20,11 @@ from typing import TypeVar
 import msgspec
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
+from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
 
 from phalanx.checkpoint.manifest import (
     MANIFEST_FILE,
@@ -60,23 +62,16 @@ class Checkpointer:
         final = self.folder / f"step-{step:08d}"
         partial = final.with_name(final.name + PARTIAL)
         try:
-            self._together(final, lambda: self._prepare(partial))
-            self._together(final, lambda: self._write(partial, tensors))
-            shards = self._together(final, lambda: _seal_own_files(partial, extra.rng))
-            manifest = Manifest(
-                version=VERSION,
-                step=step,
-                generation=extra.generation,
-                tokens=extra.tokens,
-                cursor=extra.cursor,
-                mesh=extra.mesh,
-                world_size=_world_size(),
-                config_hash=extra.config_hash,
-                created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-                shards=tuple(shard for of_rank in shards for shard in of_rank),
-                config=extra.config,
-            )
-            self._together(final, lambda: _on_rank_0(_commit, manifest, partial, final))
+            with self._together(final):
+                self._prepare(partial)
+            with self._together(final):
+                self._write(partial, tensors)
+            with self._together(final):
+                own = _seal_own_files(partial, extra.rng)
+            shards = [shard for of_rank in self._gather(own) for shard in of_rank]
+            with self._together(final):
+                if _rank() == 0:
+                    _commit(_manifest(step, extra, shards), partial, final)
         except CheckpointError:
             if _rank() == 0:
                 shutil.rmtree(partial, ignore_errors=True)
@@ -87,29 +82,39 @@ class Checkpointer:
 
     def load(self, path: Path, tensors: dict[str, torch.Tensor]) -> Manifest:
         """Prove a checkpoint and fill ``tensors`` in place, whatever mesh it was saved from."""
-        manifest = self._together(path, lambda: read_manifest(path))[_rank()]
-        self._together(path, lambda: _verify_share(path, manifest))
-        self._together(path, lambda: _check_shapes(path, tensors))
-        self._together(path, lambda: self._read(path, tensors))
-        return msgspec.structs.replace(manifest, rng=_own_rng(path, manifest))
+        with self._together(path):
+            manifest = read_manifest(path)
+        with self._together(path):
+            _verify_share(path, manifest)
+        with self._together(path):
+            _check_shapes(path, tensors)
+        with self._together(path):
+            self._read(path, tensors)
+            rng = _own_rng(path, manifest)
+        return msgspec.structs.replace(manifest, rng=rng)
 
     def _prepare(self, partial: Path) -> None:
-        if _rank() == 0:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            for leftover in self.folder.glob(f"step-*{PARTIAL}"):
-                shutil.rmtree(leftover)
-            partial.mkdir()
+        """Sweep what a killed save or removal left behind, and make the temporary folder."""
+        if _rank() != 0:
+            return
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for leftover in self.folder.glob(f"step-*{PARTIAL}"):
+            shutil.rmtree(leftover)
+        for replaced in self.folder.glob(f"step-*{REPLACED}"):
+            if replaced not in list_checkpoints(self.folder):
+                _remove(replaced)
+        partial.mkdir()
 
     def _write(self, partial: Path, tensors: dict[str, torch.Tensor]) -> None:
-        writer = dcp.FileSystemWriter(partial, sync_files=True)
+        writer = FileSystemWriter(partial, sync_files=True)
         with _plain_errors():
-            dcp.save(tensors, storage_writer=writer, process_group=self._cpu_group())
+            save_tensors(tensors, storage_writer=writer, process_group=self._cpu_group())
 
     def _read(self, path: Path, tensors: dict[str, torch.Tensor]) -> None:
-        reader = dcp.FileSystemReader(path)
+        reader = FileSystemReader(path)
         with _plain_errors():
             # A copy: torch rebinds the entries of the dict it is given.
-            dcp.load(dict(tensors), storage_reader=reader, process_group=self._cpu_group())
+            load_tensors(dict(tensors), storage_reader=reader, process_group=self._cpu_group())
 
     def _prune(self, newest: Path) -> None:
         """Remove all but the newest ``keep``; never the one just written."""
@@ -124,23 +129,27 @@ class Checkpointer:
             except OSError as error:  # the save itself has succeeded
                 log.warning("cannot remove the old checkpoint %s: %s", path, error)
 
-    def _together(self, path: Path, work: Callable[[], T]) -> list[T]:
-        """Do ``work`` on every rank; the results of all, or a CheckpointError on all."""
-        outcome: tuple[T | None, CheckpointError | None]
+    @contextmanager
+    def _together(self, path: Path) -> Iterator[None]:
+        """Work that succeeds on every rank, or ends in the same CheckpointError on every rank."""
+        failure: CheckpointError | None = None
         try:
-            outcome = (work(), None)
+            yield
         except CheckpointError as error:
-            outcome = (None, error)
-        except (OSError, RuntimeError, ValueError) as error:
-            outcome = (None, CheckpointError(path, str(error)))
-        outcomes = [outcome]
-        if dist.is_initialized():
-            outcomes = [outcome] * _world_size()
-            dist.all_gather_object(outcomes, outcome, group=self._cpu_group())
-        errors = [error for _, error in outcomes if error is not None]
-        if errors:
-            raise _merged(path, errors)
-        return [result for result, _ in outcomes]  # type: ignore[misc]
+            failure = error
+        except Exception as error:  # whatever it is, the other ranks must learn of it
+            log.debug("checkpoint %s failed on rank %d", path, _rank(), exc_info=True)
+            failure = CheckpointError(path, _described(error))
+        failures = [each for each in self._gather(failure) if each is not None]
+        if failures:
+            raise _merged(path, failures)
+
+    def _gather(self, value: T) -> list[T]:
+        if not dist.is_initialized():
+            return [value]
+        values = [value] * _world_size()
+        dist.all_gather_object(values, value, group=self._cpu_group())
+        return values
 
     def _cpu_group(self) -> dist.ProcessGroup | None:
         """A gloo group of all ranks: agreement must not depend on the health of a GPU."""
@@ -170,7 +179,7 @@ def latest(folder: Path) -> Path | None:
 
 def stored_tensors(path: Path) -> dict[str, tuple[torch.Size, torch.dtype]]:
     """Full shape and type of every tensor in a checkpoint."""
-    metadata = dcp.FileSystemReader(path).read_metadata()
+    metadata = FileSystemReader(path).read_metadata()
     return {
         key: (entry.size, entry.properties.dtype)
         for key, entry in metadata.state_dict_metadata.items()
@@ -196,11 +205,27 @@ def _commit(manifest: Manifest, partial: Path, final: Path) -> None:
     if final.exists():
         if replaced.exists():
             _remove(replaced)
-        os.rename(final, replaced)
-    os.rename(partial, final)
+        final.rename(replaced)
+    partial.rename(final)
     _sync_folder(final.parent)
     if replaced.exists():
         _remove(replaced)
+
+
+def _manifest(step: int, extra: Extra, shards: list[Shard]) -> Manifest:
+    return Manifest(
+        version=VERSION,
+        step=step,
+        generation=extra.generation,
+        tokens=extra.tokens,
+        cursor=extra.cursor,
+        mesh=extra.mesh,
+        world_size=_world_size(),
+        config_hash=extra.config_hash,
+        created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        shards=tuple(shards),
+        config=extra.config,
+    )
 
 
 def _verify_share(path: Path, manifest: Manifest) -> None:
@@ -233,7 +258,8 @@ def _own_rng(path: Path, manifest: Manifest) -> bytes:
 
 
 def _older_than(path: Path) -> str:
-    older = [other for other in list_checkpoints(path.parent) if other.name < path.name]
+    beside = list_checkpoints(path.parent)
+    older = beside[: beside.index(path)] if path in beside else []
     return f"load the older {older[-1]}" if older else "there is no older checkpoint beside it"
 
 
@@ -253,14 +279,19 @@ def _plain_errors() -> Iterator[None]:
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")
             yield
     except CheckpointException as failure:
-        causes = {f"{type(error).__name__}: {error}" for error, _ in failure.failures.values()}
+        causes = {f"rank {rank}: {_described(e)}" for rank, (e, _) in failure.failures.items()}
         raise RuntimeError("; ".join(sorted(causes))) from failure
+
+
+def _described(error: BaseException) -> str:
+    return str(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
 
 
 def _remove(path: Path) -> None:
     """Remove a checkpoint so that a crash in the middle leaves nothing that looks complete."""
-    (path / MANIFEST_FILE).unlink(missing_ok=True)
-    shutil.rmtree(path)
+    doomed = path.with_name(path.name + PARTIAL)
+    path.rename(doomed)
+    shutil.rmtree(doomed)
 
 
 def _write_synced(path: Path, content: bytes) -> None:
@@ -276,11 +307,6 @@ def _sync_folder(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _on_rank_0(work: Callable[..., None], *arguments: object) -> None:
-    if _rank() == 0:
-        work(*arguments)
 
 
 def _rng_name(rank: int) -> str:

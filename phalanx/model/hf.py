@@ -1,0 +1,299 @@
+"""Import and export of Hugging Face safetensors folders, one tensor at a time.
+
+Both sides rotate the two halves of a head, so rows of q and k keep their order; only the
+fused matrices (queries with keys and values, gates with ups, stacked experts) are rearranged.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from phalanx.config import Model, gate_up_groups
+from phalanx.model.hf_config import HfError, config_from_hf, config_to_hf, kind_of, read_config
+
+__all__ = ["HfError", "config_from_hf", "export_hf", "load_hf"]
+
+INDEX_FILE = "model.safetensors.index.json"
+SINGLE_FILE = "model.safetensors"
+COMPUTED_SUFFIXES = (".rotary_emb.inv_freq",)  # in old files; follows from the configuration
+
+
+@dataclass(frozen=True)
+class Source:
+    """Tensors of a folder that together make one of ours, and how."""
+
+    pieces: tuple[tuple[str, tuple[int, ...]], ...]  # name and shape
+    fuse: Callable[[Sequence[Tensor]], Tensor]
+    split: Callable[[Tensor], Sequence[Tensor]]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Where one of our tensors comes from. The first source is the one that is exported."""
+
+    fqn: str
+    shape: tuple[int, ...]
+    sources: tuple[Source, ...]
+
+
+def load_hf(folder: Path, names: Collection[str] | None = None) -> Iterator[tuple[str, Tensor]]:
+    """Yield our tensors (all, or those in ``names``) as stored, holding one at a time."""
+    model = config_from_hf(folder)
+    files = _tensor_files(folder)
+    chosen = [(rule, _choose(folder, rule, files)) for rule in rules(model, _kind(folder))]
+    used = {name for _, source in chosen for name, _ in source.pieces}
+    if model.tied_embedding:
+        used.add("lm_head.weight")  # some writers store the tied copy too
+    for name in files:
+        if name not in used and not name.endswith(COMPUTED_SUFFIXES):
+            raise HfError(folder, f"tensor {name} has no place in the model that config.json names")
+    handles: dict[str, Any] = {}
+    for rule, source in chosen:
+        if names is None or rule.fqn in names:
+            pieces = [_read(folder, files, handles, *piece) for piece in source.pieces]
+            yield rule.fqn, source.fuse(pieces)
+
+
+def export_hf(
+    state: Mapping[str, Tensor],
+    model: Model,
+    folder: Path,
+    dtype: torch.dtype = torch.bfloat16,
+    max_shard_bytes: int = 5 * 10**9,
+    context: int = 0,
+) -> None:
+    """Write full tensors as a folder that transformers loads; config.json is written last."""
+    exported = [rule for rule in rules(model, kind_of(model)) if _is_stored(rule, model)]
+    _check_state(state, exported, model)
+    folder.mkdir(parents=True, exist_ok=True)
+    if (folder / "config.json").exists() or any(folder.glob("*.safetensors")):
+        raise HfError(folder, "already holds a model: name an empty folder")
+    sizes = {name: _bytes(shape, dtype) for rule in exported for name, shape in _pieces(rule)}
+    placed = _place(sizes, max_shard_bytes)
+    last_of_file = {file: name for name, file in placed.items()}
+    pending: dict[str, Tensor] = {}
+    for rule in exported:
+        parts = rule.sources[0].split(state[rule.fqn].detach())
+        for (name, _), part in zip(_pieces(rule), parts, strict=True):
+            pending[name] = _own_copy(part, dtype)
+            if last_of_file[placed[name]] == name:
+                save_file(pending, folder / placed[name], metadata={"format": "pt"})
+                pending = {}
+    if len(last_of_file) > 1:
+        index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": placed}
+        (folder / INDEX_FILE).write_text(json.dumps(index, indent=2))
+    config = config_to_hf(model, dtype, context)
+    (folder / "config.json").write_text(json.dumps(config, indent=2))
+
+
+def rules(model: Model, kind: str) -> Iterator[Rule]:
+    """Every tensor of a resolved model, in the order of the forward pass."""
+    yield _same("embed.weight", "model.embed_tokens.weight", (model.vocab, model.dim))
+    for layer in range(model.layers):
+        yield from _layer_rules(model, kind, layer)
+    yield _same("norm.weight", "model.norm.weight", (model.dim,))
+    head = "model.embed_tokens.weight" if model.tied_embedding else "lm_head.weight"
+    yield _same("head.weight", head, (model.vocab, model.dim))
+
+
+def _layer_rules(model: Model, kind: str, layer: int) -> Iterator[Rule]:
+    ours, theirs = f"layers.{layer}.", f"model.layers.{layer}."
+    dim, head_dim = model.dim, model.head_dim
+    attention = theirs + "self_attn."
+    yield _same(ours + "attention_norm.weight", theirs + "input_layernorm.weight", (dim,))
+    yield _qkv(ours + "attention.qkv.weight", attention, model)
+    if model.qk_norm:
+        yield _same(ours + "attention.q_norm.weight", attention + "q_norm.weight", (head_dim,))
+        yield _same(ours + "attention.k_norm.weight", attention + "k_norm.weight", (head_dim,))
+    out_shape = (dim, model.heads * head_dim)
+    yield _same(ours + "attention.out.weight", attention + "o_proj.weight", out_shape)
+    yield _same(ours + "mlp_norm.weight", theirs + "post_attention_layernorm.weight", (dim,))
+    if model.moe is not None and layer >= model.moe.first_dense_layers:
+        yield from _moe_rules(model, kind, ours + "moe.", theirs)
+    else:
+        yield _gate_up(ours + "mlp.gate_up.weight", theirs + "mlp.", model)
+        yield _same(ours + "mlp.down.weight", theirs + "mlp.down_proj.weight", (dim, model.ffn))
+
+
+def _moe_rules(model: Model, kind: str, ours: str, theirs: str) -> Iterator[Rule]:
+    """Experts lie one by one in files, or stacked as transformers 5 holds them in memory."""
+    assert model.moe is not None
+    experts, ffn, dim = model.moe.experts, model.moe.ffn, model.dim
+    block, gate, up, down = theirs + "mlp.", "gate_proj", "up_proj", "down_proj"
+    if kind == "mixtral":
+        block, gate, up, down = theirs + "block_sparse_moe.", "w1", "w3", "w2"
+    router = (experts, dim)
+    yield Rule(
+        ours + "router.weight",
+        router,
+        (_alone(block + "gate.weight", router), _alone(theirs + "mlp.gate.weight", router)),
+    )
+    pairs = [
+        (f"{block}experts.{expert}.{name}.weight", (ffn, dim))
+        for expert in range(experts)
+        for name in (gate, up)
+    ]
+    singles = [(f"{block}experts.{e}.{down}.weight", (dim, ffn)) for e in range(experts)]
+    for fqn, pieces, shape in (
+        ("gate_up", pairs, (experts, 2 * ffn, dim)),
+        ("down", singles, (experts, dim, ffn)),
+    ):
+        stacked = f"{theirs}mlp.experts.{fqn}_proj"
+        sources = (_stack(pieces, shape), _alone(stacked, shape))
+        yield Rule(f"{ours}experts.{fqn}", shape, sources)
+
+
+def _alone(name: str, shape: tuple[int, ...]) -> Source:
+    return Source(((name, shape),), lambda pieces: pieces[0], lambda whole: [whole])
+
+
+def _same(fqn: str, name: str, shape: tuple[int, ...]) -> Rule:
+    return Rule(fqn, shape, (_alone(name, shape),))
+
+
+def _stack(pieces: list[tuple[str, tuple[int, ...]]], shape: tuple[int, ...]) -> Source:
+    """Matrices one after another: experts, each with its gate rows before its up rows."""
+    part = pieces[0][1]
+    return Source(
+        tuple(pieces),
+        lambda parts: torch.stack(tuple(parts)).view(shape),
+        lambda whole: whole.reshape(-1, *part).unbind(0),
+    )
+
+
+def _qkv(fqn: str, theirs: str, model: Model) -> Rule:
+    """Rows grouped by key/value head: its queries, its key, its value."""
+    kv, head_dim, dim = model.kv_heads, model.head_dim, model.dim
+    widths = (model.heads // kv, 1, 1)
+    pieces = tuple(
+        (f"{theirs}{name}_proj.weight", (kv * width * head_dim, dim))
+        for name, width in zip("qkv", widths, strict=True)
+    )
+    source = Source(
+        pieces,
+        lambda parts: torch.cat([p.view(kv, -1, head_dim, dim) for p in parts], 1).flatten(0, 2),
+        lambda whole: [
+            part.flatten(0, 2) for part in whole.view(kv, -1, head_dim, dim).split(widths, 1)
+        ],
+    )
+    return Rule(fqn, (kv * sum(widths) * head_dim, dim), (source,))
+
+
+def _gate_up(fqn: str, theirs: str, model: Model) -> Rule:
+    """Gate and up rows in alternating groups."""
+    ffn, dim, groups = model.ffn, model.dim, gate_up_groups(model.ffn)
+    source = Source(
+        tuple((f"{theirs}{name}_proj.weight", (ffn, dim)) for name in ("gate", "up")),
+        lambda parts: torch.stack([p.view(groups, -1, dim) for p in parts], 1).flatten(0, 2),
+        lambda whole: [
+            part.flatten(0, 1) for part in whole.view(groups, 2, ffn // groups, dim).unbind(1)
+        ],
+    )
+    return Rule(fqn, (2 * ffn, dim), (source,))
+
+
+def _kind(folder: Path) -> str:
+    return str(read_config(folder)["model_type"])
+
+
+def _tensor_files(folder: Path) -> dict[str, str]:
+    """File of every tensor in a folder."""
+    try:
+        if (folder / INDEX_FILE).exists():
+            files: dict[str, str] = json.loads((folder / INDEX_FILE).read_text())["weight_map"]
+            return files
+        with safe_open(folder / SINGLE_FILE, framework="pt") as file:
+            return dict.fromkeys(file.keys(), SINGLE_FILE)
+    except FileNotFoundError as error:
+        raise HfError(folder, f"neither {SINGLE_FILE} nor {INDEX_FILE} is there") from error
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        raise HfError(folder, f"the list of tensors cannot be read: {error}") from error
+
+
+def _choose(folder: Path, rule: Rule, files: Mapping[str, str]) -> Source:
+    for source in rule.sources:
+        if source.pieces[0][0] in files:
+            break
+    else:
+        source = rule.sources[0]
+    for name, _ in source.pieces:
+        if name not in files:
+            raise HfError(folder, f"tensor {name} is missing (for {rule.fqn})")
+    return source
+
+
+def _read(
+    folder: Path,
+    files: Mapping[str, str],
+    handles: dict[str, Any],
+    name: str,
+    shape: tuple[int, ...],
+) -> Tensor:
+    file = files[name]
+    try:
+        if file not in handles:
+            handles[file] = safe_open(folder / file, framework="pt")
+        tensor: Tensor = handles[file].get_tensor(name)
+    except (OSError, SafetensorError) as error:
+        raise HfError(folder, f"tensor {name} cannot be read from {file}: {error}") from error
+    if tensor.shape != shape:
+        problem = f"tensor {name} has the shape {tuple(tensor.shape)}, config.json implies {shape}"
+        raise HfError(folder, problem)
+    return tensor
+
+
+def _is_stored(rule: Rule, model: Model) -> bool:
+    return not (model.tied_embedding and rule.fqn == "head.weight")
+
+
+def _check_state(state: Mapping[str, Tensor], exported: list[Rule], model: Model) -> None:
+    for rule in exported:
+        if rule.fqn not in state:
+            raise HfError(None, f"tensor {rule.fqn} is missing from the state to export")
+        if state[rule.fqn].shape != rule.shape:
+            shapes = f"{tuple(state[rule.fqn].shape)}, the model needs {rule.shape}"
+            raise HfError(None, f"tensor {rule.fqn} has the shape {shapes}")
+    known = {rule.fqn for rule in exported} | ({"head.weight"} if model.tied_embedding else set())
+    for fqn in state:
+        # The bias is a buffer of every router; kind_of has refused the models that use it.
+        if fqn not in known and not fqn.endswith(".moe.router.expert_bias"):
+            raise HfError(None, f"tensor {fqn} is no part of the model to export")
+    tied = model.tied_embedding and "head.weight" in state
+    if tied and not torch.equal(state["head.weight"], state["embed.weight"]):
+        raise HfError(None, "head.weight differs from embed.weight though they are tied")
+
+
+def _pieces(rule: Rule) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    return rule.sources[0].pieces
+
+
+def _bytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:
+    return torch.Size(shape).numel() * dtype.itemsize
+
+
+def _place(sizes: Mapping[str, int], max_shard_bytes: int) -> dict[str, str]:
+    """File of each tensor: filled in order, none over the limit unless one tensor is."""
+    shard_of: dict[str, int] = {}
+    shard, filled = 1, 0
+    for name, size in sizes.items():
+        if filled and filled + size > max_shard_bytes:
+            shard, filled = shard + 1, 0
+        shard_of[name] = shard
+        filled += size
+    if shard == 1:
+        return dict.fromkeys(sizes, SINGLE_FILE)
+    return {name: f"model-{n:05d}-of-{shard:05d}.safetensors" for name, n in shard_of.items()}
+
+
+def _own_copy(part: Tensor, dtype: torch.dtype) -> Tensor:
+    """A contiguous copy: safetensors refuses tensors that share memory."""
+    return part.to("cpu", dtype, copy=True, memory_format=torch.contiguous_format)

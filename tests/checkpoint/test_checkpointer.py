@@ -1,0 +1,405 @@
+"""Checkpoints over forked ranks: resharding, proof on load, atomicity, failure on one rank."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.placement_types import Placement
+
+from phalanx.checkpoint import (
+    Checkpointer,
+    CheckpointError,
+    Extra,
+    latest,
+    list_checkpoints,
+    read_manifest,
+)
+from phalanx.data import Cursor
+
+SHAPES = {"weight": (10, 6), "moment": (7, 4), "row": (3, 8), "scale": ()}
+
+
+def run_ranks(function: Callable[[int], None], world_size: int, folder: Path) -> None:
+    """Fork ranks that join one gloo group; an assertion in any of them fails the test."""
+    store_file = folder / f"store-{os.urandom(4).hex()}"
+    children = []
+    for rank in range(world_size):
+        if (child := os.fork()) == 0:
+            status = 1
+            try:
+                store = dist.FileStore(str(store_file), world_size)
+                dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
+                function(rank)
+                dist.destroy_process_group()
+                status = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(status)
+        children.append(child)
+    statuses = [os.waitpid(child, 0)[1] for child in children]
+    assert statuses == [0] * world_size
+
+
+def extra(rng: bytes = b"", **fields: object) -> Extra:
+    defaults = {"tokens": 64, "cursor": Cursor(8, (), "f"), "mesh": {"data": 1}, "config_hash": "h"}
+    return Extra(rng=rng, **{**defaults, **fields})
+
+
+def full(key: str, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed + sum(key.encode()))
+    return torch.randn(SHAPES[key], generator=generator)
+
+
+def sharded(mesh_shape: tuple[int, ...], placements: list[Placement], *, empty: bool = False):
+    """The test state as DTensors (scalars replicated): filled, or zeros to load into."""
+    mesh = init_device_mesh("cpu", mesh_shape)
+    state = {}
+    for key in SHAPES:
+        value = torch.zeros(SHAPES[key]) if empty else full(key)
+        placed = placements if value.dim() else [Replicate()] * mesh.ndim
+        state[key] = distribute_tensor(value, mesh, placed)
+    return state
+
+
+def plain(seed: int = 0) -> dict[str, torch.Tensor]:
+    return {key: full(key, seed) for key in SHAPES}
+
+
+def zeros() -> dict[str, torch.Tensor]:
+    return {key: torch.zeros(shape) for key, shape in SHAPES.items()}
+
+
+def assert_state(state: dict[str, torch.Tensor], seed: int = 0) -> None:
+    for key, value in state.items():
+        whole = value.full_tensor() if hasattr(value, "full_tensor") else value
+        assert torch.equal(whole, full(key, seed)), key
+
+
+MESHES: dict[str, tuple[int, tuple[int, ...], list[Placement]]] = {
+    "fsdp4": (4, (4,), [Shard(0)]),
+    "fsdp2": (2, (2,), [Shard(0)]),
+    "columns3": (3, (3,), [Shard(1)]),
+    "hsdp2x2": (4, (2, 2), [Replicate(), Shard(0)]),
+    "fsdp2xtp2-rows-and-columns": (4, (2, 2), [Shard(0), Shard(1)]),
+    "tp2xfsdp2-same-rows": (4, (2, 2), [Shard(0), Shard(0)]),
+}
+
+
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [
+        ("fsdp4", "fsdp2"),
+        ("fsdp2", "fsdp4"),
+        ("fsdp4", "columns3"),
+        ("hsdp2x2", "fsdp2"),
+        ("fsdp2xtp2-rows-and-columns", "fsdp2"),
+        ("tp2xfsdp2-same-rows", "fsdp2"),
+        ("columns3", "fsdp2xtp2-rows-and-columns"),
+    ],
+)
+def test_state_saved_from_one_mesh_loads_into_another(
+    tmp_path: Path, source: str, target: str
+) -> None:
+    ranks, shape, placements = MESHES[source]
+    checkpoints = tmp_path / "checkpoints"
+
+    def save(_rank: int) -> None:
+        Checkpointer(checkpoints).save(3, sharded(shape, placements), extra())
+
+    run_ranks(save, ranks, tmp_path)
+    path = latest(checkpoints)
+    assert path is not None
+    ranks, shape, placements = MESHES[target]
+
+    def load(_rank: int) -> None:
+        state = sharded(shape, placements, empty=True)
+        assert Checkpointer(checkpoints).load(path, state).step == 3
+        assert_state(state)
+
+    run_ranks(load, ranks, tmp_path)
+    alone = zeros()
+    Checkpointer(checkpoints).load(path, alone)
+    assert_state(alone)
+
+
+def test_strided_shards_of_fsdp_over_tensor_parallel_load_whole(tmp_path: Path) -> None:
+    """FSDP2 shards rows that tensor parallelism has sharded before, unevenly here."""
+
+    def save(_rank: int) -> None:
+        from torch.distributed.fsdp import fully_shard
+
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
+        linear = torch.nn.Linear(6, 10, bias=False)
+        weight = distribute_tensor(full("weight"), mesh["tensor"], [Shard(0)])
+        linear.weight = torch.nn.Parameter(weight)
+        fully_shard(linear, mesh=mesh["data"])
+        Checkpointer(tmp_path).save(1, {"weight": linear.weight}, extra())
+
+    run_ranks(save, 4, tmp_path)
+    state = {"weight": torch.zeros(10, 6)}
+    Checkpointer(tmp_path).load(tmp_path / "step-00000001", state)
+    assert_state(state)
+
+
+def test_pipeline_ranks_save_different_keys_and_replicas_are_written_once(tmp_path: Path) -> None:
+    stages = [["weight", "scale"], ["moment", "row"]]
+
+    def save(rank: int) -> None:
+        state = {key: full(key) for key in stages[rank // 2]}  # two replicas of each stage
+        Checkpointer(tmp_path).save(1, state, extra())
+
+    run_ranks(save, 4, tmp_path)
+    path = tmp_path / "step-00000001"
+    state = zeros()
+    Checkpointer(tmp_path).load(path, state)
+    assert_state(state)
+
+    def load_other_split(rank: int) -> None:
+        part = {key: zeros()[key] for key in list(SHAPES)[rank::2]}
+        Checkpointer(tmp_path).load(path, part)
+        assert_state(part)
+
+    run_ranks(load_other_split, 2, tmp_path)
+
+    def save_large(rank: int) -> None:
+        Checkpointer(tmp_path).save(2, {"large": torch.ones(300_000)}, extra())
+
+    run_ranks(save_large, 3, tmp_path)
+    assert read_manifest(tmp_path / "step-00000002").total_bytes < 1.1 * 4 * 300_000
+
+
+def test_manifest_returns_what_was_saved_and_each_rank_its_own_generators(tmp_path: Path) -> None:
+    cursor = Cursor(12, ((3, 5),), "corpus")
+
+    def save_and_load(rank: int) -> None:
+        given = extra(
+            rng=b"generators of rank %d" % rank,
+            cursor=cursor,
+            tokens=77,
+            generation=4,
+            mesh={"data": 2, "tensor": 1},
+            config={"model": {"dim": 8, "norm_eps": 1e-5}},
+        )
+        checkpointer = Checkpointer(tmp_path)
+        path = checkpointer.save(9, plain(), given)
+        manifest = checkpointer.load(path, zeros())
+        assert manifest.rng == b"generators of rank %d" % rank
+        assert (manifest.step, manifest.tokens, manifest.generation) == (9, 77, 4)
+        assert manifest.cursor == cursor and manifest.mesh == {"data": 2, "tensor": 1}
+        assert manifest.config == {"model": {"dim": 8, "norm_eps": 1e-5}}
+
+    run_ranks(save_and_load, 2, tmp_path)
+    assert Checkpointer(tmp_path).load(tmp_path / "step-00000009", zeros()).rng == b""
+
+
+def test_tensors_are_filled_in_place_with_gradients_and_types_untouched(tmp_path: Path) -> None:
+    path = Checkpointer(tmp_path).save(1, plain(), extra())
+    parameter = torch.nn.Parameter(torch.zeros(10, 6))
+    storage = parameter.data_ptr()
+    state: dict[str, torch.Tensor] = {"weight": parameter}
+    Checkpointer(tmp_path).load(path, state)
+    assert state["weight"] is parameter and parameter.data_ptr() == storage
+    assert torch.equal(parameter.detach(), full("weight")) and parameter.requires_grad
+
+
+def save_two(folder: Path) -> tuple[Path, Path]:
+    checkpointer = Checkpointer(folder)
+    older = checkpointer.save(1, plain(seed=1), extra())
+    return older, checkpointer.save(2, plain(seed=2), extra())
+
+
+@pytest.mark.parametrize("name", ["__0_0.distcp", ".metadata", "rng-00000.bin"])
+def test_a_flipped_byte_is_detected_and_the_file_and_an_older_checkpoint_named(
+    tmp_path: Path, name: str
+) -> None:
+    checkpointer = Checkpointer(tmp_path)
+    older = checkpointer.save(1, plain(), extra())
+    newer = checkpointer.save(2, plain(), extra(rng=b"generators"))
+    content = bytearray((newer / name).read_bytes())
+    content[len(content) // 2] ^= 1
+    (newer / name).write_bytes(content)
+    state = zeros()
+    with pytest.raises(CheckpointError, match=f"{name} is corrupt") as caught:
+        checkpointer.load(newer, state)
+    assert str(older) in str(caught.value) and str(newer) in str(caught.value)
+    assert not any(value.any() for value in state.values())
+
+
+def test_every_flipped_byte_of_the_manifest_is_detected(tmp_path: Path) -> None:
+    _, newer = save_two(tmp_path)
+    manifest = newer / "manifest.json"
+    good = manifest.read_bytes()
+    for position in range(len(good)):
+        bad = bytearray(good)
+        bad[position] ^= 1
+        manifest.write_bytes(bad)
+        with pytest.raises(CheckpointError, match="manifest"):
+            read_manifest(newer)
+
+
+def test_corruption_found_by_one_rank_fails_all_of_them(tmp_path: Path) -> None:
+    _, newer = save_two(tmp_path)
+    with (newer / "__0_0.distcp").open("r+b") as file:
+        file.truncate(100)
+
+    def load(_rank: int) -> None:
+        with pytest.raises(CheckpointError, match=r"__0_0\.distcp has 100 bytes instead of"):
+            Checkpointer(tmp_path).load(newer, zeros())
+
+    run_ranks(load, 3, tmp_path)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    _, newer = save_two(tmp_path)
+    (newer / "rng-00000.bin").unlink()
+    with pytest.raises(CheckpointError, match=r"rng-00000\.bin cannot be read: No such file"):
+        Checkpointer(tmp_path).load(newer, zeros())
+
+
+def test_a_manifest_of_a_newer_version_is_refused(tmp_path: Path) -> None:
+    _, newer = save_two(tmp_path)
+    (newer / "manifest.json").write_text('{"version": 99, "layout": "unheard of"}')
+    with pytest.raises(CheckpointError, match="version 99"):
+        Checkpointer(tmp_path).load(newer, zeros())
+
+
+def test_differing_tensors_are_all_listed_with_both_shapes(tmp_path: Path) -> None:
+    path = Checkpointer(tmp_path).save(1, plain(), extra())
+    wanted = {"weight": torch.zeros(10, 8), "row": torch.zeros(3, 8), "absent": torch.zeros(2)}
+    with pytest.raises(CheckpointError) as caught:
+        Checkpointer(tmp_path).load(path, wanted)
+    assert caught.value.problems == [
+        "weight has the shape (10, 6), the model has (10, 8)",
+        "absent (2,) is not in the checkpoint",
+    ]
+    assert str(path) in str(caught.value)
+
+
+def test_incomplete_folders_are_not_listed(tmp_path: Path) -> None:
+    assert latest(tmp_path) is None and latest(tmp_path / "absent") is None
+    older, newer = save_two(tmp_path)
+    (newer / "manifest.json").unlink()
+    (tmp_path / "step-00000003.partial").mkdir()
+    (tmp_path / "step-notes").mkdir()
+    assert list_checkpoints(tmp_path) == [older]
+    with pytest.raises(CheckpointError, match=r"no readable manifest\.json"):
+        Checkpointer(tmp_path).load(newer, zeros())
+
+
+def test_only_the_newest_are_kept_and_never_is_the_one_just_written_removed(
+    tmp_path: Path,
+) -> None:
+    checkpointer = Checkpointer(tmp_path, keep=2)
+    for step in (10, 20, 30):
+        checkpointer.save(step, plain(step), extra())
+    assert [path.name for path in list_checkpoints(tmp_path)] == ["step-00000020", "step-00000030"]
+    path = checkpointer.save(5, plain(5), extra())  # a run that went back
+    state = zeros()
+    checkpointer.load(path, state)
+    assert_state(state, seed=5)
+
+
+def test_saving_a_step_again_replaces_it(tmp_path: Path) -> None:
+    checkpointer = Checkpointer(tmp_path)
+    checkpointer.save(1, plain(seed=1), extra())
+    path = checkpointer.save(1, plain(seed=2), extra())
+    state = zeros()
+    checkpointer.load(path, state)
+    assert_state(state, seed=2)
+    assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
+
+
+def test_a_kill_between_the_two_renames_of_a_replacement_loses_nothing(tmp_path: Path) -> None:
+    checkpointer = Checkpointer(tmp_path)
+    path = checkpointer.save(1, plain(seed=1), extra())
+    displaced = path.rename(path.with_name(path.name + ".replaced"))
+    assert latest(tmp_path) == displaced
+    state = zeros()
+    checkpointer.load(displaced, state)
+    assert_state(state, seed=1)
+    checkpointer.save(1, plain(seed=3), extra())
+    assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
+
+
+def test_a_full_disk_on_one_rank_fails_all_and_leaves_the_old_checkpoint(tmp_path: Path) -> None:
+    checkpoints = tmp_path / "checkpoints"
+
+    def save(rank: int) -> None:
+        checkpointer = Checkpointer(checkpoints, keep=1)
+        mesh = init_device_mesh("cpu", (2,))
+        large = distribute_tensor(torch.ones(400_000), mesh, [Shard(0)])
+        checkpointer.save(1, plain(seed=1), extra())
+        if rank == 1:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
+        with pytest.raises(CheckpointError, match=r"step-00000002.*rank 1.*File too large"):
+            checkpointer.save(2, {"large": large}, extra())
+        if rank == 1:
+            limit = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+            resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+        assert latest(checkpoints) == checkpoints / "step-00000001"
+        state = zeros()
+        checkpointer.load(checkpoints / "step-00000001", state)
+        assert_state(state, seed=1)
+        checkpointer.save(3, {"large": large}, extra())  # and the run goes on
+
+    run_ranks(save, 2, tmp_path)
+    assert [entry.name for entry in checkpoints.iterdir()] == ["step-00000003"]
+
+
+def test_a_folder_that_cannot_be_made_is_an_error_on_every_rank(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a folder")
+
+    def save(_rank: int) -> None:
+        with pytest.raises(CheckpointError, match="step-00000001"):
+            Checkpointer(tmp_path / "file" / "checkpoints").save(1, plain(), extra())
+
+    run_ranks(save, 2, tmp_path)
+
+
+STEPS_OF_A_SAVE = ["_prepare", "_write", "_seal_own_files", "encode", "_sync_folder", "_remove"]
+
+
+@pytest.mark.parametrize("step", STEPS_OF_A_SAVE)
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_a_kill_at_any_step_of_a_save_leaves_only_whole_checkpoints(
+    tmp_path: Path, step: str, moment: str
+) -> None:
+    """SIGKILL in the second save (keep = 1): what is listed afterwards loads and verifies."""
+    from phalanx.checkpoint import checkpointer as module
+
+    checkpointer = Checkpointer(tmp_path, keep=1)
+    checkpointer.save(1, plain(seed=1), extra())
+    child = os.fork()
+    if child == 0:
+        owner = Checkpointer if hasattr(Checkpointer, step) else module
+        original = getattr(owner, step)
+
+        def killing(*arguments: object) -> object:
+            if moment == "after":
+                original(*arguments)
+            os.kill(os.getpid(), signal.SIGKILL)
+            return None
+
+        setattr(owner, step, killing)
+        checkpointer.save(2, plain(seed=2), extra())
+        os._exit(1)
+    assert os.waitpid(child, 0)[1] == signal.SIGKILL
+    listed = list_checkpoints(tmp_path)
+    assert listed
+    for path in listed:
+        state = zeros()
+        number = checkpointer.load(path, state).step
+        assert_state(state, seed=number)
+    checkpointer.save(3, plain(seed=3), extra())
+    assert [entry.name for entry in tmp_path.iterdir()] == ["step-00000003"]
