@@ -77,14 +77,12 @@ def _tensor_unused(axes: Parallel) -> Iterator[Problem]:
 
 def _tensor(job: Job) -> Iterator[Problem]:
     model, tensor = job.model, job.parallel.tensor
-    for key, size, why in _split_by_tensor(model):
+    parts = list(_split_by_tensor(model))
+    nearest = nearest_divisor(math.gcd(*(size for _, size, _ in parts)), tensor)
+    for key, size, why in parts:
         if size % tensor:
-            yield problem(
-                "parallel.tensor",
-                tensor,
-                f"must divide {key} ({size}): {why}",
-                f"nearest: {nearest_divisor(size, tensor)}",
-            )
+            rule = f"must divide {key} ({size}): {why}"
+            yield problem("parallel.tensor", tensor, rule, f"nearest: {nearest}")
     if model.vocab % tensor:
         padded = -(-model.vocab // tensor) * tensor
         yield problem(

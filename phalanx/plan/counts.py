@@ -1,0 +1,125 @@
+"""Exact parameter and FLOP counts of a model, in integers, without building it."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Struct
+
+from phalanx.config import Model, Moe, resolve_model
+
+Convention = Literal["causal", "palm"]
+Recompute = Literal["none", "selective", "full"]
+
+
+class ParameterCount(Struct, frozen=True):
+    """Parameters of a model. ``active`` leaves out the experts that a token does not visit."""
+
+    embedding: int
+    head: int  # 0 when tied to the embedding
+    final_norm: int
+    per_layer: tuple[int, ...]
+    active_per_layer: tuple[int, ...]
+
+    @property
+    def total(self) -> int:
+        """All parameters."""
+        return self.embedding + sum(self.per_layer) + self.final_norm + self.head
+
+    @property
+    def active(self) -> int:
+        """Parameters that one token uses, embedding and head included."""
+        return self.embedding + sum(self.active_per_layer) + self.final_norm + self.head
+
+
+class StepFlops(Struct, frozen=True):
+    """FLOPs of one token through forward and backward."""
+
+    model_flops: int  # what the mathematics needs: MFU counts these
+    hardware_flops: int  # with what recompute repeats: HFU counts these
+
+
+def parameters(model: Model) -> ParameterCount:
+    """Count the parameters of each part of a model."""
+    model = resolve_model(model)
+    embedding = model.vocab * model.dim
+    layers = range(model.layers)
+    return ParameterCount(
+        embedding=embedding,
+        head=0 if model.tied_embedding else embedding,
+        final_norm=model.dim,
+        per_layer=tuple(layer_parameters(model, layer) for layer in layers),
+        active_per_layer=tuple(layer_parameters(model, layer, active=True) for layer in layers),
+    )
+
+
+def layer_parameters(model: Model, layer: int, active: bool = False) -> int:
+    """Parameters of one block, of a resolved model; ``active`` counts only visited experts."""
+    norms = 2 * model.dim + _attention_norms(model)
+    return _attention_weights(model) + _mlp_weights(model, layer, active) + norms
+
+
+def flops_per_token(
+    model: Model,
+    sequence: int,
+    convention: Convention = "causal",
+    recompute: Recompute = "none",
+) -> StepFlops:
+    """FLOPs of one token in a training step at this sequence length.
+
+    A multiply-add is two FLOPs and backward costs twice the forward. The embedding is a lookup
+    and counts nothing; norms, softmax and activations are left out. "causal" counts the half
+    of the score matrix that is used, "palm" the whole of it. Selective recompute keeps the
+    results of matmuls and attention, so it repeats nothing that is counted here.
+    """
+    model = resolve_model(model)
+    attention = _score_flops(model, sequence, convention)
+    blocks = sum(
+        2 * (_attention_weights(model) + _mlp_weights(model, layer, active=True)) + attention
+        for layer in range(model.layers)
+    )
+    head = 2 * model.vocab * model.dim
+    model_flops = 3 * (blocks + head)
+    return StepFlops(model_flops, model_flops + (blocks if recompute == "full" else 0))
+
+
+def _attention_weights(model: Model) -> int:
+    latent = model.latent
+    if latent is None:
+        rows = (model.heads + 2 * model.kv_heads) * model.head_dim
+        return model.dim * rows + model.heads * model.head_dim * model.dim
+    query_rows = model.heads * (latent.content_head_dim + latent.rope_head_dim)
+    if latent.query_rank:
+        query = (model.dim + query_rows) * latent.query_rank
+    else:
+        query = model.dim * query_rows
+    down = model.dim * (latent.key_value_rank + latent.rope_head_dim)
+    up = latent.key_value_rank * model.heads * (latent.content_head_dim + latent.value_head_dim)
+    return query + down + up + model.heads * latent.value_head_dim * model.dim
+
+
+def _attention_norms(model: Model) -> int:
+    if model.latent is not None:
+        return model.latent.query_rank + model.latent.key_value_rank
+    return 2 * model.head_dim if model.qk_norm else 0
+
+
+def _mlp_weights(model: Model, layer: int, active: bool) -> int:
+    moe = model.moe
+    if moe is not None and layer >= moe.first_dense_layers:
+        return _moe_weights(model, moe, active)
+    return (2 if model.mlp == "gelu" else 3) * model.dim * model.ffn
+
+
+def _moe_weights(model: Model, moe: Moe, active: bool) -> int:
+    visited = moe.top_k if active else moe.experts
+    router = model.dim * moe.experts
+    return router + 3 * model.dim * (visited * moe.ffn + moe.shared_ffn)
+
+
+def _score_flops(model: Model, sequence: int, convention: Convention) -> int:
+    """Forward FLOPs of queries against keys and of scores against values, for one token."""
+    latent = model.latent
+    value_dim = model.head_dim if latent is None else latent.value_head_dim
+    full = 2 * sequence * model.heads * (model.head_dim + value_dim)
+    return full // 2 if convention == "causal" else full
