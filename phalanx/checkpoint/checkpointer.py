@@ -23,8 +23,11 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
 from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.futures import Future
 
 from phalanx.checkpoint.manifest import (
     MANIFEST_FILE,
@@ -106,7 +109,7 @@ class Checkpointer:
         partial.mkdir()
 
     def _write(self, partial: Path, tensors: dict[str, torch.Tensor]) -> None:
-        writer = FileSystemWriter(partial, sync_files=True)
+        writer = _Writer(partial, sync_files=True)
         with _plain_errors():
             save_tensors(tensors, storage_writer=writer, process_group=self._cpu_group())
 
@@ -158,6 +161,21 @@ class Checkpointer:
         if self._group is None:
             self._group = dist.new_group(backend="gloo")
         return self._group
+
+
+class _Writer(FileSystemWriter):
+    """torch's writer; a full disk is reported as such, not as a broken archive."""
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        try:
+            return super().write_data(plan, planner)
+        except RuntimeError as error:
+            cause = error.__context__
+            while cause is not None and not isinstance(cause, OSError):
+                cause = cause.__context__
+            if cause is None:
+                raise
+            raise OSError(cause.errno, cause.strerror) from error
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
@@ -280,7 +298,7 @@ def _plain_errors() -> Iterator[None]:
             yield
     except CheckpointException as failure:
         causes = {f"rank {rank}: {_described(e)}" for rank, (e, _) in failure.failures.items()}
-        raise RuntimeError("; ".join(sorted(causes))) from failure
+        raise OSError("; ".join(sorted(causes))) from failure
 
 
 def _described(error: BaseException) -> str:

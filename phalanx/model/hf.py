@@ -160,7 +160,7 @@ def _same(fqn: str, name: str, shape: tuple[int, ...]) -> Rule:
     return Rule(fqn, shape, (_alone(name, shape),))
 
 
-def _stack(pieces: list[tuple[str, tuple[int, ...]]], shape: tuple[int, ...]) -> Source:
+def _stack(pieces: Sequence[tuple[str, tuple[int, ...]]], shape: tuple[int, ...]) -> Source:
     """Matrices one after another: experts, each with its gate rows before its up rows."""
     part = pieces[0][1]
     return Source(
@@ -182,7 +182,8 @@ def _qkv(fqn: str, theirs: str, model: Model) -> Rule:
         pieces,
         lambda parts: torch.cat([p.view(kv, -1, head_dim, dim) for p in parts], 1).flatten(0, 2),
         lambda whole: [
-            part.flatten(0, 2) for part in whole.view(kv, -1, head_dim, dim).split(widths, 1)
+            part.flatten(0, 2)
+            for part in torch.split(whole.view(kv, -1, head_dim, dim), list(widths), 1)
         ],
     )
     return Rule(fqn, (kv * sum(widths) * head_dim, dim), (source,))

@@ -1,0 +1,290 @@
+"""Hugging Face folders against transformers itself, with small random models."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from phalanx.config import Model, Moe
+from phalanx.model import Transformer
+from phalanx.model.hf import HfError, config_from_hf, export_hf, load_hf
+
+transformers = pytest.importorskip("transformers")
+
+SMALL = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 128,
+    "max_position_embeddings": 256,
+}
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 10_000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+QWEN_MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "head_dim": 32}
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", {}),
+    "llama-one-kv-head-a-query": ("Llama", {"num_key_value_heads": 4}),
+    "llama3-rope": ("Llama", {"rope_parameters": LLAMA3_ROPE}),
+    "llama-tied": ("Llama", {"tie_word_embeddings": True}),
+    "mixtral": ("Mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "qwen3": ("Qwen3", {"head_dim": 32}),
+    "qwen3-moe": ("Qwen3Moe", {**QWEN_MOE, "norm_topk_prob": True}),
+    "qwen3-moe-unnormalised": ("Qwen3Moe", {**QWEN_MOE, "norm_topk_prob": False}),
+    "qwen3-moe-first-layer-dense": ("Qwen3Moe", {**QWEN_MOE, "mlp_only_layers": [0]}),
+}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def quiet() -> Iterator[None]:
+    transformers.utils.logging.disable_progress_bar()
+    yield
+    transformers.utils.logging.enable_progress_bar()
+
+
+def theirs(case: str, seed: int = 0) -> Any:
+    """A random transformers model whose norms and routers are not at their neutral start."""
+    name, changes = CASES[case]
+    torch.manual_seed(seed)
+    config = getattr(transformers, f"{name}Config")(**{**SMALL, **changes})
+    model = getattr(transformers, f"{name}ForCausalLM")(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(1.0 if parameter.dim() == 1 else 0.0, 0.1)
+    return model
+
+
+def saved(case: str, folder: Path, **options: Any) -> Path:
+    theirs(case).save_pretrained(folder, **options)
+    return folder
+
+
+def ours(config: Model, state: dict[str, torch.Tensor]) -> Transformer:
+    model = Transformer(config).eval()
+    absent, unexpected = model.load_state_dict(state, strict=False)
+    assert not unexpected and all(key.endswith("expert_bias") for key in absent)
+    model.prepare(torch.arange(TOKENS.shape[1]))
+    return model
+
+
+def tokens() -> torch.Tensor:
+    return torch.randint(128, (2, 48), generator=torch.Generator().manual_seed(1))
+
+
+TOKENS = tokens()
+
+
+@torch.no_grad()
+def logits_of_theirs(model: Any) -> torch.Tensor:
+    out: torch.Tensor = model(TOKENS).logits
+    return out
+
+
+def difference(a: torch.Tensor, b: torch.Tensor) -> float:
+    assert a.std() > 0.1  # otherwise closeness would say nothing
+    return float((a - b).abs().max())
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_imported_logits_equal_those_of_transformers(case: str, tmp_path: Path) -> None:
+    folder = saved(case, tmp_path)
+    model = ours(config_from_hf(folder), dict(load_hf(folder)))
+    with torch.no_grad():
+        assert difference(logits_of_theirs(theirs(case)), model(TOKENS)) < 1e-4
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_exported_logits_equal_ours_and_transformers_misses_nothing(
+    case: str, tmp_path: Path
+) -> None:
+    config = config_from_hf(saved(case, tmp_path / "source"))
+    torch.manual_seed(7)
+    model = Transformer(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(1.0 if parameter.dim() == 1 else 0.0, 0.1)
+    model.prepare(torch.arange(TOKENS.shape[1]))
+    export_hf(model.state_dict(), config, tmp_path / "out", torch.float32)
+    loaded, report = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path / "out", output_loading_info=True
+    )
+    assert not report["missing_keys"] and not report["unexpected_keys"]
+    with torch.no_grad():
+        assert difference(model(TOKENS), logits_of_theirs(loaded.eval())) < 1e-4
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_round_trip_changes_neither_bit_nor_shape(case: str, tmp_path: Path) -> None:
+    source = saved(case, tmp_path / "source")
+    config = config_from_hf(source)
+    export_hf(dict(load_hf(source)), config, tmp_path / "back", torch.float32)
+    assert config_from_hf(tmp_path / "back") == config
+    before, after = (load_file(f / "model.safetensors") for f in (source, tmp_path / "back"))
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_contiguous_slices_of_fused_rows_hold_whole_heads_and_matching_gates(
+    tmp_path: Path,
+) -> None:
+    """The layout that tensor parallelism relies on, spelled out element by element."""
+    folder = saved("llama", tmp_path)
+    stored, state = load_file(folder / "model.safetensors"), dict(load_hf(folder))
+    attention, mlp = "model.layers.0.self_attn.", "model.layers.0.mlp."
+    queries = stored[attention + "q_proj.weight"].split(16)
+    keys = stored[attention + "k_proj.weight"].split(16)
+    values = stored[attention + "v_proj.weight"].split(16)
+    second_half = torch.cat([queries[2], queries[3], keys[1], values[1]])
+    assert torch.equal(state["layers.0.attention.qkv.weight"][64:], second_half)
+    gates, ups = (stored[f"{mlp}{name}_proj.weight"].split(24) for name in ("gate", "up"))
+    quarter = torch.cat([gates[3], ups[3]])  # 96 = 4 groups of 24
+    assert torch.equal(state["layers.0.mlp.gate_up.weight"][144:], quarter)
+
+
+@pytest.mark.parametrize("case", ["mixtral", "qwen3-moe"])
+def test_stacked_experts_are_read_too(case: str, tmp_path: Path) -> None:
+    apart = dict(load_hf(saved(case, tmp_path / "apart")))
+    folder = saved(case, tmp_path / "stacked", save_original_format=False)
+    assert "model.layers.0.mlp.experts.gate_up_proj" in load_file(folder / "model.safetensors")
+    for fqn, tensor in load_hf(folder):
+        assert torch.equal(tensor, apart[fqn]), fqn
+
+
+def test_export_in_several_files_keeps_the_limit_and_loads(tmp_path: Path) -> None:
+    source = saved("mixtral", tmp_path / "source")
+    state, config = dict(load_hf(source)), config_from_hf(source)
+    export_hf(state, config, tmp_path / "out", torch.float32, max_shard_bytes=100_000)
+    files = sorted((tmp_path / "out").glob("*.safetensors"))
+    assert len(files) > 3 and files[0].name == f"model-00001-of-{len(files):05d}.safetensors"
+    payloads = [sum(t.nbytes for t in load_file(file).values()) for file in files]
+    assert max(payloads) <= 100_000
+    again = dict(load_hf(tmp_path / "out"))
+    assert again.keys() == state.keys()
+    assert all(torch.equal(again[fqn], state[fqn]) for fqn in state)
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
+    assert torch.equal(logits_of_theirs(model), logits_of_theirs(theirs("mixtral")))
+
+
+def test_only_the_named_tensors_are_read(tmp_path: Path) -> None:
+    folder = saved("llama", tmp_path)
+    wanted = {"norm.weight", "layers.1.mlp.down.weight"}
+    assert {fqn for fqn, _ in load_hf(folder, wanted)} == wanted
+
+
+def test_export_rounds_to_the_asked_type(tmp_path: Path) -> None:
+    source = saved("llama", tmp_path / "source")
+    state, config = dict(load_hf(source)), config_from_hf(source)
+    export_hf(state, config, tmp_path / "out", torch.bfloat16)
+    stored = dict(load_hf(tmp_path / "out"))
+    assert all(torch.equal(stored[fqn], state[fqn].bfloat16()) for fqn in state)
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["torch_dtype"] == "bfloat16"
+
+
+def test_the_tied_head_comes_from_the_embedding(tmp_path: Path) -> None:
+    folder = saved("llama-tied", tmp_path / "source")
+    state, config = dict(load_hf(folder)), config_from_hf(folder)
+    assert torch.equal(state["head.weight"], state["embed.weight"])
+    state["head.weight"] = state["head.weight"] + 1
+    with pytest.raises(HfError, match=r"head\.weight differs from embed\.weight"):
+        export_hf(state, config, tmp_path / "out")
+
+
+def test_rope_settings_of_older_transformers_are_read(tmp_path: Path) -> None:
+    folder = saved("llama3-rope", tmp_path)
+    new = config_from_hf(folder)
+    edit_config(folder, rope_parameters=None, rope_theta=10_000.0, rope_scaling=LLAMA3_ROPE)
+    assert config_from_hf(folder) == new and new.rope_scaling is not None
+
+
+def edit_config(folder: Path, **changes: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model_type": "gpt2"}, r"model_type = 'gpt2' is not supported"),
+        ({"attention_bias": True}, "attention_bias = True is not supported"),
+        ({"hidden_act": "gelu"}, "hidden_act = 'gelu' is not supported"),
+        ({"rope_parameters": {"rope_type": "yarn"}}, "RoPE scaling of type 'yarn'"),
+        ({"vocab_size": None}, "has no vocab_size"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config"),
+    ],
+)
+def test_a_model_we_cannot_compute_is_refused(
+    changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    folder = saved("llama", tmp_path)
+    edit_config(folder, **changes)
+    with pytest.raises(HfError, match=message) as caught:
+        config_from_hf(folder)
+    assert str(folder) in str(caught.value)
+
+
+def test_missing_misshapen_and_unknown_tensors_are_named(tmp_path: Path) -> None:
+    folder = saved("llama", tmp_path)
+    good = load_file(folder / "model.safetensors")
+    name = "model.layers.1.self_attn.k_proj.weight"
+
+    def load_with(tensors: dict[str, torch.Tensor]) -> None:
+        save_file(tensors, folder / "model.safetensors")
+        list(load_hf(folder))
+
+    with pytest.raises(HfError, match=rf"{name} is missing \(for layers\.1\.attention\.qkv"):
+        load_with({key: tensor for key, tensor in good.items() if key != name})
+    with pytest.raises(HfError, match=rf"{name} has the shape \(16, 64\).*implies \(32, 64\)"):
+        load_with({**good, name: torch.zeros(16, 64)})
+    bias = "model.layers.0.self_attn.q_proj.bias"
+    with pytest.raises(HfError, match=f"{bias} has no place"):
+        load_with({**good, bias: torch.zeros(64)})
+
+
+def test_folders_without_weights_or_config_say_what_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(HfError, match=r"config\.json cannot be read: No such file"):
+        config_from_hf(tmp_path)
+    folder = saved("llama", tmp_path)
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(HfError, match=r"neither model\.safetensors nor"):
+        list(load_hf(folder))
+
+
+def test_export_refuses_what_the_layouts_cannot_express(tmp_path: Path) -> None:
+    source = saved("mixtral", tmp_path / "source")
+    state, config = dict(load_hf(source)), config_from_hf(source)
+    moe = config.moe
+    assert isinstance(moe, Moe)
+
+    def attempt(message: str, state: dict[str, torch.Tensor] = state, **changes: Any) -> None:
+        with pytest.raises(HfError, match=message):
+            export_hf(state, msgspec.structs.replace(config, **changes), tmp_path / "out")
+
+    attempt("shared_experts", moe=msgspec.structs.replace(moe, shared_experts=1))
+    attempt("sigmoid", moe=msgspec.structs.replace(moe, score="sigmoid"))
+    attempt("balance = 'bias'", moe=msgspec.structs.replace(moe, balance="bias"))
+    attempt("mixtral cannot", moe=msgspec.structs.replace(moe, normalize_top_k=False))
+    attempt("gelu", mlp="gelu")
+    attempt("norm.weight is missing", {k: v for k, v in state.items() if k != "norm.weight"})
+    attempt(r"norm.weight has the shape \(3,\)", {**state, "norm.weight": torch.zeros(3)})
+    attempt("spare is no part", {**state, "spare": torch.zeros(3)})
+    assert not (tmp_path / "out").exists()
+
+
+def test_export_does_not_overwrite_a_model(tmp_path: Path) -> None:
+    folder = saved("llama", tmp_path)
+    with pytest.raises(HfError, match="already holds a model"):
+        export_hf(dict(load_hf(folder)), config_from_hf(folder), folder)
