@@ -1,0 +1,81 @@
+"""A cursor names exactly the samples still to be read, with skipped ranges left out."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from phalanx.data import Cursor
+from phalanx.data.cursor import locate
+
+ranges = st.lists(
+    st.tuples(st.integers(0, 60), st.integers(1, 10)).map(lambda r: (r[0], r[0] + r[1])), max_size=6
+)
+
+
+def with_skips(consumed: int, skips: list[tuple[int, int]]) -> Cursor:
+    cursor = Cursor(consumed)
+    for first, past in skips:
+        cursor = cursor.skip(first, past)
+    return cursor
+
+
+@given(
+    consumed=st.integers(0, 80), skips=ranges, first=st.integers(0, 20), count=st.integers(0, 20)
+)
+def test_upcoming_samples_are_those_neither_done_nor_skipped(
+    consumed: int, skips: list[tuple[int, int]], first: int, count: int
+) -> None:
+    skipped = {number for start, stop in skips for number in range(start, stop)}
+    expected = [number for number in range(consumed, 300) if number not in skipped]
+    cursor = with_skips(consumed, skips)
+    assert cursor.upcoming(first, count).tolist() == expected[first : first + count]
+
+
+@given(skips=ranges, batch=st.integers(1, 9), steps=st.integers(1, 12))
+def test_advancing_reads_everything_once_in_order(
+    skips: list[tuple[int, int]], batch: int, steps: int
+) -> None:
+    cursor = with_skips(0, skips)
+    expected = cursor.upcoming(0, batch * steps).tolist()
+    read: list[int] = []
+    for _ in range(steps):
+        read += cursor.upcoming(0, batch).tolist()
+        cursor = cursor.advance(batch)
+    assert read == expected
+    assert cursor.seen == batch * steps
+
+
+def test_a_range_skipped_behind_the_cursor_changes_nothing_ahead() -> None:
+    cursor = Cursor(consumed=40, fingerprint="f")
+    assert cursor.skip(10, 18).upcoming(0, 8).tolist() == cursor.upcoming(0, 8).tolist()
+    assert cursor.skip(10, 18).seen == 32
+
+
+def test_overlapping_and_touching_ranges_are_merged() -> None:
+    cursor = Cursor().skip(8, 16).skip(0, 4).skip(16, 24).skip(10, 12)
+    assert cursor.skipped == ((0, 4), (8, 24))
+
+
+@pytest.mark.parametrize(
+    "skipped", [((5, 5),), ((5, 3),), ((8, 9), (0, 2)), ((0, 4), (2, 6)), ((-1, 2),)]
+)
+def test_impossible_ranges_are_refused(skipped: tuple[tuple[int, int], ...]) -> None:
+    with pytest.raises(ValueError, match="sorted and apart"):
+        Cursor(skipped=skipped)
+
+
+def test_a_cursor_survives_a_round_trip_and_stays_small() -> None:
+    cursor = Cursor(10**12, ((10**9, 10**9 + 2048), (10**10, 10**10 + 2048)), "order=1 corpus=abc")
+    text = msgspec.json.encode(cursor)
+    assert msgspec.json.decode(text, type=Cursor) == cursor
+    assert len(text) <= 256
+
+
+def test_sample_numbers_continue_over_epoch_edges() -> None:
+    epochs, positions = locate(np.array([0, 9, 10, 11, 35]), samples=10)
+    assert epochs.tolist() == [0, 0, 1, 1, 3]
+    assert positions.tolist() == [0, 9, 0, 1, 5]
