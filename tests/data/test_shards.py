@@ -1,0 +1,199 @@
+"""Shards return what was written, and a damaged corpus is refused with its reason."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from corpora import write_corpus
+
+from phalanx.config import Data
+from phalanx.data import DataError, Feed, ShardSource, ShardWriter, read_manifest, verify
+
+
+@pytest.mark.parametrize(("vocab", "dtype"), [(65_536, "uint16"), (65_537, "uint32")])
+def test_the_stored_type_follows_the_vocabulary(tmp_path: Path, vocab: int, dtype: str) -> None:
+    tokens = write_corpus(tmp_path, 500, vocab)
+    manifest = read_manifest(tmp_path)
+    assert (manifest.dtype, manifest.tokens, manifest.documents) == (dtype, 500, 3)
+    stored = np.fromfile(
+        tmp_path / manifest.files[0].name, dtype="<u2" if vocab == 65_536 else "<u4"
+    )
+    assert np.array_equal(stored, tokens)
+
+
+@pytest.mark.parametrize("file_bytes", [2, 34, 200, 1 << 20])
+def test_samples_are_cut_from_one_stream_across_files(tmp_path: Path, file_bytes: int) -> None:
+    tokens = write_corpus(tmp_path, 300, file_bytes=file_bytes)
+    source = ShardSource(tmp_path, sequence=32, vocab=1000)
+    assert source.samples == 299 // 32
+    for index in range(source.samples):
+        assert np.array_equal(source.read(index), tokens[index * 32 : index * 32 + 33])
+    with pytest.raises(IndexError):
+        source.read(source.samples)
+
+
+def test_an_epoch_reads_the_corpus_once(tmp_path: Path) -> None:
+    tokens = write_corpus(tmp_path, 321, file_bytes=100)
+    data = Data(source="shards", path=str(tmp_path), sequence=32, prefetch=2)
+    with Feed(data, 1000, global_batch=10, micro_batch=5, index=0, count=1) as feed:
+        step = feed.next(feed.start())
+    rows = np.concatenate([batch.tokens for batch in step.micro_batches])
+    assert sorted(rows.tolist()) == sorted(tokens[:320].reshape(10, 32).tolist())
+
+
+def test_positions_after_an_end_of_document_belong_to_the_next(tmp_path: Path) -> None:
+    with ShardWriter(tmp_path, vocab=10, end_of_document=0) as writer:
+        for document in ([5, 6], [], [7, 8, 9]):
+            writer.write(document)
+            writer.end_document()
+        writer.write([1])
+        writer.finish()
+    data = Data(source="shards", path=str(tmp_path), sequence=8, document_mask=True, prefetch=0)
+    feed = Feed(data, 10, global_batch=1, micro_batch=2, index=0, count=1)
+    batch = feed.next(feed.start()).micro_batches[0]
+    assert batch.documents is not None and batch.documents.dtype == np.int32
+    assert batch.tokens[0].tolist() == [5, 6, 0, 0, 7, 8, 9, 0]
+    assert batch.documents.tolist() == [[0, 0, 0, 1, 2, 2, 2, 2], [0] * 8]  # the second is padding
+
+
+def test_a_truncated_shard_is_named_with_both_sizes(tmp_path: Path) -> None:
+    write_corpus(tmp_path, 500)
+    shard = tmp_path / "shard-00000.bin"
+    shard.write_bytes(shard.read_bytes()[:-6])
+    with pytest.raises(DataError, match=r"shard-00000\.bin.*truncated: 994 bytes.*says 1000"):
+        ShardSource(tmp_path, sequence=8, vocab=1000)
+
+
+def test_a_missing_shard_is_named(tmp_path: Path) -> None:
+    write_corpus(tmp_path, 500, file_bytes=400)
+    (tmp_path / "shard-00001.bin").unlink()
+    with pytest.raises(DataError, match=r"shard-00001\.bin.*missing"):
+        ShardSource(tmp_path, sequence=8, vocab=1000)
+
+
+def test_a_folder_without_a_manifest_is_no_corpus(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"no manifest\.json.*phalanx data tokenize"):
+        ShardSource(tmp_path / "nowhere", sequence=8, vocab=1000)
+
+
+def change(key: str, value: object) -> Callable[[dict[str, Any]], None]:
+    return lambda manifest: manifest.__setitem__(key, value)
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (change("dtype", "uint32"), "would be 2000 bytes: wrong dtype"),
+        (change("dtype", "int8"), r"corrupt.*dtype"),
+        (change("version", 99), "format version 99, and this Phalanx reads 1"),
+        (change("tokens", 499), "counts 499 tokens, but its files add up to 500"),
+        (change("vocab", 70_000), "uint16, which cannot hold a vocabulary of 70000"),
+        (change("end_of_document", 1000), "ends documents with token 1000"),
+        (change("surprise", 1), r"corrupt.*surprise"),
+        (lambda manifest: manifest.pop("files"), r"corrupt.*files"),
+        (lambda m: m["files"][0].__setitem__("name", "../other.bin"), "outside its folder"),
+    ],
+)
+def test_a_corrupt_manifest_is_refused_with_its_reason(
+    tmp_path: Path, damage: Callable[[dict[str, Any]], None], reason: str
+) -> None:
+    write_corpus(tmp_path, 500)
+    path = tmp_path / "manifest.json"
+    manifest = msgspec.json.decode(path.read_bytes())
+    damage(manifest)
+    path.write_bytes(msgspec.json.encode(manifest))
+    with pytest.raises(DataError, match=reason) as error:
+        read_manifest(tmp_path)
+    assert "manifest.json" in str(error.value)
+
+
+def test_a_half_written_manifest_is_refused(tmp_path: Path) -> None:
+    write_corpus(tmp_path, 500)
+    path = tmp_path / "manifest.json"
+    path.write_bytes(path.read_bytes()[:50])
+    with pytest.raises(DataError, match=r"manifest\.json: is corrupt"):
+        read_manifest(tmp_path)
+
+
+def test_a_sequence_longer_than_the_corpus_is_refused_with_the_longest_possible(
+    tmp_path: Path,
+) -> None:
+    write_corpus(tmp_path, 100)
+    assert ShardSource(tmp_path, sequence=99, vocab=1000).samples == 1
+    with pytest.raises(DataError, match=r"data\.sequence = 100.*has 100.*to 99 or less"):
+        ShardSource(tmp_path, sequence=100, vocab=1000)
+
+
+def test_a_model_with_too_small_a_vocabulary_is_refused(tmp_path: Path) -> None:
+    write_corpus(tmp_path, 100)
+    with pytest.raises(DataError, match=r"model\.vocab = 999.*1000 or more"):
+        ShardSource(tmp_path, sequence=8, vocab=999)
+
+
+def test_a_flipped_byte_is_found_by_its_checksum(tmp_path: Path) -> None:
+    write_corpus(tmp_path, 500, file_bytes=400)
+    verify(tmp_path)
+    shard = tmp_path / "shard-00001.bin"
+    content = bytearray(shard.read_bytes())
+    content[17] ^= 0x40
+    shard.write_bytes(content)
+    with pytest.raises(DataError, match=r"shard-00001\.bin: is damaged: checksum"):
+        verify(tmp_path)
+
+
+def test_a_token_outside_the_vocabulary_is_not_handed_to_the_model(tmp_path: Path) -> None:
+    write_corpus(tmp_path, 500, file_bytes=400)
+    shard = tmp_path / "shard-00001.bin"
+    content = np.fromfile(shard, "<u2")
+    content[20] = 1000
+    content.tofile(shard)
+    source = ShardSource(tmp_path, sequence=10, vocab=5000)
+    with pytest.raises(DataError, match=r"shard-00001\.bin: sample 22 holds token 1000"):
+        source.read(22)
+
+
+def test_the_fingerprint_follows_the_content(tmp_path: Path) -> None:
+    write_corpus(tmp_path / "a", 500)
+    write_corpus(tmp_path / "b", 500)
+    write_corpus(tmp_path / "c", 501)
+    a, b, c = (ShardSource(tmp_path / name, 8, 1000).fingerprint for name in "abc")
+    assert a == b != c
+
+
+def test_an_interrupted_writer_leaves_no_corpus(tmp_path: Path) -> None:
+    def interrupted() -> None:
+        with ShardWriter(tmp_path, 100, 0, file_bytes=20) as writer:
+            writer.write(range(1, 26))
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "shard-00000.bin",
+        "shard-00001.bin",
+    ]
+    with pytest.raises(DataError, match=r"no manifest\.json"):
+        read_manifest(tmp_path)
+
+
+def test_a_corpus_is_replaced_only_on_request_and_then_entirely(tmp_path: Path) -> None:
+    write_corpus(tmp_path, 500, file_bytes=100)
+    with pytest.raises(DataError, match="already holds a corpus"):
+        ShardWriter(tmp_path, 100, 0)
+    assert verify(tmp_path).tokens == 500
+    with ShardWriter(tmp_path, 100, 0, replace=True) as writer:
+        writer.write([1, 2, 3])
+        writer.finish()
+    assert verify(tmp_path).tokens == 3
+    assert [path.name for path in tmp_path.glob("shard*")] == ["shard-00000.bin"]
+
+
+@pytest.mark.parametrize("token", [-1, 100])
+def test_the_writer_refuses_tokens_outside_the_vocabulary(tmp_path: Path, token: int) -> None:
+    with ShardWriter(tmp_path, 100, 0) as writer, pytest.raises(DataError, match=str(token)):
+        writer.write([5, token])
