@@ -1,0 +1,83 @@
+"""``phalanx convert``: weights from and to Hugging Face folders."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from phalanx.cli.options import Json, print_json
+
+app = typer.Typer(no_args_is_help=True, help="Weights from and to Hugging Face folders.")
+
+HfFolder = Annotated[Path, typer.Argument(help="Folder with config.json and safetensors files.")]
+
+
+class Dtype(StrEnum):
+    """Number formats that weights are exported in."""
+
+    bfloat16 = "bfloat16"
+    float16 = "float16"
+    float32 = "float32"
+
+
+@app.command("import-hf")
+def import_hf(
+    folder: HfFolder,
+    out: Annotated[Path, typer.Argument(help="Folder that receives the checkpoint.")],
+    json: Json = False,
+) -> None:
+    """Turn a Llama, Mixtral, Qwen3 or Qwen3-MoE folder into a checkpoint of its weights."""
+    from phalanx.checkpoint.convert import import_checkpoint
+    from phalanx.config import to_toml
+    from phalanx.model.hf import config_from_hf
+
+    with _reported():
+        path = import_checkpoint(folder, out)
+        model = config_from_hf(folder)
+    if json:
+        print_json({"checkpoint": str(path), "model": model})
+        return
+    print(f"checkpoint: {path}\nmodel, for a job file:\n")
+    print(to_toml(model, "model"), end="")
+
+
+@app.command("export-hf")
+def export_hf(
+    checkpoint: Annotated[Path, typer.Argument(help="A checkpoint, e.g. …/step-00001000.")],
+    folder: Annotated[Path, typer.Argument(help="New folder that receives the model.")],
+    dtype: Annotated[Dtype, typer.Option(help="Number format of the weights.")] = Dtype.bfloat16,
+    max_shard_gb: Annotated[float, typer.Option(min=0.001, help="Size limit of one file.")] = 5.0,
+    json: Json = False,
+) -> None:
+    """Turn a checkpoint's weights into a folder that transformers loads."""
+    import torch
+
+    from phalanx.checkpoint.convert import export_checkpoint
+
+    with _reported():
+        kind = getattr(torch, dtype.value)
+        parameters = export_checkpoint(checkpoint, folder, kind, int(max_shard_gb * 1e9))
+    if json:
+        print_json({"folder": str(folder), "parameters": parameters, "dtype": dtype.value})
+        return
+    print(f"{folder}: {parameters:,} parameters in {dtype.value}")
+
+
+@contextmanager
+def _reported() -> Iterator[None]:
+    """Print what does not fit and end with the exit code of checkpoints."""
+    from phalanx.checkpoint import CheckpointError
+    from phalanx.model.hf import HfError
+    from phalanx.train.exits import ExitCode
+
+    try:
+        yield
+    except (CheckpointError, HfError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise typer.Exit(ExitCode.CHECKPOINT) from None
