@@ -5,9 +5,10 @@ from __future__ import annotations
 from phalanx.config.check import check
 from phalanx.config.check_mesh import micro_batches
 from phalanx.config.errors import ConfigError, Problem
+from phalanx.config.explain import KeyDoc, explain
 from phalanx.config.load import job_from_table, load_job
 from phalanx.config.presets import PRESETS
-from phalanx.config.resolve import resolve, resolve_model
+from phalanx.config.resolve import default_world_size, resolve, resolve_model
 from phalanx.config.schema import (
     Checkpoint,
     Data,
@@ -26,6 +27,7 @@ from phalanx.config.schema import (
     Train,
     gate_up_groups,
 )
+from phalanx.config.show import to_toml
 
 __all__ = [
     "PRESETS",
@@ -33,6 +35,7 @@ __all__ = [
     "ConfigError",
     "Data",
     "Job",
+    "KeyDoc",
     "LatentAttention",
     "Log",
     "Memory",
@@ -47,10 +50,13 @@ __all__ = [
     "Section",
     "Train",
     "check",
+    "default_world_size",
+    "explain",
     "gate_up_groups",
     "job_from_table",
     "load_job",
     "micro_batches",
     "resolve",
     "resolve_model",
+    "to_toml",
 ]

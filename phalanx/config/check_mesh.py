@@ -149,6 +149,13 @@ def _pipeline(job: Job) -> Iterator[Problem]:
                 "leave it out",
             )
         return
+    if job.model.tied_embedding:
+        yield problem(
+            "model.tied_embedding",
+            True,
+            "the first and the last pipeline stage would have to share one weight",
+            "set it to false, or parallel.pipeline to 1",
+        )
     yield from _virtual_stages(axes)
     yield from _enough_micro_batches(job)
     if axes.schedule == "zero-bubble" and job.train.compile == "on":

@@ -51,7 +51,8 @@ def written(value: object) -> str:
         return '"none"'
     if isinstance(value, float):
         return repr(value)
-    return json.dumps(value, ensure_ascii=False, default=str)
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text.replace("\x7f", "\\u007f")  # TOML, unlike JSON, wants this one escaped
 
 
 def near(word: str, known: Sequence[str]) -> str:

@@ -26,7 +26,8 @@ def job_from_table(table: Mapping[str, Any], overrides: Sequence[str] = ()) -> J
     problems: list[Problem] = []
     for override in overrides:
         problems += _apply(merged, override)
-    problems += mistakes(Job, merged) + _fill_preset(merged)
+    problems += _fill_preset(merged)
+    problems += mistakes(Job, merged)
     if problems:
         raise ConfigError.of(problems)
     return build(Job, merged)

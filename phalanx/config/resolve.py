@@ -31,6 +31,17 @@ def resolve_model(model: Model) -> Model:
     return structs.replace(model, kv_heads=kv_heads, head_dim=head_dim, moe=moe)
 
 
+def default_world_size(job: Job, devices: int) -> int:
+    """How many ranks to start when nobody says: the product of the axes where it is known,
+    otherwise one for each of this machine's devices.
+    """
+    axes = job.parallel
+    fixed = axes.pipeline * axes.context * axes.tensor
+    if axes.data or not devices or job.train.device == "cpu":
+        return fixed * max(1, axes.data)
+    return devices
+
+
 def _fill_preset(model: Model) -> Model:
     # A model from a file is complete already; one made in code may name a preset and a few
     # fields, and then a field left at its default takes the preset's value.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from phalanx.hardware.devices import count_cuda
 from phalanx.hardware.peaks import Gpu, catalogue, lookup
 
-__all__ = ["Gpu", "catalogue", "lookup"]
+__all__ = ["Gpu", "catalogue", "count_cuda", "lookup"]

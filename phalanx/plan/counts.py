@@ -32,6 +32,13 @@ class ParameterCount(Struct, frozen=True):
         return self.embedding + sum(self.active_per_layer) + self.final_norm + self.head
 
 
+class ForwardFlops(Struct, frozen=True):
+    """FLOPs of one token through forward, by part."""
+
+    per_layer: tuple[int, ...]
+    head: int
+
+
 class StepFlops(Struct, frozen=True):
     """FLOPs of one token through forward and backward."""
 
@@ -72,15 +79,25 @@ def flops_per_token(
     of the score matrix that is used, "palm" the whole of it. Selective recompute keeps the
     results of matmuls and attention, so it repeats nothing that is counted here.
     """
+    forward = forward_flops_per_token(model, sequence, convention)
+    blocks = sum(forward.per_layer)
+    model_flops = 3 * (blocks + forward.head)
+    return StepFlops(model_flops, model_flops + (blocks if recompute == "full" else 0))
+
+
+def forward_flops_per_token(
+    model: Model, sequence: int, convention: Convention = "causal"
+) -> ForwardFlops:
+    """Forward FLOPs of one token in each layer and in the head."""
     model = resolve_model(model)
     attention = _score_flops(model, sequence, convention)
-    blocks = sum(
-        2 * (_attention_weights(model) + _mlp_weights(model, layer, active=True)) + attention
-        for layer in range(model.layers)
+    return ForwardFlops(
+        per_layer=tuple(
+            2 * (_attention_weights(model) + _mlp_weights(model, layer, active=True)) + attention
+            for layer in range(model.layers)
+        ),
+        head=2 * model.vocab * model.dim,
     )
-    head = 2 * model.vocab * model.dim
-    model_flops = 3 * (blocks + head)
-    return StepFlops(model_flops, model_flops + (blocks if recompute == "full" else 0))
 
 
 def _attention_weights(model: Model) -> int:

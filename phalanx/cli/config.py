@@ -1,0 +1,98 @@
+"""``phalanx config``: what a job says, what its keys mean, and whether it can run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from phalanx.cli.options import JobFile, Json, Set, WorldSize, load, print_json, refused_in_words
+from phalanx.config import (
+    Section,
+    check,
+    explain,
+    job_from_table,
+    resolve,
+    resolve_model,
+    to_toml,
+)
+
+if TYPE_CHECKING:
+    from phalanx.config import KeyDoc
+
+app = typer.Typer(no_args_is_help=True, help="Show, explain and check configurations.")
+
+
+@app.command()
+def show(
+    path: Annotated[
+        Path | None, typer.Argument(metavar="[JOB.toml]", help="Without it: the defaults.")
+    ] = None,
+    preset: Annotated[str, typer.Option(help="Show this model shape instead of a job.")] = "",
+    overrides: Set = None,
+    world_size: WorldSize = None,
+    json: Json = False,
+) -> None:
+    """Print the resolved tree of settings, or one preset."""
+    with refused_in_words(json):
+        if preset:
+            table = {"model": {"preset": preset}}
+            model = resolve_model(job_from_table(table, overrides or []).model)
+            _print_section(model, "model", json)
+            return
+        if path is None:
+            _print_section(job_from_table({}, overrides or []), "", json)
+            return
+        job, ranks = load(path, overrides, world_size)
+        _print_section(resolve(job, ranks), "", json)
+
+
+@app.command("check")
+def check_command(
+    path: JobFile,
+    overrides: Set = None,
+    world_size: WorldSize = None,
+    json: Json = False,
+) -> None:
+    """Say whether a job can run; exit with 2 and every problem when it cannot."""
+    with refused_in_words(json):
+        job, ranks = load(path, overrides, world_size)
+        check(job, ranks)
+    axes = resolve(job, ranks).parallel
+    if json:
+        print_json({"problems": [], "world_size": ranks})
+        return
+    print(
+        f"{path}: fine on {ranks} ranks (pipeline {axes.pipeline}, data {axes.data}, "
+        f"context {axes.context}, tensor {axes.tensor})"
+    )
+
+
+@app.command("explain")
+def explain_command(
+    key: Annotated[str, typer.Argument(help="A key or a section, e.g. parallel.zero.")] = "",
+    json: Json = False,
+) -> None:
+    """Say what a key means, what it accepts and what it is by default."""
+    with refused_in_words(json):
+        docs = explain(key)
+    if json:
+        print_json(docs)
+        return
+    for doc in docs:
+        print(_paragraph(doc))
+
+
+def _paragraph(doc: KeyDoc) -> str:
+    if doc.section and not doc.default:
+        return f"[{doc.key}]\n    {doc.meaning}"
+    default = f"default {doc.default}" if doc.default else "must be given"
+    return f"{doc.key}\n    {doc.meaning}\n    {doc.allowed}; {default}"
+
+
+def _print_section(section: Section, name: str, json: bool) -> None:
+    if json:
+        print_json(section)
+    else:
+        print(to_toml(section, name), end="")

@@ -1,0 +1,53 @@
+"""Options and endings that several commands share."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+
+from phalanx.config import ConfigError, Job, default_world_size, load_job
+from phalanx.hardware import count_cuda
+
+JobFile = Annotated[Path, typer.Argument(metavar="JOB.toml", help="File that describes the job.")]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Override one setting (repeatable)."),
+]
+WorldSize = Annotated[
+    int | None,
+    typer.Option(
+        min=1, help="Number of ranks (default: the product of the axes, or one a device)."
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+
+
+@contextmanager
+def refused_in_words(json: bool = False) -> Iterator[None]:
+    """Print what is wrong with a configuration and end with exit code 2."""
+    try:
+        yield
+    except ConfigError as error:
+        if json:
+            print_json({"problems": error.problems})
+        else:
+            for found in error.problems:
+                print(f"error: {found}", file=sys.stderr)
+        raise typer.Exit(2) from None
+
+
+def load(path: Path, overrides: list[str] | None, world_size: int | None) -> tuple[Job, int]:
+    """The job in a file and the number of ranks to start."""
+    job = load_job(path, overrides or [])
+    return job, world_size or default_world_size(job, count_cuda())
+
+
+def print_json(value: object) -> None:
+    """One JSON document, indented."""
+    print(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())

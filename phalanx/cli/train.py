@@ -1,0 +1,49 @@
+"""``phalanx train``: check a job, then start its ranks, or say what they would need."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from phalanx.cli.options import JobFile, Json, Set, WorldSize, load, print_json, refused_in_words
+from phalanx.config import check, resolve
+
+if TYPE_CHECKING:
+    from phalanx.parallel.dryrun import DryRunReport
+
+app = typer.Typer()
+
+
+@app.command()
+def train(
+    path: JobFile,
+    overrides: Set = None,
+    world_size: WorldSize = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Report bytes per rank; start nothing.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Run a training job, or show what it would need."""
+    with refused_in_words(json):
+        job, ranks = load(path, overrides, world_size)
+        check(job, ranks)
+    job = resolve(job, ranks)
+    # Only now torch: a wrong configuration is refused without waiting for its import.
+    if dry_run:
+        from phalanx.parallel.dryrun import dry_run as measure
+
+        report = measure(job, ranks)
+        if json:
+            print_json(report)
+        else:
+            _print_report(report)
+        return
+    from phalanx.train.launch import launch
+
+    raise typer.Exit(launch(job, ranks, json=json))
+
+
+def _print_report(report: DryRunReport) -> None:
+    raise NotImplementedError

@@ -1,0 +1,94 @@
+"""What each key means: type, default, allowed values and one sentence, from the schema itself."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from phalanx.config import schema
+from phalanx.config.errors import ConfigError, did_you_mean, near, written
+from phalanx.config.schema import Job, Section
+from phalanx.config.tree import allowed, fields, paths, section_in
+
+
+class KeyDoc(Struct, frozen=True):
+    """One key of the configuration, explained."""
+
+    key: str
+    allowed: str
+    default: str  # as TOML; "" for a table or where a value must be given
+    meaning: str
+    section: bool
+
+
+def explain(key: str = "") -> list[KeyDoc]:
+    """The key and everything below it; every key when none is given."""
+    found = [doc for doc in catalogue() if _covers(key, doc.key)]
+    if not found:
+        raise ConfigError(key, "", "is no known key", _nearest(key))
+    return found
+
+
+@cache
+def catalogue() -> tuple[KeyDoc, ...]:
+    """Every key of the tree, in the schema's order."""
+    return tuple(_docs(Job, ""))
+
+
+def _covers(asked: str, key: str) -> bool:
+    return not asked or key == asked or key.startswith(asked + ".")
+
+
+def _nearest(key: str) -> str:
+    match = near(key, paths(Job))
+    if not match:
+        by_last_word = {path.rsplit(".", 1)[-1]: path for path in reversed(paths(Job))}
+        match = by_last_word.get(near(key.rsplit(".", 1)[-1], list(by_last_word)), "")
+    return f'did you mean "{match}"?' if match else did_you_mean(key, list(fields(Job)))
+
+
+def _docs(section: type[Section], prefix: str) -> Iterator[KeyDoc]:
+    defaults = {field.name: field for field in msgspec.structs.fields(section)}
+    meanings = _meanings()[section.__name__]
+    for name, hint in fields(section).items():
+        key = prefix + name
+        inner = section_in(hint)
+        meaning = meanings.get(name) or (inspect.getdoc(inner) or "" if inner else "")
+        yield KeyDoc(key, allowed(hint), _default(defaults[name], inner), meaning, bool(inner))
+        if inner is not None:
+            yield from _docs(inner, key + ".")
+
+
+def _default(field: msgspec.structs.FieldInfo, inner: type[Section] | None) -> str:
+    if field.required or (inner is not None and field.default is not None):
+        return ""
+    value: Any = field.default
+    return written(value)
+
+
+@cache
+def _meanings() -> dict[str, dict[str, str]]:
+    """The sentence below each field, by class and field: Python drops it, the source keeps it."""
+    found: dict[str, dict[str, str]] = {}
+    for node in ast.parse(inspect.getsource(schema)).body:
+        if isinstance(node, ast.ClassDef):
+            found[node.name] = dict(_class_meanings(node))
+    return found
+
+
+def _class_meanings(node: ast.ClassDef) -> Iterator[tuple[str, str]]:
+    for field, below in zip(node.body, node.body[1:], strict=False):
+        if (
+            isinstance(field, ast.AnnAssign)
+            and isinstance(field.target, ast.Name)
+            and isinstance(below, ast.Expr)
+            and isinstance(below.value, ast.Constant)
+            and isinstance(below.value.value, str)
+        ):
+            yield field.target.id, below.value.value
