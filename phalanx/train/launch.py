@@ -1,0 +1,136 @@
+"""Starts the ranks of a job on this machine, shows how they do, and ends them together.
+
+torch is imported once, here, and each rank is forked from the process that has it: four ranks
+are up in the time that one import takes.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import gc
+import os
+import signal
+import socket
+import sys
+import traceback
+from pathlib import Path
+from typing import NoReturn
+
+from phalanx.config import ConfigError, Job
+from phalanx.train import run_folder
+from phalanx.train.exits import ExitCode
+from phalanx.train.gang import Gang, die_with_parent
+from phalanx.train.progress import Output, PipeSink, open_display, print_exit, print_refusal
+from phalanx.train.run_folder import RunFolder
+from phalanx.train.stop import STOP_SIGNALS
+
+
+def launch(job: Job, world_size: int, folder: RunFolder | None = None, json: bool = False) -> int:
+    """Run a resolved job on ``world_size`` ranks of this machine; returns the exit code."""
+    os.environ.setdefault("OMP_NUM_THREADS", str(job.train.cpu_threads))
+    output: Output = "json" if json else "auto"
+    try:
+        from phalanx.train import worker  # torch, the model and the trainer, before the fork
+
+        worker.refuse(job)
+    except ConfigError as error:
+        print_refusal(error)
+        return ExitCode.CONFIG
+    folder = folder or run_folder.create(job)
+    gang = Gang(folder)
+    reader = start_ranks(job, world_size, folder, gang)
+    display = open_display(output, job, folder)
+    try:
+        gang.watch(reader, display.write)
+    finally:
+        display.close()
+    info = gang.verdict()
+    print_exit(output, info, folder)
+    return info.code
+
+
+def start_ranks(job: Job, world_size: int, folder: RunFolder, gang: Gang) -> int:
+    """Fork the ranks; returns the pipe on which rank 0 reports."""
+    assert _threads() == 1, "a fork copies the locks of other threads, but not the threads"
+    # Bound here and listening already: the port cannot be taken, and no rank comes too early.
+    listener = socket.create_server(("127.0.0.1", 0), backlog=max(world_size, 128))
+    reader, writer = os.pipe()
+    gc.freeze()  # what is shared stays shared: collection in a rank would copy the pages
+    # Held back until each process has its own handlers: no signal falls between.
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    launcher = os.getpid()
+    for rank in range(world_size):
+        pid = os.fork()
+        if pid == 0:
+            os.close(reader)
+            _be_rank(job, rank, world_size, folder, listener, writer, launcher)
+        gang.add(rank, pid)
+    os.close(writer)
+    listener.close()
+    gang.forward_signals()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+    return reader
+
+
+def _be_rank(
+    job: Job,
+    rank: int,
+    world_size: int,
+    folder: RunFolder,
+    listener: socket.socket,
+    reports: int,
+    launcher: int,
+) -> NoReturn:
+    """The life of a forked child; it never returns into the launcher's code."""
+    code: int = ExitCode.OTHER
+    try:
+        die_with_parent(launcher)
+        os.setsid()  # Ctrl-C reaches the ranks through the launcher, once
+        _redirect_output(folder.log(rank))
+        _set_environment(rank, world_size, listener)
+        watcher = PipeSink(reports) if rank == 0 else None
+        if rank != 0:
+            os.close(reports)
+        from phalanx.train.worker import Worker
+
+        worker = Worker(job, folder, listener, watcher)
+        worker.stop.install()
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+        code = worker.run()
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        # Not sys.exit: exit handlers belong to the launcher, and teardown of a group that
+        # lost a peer may wait for it for minutes.
+        os._exit(code)
+
+
+def _redirect_output(log: Path) -> None:
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    for target, source in ((0, nothing), (1, output), (2, output)):
+        os.dup2(source, target)
+    os.close(output)
+    os.close(nothing)
+    sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
+    sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
+    faulthandler.enable(file=2)
+
+
+def _set_environment(rank: int, world_size: int, listener: socket.socket) -> None:
+    host, port = listener.getsockname()
+    os.environ |= {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_WORLD_SIZE": str(world_size),
+        "MASTER_ADDR": host,
+        "MASTER_PORT": str(port),
+    }
+
+
+def _threads() -> int:
+    tasks = Path("/proc/self/task")
+    return len(list(tasks.iterdir())) if tasks.exists() else 1

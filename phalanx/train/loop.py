@@ -1,0 +1,128 @@
+"""The training loop."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import TYPE_CHECKING
+
+from phalanx.checkpoint import Checkpointer
+from phalanx.data import DataExhausted
+from phalanx.train.exits import ExitCode, ExitInfo, now
+from phalanx.train.meter import Meter
+from phalanx.train.profile import StepProfiler
+from phalanx.train.records import CheckpointRecord, ValidationRecord
+from phalanx.train.run_folder import RunFolder
+from phalanx.train.sinks import Sinks
+from phalanx.train.stop import StopFlag
+
+if TYPE_CHECKING:
+    from phalanx.train.trainer import Trainer
+
+
+def train(
+    trainer: Trainer,
+    run_folder: RunFolder,
+    sinks: Sinks,
+    stop: StopFlag,
+    checkpointer: Checkpointer,
+) -> ExitInfo:
+    """Make steps until the job's last one, or until somebody asks the run to stop."""
+    run = _Run(trainer, sinks, checkpointer)
+    try:
+        with StepProfiler(trainer.job.log, run_folder) as profiler:
+            while trainer.step < trainer.job.train.steps:
+                with profiler.step(trainer.step + 1):
+                    outcome = trainer.train_step(stop.requested)
+                last = outcome.stop or trainer.step == trainer.job.train.steps
+                if run.checkpoint_is_due() or (last and run.keeps_the_end(outcome.stop)):
+                    run.save()
+                run.meter.add(trainer.step, trainer.tokens, outcome)
+                if last or run.log_is_due():
+                    run.report_steps()
+                if run.validation_is_due():
+                    run.validate()
+                if outcome.stop:
+                    return run.ended(stop.reason or "stopped", "stopped on request")
+    except DataExhausted:
+        run.report_steps()
+        if run.keeps_the_end():
+            run.save()
+        raise
+    return run.ended("done", "all steps are done")
+
+
+class _Run:
+    """What the loop does beside making steps."""
+
+    def __init__(self, trainer: Trainer, sinks: Sinks, checkpointer: Checkpointer) -> None:
+        self.trainer = trainer
+        self.job = trainer.job
+        self.sinks = sinks
+        self.checkpointer = checkpointer
+        self.meter = Meter(trainer.job, trainer.device, trainer.timer, trainer.generation)
+        self.first_step = trainer.step + 1
+        self.saved_step = -1
+        self.saved_path = ""
+
+    def log_is_due(self) -> bool:
+        """At the interval, and at the first step, which a person is waiting for."""
+        step = self.trainer.step
+        return step == self.first_step or step % self.job.log.every == 0
+
+    def validation_is_due(self) -> bool:
+        every = self.job.train.validate_every
+        return every > 0 and self.trainer.step % every == 0
+
+    def checkpoint_is_due(self) -> bool:
+        every = self.job.checkpoint.every
+        return every > 0 and self.trainer.step % every == 0
+
+    def keeps_the_end(self, stopped: bool = False) -> bool:
+        """Whether the last state is saved: always when the run is to be continued later."""
+        return (stopped or self.job.checkpoint.at_end) and self.saved_step != self.trainer.step
+
+    def report_steps(self) -> None:
+        records = self.meter.records()
+        self.sinks.write(records)
+        self.meter.check_finite(records)
+
+    def validate(self) -> None:
+        began = time.perf_counter()
+        loss = self.trainer.validate()
+        record = ValidationRecord(
+            job=self.job.name,
+            generation=self.trainer.generation,
+            step=self.trainer.step,
+            loss=loss if math.isfinite(loss) else None,
+            seconds=time.perf_counter() - began,
+        )
+        self.sinks.write([record])
+        self.trainer.timer.restart()
+
+    def save(self) -> None:
+        began = time.perf_counter()
+        trainer = self.trainer
+        with trainer.timer.phase("snapshot"):
+            path = self.checkpointer.save(trainer.step, trainer.tensors(), trainer.extra())
+        self.saved_step, self.saved_path = trainer.step, str(path)
+        record = CheckpointRecord(
+            job=self.job.name,
+            generation=trainer.generation,
+            step=trainer.step,
+            path=str(path),
+            seconds=time.perf_counter() - began,
+        )
+        self.sinks.write([record])
+
+    def ended(self, reason: str, message: str) -> ExitInfo:
+        details = {f"{sink} failed": error for sink, error in self.sinks.failures.items()}
+        return ExitInfo(
+            code=ExitCode.DONE,
+            reason=reason,
+            message=f"{message} at step {self.trainer.step}",
+            step=self.trainer.step,
+            checkpoint=self.saved_path,
+            details=dict(details),
+            finished=now(),
+        )

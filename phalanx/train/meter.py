@@ -1,0 +1,192 @@
+"""Turns what steps leave on the device into records, with one transfer to the host an interval."""
+
+from __future__ import annotations
+
+import math
+import resource
+from collections import deque
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+import torch
+import torch.distributed as dist
+
+from phalanx.config import Job
+from phalanx.hardware import lookup
+from phalanx.plan.counts import flops_per_token
+from phalanx.train.exits import NonFiniteLoss
+from phalanx.train.records import StepParts, StepRecord
+from phalanx.train.timing import StepTime, StepTimer
+
+if TYPE_CHECKING:
+    from phalanx.train.trainer import StepOutcome
+
+ETA_STEPS = 20  # recent steps whose mean predicts the rest
+
+
+class Peak(NamedTuple):
+    """What MFU is a share of: FLOP/s of all devices together, or why that is unknown."""
+
+    flops_per_second: float | None
+    basis: str
+
+
+class Meter:
+    """Collects the outcomes of steps and makes their records at the log interval."""
+
+    def __init__(
+        self, job: Job, device: torch.device, timer: StepTimer, generation: int = 0
+    ) -> None:
+        self._job = job
+        self._device = device
+        self._timer = timer
+        self._generation = generation
+        self._rank = dist.get_rank() if dist.is_initialized() else 0
+        self._world_size = dist.get_world_size() if dist.is_initialized() else 1
+        self._flops = flops_per_token(
+            job.model, job.data.sequence, job.log.mfu, job.memory.recompute
+        )
+        self._peak = device_peak(job, device, self._world_size)
+        self._pending: list[tuple[int, int, StepOutcome]] = []
+        self._recent_seconds: deque[float] = deque(maxlen=ETA_STEPS)
+        self._non_finite_steps = 0
+
+    def add(self, step: int, tokens_seen: int, outcome: StepOutcome) -> None:
+        """Keep the outcome of a finished step; nothing is read from the device."""
+        self._timer.close_step()
+        self._pending.append((step, tokens_seen, outcome))
+
+    def records(self) -> list[StepRecord]:
+        """Records of the steps since the last call, for one transfer from the device."""
+        if not self._pending:
+            return []
+        values = _to_host([outcome for _, _, outcome in self._pending])
+        times = self._timer.drain()
+        peak_bytes = peak_memory_bytes(self._device)
+        steps = zip(self._pending, values, times, strict=True)
+        made = [
+            self._record(step, seen, outcome, host, time, peak_bytes)
+            for (step, seen, outcome), host, time in steps
+        ]
+        self._pending = []
+        return made
+
+    def check_finite(self, records: list[StepRecord]) -> None:
+        """Raise when the run has made no finite step for ``train.max_non_finite`` steps.
+
+        Every rank sees the same values, so all of them stop at the same step.
+        """
+        for record in records:
+            self._non_finite_steps = self._non_finite_steps + 1 if record.non_finite else 0
+            if self._non_finite_steps >= self._job.train.max_non_finite > 0:
+                first = record.step - self._non_finite_steps + 1
+                raise NonFiniteLoss(first, self._non_finite_steps)
+
+    def _record(
+        self,
+        step: int,
+        tokens_seen: int,
+        outcome: StepOutcome,
+        host: HostValues,
+        time: StepTime,
+        peak_bytes: int,
+    ) -> StepRecord:
+        tokens_per_second = outcome.tokens / time.seconds if time.seconds > 0 else 0.0
+        self._recent_seconds.append(time.seconds)
+        mean_seconds = sum(self._recent_seconds) / len(self._recent_seconds)
+        parts, estimated = self._parts(time.parts)
+        return StepRecord(
+            job=self._job.name,
+            generation=self._generation,
+            rank=self._rank,
+            step=step,
+            first_sample=outcome.first_sample,
+            samples=outcome.samples,
+            tokens=outcome.tokens,
+            tokens_seen=tokens_seen,
+            loss=_finite(host.loss),
+            grad_norm=_finite(host.grad_norm),
+            learning_rate=outcome.learning_rate,
+            step_seconds=time.seconds,
+            parts=parts,
+            estimated=estimated,
+            tokens_per_second=tokens_per_second,
+            mfu=self._share_of_peak(tokens_per_second * self._flops.model_flops),
+            hfu=self._share_of_peak(tokens_per_second * self._flops.hardware_flops),
+            mfu_basis=self._peak.basis,
+            peak_memory_bytes=peak_bytes,
+            eta_seconds=max(self._job.train.steps - step, 0) * mean_seconds,
+            skipped=bool(host.skipped),
+            non_finite=not (math.isfinite(host.loss) and math.isfinite(host.grad_norm)),
+        )
+
+    def _parts(self, parts: StepParts) -> tuple[StepParts, tuple[str, ...]]:
+        """Fill in what was not measured, and name what is attributed instead."""
+        if self._world_size == 1:  # nobody to talk to
+            return msgspec.structs.replace(parts, exposed_communication=0.0), ()
+        if self._job.parallel.pipeline == 1:
+            return parts, ()
+        # A schedule interleaves the two, so only their sum is measured. Backward costs twice
+        # the forward, and full recompute repeats the forward in it.
+        both = parts.forward + parts.backward
+        forward = both / (4 if self._job.memory.recompute == "full" else 3)
+        split = msgspec.structs.replace(parts, forward=forward, backward=both - forward)
+        return split, ("forward", "backward")
+
+    def _share_of_peak(self, flops_per_second: float) -> float | None:
+        peak = self._peak.flops_per_second
+        return flops_per_second / peak if peak else None
+
+
+class HostValues(NamedTuple):
+    """What a step leaves on the device, read back."""
+
+    loss: float
+    grad_norm: float
+    skipped: float
+
+
+def _to_host(outcomes: list[StepOutcome]) -> list[HostValues]:
+    # One stack, one transfer, whatever the number of steps.
+    scalars = [
+        value.detach().to(torch.float32).reshape(())
+        for outcome in outcomes
+        for value in (outcome.loss, outcome.grad_norm, outcome.skipped)
+    ]
+    flat = torch.stack(scalars).tolist()
+    return [HostValues(*flat[first : first + 3]) for first in range(0, len(flat), 3)]
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def device_peak(job: Job, device: torch.device, world_size: int) -> Peak:
+    """Peak FLOP/s of the run's devices in the precision its matmuls use."""
+    if device.type == "cpu":
+        return Peak(None, "n/a on cpu")
+    name = torch.cuda.get_device_name(device)
+    precision = _matmul_precision(job)
+    gpu = lookup(name)
+    peak = gpu.peak_flops.get(precision) if gpu is not None else None
+    if peak is None:
+        return Peak(None, f"unknown peak: {name} in {precision}")
+    basis = f"{job.log.mfu} attention, {precision} peak {peak / 1e12:.1f} TFLOP/s"
+    return Peak(peak * world_size, basis)
+
+
+def _matmul_precision(job: Job) -> str:
+    if job.precision.fp8:
+        return "fp8"
+    if job.precision.compute == "float32" and torch.get_float32_matmul_precision() != "highest":
+        return "tf32"
+    return job.precision.compute
+
+
+def peak_memory_bytes(device: torch.device) -> int:
+    """Most memory held at once: on the device since the last call, or by the process on CPU."""
+    if device.type == "cpu":
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    peak = torch.cuda.max_memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    return peak

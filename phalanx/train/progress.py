@@ -1,0 +1,204 @@
+"""What a person sees while a run goes on: a live bar, plain lines, or JSON lines."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+
+from phalanx.config import ConfigError, Job
+from phalanx.train.exits import ExitCode, ExitInfo
+from phalanx.train.records import CheckpointRecord, Record, StepRecord, ValidationRecord, encode
+from phalanx.train.run_folder import RunFolder
+from phalanx.train.sinks import Sink
+
+Output = Literal["auto", "live", "plain", "json"]
+
+
+class PipeSink:
+    """Rank 0's end of the pipe to the launcher; never waits for a slow or vanished reader."""
+
+    def __init__(self, pipe: int) -> None:
+        os.set_blocking(pipe, False)
+        self._pipe = pipe
+
+    def write(self, record: Record) -> None:
+        with suppress(BlockingIOError, BrokenPipeError):
+            # Shorter than PIPE_BUF: written whole or, when the pipe is full, not at all.
+            os.write(self._pipe, encode(record))
+
+    def flush(self) -> None:
+        pass
+
+    def close(self) -> None:
+        os.close(self._pipe)
+
+
+class Json:
+    """Every record as a line of JSON on stdout, then how the run ended."""
+
+    def write(self, record: Record) -> None:
+        sys.stdout.write(encode(record).decode())
+
+    def flush(self) -> None:
+        sys.stdout.flush()
+
+    def close(self) -> None:
+        self.flush()
+
+
+class Plain:
+    """A line at each log interval, for files and pipes."""
+
+    def __init__(self, job: Job, folder: RunFolder) -> None:
+        self._job = job
+        self._shown_step = -1
+        self._last: StepRecord | None = None
+        print(f"{job.name}: {folder.path}", flush=True)
+
+    def write(self, record: Record) -> None:
+        if not isinstance(record, StepRecord):
+            print(event_text(record), flush=True)
+            return
+        first = self._last is None
+        self._last = record
+        if first:
+            print(first_step_text(), flush=True)
+        if first or record.skipped or record.step % self._job.log.every == 0:
+            self._show(record)
+
+    def flush(self) -> None:
+        pass
+
+    def close(self) -> None:
+        if self._last is not None and self._last.step != self._shown_step:
+            self._show(self._last)
+
+    def _show(self, record: StepRecord) -> None:
+        self._shown_step = record.step
+        print(f"step {record.step}/{self._job.train.steps}  {step_text(record)}", flush=True)
+
+
+class Live:
+    """A bar that moves, with validations and checkpoints scrolling above it."""
+
+    def __init__(self, job: Job, folder: RunFolder) -> None:
+        columns = ("{task.completed}/{task.total}", "{task.fields[text]}")
+        self._bar = Progress(
+            TextColumn("[bold]{task.description}"),
+            BarColumn(bar_width=24),
+            *(TextColumn(column) for column in columns),
+            console=Console(highlight=False, soft_wrap=True),
+        )
+        self._bar.console.print(f"{job.name}: {folder.path}")
+        self._task = self._bar.add_task("step", total=job.train.steps, text="starting")
+        self._started = False
+        self._bar.start()
+
+    def write(self, record: Record) -> None:
+        if not isinstance(record, StepRecord):
+            self._bar.console.print(event_text(record))
+            return
+        if not self._started:
+            self._started = True
+            self._bar.console.print(first_step_text())
+        self._bar.update(self._task, completed=record.step, text=step_text(record))
+
+    def flush(self) -> None:
+        pass
+
+    def close(self) -> None:
+        self._bar.stop()
+
+
+def open_display(output: Output, job: Job, folder: RunFolder) -> Sink:
+    """The display that was asked for, or the one that fits stdout."""
+    if output == "json":
+        return Json()
+    if output == "live" or (output == "auto" and sys.stdout.isatty()):
+        return Live(job, folder)
+    return Plain(job, folder)
+
+
+def step_text(record: StepRecord) -> str:
+    """A step on one line."""
+    loss = "not finite" if record.loss is None else f"{record.loss:.4f}"
+    norm = "not finite" if record.grad_norm is None else f"{record.grad_norm:.3f}"
+    mfu = record.mfu_basis if record.mfu is None else f"{record.mfu:.1%}"
+    pieces = [
+        f"loss {loss}",
+        f"grad {norm}",
+        f"{record.tokens_per_second:,.0f} tok/s",
+        f"mfu {mfu}",
+        f"eta {duration(record.eta_seconds)}",
+    ]
+    return "  ".join(pieces + ["skipped"] * record.skipped)
+
+
+def event_text(record: ValidationRecord | CheckpointRecord) -> str:
+    """A validation or checkpoint on one line."""
+    if isinstance(record, CheckpointRecord):
+        return f"checkpoint of step {record.step} in {record.seconds:.1f} s: {record.path}"
+    loss = "not finite" if record.loss is None else f"{record.loss:.4f}"
+    return f"validation loss after step {record.step}: {loss}"
+
+
+def first_step_text() -> str:
+    """How long a person waited for the first step."""
+    return f"first step after {process_age_seconds():.1f} s"
+
+
+def exit_text(info: ExitInfo, folder: RunFolder) -> str:
+    """How the run ended, for a person."""
+    if info.code == ExitCode.DONE:
+        return f"{info.message} ({info.reason}); everything is in {folder.path}"
+    who = "the run" if info.rank is None else f"rank {info.rank}"
+    lines = [f"{who} failed ({info.reason}, exit {info.code}): {info.message}"]
+    if info.advice:
+        lines.append(f"what to do: {info.advice}")
+    if info.checkpoint:
+        lines.append(f"newest checkpoint: {info.checkpoint}")
+    if info.rank is not None:
+        lines.append(f"log: {folder.log(info.rank)}")
+    return "\n".join(lines)
+
+
+def print_exit(output: Output, info: ExitInfo, folder: RunFolder) -> None:
+    """The last thing a run says."""
+    if output == "json":
+        last = {"kind": "exit", "run_folder": str(folder.path)} | msgspec.to_builtins(info)
+        print(msgspec.json.encode(last).decode(), flush=True)
+    else:
+        done = info.code == ExitCode.DONE
+        print(exit_text(info, folder), file=sys.stdout if done else sys.stderr, flush=True)
+
+
+def print_refusal(error: ConfigError) -> None:
+    """What is wrong with a job that was not started."""
+    for problem in error.problems:
+        print(f"error: {problem}", file=sys.stderr, flush=True)
+
+
+def duration(seconds: float | None) -> str:
+    """Seconds as h:mm:ss."""
+    if seconds is None:
+        return "unknown"
+    minutes, whole = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02d}:{whole:02d}"
+
+
+def process_age_seconds() -> float:
+    """Seconds since this command was started, the interpreter's own start included."""
+    try:
+        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    except FileNotFoundError:  # not Linux: since the interpreter's clock began
+        return time.process_time()
+    started = int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - started

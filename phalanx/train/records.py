@@ -1,0 +1,110 @@
+"""What a run reports: one record a step, a validation, a checkpoint.
+
+Records are small and self-describing, so that whoever reads them later (a file, an agent, a
+page) needs nothing but the record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+VERSION = 1
+
+
+class StepParts(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the seconds of a step went, as this rank saw them."""
+
+    data: float = 0.0
+    forward: float = 0.0
+    backward: float = 0.0
+    optimizer: float = 0.0
+    snapshot: float = 0.0
+    exposed_communication: float | None = None  # None: not measured; counted in the parts above
+
+
+class StepRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="step"):
+    """One optimizer step, or one that was skipped."""
+
+    version: int = VERSION
+    job: str
+    generation: int
+    rank: int
+    step: int  # steps completed, this one included
+    first_sample: int
+    samples: int
+    tokens: int  # of the global batch
+    tokens_seen: int
+    loss: float | None  # None: not finite
+    grad_norm: float | None  # None: not finite
+    learning_rate: float
+    step_seconds: float
+    parts: StepParts
+    estimated: tuple[str, ...] = ()  # parts that were attributed rather than measured
+    tokens_per_second: float
+    mfu: float | None  # None: see mfu_basis
+    hfu: float | None
+    mfu_basis: str  # the convention and the peak behind mfu and hfu, or why there is none
+    peak_memory_bytes: int
+    eta_seconds: float | None
+    skipped: bool
+    non_finite: bool
+
+
+class ValidationRecord(
+    msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="validation"
+):
+    """Loss on held-out samples after a step."""
+
+    version: int = VERSION
+    job: str
+    generation: int
+    step: int
+    loss: float | None  # None: not finite
+    seconds: float
+
+
+class CheckpointRecord(
+    msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="checkpoint"
+):
+    """A complete checkpoint on disk."""
+
+    version: int = VERSION
+    job: str
+    generation: int
+    step: int
+    path: str
+    seconds: float
+
+
+Record = StepRecord | ValidationRecord | CheckpointRecord
+R = TypeVar("R", StepRecord, ValidationRecord, CheckpointRecord)
+
+_decoder: msgspec.json.Decoder[Record] = msgspec.json.Decoder(Record)
+
+
+def encode(record: Record) -> bytes:
+    """The record as one line of JSON, newline included."""
+    return msgspec.json.encode(record) + b"\n"
+
+
+def decode(line: bytes) -> Record:
+    """The record that ``encode`` made into this line."""
+    return _decoder.decode(line)
+
+
+def read_records(path: Path, kind: type[R]) -> Iterator[R]:
+    """Records of one kind in a JSONL file, oldest first.
+
+    A last line without its newline was being written when the writer died: it is ignored.
+    """
+    with path.open("rb") as lines:
+        for line in lines:
+            if not line.endswith(b"\n"):
+                return
+            record = decode(line)
+            if isinstance(record, kind):
+                yield record

@@ -1,0 +1,146 @@
+"""Where the time of a step goes, measured without making the host wait for the device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from time import perf_counter
+from typing import Literal, NamedTuple
+
+import torch
+
+from phalanx.train.records import StepParts
+
+Phase = Literal["data", "forward", "backward", "optimizer", "snapshot"]
+
+# In these the host itself waits, so the host's clock is the one that counts.
+HOST_PHASES = frozenset({"data", "snapshot"})
+
+
+class StepTime(NamedTuple):
+    """Seconds of one step and of its phases."""
+
+    seconds: float
+    parts: StepParts
+
+
+class StepTimer:
+    """Times the phases of each step; ``drain`` gives the finished steps.
+
+    On CUDA a phase is bracketed by two events on the current stream and nothing waits for them
+    until ``drain``, which the loop calls at the log interval after its one transfer to the host.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._clock: _HostClock | _CudaClock = (
+            _CudaClock() if device.type == "cuda" else _HostClock()
+        )
+        self._started = self._clock.mark()
+        self._open: list[tuple[str, _Mark, _Mark]] = []
+        self._closed: list[tuple[_Mark, _Mark, list[tuple[str, _Mark, _Mark]]]] = []
+
+    @contextmanager
+    def phase(self, name: Phase) -> Iterator[None]:
+        """Attribute what runs inside to a phase; a phase may occur many times in a step."""
+        clock = _HOST_CLOCK if name in HOST_PHASES else self._clock
+        with self._clock.range(name):
+            before = clock.mark()
+            try:
+                yield
+            finally:
+                self._open.append((name, before, clock.mark()))
+
+    def restart(self) -> None:
+        """The next step begins now: what passed since the last one (a validation) is not its."""
+        self._clock.release(self._started)
+        self._started = self._clock.mark()
+
+    def close_step(self) -> None:
+        """The step ends here and the next one begins."""
+        now = self._clock.mark()
+        self._closed.append((self._started, now, self._open))
+        self._open = []
+        self._started = self._clock.mark()
+
+    def drain(self) -> list[StepTime]:
+        """Times of the steps closed since the last call; waits for the device at most once."""
+        if self._closed:
+            self._clock.wait(self._closed[-1][1])
+        times = [self._resolve(*step) for step in self._closed]
+        self._closed = []
+        return times
+
+    def _resolve(
+        self, before: _Mark, after: _Mark, phases: list[tuple[str, _Mark, _Mark]]
+    ) -> StepTime:
+        totals: dict[str, float] = {}
+        for name, start, end in phases:
+            clock = _HOST_CLOCK if name in HOST_PHASES else self._clock
+            totals[name] = totals.get(name, 0.0) + clock.seconds(start, end)
+            clock.release(start, end)
+        seconds = self._clock.seconds(before, after)
+        self._clock.release(before, after)
+        return StepTime(seconds, StepParts(**totals))
+
+
+_Mark = float | torch.cuda.Event
+
+
+class _HostClock:
+    """The host's own clock: on CPU nothing runs behind the host's back."""
+
+    def mark(self) -> _Mark:
+        return perf_counter()
+
+    def seconds(self, start: _Mark, end: _Mark) -> float:
+        assert isinstance(start, float) and isinstance(end, float)
+        return end - start
+
+    def release(self, *marks: _Mark) -> None:
+        pass
+
+    def wait(self, mark: _Mark) -> None:
+        pass
+
+    @contextmanager
+    def range(self, name: str) -> Iterator[None]:
+        yield
+
+
+class _CudaClock:
+    """Events recorded on the current stream, reused once read; phases are NVTX ranges."""
+
+    def __init__(self) -> None:
+        self._free: list[torch.cuda.Event] = []
+
+    def mark(self) -> _Mark:
+        event = self._free.pop() if self._free else _timing_event()
+        event.record()
+        return event
+
+    def seconds(self, start: _Mark, end: _Mark) -> float:
+        assert isinstance(start, torch.cuda.Event) and isinstance(end, torch.cuda.Event)
+        milliseconds: float = start.elapsed_time(end)
+        return milliseconds / 1000.0
+
+    def release(self, *marks: _Mark) -> None:
+        self._free.extend(mark for mark in marks if isinstance(mark, torch.cuda.Event))
+
+    def wait(self, mark: _Mark) -> None:
+        assert isinstance(mark, torch.cuda.Event)
+        mark.synchronize()
+
+    @contextmanager
+    def range(self, name: str) -> Iterator[None]:
+        torch.cuda.nvtx.range_push(name)  # type: ignore[no-untyped-call]
+        try:
+            yield
+        finally:
+            torch.cuda.nvtx.range_pop()  # type: ignore[no-untyped-call]
+
+
+def _timing_event() -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+
+
+_HOST_CLOCK = _HostClock()
