@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -46,6 +47,15 @@ def load(path: Path, overrides: list[str] | None, world_size: int | None) -> tup
     """The job in a file and the number of ranks to start."""
     job = load_job(path, overrides or [])
     return job, world_size or default_world_size(job, count_cuda())
+
+
+def keep_single_threaded() -> None:
+    """Call before torch or numpy is imported by a process that will fork ranks.
+
+    Their thread pools would be alive in the launcher and broken in its children; a rank sets
+    its own number of threads (train.cpu_threads).
+    """
+    os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
 def print_json(value: object) -> None:

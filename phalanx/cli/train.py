@@ -6,7 +6,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from phalanx.cli.options import JobFile, Json, Set, WorldSize, load, print_json, refused_in_words
+from phalanx.cli.options import (
+    JobFile,
+    Json,
+    Set,
+    WorldSize,
+    keep_single_threaded,
+    load,
+    print_json,
+    refused_in_words,
+)
 from phalanx.config import check, resolve
 
 if TYPE_CHECKING:
@@ -40,6 +49,7 @@ def train(
         else:
             _print_report(report)
         return
+    keep_single_threaded()
     from phalanx.train.launch import launch
 
     raise typer.Exit(launch(job, ranks, json=json))

@@ -7,13 +7,13 @@ import threading
 
 import numpy as np
 import pytest
-from corpora import CountingSource, counting_feed, real_samples, same_batches, stream
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from phalanx.config import Data
 from phalanx.data import Cursor, DataError, DataExhausted, Feed
+from tests.data.corpora import CountingSource, counting_feed, real_samples, same_batches, stream
 
 
 def union(

@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from corpora import write_corpus
 
 from phalanx.config import Data
 from phalanx.data import DataError, Feed, ShardSource, ShardWriter, read_manifest, verify
+from tests.data.corpora import write_corpus
 
 
 @pytest.mark.parametrize(("vocab", "dtype"), [(65_536, "uint16"), (65_537, "uint32")])

@@ -1,0 +1,115 @@
+"""The command line: what is printed, what is refused, and with which exit code."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from phalanx import __version__
+from phalanx.cli.app import COMMANDS, app
+from phalanx.config import PRESETS, load_job
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(app, list(arguments))
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    path = tmp_path / "job.toml"
+    path.write_text('[model]\npreset = "tiny"\n[train]\ndevice = "cpu"\n', encoding="utf-8")
+    return path
+
+
+def test_version_is_printed() -> None:
+    assert run("--version").stdout == f"phalanx {__version__}\n"
+
+
+def test_help_lists_every_command() -> None:
+    text = run("--help").stdout
+    assert all(name in text for name in COMMANDS)
+
+
+def test_an_unknown_command_is_refused() -> None:
+    assert run("trian").exit_code == 2
+
+
+def test_a_preset_is_shown_as_toml_that_loads(tmp_path: Path) -> None:
+    shown = tmp_path / "shown.toml"
+    shown.write_text(run("config", "show", "--preset", "llama3-8b").stdout, encoding="utf-8")
+    assert load_job(shown).model == PRESETS["llama3-8b"]
+
+
+def test_an_unknown_preset_is_refused_with_the_nearest() -> None:
+    result = run("config", "show", "--preset", "llama-8b")
+    assert result.exit_code == 2
+    assert 'did you mean "llama3-8b"' in result.stderr
+
+
+def test_a_job_is_shown_resolved_for_its_world_size(job: Path) -> None:
+    result = run(
+        "config", "show", str(job), "--world-size", "8", "--set", "parallel.tensor=2", "--json"
+    )
+    shown = json.loads(result.stdout)
+    assert (shown["parallel"]["data"], shown["model"]["dim"]) == (4, 128)
+
+
+def test_show_without_a_job_prints_the_defaults() -> None:
+    assert "learning_rate = 0.0003" in run("config", "show").stdout
+
+
+def test_check_accepts_a_good_job(job: Path) -> None:
+    result = run("config", "check", str(job), "--world-size", "4")
+    assert result.exit_code == 0
+    assert "fine on 4 ranks" in result.stdout
+
+
+def test_check_prints_every_problem_and_exits_with_2(job: Path) -> None:
+    bad = ["--set", "parallel.tensor=3", "--set", "schedule.kind=wsd"]
+    result = run("config", "check", str(job), *bad)
+    assert result.exit_code == 2
+    assert "parallel.tensor = 3" in result.stderr
+    assert "schedule.decay_steps = 0" in result.stderr
+
+
+def test_check_as_json_gives_key_value_rule_and_fix(job: Path) -> None:
+    result = run("config", "check", str(job), "--set", "parallel.pipeline=9", "--json")
+    (found, *_) = json.loads(result.stdout)["problems"]
+    assert result.exit_code == 2
+    assert found["key"] == "parallel.pipeline" and found["value"] == "9"
+    assert found["rule"] and "nearest: 4" in found["fix"]
+
+
+def test_explain_prints_meaning_values_and_default() -> None:
+    text = run("config", "explain", "parallel.schedule").stdout
+    assert "zero-bubble" in text and 'default "1f1b"' in text
+
+
+def test_explain_as_json_is_one_entry_a_key() -> None:
+    docs = json.loads(run("config", "explain", "train", "--json").stdout)
+    assert {doc["key"] for doc in docs} >= {"train", "train.steps"}
+
+
+@pytest.mark.parametrize("mode", [[], ["--dry-run"]])
+def test_train_refuses_a_bad_job_before_anything_starts(job: Path, mode: list[str]) -> None:
+    result = run("train", str(job), "--world-size", "3", "--set", "parallel.tensor=2", *mode)
+    assert result.exit_code == 2
+    assert "world size = 3" in result.stderr
+    assert not (job.parent / "runs").exists()
+
+
+def test_a_bad_job_is_refused_without_importing_torch(job: Path) -> None:
+    script = (
+        "import sys\n"
+        "from phalanx.cli.app import app\n"
+        f"arguments = ['train', {str(job)!r}, '--set', 'parallel.tensor=3']\n"
+        "try: app(arguments)\n"
+        "except SystemExit as end: assert end.code == 2, end.code\n"
+        "assert 'torch' not in sys.modules and 'numpy' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, capture_output=True)
