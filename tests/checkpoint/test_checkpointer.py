@@ -29,8 +29,10 @@ from phalanx.data import Cursor
 SHAPES = {"weight": (10, 6), "moment": (7, 4), "row": (3, 8), "scale": ()}
 
 
-def run_ranks(function: Callable[[int], None], world_size: int, folder: Path) -> None:
-    """Fork ranks that join one gloo group; an assertion in any of them fails the test."""
+def run_ranks(
+    function: Callable[[int], None], world_size: int, folder: Path, killed: int | None = None
+) -> None:
+    """Fork ranks that join one gloo group; all but the ``killed`` one must return."""
     store_file = folder / f"store-{os.urandom(4).hex()}"
     children = []
     for rank in range(world_size):
@@ -48,7 +50,7 @@ def run_ranks(function: Callable[[int], None], world_size: int, folder: Path) ->
                 os._exit(status)
         children.append(child)
     statuses = [os.waitpid(child, 0)[1] for child in children]
-    assert statuses == [0] * world_size
+    assert statuses == [signal.SIGKILL if rank == killed else 0 for rank in range(world_size)]
 
 
 def extra(rng: bytes = b"", **fields: object) -> Extra:
@@ -201,6 +203,22 @@ def test_manifest_returns_what_was_saved_and_each_rank_its_own_generators(tmp_pa
 
     run_ranks(save_and_load, 2, tmp_path)
     assert Checkpointer(tmp_path).load(tmp_path / "step-00000009", zeros()).rng == b""
+
+
+def test_ranks_on_another_backend_agree_over_a_gloo_group_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def save_and_load(_rank: int) -> None:
+        monkeypatch.setattr(dist, "get_backend", lambda group=None: "other")
+        checkpointer = Checkpointer(tmp_path)
+        path = checkpointer.save(1, sharded((2,), [Shard(0)]), extra())
+        (group,) = {checkpointer._cpu_group(), checkpointer._cpu_group()}
+        assert group is not None and group is not dist.group.WORLD
+        state = sharded((2,), [Shard(0)], empty=True)
+        checkpointer.load(path, state)
+        assert_state(state)
+
+    run_ranks(save_and_load, 2, tmp_path)
 
 
 def test_tensors_are_filled_in_place_with_gradients_and_types_untouched(tmp_path: Path) -> None:
@@ -365,6 +383,24 @@ def test_a_folder_that_cannot_be_made_is_an_error_on_every_rank(tmp_path: Path) 
             Checkpointer(tmp_path / "file" / "checkpoints").save(1, plain(), extra())
 
     run_ranks(save, 2, tmp_path)
+
+
+def test_a_rank_killed_during_a_save_ends_the_save_of_the_others(tmp_path: Path) -> None:
+    from phalanx.checkpoint import checkpointer as module
+
+    checkpoints = tmp_path / "checkpoints"
+
+    def save(rank: int) -> None:
+        checkpointer = Checkpointer(checkpoints)
+        checkpointer.save(1, plain(seed=1), extra())
+        if rank == 1:
+            module._seal_own_files = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+        with pytest.raises(RuntimeError, match=r"(?i)connection|peer"):
+            checkpointer.save(2, plain(seed=2), extra())
+        os._exit(0)  # the group is beyond a tidy end
+
+    run_ranks(save, 2, tmp_path, killed=1)
+    assert list_checkpoints(checkpoints) == [checkpoints / "step-00000001"]
 
 
 STEPS_OF_A_SAVE = ["_prepare", "_write", "_seal_own_files", "encode", "_sync_folder", "_remove"]
