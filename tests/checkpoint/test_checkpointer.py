@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import resource
 import signal
-import traceback
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -25,32 +23,9 @@ from phalanx.checkpoint import (
     read_manifest,
 )
 from phalanx.data import Cursor
+from tests.ranks import RankFailure, run_ranks
 
 SHAPES = {"weight": (10, 6), "moment": (7, 4), "row": (3, 8), "scale": ()}
-
-
-def run_ranks(
-    function: Callable[[int], None], world_size: int, folder: Path, killed: int | None = None
-) -> None:
-    """Fork ranks that join one gloo group; all but the ``killed`` one must return."""
-    store_file = folder / f"store-{os.urandom(4).hex()}"
-    children = []
-    for rank in range(world_size):
-        if (child := os.fork()) == 0:
-            status = 1
-            try:
-                store = dist.FileStore(str(store_file), world_size)
-                dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
-                function(rank)
-                dist.destroy_process_group()
-                status = 0
-            except BaseException:
-                traceback.print_exc()
-            finally:
-                os._exit(status)
-        children.append(child)
-    statuses = [os.waitpid(child, 0)[1] for child in children]
-    assert statuses == [signal.SIGKILL if rank == killed else 0 for rank in range(world_size)]
 
 
 def extra(rng: bytes = b"", **fields: object) -> Extra:
@@ -116,20 +91,20 @@ def test_state_saved_from_one_mesh_loads_into_another(
     ranks, shape, placements = MESHES[source]
     checkpoints = tmp_path / "checkpoints"
 
-    def save(_rank: int) -> None:
+    def save() -> None:
         Checkpointer(checkpoints).save(3, sharded(shape, placements), extra())
 
-    run_ranks(save, ranks, tmp_path)
+    run_ranks(ranks, save)
     path = latest(checkpoints)
     assert path is not None
     ranks, shape, placements = MESHES[target]
 
-    def load(_rank: int) -> None:
+    def load() -> None:
         state = sharded(shape, placements, empty=True)
         assert Checkpointer(checkpoints).load(path, state).step == 3
         assert_state(state)
 
-    run_ranks(load, ranks, tmp_path)
+    run_ranks(ranks, load)
     alone = zeros()
     Checkpointer(checkpoints).load(path, alone)
     assert_state(alone)
@@ -138,7 +113,7 @@ def test_state_saved_from_one_mesh_loads_into_another(
 def test_strided_shards_of_fsdp_over_tensor_parallel_load_whole(tmp_path: Path) -> None:
     """FSDP2 shards rows that tensor parallelism has sharded before, unevenly here."""
 
-    def save(_rank: int) -> None:
+    def save() -> None:
         from torch.distributed.fsdp import fully_shard
 
         mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
@@ -148,7 +123,7 @@ def test_strided_shards_of_fsdp_over_tensor_parallel_load_whole(tmp_path: Path) 
         fully_shard(linear, mesh=mesh["data"])
         Checkpointer(tmp_path).save(1, {"weight": linear.weight}, extra())
 
-    run_ranks(save, 4, tmp_path)
+    run_ranks(4, save)
     state = {"weight": torch.zeros(10, 6)}
     Checkpointer(tmp_path).load(tmp_path / "step-00000001", state)
     assert_state(state)
@@ -157,34 +132,37 @@ def test_strided_shards_of_fsdp_over_tensor_parallel_load_whole(tmp_path: Path) 
 def test_pipeline_ranks_save_different_keys_and_replicas_are_written_once(tmp_path: Path) -> None:
     stages = [["weight", "scale"], ["moment", "row"]]
 
-    def save(rank: int) -> None:
+    def save() -> None:
+        rank = dist.get_rank()
         state = {key: full(key) for key in stages[rank // 2]}  # two replicas of each stage
         Checkpointer(tmp_path).save(1, state, extra())
 
-    run_ranks(save, 4, tmp_path)
+    run_ranks(4, save)
     path = tmp_path / "step-00000001"
     state = zeros()
     Checkpointer(tmp_path).load(path, state)
     assert_state(state)
 
-    def load_other_split(rank: int) -> None:
+    def load_other_split() -> None:
+        rank = dist.get_rank()
         part = {key: zeros()[key] for key in list(SHAPES)[rank::2]}
         Checkpointer(tmp_path).load(path, part)
         assert_state(part)
 
-    run_ranks(load_other_split, 2, tmp_path)
+    run_ranks(2, load_other_split)
 
-    def save_large(rank: int) -> None:
+    def save_large() -> None:
         Checkpointer(tmp_path).save(2, {"large": torch.ones(300_000)}, extra())
 
-    run_ranks(save_large, 3, tmp_path)
+    run_ranks(3, save_large)
     assert read_manifest(tmp_path / "step-00000002").total_bytes < 1.1 * 4 * 300_000
 
 
 def test_manifest_returns_what_was_saved_and_each_rank_its_own_generators(tmp_path: Path) -> None:
     cursor = Cursor(12, ((3, 5),), "corpus")
 
-    def save_and_load(rank: int) -> None:
+    def save_and_load() -> None:
+        rank = dist.get_rank()
         given = extra(
             rng=b"generators of rank %d" % rank,
             cursor=cursor,
@@ -201,14 +179,14 @@ def test_manifest_returns_what_was_saved_and_each_rank_its_own_generators(tmp_pa
         assert manifest.cursor == cursor and manifest.mesh == {"data": 2, "tensor": 1}
         assert manifest.config == {"model": {"dim": 8, "norm_eps": 1e-5}}
 
-    run_ranks(save_and_load, 2, tmp_path)
+    run_ranks(2, save_and_load)
     assert Checkpointer(tmp_path).load(tmp_path / "step-00000009", zeros()).rng == b""
 
 
 def test_ranks_on_another_backend_agree_over_a_gloo_group_of_their_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def save_and_load(_rank: int) -> None:
+    def save_and_load() -> None:
         monkeypatch.setattr(dist, "get_backend", lambda group=None: "other")
         checkpointer = Checkpointer(tmp_path)
         path = checkpointer.save(1, sharded((2,), [Shard(0)]), extra())
@@ -218,7 +196,7 @@ def test_ranks_on_another_backend_agree_over_a_gloo_group_of_their_own(
         checkpointer.load(path, state)
         assert_state(state)
 
-    run_ranks(save_and_load, 2, tmp_path)
+    run_ranks(2, save_and_load)
 
 
 def test_tensors_are_filled_in_place_with_gradients_and_types_untouched(tmp_path: Path) -> None:
@@ -271,11 +249,11 @@ def test_corruption_found_by_one_rank_fails_all_of_them(tmp_path: Path) -> None:
     with (newer / "__0_0.distcp").open("r+b") as file:
         file.truncate(100)
 
-    def load(_rank: int) -> None:
+    def load() -> None:
         with pytest.raises(CheckpointError, match=r"__0_0\.distcp has 100 bytes instead of"):
             Checkpointer(tmp_path).load(newer, zeros())
 
-    run_ranks(load, 3, tmp_path)
+    run_ranks(3, load)
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
@@ -353,7 +331,8 @@ def test_a_kill_between_the_two_renames_of_a_replacement_loses_nothing(tmp_path:
 def test_a_full_disk_on_one_rank_fails_all_and_leaves_the_old_checkpoint(tmp_path: Path) -> None:
     checkpoints = tmp_path / "checkpoints"
 
-    def save(rank: int) -> None:
+    def save() -> None:
+        rank = dist.get_rank()
         checkpointer = Checkpointer(checkpoints, keep=1)
         mesh = init_device_mesh("cpu", (2,))
         large = distribute_tensor(torch.ones(400_000), mesh, [Shard(0)])
@@ -371,18 +350,18 @@ def test_a_full_disk_on_one_rank_fails_all_and_leaves_the_old_checkpoint(tmp_pat
         assert_state(state, seed=1)
         checkpointer.save(3, {"large": large}, extra())  # and the run goes on
 
-    run_ranks(save, 2, tmp_path)
+    run_ranks(2, save)
     assert [entry.name for entry in checkpoints.iterdir()] == ["step-00000003"]
 
 
 def test_a_folder_that_cannot_be_made_is_an_error_on_every_rank(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")
 
-    def save(_rank: int) -> None:
+    def save() -> None:
         with pytest.raises(CheckpointError, match="step-00000001"):
             Checkpointer(tmp_path / "file" / "checkpoints").save(1, plain(), extra())
 
-    run_ranks(save, 2, tmp_path)
+    run_ranks(2, save)
 
 
 def test_a_rank_killed_during_a_save_ends_the_save_of_the_others(tmp_path: Path) -> None:
@@ -390,16 +369,16 @@ def test_a_rank_killed_during_a_save_ends_the_save_of_the_others(tmp_path: Path)
 
     checkpoints = tmp_path / "checkpoints"
 
-    def save(rank: int) -> None:
+    def save() -> None:
+        rank = dist.get_rank()
         checkpointer = Checkpointer(checkpoints)
         checkpointer.save(1, plain(seed=1), extra())
         if rank == 1:
             module._seal_own_files = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
-        with pytest.raises(RuntimeError, match=r"(?i)connection|peer"):
-            checkpointer.save(2, plain(seed=2), extra())
-        os._exit(0)  # the group is beyond a tidy end
+        checkpointer.save(2, plain(seed=2), extra())
 
-    run_ranks(save, 2, tmp_path, killed=1)
+    with pytest.raises(RankFailure, match=r"(?s)rank 0:.*onnection closed.*rank 1:\ndid not"):
+        run_ranks(2, save)
     assert list_checkpoints(checkpoints) == [checkpoints / "step-00000001"]
 
 
