@@ -25,7 +25,9 @@ soak: $(STAMP)
 
 # The benchmarks that need no GPU; the others are described in docs/performance.md.
 bench: $(STAMP)
-	set -e; for script in benchmarks/cpu_*.py; do echo "== $$script"; $(BIN)/python $$script; done
+	set -e; for script in $(wildcard benchmarks/cpu_*.py); do \
+		echo "== $$script"; $(BIN)/python $$script; \
+	done
 
 $(STAMP): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -29,9 +30,9 @@ def demo(overrides: Set = None) -> None:
         ranks = default_world_size(job, devices=0)
         check(job, ranks)
     job = resolve(job, ranks)
+    keep_single_threaded()
     _tokenize(job)
     print(f"\n== Training on {ranks} ranks: {_axes(job)}", flush=True)
-    keep_single_threaded()
     from phalanx.train import run_folder
     from phalanx.train.launch import launch
 
@@ -43,13 +44,15 @@ def demo(overrides: Set = None) -> None:
 
 
 def _tokenize(job: Job) -> None:
+    from phalanx.data.manifest import MANIFEST_NAME
+
     corpus = Path(job.data.path)
-    if corpus.exists():
+    if (corpus / MANIFEST_NAME).exists():
         print(f"== The corpus is there already: {corpus}", flush=True)
         return
     print("== Tokenising the sources of Python's standard library", flush=True)
     # In a process of its own: the tokenizer's threads would otherwise be alive when ranks fork.
-    command = [sys.executable, "-m", "phalanx", "data", "tokenize", "--stdlib"]
+    command = [sys.executable, "-m", "phalanx", "data", "tokenize", "--stdlib", "--force"]
     command += ["--vocab-size", str(job.model.vocab), "--out", str(corpus)]
     code = subprocess.run(command, check=False).returncode
     if code:
@@ -64,20 +67,24 @@ def _axes(job: Job) -> str:
 
 
 def _what_next(job: Job, folder: RunFolder) -> str:
-    example = JOB.relative_to(Path.cwd()) if JOB.is_relative_to(Path.cwd()) else JOB
-    more = job.train.steps + 40
+    program = "phalanx" if shutil.which("phalanx") else _from_here(Path(sys.argv[0]))
+    train = f"{program} train {_from_here(JOB)}"
     return f"""
 == Where everything is
   corpus        {job.data.path}
-  checkpoints   {folder.checkpoints}
-  metrics       {folder.steps}
-  settings      {folder.config}
-  logs          {folder.logs}
+  checkpoints   {_from_here(folder.checkpoints)}
+  metrics       {_from_here(folder.steps)}
+  settings      {_from_here(folder.config)}
+  logs          {_from_here(folder.logs)}
 
 == What to try next
-  phalanx train {example} --set checkpoint.resume=auto --set train.steps={more}
-  phalanx train {example} --set parallel.pipeline=1 --set parallel.tensor=2
-  phalanx data inspect {job.data.path}
-  tensorboard --logdir {folder.metrics}
-  phalanx train examples/llama3-405b.toml --dry-run
-  phalanx config explain parallel"""
+  {train} --set checkpoint.resume=auto --set train.steps={job.train.steps + 40}
+  {train} --set parallel.pipeline=1 --set parallel.data=4
+  {program} train {_from_here(JOB.with_name("llama3-405b.toml"))} --dry-run
+  {program} data inspect {job.data.path}
+  {program} config explain parallel"""
+
+
+def _from_here(path: Path) -> str:
+    """A path as one would type it in the current folder."""
+    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)

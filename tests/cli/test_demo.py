@@ -1,0 +1,26 @@
+"""The demo: text to checkpoint, as a newcomer runs it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+@pytest.mark.soak
+def test_demo_trains_on_four_ranks_and_leaves_a_checkpoint(tmp_path: Path) -> None:
+    short = ["--set", "train.steps=3", "--set", "schedule.warmup_steps=0"]
+    command = [sys.executable, "-m", "phalanx", "demo", *short]
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, env=os.environ, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "4 ranks: pipeline 2 x data 2" in done.stdout
+    (run,) = (tmp_path / "runs" / "demo").iterdir()
+    assert json.loads((run / "exit_info.json").read_text())["code"] == 0
+    assert (run / "checkpoints" / "step-00000003" / "manifest.json").exists()
+    assert len((run / "metrics" / "steps.jsonl").read_text().splitlines()) == 3
