@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 
 import numpy as np
@@ -219,6 +220,8 @@ def test_a_forked_child_reads_the_same_and_exits(used_before_fork: bool) -> None
         expected = expected[1:]
     child = os.fork()
     if child == 0:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(20)  # a child that hangs must fail the test, not outlive it
         same = stream(feed, cursor, len(expected)) == expected
         feed.close()
         os._exit(0 if same and not read_ahead_threads() else 1)
