@@ -6,7 +6,7 @@ import math
 import time
 from typing import TYPE_CHECKING
 
-from phalanx.checkpoint import Checkpointer
+from phalanx.checkpoint import Checkpointer, CheckpointError
 from phalanx.data import DataExhausted
 from phalanx.train.exits import ExitCode, ExitInfo, now
 from phalanx.train.meter import Meter
@@ -44,6 +44,9 @@ def train(
                     run.validate()
                 if outcome.stop:
                     return run.ended(stop.reason or "stopped", "stopped on request")
+    except CheckpointError:
+        run.report_steps()
+        raise
     except DataExhausted:
         run.report_steps()
         if run.keeps_the_end():

@@ -1,0 +1,140 @@
+"""Sinks write what they are given, and their trouble does not end a run."""
+
+from __future__ import annotations
+
+import resource
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from unittest.mock import MagicMock
+
+import pytest
+
+from phalanx.config import ConfigError
+from phalanx.train.records import StepRecord, ValidationRecord, encode, read_records
+from phalanx.train.run_folder import RunFolder, create
+from phalanx.train.sinks import (
+    JsonLines,
+    Mlflow,
+    Sinks,
+    TensorBoard,
+    Wandb,
+    check_available,
+    open_sinks,
+)
+from tests.train.forked_runs import small_job
+from tests.train.sample_records import checkpoint_record, step_record, validation_record
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    return create(small_job(tmp_path))
+
+
+@pytest.fixture
+def full_disk() -> Iterator[None]:
+    """Files cannot grow beyond one and a half records, which fails much like a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(encode(step_record(1))) * 3 // 2, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_json_lines_keep_each_kind_in_its_file(folder: RunFolder) -> None:
+    sinks = Sinks([JsonLines(folder)])
+    sinks.write([step_record(1), step_record(2), validation_record(2), checkpoint_record(2)])
+    assert [r.step for r in read_records(folder.steps, StepRecord)] == [1, 2]
+    assert [r.loss for r in read_records(folder.validation, ValidationRecord)] == [4.5]
+    sinks.close()
+
+
+def test_a_full_disk_leaves_whole_lines_and_lets_training_go_on(
+    folder: RunFolder, full_disk: None
+) -> None:
+    sinks = Sinks([JsonLines(folder)])
+    sinks.write([step_record(1)])
+    sinks.write([step_record(2)])  # crosses the limit
+    assert "JsonLines" in sinks.failures
+    assert folder.steps.read_bytes().endswith(b"\n")
+    assert [r.step for r in read_records(folder.steps, StepRecord)] == [1]
+
+
+def test_what_a_full_disk_refused_is_written_when_there_is_room(
+    folder: RunFolder, full_disk: None
+) -> None:
+    sinks = Sinks([JsonLines(folder)])
+    sinks.write([step_record(step) for step in range(1, 4)])
+    assert "JsonLines" in sinks.failures
+    hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+    resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+    sinks.write([step_record(4)])
+    assert [r.step for r in read_records(folder.steps, StepRecord)] == [1, 2, 3, 4]
+
+
+def test_one_broken_sink_does_not_silence_the_others(folder: RunFolder) -> None:
+    broken = MagicMock(**{"write.side_effect": RuntimeError("server gone")})
+    sinks = Sinks([broken, JsonLines(folder)])
+    sinks.write([step_record(1)])
+    sinks.write([step_record(2)])
+    assert sinks.failures == {"MagicMock": "RuntimeError: server gone"}
+    assert len(list(read_records(folder.steps, StepRecord))) == 2
+
+
+def test_tensorboard_reads_what_was_written(tmp_path: Path) -> None:
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    sink = TensorBoard(tmp_path / "tb")
+    for step in (1, 2, 300):
+        sink.write(step_record(step, loss=4.0 + step))
+    sink.write(validation_record(300))
+    sink.close()
+    events = accumulator.EventAccumulator(str(tmp_path / "tb"))
+    events.Reload()
+    assert [(e.step, e.value) for e in events.Scalars("train/loss")] == [
+        (1, 5.0),
+        (2, 6.0),
+        (300, 304.0),
+    ]
+    assert [e.value for e in events.Scalars("validation/loss")] == [4.5]
+    assert "speed/mfu" not in events.Tags()["scalars"]  # unknown is left out, not zero
+
+
+def test_a_tracker_that_is_not_installed_is_refused_by_its_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"log\.wandb.*pip install wandb"):
+        check_available(small_job(tmp_path, log__wandb="true"))
+
+
+def test_wandb_gets_the_configuration_and_the_scalars(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    run = MagicMock()
+    wandb = ModuleType("wandb")
+    wandb.init = MagicMock(return_value=run)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    sink = Wandb(small_job(tmp_path), folder)
+    sink.write(step_record(3))
+    sink.close()
+    assert wandb.init.call_args.kwargs["config"]["train"]["steps"] == 6  # type: ignore[attr-defined]
+    scalars, step = run.log.call_args.args[0], run.log.call_args.kwargs["step"]
+    assert (scalars["train/loss"], step) == (4.25, 3)
+    run.finish.assert_called_once()
+
+
+def test_mlflow_gets_the_scalars_under_their_step(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    mlflow = MagicMock()
+    monkeypatch.setitem(sys.modules, "mlflow", mlflow)
+    sink = Mlflow(small_job(tmp_path), folder)
+    sink.write(step_record(3))
+    sink.close()
+    assert mlflow.log_metrics.call_args.kwargs["step"] == 3
+    mlflow.end_run.assert_called_once()
+
+
+def test_only_the_sinks_asked_for_are_opened(folder: RunFolder, tmp_path: Path) -> None:
+    kinds = {type(s) for s in open_sinks(small_job(tmp_path, log__tensorboard="false"), folder)}
+    assert kinds == {JsonLines}
