@@ -165,6 +165,15 @@ def _pipeline(job: Job) -> Iterator[Problem]:
             "zero-bubble splits backward in two, which compiled blocks cannot",
             'set it to "off", or parallel.schedule to "interleaved"',
         )
+    sharded = axes.data * axes.context * (axes.tensor if job.model.moe else 1) > 1
+    if axes.schedule == "zero-bubble" and axes.zero == 3 and sharded:
+        yield problem(
+            "parallel.zero",
+            3,
+            "zero-bubble makes weight gradients long after the layer ran, so its weights must "
+            "stay gathered until then",
+            'set it to 2, or parallel.schedule to "interleaved"',
+        )
 
 
 def _virtual_stages(axes: Parallel) -> Iterator[Problem]:

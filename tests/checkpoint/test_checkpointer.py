@@ -23,7 +23,7 @@ from phalanx.checkpoint import (
     read_manifest,
 )
 from phalanx.data import Cursor
-from tests.ranks import RankFailure, run_ranks
+from tests.ranks import RankError, run_ranks
 
 SHAPES = {"weight": (10, 6), "moment": (7, 4), "row": (3, 8), "scale": ()}
 
@@ -377,7 +377,7 @@ def test_a_rank_killed_during_a_save_ends_the_save_of_the_others(tmp_path: Path)
             module._seal_own_files = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
         checkpointer.save(2, plain(seed=2), extra())
 
-    with pytest.raises(RankFailure, match=r"(?s)rank 0:.*onnection \w+ by peer.*rank 1:\ndid not"):
+    with pytest.raises(RankError, match=r"(?s)rank 0:.*onnection \w+ by peer.*rank 1:\ndid not"):
         run_ranks(2, save)
     assert list_checkpoints(checkpoints) == [checkpoints / "step-00000001"]
 

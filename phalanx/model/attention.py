@@ -1,0 +1,128 @@
+"""Attention: grouped-query and latent projections around one replaceable core."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+
+from phalanx.config import Model
+from phalanx.model.layers import Context, RMSNorm
+from phalanx.model.ops import apply_rope, split_heads, split_rope
+
+# cuDNN is the fastest on Hopper; flash is the deterministic one; the others are fallbacks.
+CUDA_BACKENDS = [
+    SDPBackend.CUDNN_ATTENTION,
+    SDPBackend.FLASH_ATTENTION,
+    SDPBackend.EFFICIENT_ATTENTION,
+    SDPBackend.MATH,
+]
+
+
+def document_mask(documents: Tensor) -> Tensor | BlockMask:
+    """Causal mask inside each packed document. documents: [batch, seq] numbers."""
+    batch, sequence = documents.shape
+    if documents.is_cuda:
+
+        def visible(b: Tensor, _h: Tensor, query: Tensor, key: Tensor) -> Tensor:
+            return (query >= key) & (documents[b, query] == documents[b, key])
+
+        return create_block_mask(visible, batch, None, sequence, sequence, device="cuda")
+    same = documents[:, None, :, None] == documents[:, None, None, :]
+    return same & torch.ones(sequence, sequence, dtype=torch.bool, device=documents.device).tril()
+
+
+class CausalAttention(nn.Module):
+    """The core: softmax(q k^T) v over [batch, seq, heads, head_dim] tensors."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | BlockMask | None) -> Tensor:
+        value_dim = v.shape[-1]
+        if value_dim != q.shape[-1]:  # latent attention: fused kernels want one head size
+            v = F.pad(v, (0, q.shape[-1] - value_dim))
+        if not q.is_cuda and k.shape[2] != q.shape[2]:  # the CPU kernel has no grouped heads
+            repeat = q.shape[2] // k.shape[2]
+            k, v = k.repeat_interleave(repeat, 2), v.repeat_interleave(repeat, 2)
+        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+        grouped = k.shape[1] != q.shape[1]
+        if isinstance(mask, BlockMask):
+            out = flex_attention(q, k, v, block_mask=mask, enable_gqa=grouped)
+        elif q.is_cuda:
+            backends = CUDA_BACKENDS[1:] if deterministic() else CUDA_BACKENDS
+            with sdpa_kernel(backends, set_priority=True):
+                out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
+        else:
+            out = F.scaled_dot_product_attention(q, k, v, mask, is_causal=mask is None)
+        return out.transpose(1, 2)[..., :value_dim]
+
+
+def deterministic() -> bool:
+    """Whether bit-reproducible kernels were asked for."""
+    return torch.are_deterministic_algorithms_enabled()
+
+
+class GroupedQueryAttention(nn.Module):
+    """Multi-head attention with shared key/value heads.
+
+    Rows of ``qkv`` are ordered by key/value head: its queries, its key, its value. A
+    contiguous slice of rows is therefore a complete set of heads.
+    """
+
+    def __init__(self, config: Model) -> None:
+        super().__init__()
+        self.head_dim = config.head_dim
+        self.queries = config.heads // config.kv_heads  # per key/value head
+        rows = (config.heads + 2 * config.kv_heads) * config.head_dim
+        self.qkv = nn.Linear(config.dim, rows, bias=False)
+        self.out = nn.Linear(config.heads * config.head_dim, config.dim, bias=False)
+        self.q_norm = RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else None
+        self.k_norm = RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else None
+        self.core = CausalAttention()
+
+    def forward(self, x: Tensor, context: Context) -> Tensor:
+        packed = self.qkv(x)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k, v = split_heads(packed, self.queries, self.head_dim)
+            q, k = self.q_norm(q), self.k_norm(k)
+            q, k = (apply_rope(t, context.cos, context.sin) for t in (q, k))
+        else:
+            q, k, v = split_rope(packed, context.cos, context.sin, self.queries, self.head_dim)
+        attended: Tensor = self.out(self.core(q, k, v, context.mask).flatten(2))
+        return attended
+
+
+class LatentAttention(nn.Module):
+    """Multi-head latent attention: keys and values from a low-rank latent, one shared rope key."""
+
+    def __init__(self, config: Model) -> None:
+        super().__init__()
+        latent = config.latent
+        assert latent is not None
+        self.content, self.rope = latent.content_head_dim, latent.rope_head_dim
+        self.value, self.key_value_rank = latent.value_head_dim, latent.key_value_rank
+        query_rows = config.heads * (self.content + self.rope)
+        query_in = latent.query_rank or config.dim
+        self.q_down = nn.Linear(config.dim, query_in, bias=False) if latent.query_rank else None
+        self.q_norm = RMSNorm(query_in, config.norm_eps) if latent.query_rank else None
+        self.q_up = nn.Linear(query_in, query_rows, bias=False)
+        self.kv_down = nn.Linear(config.dim, self.key_value_rank + self.rope, bias=False)
+        self.kv_norm = RMSNorm(self.key_value_rank, config.norm_eps)
+        kv_rows = config.heads * (self.content + self.value)
+        self.kv_up = nn.Linear(self.key_value_rank, kv_rows, bias=False)
+        self.out = nn.Linear(config.heads * self.value, config.dim, bias=False)
+        self.core = CausalAttention()
+
+    def forward(self, x: Tensor, context: Context) -> Tensor:
+        low = self.q_norm(self.q_down(x)) if self.q_down and self.q_norm else x
+        q = self.q_up(low).unflatten(-1, (-1, self.content + self.rope))
+        q_content, q_rope = q.split((self.content, self.rope), dim=-1)
+        latent, k_rope = self.kv_down(x).split((self.key_value_rank, self.rope), dim=-1)
+        kv = self.kv_up(self.kv_norm(latent)).unflatten(-1, (-1, self.content + self.value))
+        k_content, v = kv.split((self.content, self.value), dim=-1)
+        q_rope = apply_rope(q_rope, context.cos, context.sin)
+        k_rope = apply_rope(k_rope.unsqueeze(2), context.cos, context.sin)
+        k_rope = k_rope.expand(-1, -1, k_content.shape[2], -1)
+        q, k = torch.cat((q_content, q_rope), -1), torch.cat((k_content, k_rope), -1)
+        attended: Tensor = self.out(self.core(q, k, v, context.mask).flatten(2))
+        return attended

@@ -1,0 +1,138 @@
+"""The output head and its loss, without ever holding all logits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from phalanx.model import ops
+
+_CHUNK_BYTES = 2 << 30  # logits that exist at once: few chunks for fast matmuls, little memory
+
+
+class VocabSlice(NamedTuple):
+    """Says that the weight holds only the vocabulary from ``first`` on, and how to combine."""
+
+    first: int
+    total_max: Callable[[Tensor], Tensor]
+    total_sum: Callable[[Tensor], Tensor]
+
+
+class LinearCrossEntropy(torch.autograd.Function):
+    """Sum of cross-entropies of ``hidden @ weight.T`` times ``scale``, in chunks of tokens.
+
+    Gradients are made in the forward pass, while a chunk's logits exist, so that neither
+    logits nor their gradient are ever stored for the whole batch. Labels below zero weigh
+    nothing.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,  # [tokens, dim]
+        weight: Tensor,  # [vocab, dim]
+        labels: Tensor,  # [tokens]
+        scale: Tensor,  # []
+        vocab: VocabSlice | None,
+    ) -> Tensor:
+        wanted = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
+        grad_hidden = torch.empty_like(hidden) if wanted else None
+        grad_weight: Tensor | None = None
+        total = torch.zeros((), dtype=torch.float32, device=hidden.device)
+        tokens = max(1, _CHUNK_BYTES // (weight.shape[0] * hidden.element_size()))
+        for start in range(0, hidden.shape[0], tokens):
+            part = slice(start, start + tokens)
+            x = hidden[part]
+            logits = x @ weight.t()
+            loss, slope = _cross_entropy(logits, labels[part], scale, vocab, wanted)
+            total += loss
+            if grad_hidden is not None and slope is not None:
+                torch.mm(slope, weight, out=grad_hidden[part])
+                if grad_weight is None:
+                    grad_weight = slope.t() @ x
+                else:
+                    grad_weight.addmm_(slope.t(), x)
+            del logits, slope  # before the next chunk's exist
+        ctx.gradients, ctx.applied = (grad_hidden, grad_weight), None
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+        # Scaled in place. A schedule that splits backward comes here twice with the same
+        # gradient: what was applied before is taken back, so that any number of calls is right.
+        factor = grad if ctx.applied is None else grad / ctx.applied
+        ctx.applied = grad.clone()
+        grad_hidden, grad_weight = (_scaled(g, factor) for g in ctx.gradients)
+        return grad_hidden, grad_weight, None, None, None
+
+
+def _scaled(gradient: Tensor, factor: Tensor) -> Tensor:
+    if ops.HAS_KERNELS and gradient.is_cuda:
+        return ops.kernels.scale_unless_one(gradient, factor)
+    return gradient.mul_(factor)
+
+
+def _cross_entropy(
+    logits: Tensor, labels: Tensor, scale: Tensor, vocab: VocabSlice | None, wanted: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Scaled loss sum of one chunk and, if wanted, its gradient with respect to the logits."""
+    if ops.HAS_KERNELS and logits.is_cuda:
+        return _cross_entropy_in_place(logits, labels, scale, vocab, wanted)
+    values = logits.float()
+    real = labels >= 0
+    local = labels.clamp(min=0)
+    here = real
+    if vocab is not None:
+        local = local - vocab.first
+        here = real & (local >= 0) & (local < values.shape[1])
+        local = local.clamp(0, values.shape[1] - 1)
+    peak = values.amax(-1)
+    if vocab is not None:
+        peak = vocab.total_max(peak)
+    exponentials = (values - peak[:, None]).exp_()
+    target = values.gather(1, local[:, None]).squeeze(1) * here
+    sums = torch.stack((exponentials.sum(-1), target))
+    if vocab is not None:
+        sums = vocab.total_sum(sums)
+    normalizer, target = sums.unbind(0)
+    loss = ((normalizer.log() + peak - target) * real).sum() * scale
+    if not wanted:
+        return loss, None
+    factor = real * scale
+    slope = exponentials.mul_((factor / normalizer)[:, None])
+    slope.scatter_add_(1, local[:, None], -(here * factor)[:, None])
+    return loss, slope.to(logits.dtype)
+
+
+def _cross_entropy_in_place(
+    logits: Tensor, labels: Tensor, scale: Tensor, vocab: VocabSlice | None, wanted: bool
+) -> tuple[Tensor, Tensor | None]:
+    """The same by kernels; the gradient takes the logits' place."""
+    statistics = torch.empty((3, logits.shape[0]), dtype=torch.float32, device=logits.device)
+    run = ops.kernels.cross_entropy_rows
+    if vocab is None:
+        run(logits, labels, scale, statistics, 0, measure=True, gradient=wanted)
+    else:
+        run(logits, labels, scale, statistics, vocab.first, measure=True, gradient=False)
+        peak = vocab.total_max(statistics[0].clone())
+        statistics[1] *= (statistics[0] - peak).exp()
+        statistics[0] = peak
+        statistics[1:] = vocab.total_sum(statistics[1:])
+        if wanted:
+            run(logits, labels, scale, statistics, vocab.first, measure=False, gradient=True)
+    peak, normalizer, target = statistics.unbind(0)
+    loss = ((normalizer.log() + peak - target) * (labels >= 0)).sum() * scale
+    return loss, logits if wanted else None
+
+
+def linear_cross_entropy(
+    hidden: Tensor, weight: Tensor, labels: Tensor, scale: Tensor, vocab: VocabSlice | None = None
+) -> Tensor:
+    """Loss sum over real labels, times scale. hidden: [..., dim], labels: [...]."""
+    flat: Tensor = LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
+        hidden.flatten(0, -2), weight, labels.flatten(), scale, vocab
+    )
+    return flat

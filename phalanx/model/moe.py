@@ -1,0 +1,140 @@
+"""Mixture of experts: routing, balancing and grouped expert matmuls, without capacity limits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from phalanx.config import Moe
+from phalanx.model.layers import Context, SwiGLU
+
+
+class AttachLoss(torch.autograd.Function):
+    """Identity on ``x`` whose backward also sends gradient one into ``loss``.
+
+    An auxiliary loss reaches its parameters this way from any pipeline stage, without being
+    carried to the last one.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, loss: Tensor) -> Tensor:
+        ctx.save_for_backward(loss)
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        (loss,) = ctx.saved_tensors
+        return grad, torch.ones_like(loss)
+
+
+class Router(nn.Module):
+    """Chooses ``top_k`` experts a token and keeps them balanced."""
+
+    def __init__(self, dim: int, moe: Moe) -> None:
+        super().__init__()
+        self.moe = moe
+        self.weight = nn.Parameter(torch.empty(moe.experts, dim))
+        self.register_buffer("expert_bias", torch.zeros(moe.experts, dtype=torch.float32))
+        # Tokens each expert received in the step so far; read and cleared by `update_bias`.
+        self.register_buffer(
+            "load", torch.zeros(moe.experts, dtype=torch.float32), persistent=False
+        )
+        self.expert_bias: Tensor
+        self.load: Tensor
+
+    def forward(self, x: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor]:
+        """x: [batch, seq, dim] -> x with balance loss attached, weights and experts [b, s, k]."""
+        logits = F.linear(x.float(), self.weight.float())
+        scores = logits.softmax(-1) if self.moe.score == "softmax" else logits.sigmoid()
+        biased = scores + self.expert_bias if self.moe.balance == "bias" else scores
+        experts = biased.topk(self.moe.top_k, dim=-1).indices
+        weights = scores.gather(-1, experts)
+        if self.moe.normalize_top_k:
+            weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
+        x = self._balance(x, scores, experts, context)
+        return x, weights * self.moe.route_scale, experts
+
+    def _balance(self, x: Tensor, scores: Tensor, experts: Tensor, context: Context) -> Tensor:
+        """Count loads; attach the sequence-wise auxiliary loss when it is the balancing method."""
+        if not self.training or self.moe.balance == "none":
+            return x
+        chosen = torch.zeros_like(scores).scatter_(-1, experts, 1.0)
+        if context.real is not None:
+            chosen = chosen * context.real.unsqueeze(-1)
+            scores = scores * context.real.unsqueeze(-1)
+        if self.moe.balance == "bias":
+            with torch.no_grad():
+                self.load += chosen.sum((0, 1))
+            return x
+        tokens = chosen.new_full((x.shape[0], 1), x.shape[1])
+        if context.real is not None:
+            tokens = context.real.sum(1, keepdim=True).to(chosen.dtype)
+        share = scores / (scores.sum(-1, keepdim=True) + 1e-20)
+        sums = torch.cat((chosen.sum(1), share.sum(1), tokens), dim=-1)  # [batch, 2 E + 1]
+        routed, probability, tokens = self.over_sequence(sums).split(
+            (self.moe.experts, self.moe.experts, 1), dim=-1
+        )
+        # Per sequence: E * sum(fraction routed * mean probability), weighted by its real tokens.
+        balance = (routed * probability).sum(-1) / tokens.squeeze(-1).clamp(min=1)
+        scale = self.moe.auxiliary_coefficient * self.moe.experts / self.moe.top_k
+        loss = balance.sum() * scale * context.token_weight
+        return AttachLoss.apply(x, loss)  # type: ignore[no-any-return, no-untyped-call]
+
+    def over_sequence(self, sums: Tensor) -> Tensor:
+        """Totals over the whole sequence from totals over the part that is here."""
+        return sums
+
+    @torch.no_grad()
+    def update_bias(self) -> None:
+        """Nudge the bias of over- and underloaded experts; call once a step."""
+        if self.moe.balance == "bias":
+            self.expert_bias += self.moe.bias_rate * torch.sign(self.load.mean() - self.load)
+            self.load.zero_()
+
+
+class Experts(nn.Module):
+    """All experts as two stacked matrices, applied to tokens sorted by expert."""
+
+    def __init__(self, dim: int, moe: Moe) -> None:
+        super().__init__()
+        self.gate_up = nn.Parameter(torch.empty(moe.experts, 2 * moe.ffn, dim))
+        self.down = nn.Parameter(torch.empty(moe.experts, dim, moe.ffn))
+
+    def forward(self, x: Tensor, counts: Tensor) -> Tensor:
+        """x: [tokens, dim] sorted by expert; counts: [experts] tokens of each."""
+        gate, up = grouped_linear(x, self.gate_up, counts).chunk(2, dim=-1)
+        return grouped_linear(F.silu(gate) * up, self.down, counts)
+
+
+def grouped_linear(x: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
+    """Rows of x times their expert's matrix; one kernel on CUDA, a loop elsewhere."""
+    if x.is_cuda and x.dtype == torch.bfloat16:
+        offsets = counts.cumsum(0).to(torch.int32)
+        return F.grouped_mm(x, weight.transpose(1, 2), offs=offsets)
+    parts = x.split(counts.tolist())
+    return torch.cat([F.linear(part, weight[i]) for i, part in enumerate(parts)])
+
+
+class MoeLayer(nn.Module):
+    """Routed experts plus optional shared ones."""
+
+    def __init__(self, dim: int, moe: Moe) -> None:
+        super().__init__()
+        self.router = Router(dim, moe)
+        self.experts = Experts(dim, moe)
+        shared = moe.shared_ffn or moe.shared_experts * moe.ffn
+        self.shared = SwiGLU(dim, shared) if shared else None
+
+    def forward(self, x: Tensor, context: Context) -> Tensor:
+        x, weights, experts = self.router(x, context)
+        tokens, top_k = x.flatten(0, 1), experts.shape[-1]
+        order = experts.flatten().argsort(stable=True)
+        counts = torch.bincount(experts.flatten(), minlength=self.router.moe.experts)
+        routed = self.experts(tokens[order // top_k], counts)
+        restored = torch.empty_like(routed).index_copy(0, order, routed)
+        combined = (restored.unflatten(0, (-1, top_k)) * weights.flatten(0, 1).unsqueeze(-1)).sum(1)
+        out = combined.to(x.dtype).view_as(x)
+        return out + self.shared(x) if self.shared is not None else out

@@ -1,0 +1,116 @@
+"""The memory-bound steps of the transformer: Triton kernels on CUDA, plain torch elsewhere."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+# Asking the CUDA runtime here would forbid the launcher to fork; the build says enough.
+HAS_KERNELS = torch.version.cuda is not None and importlib.util.find_spec("triton") is not None
+if HAS_KERNELS or TYPE_CHECKING:
+    from phalanx.model import kernels
+
+_NARROW = 512  # norms of fewer columns (those of a head) are left to torch
+
+
+def add_rms_norm(
+    x: Tensor, branch: Tensor | None, weight: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    """(x + branch, its root-mean-square norm times weight), the norm computed in fp32."""
+    if HAS_KERNELS and x.is_cuda and x.shape[-1] >= _NARROW:
+        return _AddRmsNorm.apply(x, branch, weight, eps)  # type: ignore[no-any-return, no-untyped-call]
+    if branch is not None:
+        x = x + branch
+    return x, F.rms_norm(x, weight.shape, weight, eps)
+
+
+class _AddRmsNorm(torch.autograd.Function):
+    """Returns x too: the gradient of the residual path is then added inside one kernel."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, branch: Tensor | None, weight: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        x = x.contiguous()
+        added = None if branch is None else branch.contiguous()
+        total, out, rstd = kernels.norm_forward(x, added, weight, eps)
+        if branch is None:
+            total = x
+        ctx.save_for_backward(total, weight, rstd)
+        ctx.joined = branch is not None
+        ctx.set_materialize_grads(False)
+        return total, out
+
+    @staticmethod
+    def backward(ctx: Any, residual: Tensor | None, slope: Tensor | None) -> tuple[Any, ...]:  # type: ignore[override]
+        x, weight, rstd = ctx.saved_tensors
+        if slope is None:
+            return residual, residual if ctx.joined else None, None, None
+        residual = None if residual is None else residual.contiguous()
+        grad, weight_grad = kernels.norm_backward(slope.contiguous(), residual, x, weight, rstd)
+        return grad, grad if ctx.joined else None, weight_grad, None
+
+
+def swiglu(pairs: Tensor, width: int) -> Tensor:
+    """silu(gate) * up; gates and ups lie in alternating groups of ``width`` columns."""
+    if HAS_KERNELS and pairs.is_cuda and width & (width - 1) == 0:
+        return _SwiGLU.apply(pairs, width)  # type: ignore[no-any-return, no-untyped-call]
+    gate, up = pairs.unflatten(-1, (-1, 2, width)).unbind(-2)
+    return (F.silu(gate) * up).flatten(-2)
+
+
+class _SwiGLU(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, pairs: Tensor, width: int) -> Tensor:
+        pairs = pairs.contiguous()
+        ctx.save_for_backward(pairs)
+        ctx.width = width
+        return kernels.swiglu_forward(pairs, width)
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+        (pairs,) = ctx.saved_tensors
+        return kernels.swiglu_backward(slope.contiguous(), pairs, ctx.width), None
+
+
+def split_rope(
+    packed: Tensor, cos: Tensor, sin: Tensor, queries: int, head_dim: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Packed heads [batch, seq, rows] -> q, k, v [batch, seq, heads, head_dim]; q, k rotated."""
+    if HAS_KERNELS and packed.is_cuda and head_dim & (head_dim - 1) == 0:
+        return _SplitRope.apply(packed, cos, sin, queries, head_dim)  # type: ignore[no-any-return, no-untyped-call]
+    q, k, v = split_heads(packed, queries, head_dim)
+    return apply_rope(q, cos, sin), apply_rope(k, cos, sin), v
+
+
+class _SplitRope(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, packed: Tensor, cos: Tensor, sin: Tensor, queries: int, head_dim: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        ctx.save_for_backward(cos, sin)
+        return kernels.rope_split(packed.contiguous(), cos, sin, queries, head_dim)
+
+    @staticmethod
+    def backward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+        cos, sin = ctx.saved_tensors
+        packed = kernels.rope_merge(q.contiguous(), k.contiguous(), v.contiguous(), cos, sin)
+        return packed, None, None, None, None
+
+
+def split_heads(packed: Tensor, queries: int, head_dim: int) -> tuple[Tensor, Tensor, Tensor]:
+    """[batch, seq, kv_heads * (queries + 2) * head_dim] -> q, k, v [batch, seq, heads, head_dim]."""
+    heads = packed.unflatten(-1, (-1, queries + 2, head_dim))
+    q, k, v = heads.split((queries, 1, 1), dim=-2)
+    return q.flatten(2, 3), k.flatten(2, 3), v.flatten(2, 3)
+
+
+def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate x: [batch, seq, heads, rotated]; the two halves of a head form the pairs."""
+    first, second = x.float().chunk(2, dim=-1)
+    cos, sin = cos[:, None, :], sin[:, None, :]
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)

@@ -1,0 +1,212 @@
+"""Context parallelism: a sequence longer than one device, split over ranks.
+
+Ring: keys and values travel round the ranks while each keeps its queries. Every rank holds
+one early and one late chunk, so that all do the same work under the causal mask. Ulysses:
+an all-to-all swaps the sequence split for a split over heads, and back.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd import Function
+from torch.nn.attention.flex_attention import BlockMask
+
+from phalanx.model import CausalAttention, Transformer
+from phalanx.parallel.collectives import exchange
+
+Pair = tuple[Tensor, Tensor]
+
+
+def local_positions(method: str, sequence: int, rank: int, size: int) -> Tensor:
+    """Positions of the whole sequence that a rank holds, in its order."""
+    positions = torch.arange(sequence)
+    if method == "ulysses":
+        return positions.chunk(size)[rank]
+    chunks = positions.chunk(2 * size)
+    return torch.cat((chunks[rank], chunks[2 * size - 1 - rank]))
+
+
+def apply_context_parallel(part: Transformer, group: dist.ProcessGroup, method: str) -> None:
+    """Replace the attention core of every block."""
+    core = UlyssesAttention if method == "ulysses" else RingAttention
+    for block in part.layers.values():
+        cast(Any, block).attention.core = core(group)
+
+
+class UlyssesAttention(CausalAttention):
+    """Whole sequence, some heads."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        super().__init__()
+        self.group, self.size = group, group.size()
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | BlockMask | None) -> Tensor:
+        q, k, v = (self._heads_out(t) for t in (q, k, v))
+        return self._sequence_out(super().forward(q, k, v, mask))
+
+    def _heads_out(self, x: Tensor) -> Tensor:
+        """[batch, seq / n, heads, dim] -> [batch, seq, heads / n, dim]."""
+        parts = x.unflatten(2, (self.size, -1)).movedim(2, 0)  # [n, b, s / n, h / n, d]
+        received = exchange(parts, self.group, None, None)
+        return received.movedim(0, 1).flatten(1, 2)
+
+    def _sequence_out(self, x: Tensor) -> Tensor:
+        """[batch, seq, heads / n, dim] -> [batch, seq / n, heads, dim]."""
+        parts = x.unflatten(1, (self.size, -1)).movedim(1, 0)
+        received = exchange(parts, self.group, None, None)
+        return received.movedim(0, 2).flatten(2, 3)
+
+
+class RingAttention(nn.Module):
+    """Some queries against all keys, one rank's keys at a time."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        super().__init__()
+        self.group = group
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | BlockMask | None) -> Tensor:
+        assert mask is None, "ring attention has no document mask; configuration refuses it"
+        value_dim = v.shape[-1]
+        if value_dim != q.shape[-1]:
+            v = F.pad(v, (0, q.shape[-1] - value_dim))
+        q, k, v = (t.transpose(1, 2).contiguous() for t in (q, k, v))
+        out: Tensor = _Ring.apply(q, k, v, self.group)  # type: ignore[no-untyped-call]
+        return out.transpose(1, 2)[..., :value_dim]
+
+
+class _Ring(Function):
+    """Ring attention over [batch, heads, seq, dim]; partial results merge by log-sum-exp."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, group: dist.ProcessGroup) -> Tensor:
+        rank, size = dist.get_rank(group), group.size()
+        out = torch.zeros_like(q, dtype=torch.float32)
+        total = torch.full(q.shape[:-1], -torch.inf, device=q.device)
+        travelling = torch.stack((k, v))
+        for step in range(size):
+            arriving = _Rotation(travelling, group) if step < size - 1 else None
+            queries, keys = _visible(q.shape[2], rank, (rank - step) % size)
+            part, weight = _attend(
+                q[:, :, queries], travelling[0][:, :, keys], travelling[1][:, :, keys], step == 0
+            )
+            _merge(out[:, :, queries], total[:, :, queries], part, weight)
+            if arriving is not None:
+                travelling = arriving.wait()
+        result = out.to(q.dtype)
+        ctx.group = group
+        ctx.save_for_backward(q, k, v, result, total)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        q, k, v, out, total = ctx.saved_tensors
+        rank, size = dist.get_rank(ctx.group), ctx.group.size()
+        grad = grad.contiguous()
+        grad_q = torch.zeros_like(q, dtype=torch.float32)
+        travelling = torch.stack((k, v))
+        # Gradients of keys and values ride along and are home after a full round.
+        slopes = torch.zeros_like(travelling, dtype=torch.float32)
+        for step in range(size):
+            arriving = _Rotation(travelling, ctx.group) if step < size - 1 else None
+            queries, keys = _visible(q.shape[2], rank, (rank - step) % size)
+            dq, dk, dv = _attend_backward(
+                grad[:, :, queries],
+                q[:, :, queries],
+                travelling[0][:, :, keys],
+                travelling[1][:, :, keys],
+                out[:, :, queries],
+                total[:, :, queries],
+                step == 0,
+            )
+            grad_q[:, :, queries] += dq
+            slopes[0][:, :, keys] += dk
+            slopes[1][:, :, keys] += dv
+            slopes = _Rotation(slopes, ctx.group).wait()
+            if arriving is not None:
+                travelling = arriving.wait()
+        return grad_q.to(q.dtype), slopes[0].to(k.dtype), slopes[1].to(v.dtype), None
+
+
+class _Rotation:
+    """A tensor on its way to the next rank, and another arriving from the previous one."""
+
+    def __init__(self, sent: Tensor, group: dist.ProcessGroup) -> None:
+        rank, size = dist.get_rank(group), group.size()
+        self._received = torch.empty_like(sent)
+        ahead = dist.get_global_rank(group, (rank + 1) % size)
+        behind = dist.get_global_rank(group, (rank - 1) % size)
+        self._work = dist.batch_isend_irecv(
+            [
+                dist.P2POp(dist.isend, sent, ahead, group),
+                dist.P2POp(dist.irecv, self._received, behind, group),
+            ]
+        )
+
+    def wait(self) -> Tensor:
+        for work in self._work:
+            work.wait()
+        return self._received
+
+
+def _visible(length: int, rank: int, source: int) -> tuple[slice, slice]:
+    """Queries and keys that meet when the keys come from ``source``.
+
+    Own keys: all, causally. From an earlier rank: all queries see its early chunk. From a
+    later rank: the late queries see both of its chunks.
+    """
+    half = length // 2
+    if source == rank:
+        return slice(None), slice(None)
+    if source < rank:
+        return slice(None), slice(0, half)
+    return slice(half, None), slice(None)
+
+
+def _spread(x: Tensor, heads: int) -> Tensor:
+    """Key/value heads repeated to the number of query heads."""
+    return x.repeat_interleave(heads // x.shape[1], dim=1).contiguous()
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Pair:
+    """Attention of one block of keys and its log-sum-exp [batch, heads, queries]."""
+    heads = q.shape[1]
+    q, k, v = q.contiguous(), _spread(k, heads), _spread(v, heads)
+    if q.is_cuda:
+        found = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal)
+    else:
+        found = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal)
+    return found[0], found[1]
+
+
+def _merge(out: Tensor, total: Tensor, part: Tensor, weight: Tensor) -> None:
+    """Fold one block's result into the running one, in place."""
+    combined = torch.logaddexp(total, weight)
+    out *= (total - combined).exp().unsqueeze(-1)
+    out += part * (weight - combined).exp().unsqueeze(-1)
+    total.copy_(combined)
+
+
+def _attend_backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, total: Tensor, causal: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of one block, given the merged output and log-sum-exp of all blocks."""
+    heads, kv_heads = q.shape[1], k.shape[1]
+    full = [t.contiguous() for t in (grad, q)] + [_spread(k, heads), _spread(v, heads)]
+    full += [out.contiguous(), total.contiguous()]
+    if q.is_cuda:
+        seed = torch.empty(0, dtype=torch.uint64, device=q.device)
+        lengths = (None, None, q.shape[2], k.shape[2])
+        dq, dk, dv = torch.ops.aten._scaled_dot_product_flash_attention_backward(
+            *full, *lengths, 0.0, causal, seed, seed
+        )
+    else:
+        dq, dk, dv = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+            *full, 0.0, causal
+        )
+    dk, dv = (t.float().unflatten(1, (kv_heads, -1)).sum(2) for t in (dk, dv))
+    return dq, dk, dv

@@ -1,0 +1,292 @@
+"""One rank's share of a model, with every configured axis applied, and its forward-backward."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Protocol, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+from phalanx.config import Job, micro_batches
+from phalanx.data import Batch
+from phalanx.model import Router, Transformer, fill, initial_std, key_of
+from phalanx.parallel.context import apply_context_parallel, local_positions
+from phalanx.parallel.expert import apply_expert_parallel, share_balance_statistics
+from phalanx.parallel.fsdp import DdpGradients, apply_fsdp, sync_gradients
+from phalanx.parallel.mesh import Mesh
+from phalanx.parallel.pipeline import Pipeline, stage_layers, stages_of_rank
+from phalanx.parallel.precision import MainGradients, cast_parameters, compute_dtype
+from phalanx.parallel.recompute import apply_activation_offload, apply_compile, apply_recompute
+from phalanx.parallel.tensor import apply_tensor_parallel, enable_async_tensor_parallel
+
+
+class Timer(Protocol):
+    """What the engine asks of whoever measures a step."""
+
+    def phase(self, name: Any) -> AbstractContextManager[None]: ...
+
+
+@dataclass
+class Weight:
+    """One parameter as the optimizer and checkpoints see it: the block that this rank holds."""
+
+    name: str
+    parameter: nn.Parameter
+    master: Tensor  # fp32; the parameter's own memory where that is fp32
+    copies: int  # ranks that hold this same block
+
+    @property
+    def local(self) -> Tensor:
+        return local_part(self.parameter)
+
+    @property
+    def gradient(self) -> Tensor:
+        """The block's gradient of the finished step."""
+        main: Tensor | None = getattr(self.parameter, "main_grad", None)
+        if main is not None:
+            return main
+        if self.parameter.grad is None:
+            return torch.zeros_like(self.master)
+        return local_part(self.parameter.grad)
+
+    def like(self, block: Tensor) -> Tensor:
+        """``block`` with the layout of the whole parameter, as checkpoints want it."""
+        p = self.parameter
+        if not isinstance(p, DTensor):
+            return block
+        return DTensor.from_local(
+            block, p.device_mesh, p.placements, run_check=False, shape=p.shape, stride=p.stride()
+        )
+
+    def publish(self) -> None:
+        """Bring the master's values to the weight that computes."""
+        if self.master.data_ptr() != self.local.data_ptr():
+            self.local.copy_(self.master, non_blocking=True)
+
+
+def local_part(x: Tensor) -> Tensor:
+    """The block of a tensor that is on this rank."""
+    return x._local_tensor if isinstance(x, DTensor) else x.detach()
+
+
+def build_parts(job: Job, mesh: Mesh) -> list[Transformer]:
+    """This rank's model parts on the meta device, with every axis applied but no memory."""
+    model, parallel = job.model, job.parallel
+    numbers = stages_of_rank(parallel, mesh.coordinates["pipeline"])
+    total = parallel.pipeline * len(numbers)
+    layers = stage_layers(model, job.data.sequence, total)
+    with torch.device("meta"):
+        parts = [Transformer(model, layers[n], embed=n == 0, head=n == total - 1) for n in numbers]
+    for part in parts:
+        _parallelize(part, job, mesh)
+    return parts
+
+
+def _parallelize(part: Transformer, job: Job, mesh: Mesh) -> None:
+    """Apply the axes, innermost first; each sees the module as the one before left it."""
+    if job.precision.fp8:
+        from phalanx.parallel.float8 import apply_float8
+
+        for block in part.layers.values():
+            apply_float8(block)
+    if (tensor := mesh.axis("tensor")) is not None:
+        apply_tensor_parallel(part, tensor)
+        if job.parallel.async_tensor:
+            enable_async_tensor_parallel(tensor)
+    if mesh.sparse is not None and job.parallel.expert > 1:
+        apply_expert_parallel(part, mesh.sparse["expert"])
+    if job.model.moe is not None and mesh.sequence_group is not None:
+        share_balance_statistics(part, mesh.sequence_group)
+    if (context := mesh.group("context")) is not None:
+        apply_context_parallel(part, context, job.parallel.context_method)
+    apply_recompute(part, job.memory.recompute)
+    if job.memory.offload_activations:
+        apply_activation_offload(part, pin=mesh.device.type == "cuda")
+    if _compiles(job, mesh):
+        apply_compile(part)
+    if mesh.uses_fsdp:
+        apply_fsdp(part, mesh, job)
+    else:
+        cast_parameters(part, compute_dtype(job.precision))
+
+
+def _compiles(job: Job, mesh: Mesh) -> bool:
+    """Blocks are compiled on CUDA unless told otherwise; a split backward cannot be."""
+    split = job.parallel.pipeline > 1 and job.parallel.schedule == "zero-bubble"
+    automatic = mesh.device.type == "cuda" and not split
+    return job.train.compile == "on" or (job.train.compile == "auto" and automatic)
+
+
+class Engine:
+    """Builds the parts, draws their weights, and runs steps over them."""
+
+    def __init__(self, job: Job, mesh: Mesh) -> None:
+        self.job, self.mesh = job, mesh
+        self.micro_batches = micro_batches(job)
+        self.parts = build_parts(job, mesh)
+        offloaded = job.memory.offload == "parameters" and mesh.uses_fsdp
+        for part in self.parts:
+            part.to_empty(device="cpu" if offloaded else mesh.device)
+        self.positions = self._local_positions()
+        self.weights = list(self._draw_weights(job.train.seed))
+        self._prepare_buffers()
+        self.main_gradients = self._main_gradients()
+        self.ddp: DdpGradients | None = None
+        self.pipeline: Pipeline | None = None
+        if mesh.uses_ddp:
+            self.ddp = DdpGradients(self.parts[0], job, mesh.stage_group)
+        if job.parallel.pipeline > 1:
+            self.pipeline = Pipeline(self.parts, mesh, self.micro_batches)
+
+    def run(self, batches: list[Batch], token_weight: Tensor, timer: Timer) -> Tensor:
+        """Forward and backward of this rank's micro-batches; returns its share of the loss.
+
+        ``token_weight`` [] is the weight of one real token of the global batch.
+        """
+        self._begin(token_weight, train=True)
+        inputs = [self._to_device(batch) for batch in batches]
+        if self.pipeline is not None:
+            with timer.phase("backward"):  # the schedule interleaves forward and backward
+                return self._run_pipeline(inputs, train=True)
+        total = torch.zeros((), device=self.mesh.device)
+        for i, (tokens, labels, documents) in enumerate(inputs):
+            with self._synchronization(last=i == len(inputs) - 1):
+                with timer.phase("forward"):
+                    loss = self._module(tokens, labels, documents)
+                with timer.phase("backward"):
+                    loss.backward()
+            total += loss.detach().squeeze(0)
+        return total
+
+    @torch.no_grad()
+    def evaluate(self, batches: list[Batch], token_weight: Tensor) -> Tensor:
+        """This rank's share of the loss over micro-batches, without gradients."""
+        self._begin(token_weight, train=False)
+        inputs = [self._to_device(batch) for batch in batches]
+        if self.pipeline is not None:
+            total = self._run_pipeline(inputs, train=False)
+        else:
+            total = torch.stack([self.parts[0](*batch) for batch in inputs]).sum()
+        for module in self._fsdp_modules():
+            module.reshard()  # no backward follows that would drop the gathered weights
+        return total
+
+    def clear_gradients(self) -> None:
+        if self.main_gradients is not None:
+            self.main_gradients.clear()
+        for weight in self.weights:
+            weight.parameter.grad = None
+
+    def _begin(self, token_weight: Tensor, *, train: bool) -> None:
+        for part in self.parts:
+            part.train(train)
+            part.token_weight.copy_(token_weight)
+
+    @property
+    def _module(self) -> nn.Module:
+        return self.ddp.module if self.ddp is not None else self.parts[0]
+
+    def _run_pipeline(self, inputs: list[Any], *, train: bool) -> Tensor:
+        assert self.pipeline is not None
+        tokens, labels, documents = zip(*inputs, strict=True)
+        joined = None if documents[0] is None else torch.cat(documents)
+        return self.pipeline.run(torch.cat(tokens), torch.cat(labels), joined, train)
+
+    def _synchronization(self, *, last: bool) -> AbstractContextManager[Any]:
+        """Arrange what this micro-batch's backward communicates."""
+        if self.main_gradients is not None:
+            self.main_gradients.drain = not (last and self.ddp is not None)
+        if self.ddp is not None:
+            return nullcontext() if last else self.ddp.module.no_sync()
+        if isinstance(self.parts[0], FSDPModule):
+            sync_gradients(self.parts[0], self.job.parallel.zero, last=last)
+        return nullcontext()
+
+    def _to_device(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Move a micro-batch, cut to the positions that this rank holds."""
+        tokens, labels = torch.from_numpy(batch.tokens), torch.from_numpy(batch.labels)
+        documents = None if batch.documents is None else torch.from_numpy(batch.documents)
+        if self.job.parallel.context > 1:
+            # Documents stay whole: attention sees the whole sequence where they are allowed.
+            tokens, labels = tokens[:, self.positions], labels[:, self.positions]
+        return self._move(tokens), self._move(labels), self._move(documents)
+
+    def _move(self, x: Any) -> Any:
+        if x is None or self.mesh.device.type == "cpu":
+            return x
+        return x.pin_memory().to(self.mesh.device, non_blocking=True)
+
+    def _local_positions(self) -> Tensor:
+        parallel = self.job.parallel
+        rank = self.mesh.coordinates["context"]
+        method = parallel.context_method if parallel.context > 1 else "ulysses"
+        return local_positions(method, self.job.data.sequence, rank, parallel.context)
+
+    def _draw_weights(self, seed: int) -> Iterator[Weight]:
+        """Fill every parameter's block; the same values whatever the mesh."""
+        for part in self.parts:
+            for name, parameter in part.named_parameters():
+                local = local_part(parameter)
+                shape, offset, copies = self._block(parameter)
+                master = local
+                if local.dtype != torch.float32:
+                    master = torch.empty_like(local, dtype=torch.float32)
+                std, key = initial_std(self.job.model, name), key_of(seed, name)
+                fill(master, std=std, key=key, shape=shape, offset=offset)
+                weight = Weight(name, parameter, master, copies)
+                weight.publish()
+                yield weight
+
+    def _block(self, parameter: Tensor) -> tuple[tuple[int, ...], tuple[int, ...], int]:
+        """Shape of the whole parameter, where this rank's block lies, and how many hold it."""
+        shape = tuple(parameter.shape)
+        if not isinstance(parameter, DTensor):
+            return shape, (0,) * len(shape), self.mesh.stage_ranks
+        mesh, placements = parameter.device_mesh, parameter.placements
+        _, offset = compute_local_shape_and_global_offset(shape, mesh, placements)
+        distinct = 1
+        for axis, placement in enumerate(placements):
+            distinct *= mesh.size(axis) if placement.is_shard() or _strided(placement) else 1
+        return shape, tuple(offset), self.mesh.stage_ranks // distinct
+
+    def _prepare_buffers(self) -> None:
+        positions = self.positions.to(self.mesh.device)
+        for part in self.parts:
+            part.prepare(positions)
+            for module in part.modules():
+                if isinstance(module, Router):
+                    module.expert_bias = torch.zeros_like(
+                        module.expert_bias, device=positions.device
+                    )
+                    module.load = torch.zeros_like(module.load, device=positions.device)
+
+    def _main_gradients(self) -> MainGradients | None:
+        """fp32 accumulation, where parameters are low-precision and gradients meet others."""
+        if self.mesh.uses_fsdp or compute_dtype(self.job.precision) == torch.float32:
+            return None
+        reduced = self.mesh.uses_ddp and self.job.parallel.reduce_dtype == "float32"
+        if self.micro_batches == 1 and not reduced:
+            return None
+        return MainGradients([weight.parameter for weight in self.weights])
+
+    def _fsdp_modules(self) -> Iterator[FSDPModule]:
+        for part in self.parts:
+            yield from (m for m in part.modules() if isinstance(m, FSDPModule))
+
+
+def _strided(placement: object) -> bool:
+    return type(placement).__name__ == "_StridedShard"
+
+
+def all_sum(x: Tensor) -> Tensor:
+    """Sum over all ranks, in place; the tensor itself when there is only one."""
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        dist.all_reduce(x)
+    return x

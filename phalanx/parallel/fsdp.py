@@ -1,0 +1,144 @@
+"""Data parallelism: FSDP2 at each ZeRO level, its replicated form (HSDP), and DDP.
+
+Gradients are summed, never averaged: the loss is already weighted over the global batch.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
+from torch.nn.parallel import DistributedDataParallel
+
+from phalanx.config import Job
+from phalanx.model import Block, Transformer
+from phalanx.parallel.mesh import Mesh
+from phalanx.parallel.precision import compute_dtype
+
+
+def apply_fsdp(part: Transformer, mesh: Mesh, job: Job) -> None:
+    """Shard a model part block by block; ``parallel.zero`` decides what is kept gathered.
+
+    ZeRO 1 and 2 keep the weights gathered from forward to backward. They differ in
+    ``sync_gradients``: 1 reduces gradients once a step, 2 and 3 after each micro-batch.
+    """
+    reduce_dtype = torch.float32 if job.parallel.reduce_dtype == "float32" else None
+    policy = MixedPrecisionPolicy(
+        param_dtype=compute_dtype(job.precision),
+        reduce_dtype=reduce_dtype,
+        cast_forward_inputs=False,  # rotary tables and the token weight stay fp32
+    )
+    offload = OffloadPolicy()
+    if job.memory.offload == "parameters":
+        offload = CPUOffloadPolicy(pin_memory=mesh.device.type == "cuda")
+    common: dict[str, Any] = {"mp_policy": policy, "offload_policy": offload}
+
+    def shard(modules: Any, over: DeviceMesh, *, again: bool = True) -> None:
+        # Dropping gathered weights after forward frees nothing where there is one shard.
+        drop = again and job.parallel.zero == 3 and over.size(-1) > 1
+        fully_shard(modules, mesh=over, reshard_after_forward=drop, **common)
+
+    blocks = [cast(Block, block) for block in part.layers.values()]
+    for block in blocks:
+        if block.moe is not None:
+            shard(block.moe.experts, mesh.expert_fsdp)
+        shard(block, mesh.fsdp)
+    tied = part.config.tied_embedding
+    if part.embed is not None and not tied:
+        shard(part.embed, mesh.fsdp)
+    if part.norm is not None and part.head is not None and not tied:
+        # The head is needed again at once by backward: gathering it twice buys nothing.
+        shard([part.norm, part.head], mesh.fsdp, again=False)
+    shard(part, mesh.fsdp)
+    for module in part.modules():
+        if isinstance(module, FSDPModule):
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)
+    _prefetch(part, blocks, job.parallel.prefetch_layers)
+    if mesh.device.type == "cpu":
+        _gather_in_background(part)
+
+
+def _prefetch(part: Transformer, blocks: list[Block], depth: int) -> None:
+    """Gather ``depth`` units ahead of the one that runs, in both directions."""
+    candidates: tuple[object, ...] = (part.embed, *blocks, part.head)
+    units = [unit for unit in candidates if isinstance(unit, FSDPModule)]
+    for i, unit in enumerate(units):
+        unit.set_modules_to_forward_prefetch(_with_experts(units[i + 1 : i + 1 + depth]))
+        unit.set_modules_to_backward_prefetch(_with_experts(units[max(0, i - depth) : i][::-1]))
+
+
+def _with_experts(units: list[FSDPModule]) -> list[FSDPModule]:
+    found: list[FSDPModule] = []
+    for unit in units:
+        found.append(unit)
+        moe = getattr(unit, "moe", None)
+        if moe is not None:
+            found.append(moe.experts)
+    return found
+
+
+def _gather_in_background(part: nn.Module) -> None:
+    """Gloo has no streams: an asynchronous gather is what overlaps there."""
+    for module in part.modules():
+        if isinstance(module, FSDPModule):
+            module._set_unshard_async_op(True)
+
+
+def sync_gradients(part: FSDPModule, zero: int, *, last: bool) -> None:
+    """Say, before a micro-batch, what its backward communicates."""
+    part.set_is_last_backward(last)
+    part.set_requires_gradient_sync(last or zero >= 2)
+    part.set_requires_all_reduce(last)
+    part.set_reshard_after_backward(last or zero == 3)
+
+
+class DdpGradients:
+    """DDP with summed gradients that are accumulated and reduced in fp32 if so configured."""
+
+    def __init__(self, part: Transformer, job: Job, group: dist.ProcessGroup | None) -> None:
+        self.module = DistributedDataParallel(
+            part,
+            process_group=group,
+            bucket_cap_mb=job.parallel.ddp_bucket_mb,
+            gradient_as_bucket_view=True,
+            broadcast_buffers=False,
+            init_sync=False,  # every rank drew the same weights
+        )
+        self.group = group
+        self.module.register_comm_hook(None, lambda _, bucket: self._reduce(bucket))
+
+    def _reduce(self, bucket: Any) -> Any:
+        """Sum one bucket over ranks, with what earlier micro-batches left in fp32."""
+        buffer = bucket.buffer()
+        if not any(hasattr(p, "main_grad") for p in bucket.parameters()):
+            work = dist.all_reduce(buffer, group=self.group, async_op=True)
+            return work.get_future().then(lambda future: future.value()[0])
+        wide = buffer.float()
+        views = _views(wide, bucket.parameters())
+        for parameter, view in zip(bucket.parameters(), views, strict=True):
+            view += parameter.main_grad
+        work = dist.all_reduce(wide, group=self.group, async_op=True)
+
+        def keep(future: Any) -> Any:
+            future.value()
+            for parameter, view in zip(bucket.parameters(), views, strict=True):
+                parameter.main_grad.copy_(view)
+            return buffer
+
+        return work.get_future().then(keep)
+
+
+def _views(flat: Tensor, parameters: list[Tensor]) -> list[Tensor]:
+    sizes = [p.numel() for p in parameters]
+    return [part.view(p.shape) for part, p in zip(flat.split(sizes), parameters, strict=True)]

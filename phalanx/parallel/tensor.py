@@ -1,0 +1,135 @@
+"""Tensor parallelism with sequence parallelism.
+
+Between blocks every rank holds its slice of the sequence. Attention and feed-forward gather
+the sequence, work on their heads or columns, and scatter the sum back; embedding and loss
+are split over the vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Replicate, Shard
+
+from phalanx.model import Block, Context, Embedding, Head, RMSNorm, Transformer, VocabSlice
+from phalanx.model.loss import linear_cross_entropy
+from phalanx.parallel.collectives import gather, scatter_sum, shard_parameter
+
+# Linear layers by what a rank holds of them: rows (outputs) or columns (inputs).
+ROW_SLICES = ("qkv", "q_up", "kv_up", "gate_up", "up")
+COLUMN_SLICES = ("out", "down")
+
+
+def apply_tensor_parallel(part: Transformer, mesh: DeviceMesh) -> None:
+    """Split a model part over the ranks of ``mesh``."""
+    group = mesh.get_group()
+    if part.embed is not None:
+        shard_parameter(part.embed, "weight", mesh, Shard(0))
+        part.embed.__class__ = _bind(type(part.embed), VocabParallelEmbedding, group)
+    for block in part.layers.values():
+        assert isinstance(block, Block)
+        _split_block(block, mesh, group)
+    if part.norm is not None and part.head is not None:
+        shard_parameter(part.norm, "weight", mesh, Replicate(), partial=True)
+        shard_parameter(part.head, "weight", mesh, Shard(0))
+        part.head.__class__ = _bind(type(part.head), VocabParallelHead, group)
+
+
+def _bind(base: type, mixin: type, group: dist.ProcessGroup) -> type:
+    return type(mixin.__name__, (mixin, base), {"group": group})
+
+
+def _split_block(block: Block, mesh: DeviceMesh, group: dist.ProcessGroup) -> None:
+    split = [block.attention] + ([block.mlp] if block.mlp is not None else [])
+    for branch in split:
+        for name, module in branch.named_modules():
+            if isinstance(module, nn.Linear) and name in ROW_SLICES:
+                shard_parameter(module, "weight", mesh, Shard(0))
+            elif isinstance(module, nn.Linear) and name in COLUMN_SLICES:
+                shard_parameter(module, "weight", mesh, Shard(1))
+            elif isinstance(module, nn.Linear | RMSNorm):  # latent projections, head norms
+                shard_parameter(module, "weight", mesh, Replicate(), partial=True)
+        _gather_around(branch, group)
+    for norm in (block.attention_norm, block.mlp_norm):
+        shard_parameter(norm, "weight", mesh, Replicate(), partial=True)
+    if block.moe is not None:
+        # Routed tokens stay where they are: each rank routes its slice of the sequence.
+        shard_parameter(block.moe.router, "weight", mesh, Replicate(), partial=True)
+        if block.moe.shared is not None:
+            for linear in (block.moe.shared.gate_up, block.moe.shared.down):
+                shard_parameter(linear, "weight", mesh, Replicate(), partial=True)
+        _slice_real_tokens(block.moe, group)
+
+
+def _gather_around(branch: nn.Module, group: dist.ProcessGroup) -> None:
+    """Whole sequence in, slice of the sequence out."""
+
+    def before(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        return gather(args[0], 1, group), *args[1:]
+
+    def after(_: nn.Module, __: tuple[Any, ...], out: Tensor) -> Tensor:
+        return scatter_sum(out, 1, group)
+
+    branch.register_forward_pre_hook(before)
+    branch.register_forward_hook(after)
+
+
+def _slice_real_tokens(moe: nn.Module, group: dist.ProcessGroup) -> None:
+    """The mask of real tokens covers the sequence; the router sees a slice of it."""
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+
+    def before(_: nn.Module, args: tuple[Tensor, Context]) -> tuple[Tensor, Context]:
+        x, context = args
+        if context.real is not None:
+            context = context._replace(real=context.real.chunk(size, dim=1)[rank])
+        return x, context
+
+    moe.register_forward_pre_hook(before)
+
+
+class VocabParallelEmbedding(Embedding):
+    """Looks up the tokens whose rows are here; the sum over ranks completes the others."""
+
+    group: dist.ProcessGroup
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        rows = self.weight.shape[0]
+        local = tokens - dist.get_rank(self.group) * rows
+        here = (local >= 0) & (local < rows)
+        found = F.embedding(local.clamp(0, rows - 1), self.weight) * here.unsqueeze(-1)
+        return scatter_sum(found, 1, self.group)
+
+
+class VocabParallelHead(Head):
+    """Logits of the vocabulary rows that are here; the loss combines them over ranks."""
+
+    group: dist.ProcessGroup
+
+    def forward(self, x: Tensor, labels: Tensor | None, token_weight: Tensor) -> Tensor:
+        x = gather(x, 1, self.group)
+        if labels is None:
+            return gather(F.linear(x, self.weight), 2, self.group)
+        first = dist.get_rank(self.group) * self.weight.shape[0]
+        vocab = VocabSlice(first, self._max, self._sum)
+        return linear_cross_entropy(x, self.weight, labels, token_weight, vocab).reshape(1)
+
+    def _max(self, x: Tensor) -> Tensor:
+        dist.all_reduce(x, dist.ReduceOp.MAX, self.group)
+        return x
+
+    def _sum(self, x: Tensor) -> Tensor:
+        dist.all_reduce(x, group=self.group)
+        return x
+
+
+def enable_async_tensor_parallel(mesh: DeviceMesh) -> None:
+    """Let the compiler overlap gathers and scatters with the matmuls beside them (CUDA only)."""
+    from torch.distributed._symmetric_memory import enable_symm_mem_for_group
+
+    torch._inductor.config._micro_pipeline_tp = True
+    enable_symm_mem_for_group(mesh.get_group().group_name)

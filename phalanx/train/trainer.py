@@ -1,0 +1,230 @@
+"""A trainer makes steps: data in, update applied, numbers left on the device."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from typing import NamedTuple
+
+import msgspec
+import torch
+from torch import Tensor
+
+from phalanx.checkpoint import Extra, Manifest
+from phalanx.config import Job
+from phalanx.data import Feed, StepBatches
+from phalanx.model import Router
+from phalanx.parallel import Engine, LossScale, Mesh, all_sum, update_expert_biases
+from phalanx.train.guard import Guard, squared_norm
+from phalanx.train.optimizer import build_optimizer
+from phalanx.train.schedule import learning_rate_factor
+from phalanx.train.timing import StepTimer
+
+
+class StepOutcome(NamedTuple):
+    """What a step leaves behind. Tensors are scalars on the device, the same on every rank."""
+
+    loss: Tensor
+    grad_norm: Tensor
+    skipped: Tensor
+    learning_rate: float
+    first_sample: int
+    samples: int
+    tokens: int
+    stop: bool  # all ranks agreed to stop after this step
+
+
+class Trainer:
+    """Owns the model, its optimizer and its place in the data."""
+
+    def __init__(
+        self, job: Job, mesh: Mesh, device: torch.device, feed: Feed | None = None
+    ) -> None:
+        configure_torch(job, device)
+        self.job, self.mesh, self.device = job, mesh, device
+        self.generation = 0
+        self.engine = Engine(job, mesh)
+        offload = job.memory.offload == "optimizer" and device.type == "cuda"
+        self.optimizer = build_optimizer(self.engine.weights, job.optimizer, offload=offload)
+        self.loss_scale = LossScale(job.precision, device)
+        self.guard = Guard(job.optimizer, device, always_finite=self.loss_scale.active)
+        self.timer = StepTimer(device)
+        self.feed = feed or self._open_feed("train")
+        self.cursor = self.feed.start()
+        self.step = 0
+        self.tokens = 0
+
+    def train_step(self, stop_requested: bool = False) -> StepOutcome:
+        """One optimizer step over the next global batch."""
+        with self.timer.phase("data"):
+            batches = self.feed.next(self.cursor)
+        agreement = _Agreement(batches.real_tokens, stop_requested, self.mesh)
+        token_weight = self.loss_scale.value / agreement.tokens
+        loss = self.engine.run(batches.micro_batches, token_weight, self.timer)
+        with self.timer.phase("optimizer"):
+            outcome = self._update(loss, batches)
+        self.step += 1
+        self.tokens += outcome.tokens
+        self.cursor = self.feed.advance(self.cursor)
+        return outcome._replace(stop=agreement.stop())
+
+    def _update(self, loss: Tensor, batches: StepBatches) -> StepOutcome:
+        """Reduce what the ranks know of the step, judge it, and apply it or not."""
+        scale = self.loss_scale.value
+        share = loss / self.mesh.parallel.tensor  # tensor-parallel ranks know the same loss
+        squares = squared_norm(self.engine.weights).to(self.device)
+        total, squares = all_sum(torch.stack((share / scale, squares))).unbind()
+        norm = squares.sqrt() / scale
+        verdict = self.guard.judge(norm, scale)
+        rate = self.learning_rate
+        self.optimizer.step(rate, verdict)
+        self.loss_scale.update(verdict.overflowed)
+        update_expert_biases(self.engine.parts, self.mesh.stage_group)
+        self.engine.clear_gradients()
+        return StepOutcome(
+            loss=total,
+            grad_norm=norm,
+            skipped=verdict.skip,
+            learning_rate=rate,
+            first_sample=batches.step_first_sample,
+            samples=batches.samples,
+            tokens=batches.samples * self.job.data.sequence,
+            stop=False,
+        )
+
+    @property
+    def learning_rate(self) -> float:
+        """Of the step about to be made."""
+        factor = learning_rate_factor(self.job.schedule, self.step, self.job.train.steps)
+        return self.job.optimizer.learning_rate * factor
+
+    def validate(self) -> float:
+        """Mean loss over ``train.validate_samples`` held-out samples, the same ones every time."""
+        feed = self._open_feed("validation")
+        cursor, batch = feed.start(), self.job.train.global_batch
+        sums = torch.zeros(2, device=self.device)
+        with feed:
+            for _ in range(max(1, self.job.train.validate_samples // batch)):
+                batches = feed.next(cursor)
+                one = torch.ones((), device=self.device)
+                loss = self.engine.evaluate(batches.micro_batches, one)
+                sums += torch.stack((loss / self.mesh.parallel.tensor, one * 0))
+                sums[1] += batches.real_tokens / self._readers
+                cursor = feed.advance(cursor)
+        loss_sum, tokens = all_sum(sums).tolist()
+        return float(loss_sum / tokens)
+
+    @property
+    def _readers(self) -> int:
+        """Ranks that read the same samples."""
+        return self.mesh.world_size // self.mesh.parallel.data
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All state that lives in tensors, by name; loading fills these very tensors."""
+        found = {f"model.{w.name}": w.like(w.master) for w in self.engine.weights}
+        for part in self.engine.parts:
+            for name, module in part.named_modules():
+                if isinstance(module, Router):
+                    found[f"model.{name}.expert_bias"] = module.expert_bias
+        found |= self.optimizer.tensors()
+        found |= {"guard.mean": self.guard.mean, "guard.good_steps": self.guard.good_steps}
+        found |= {"scale.value": self.loss_scale.value, "scale.good": self.loss_scale.good_steps}
+        return found
+
+    def extra(self) -> Extra:
+        """All other state, for the checkpoint's manifest."""
+        return Extra(
+            tokens=self.tokens,
+            cursor=self.cursor,
+            mesh=self.mesh.sizes | {"expert": self.job.parallel.expert},
+            config_hash=config_hash(self.job),
+            generation=self.generation,
+            config=msgspec.to_builtins(self.job),
+            rng=_random_state(self.device),
+        )
+
+    def restore(self, manifest: Manifest) -> None:
+        """Continue from a checkpoint whose tensors have been loaded into ``tensors()``."""
+        self.publish_weights()
+        self.step, self.tokens = manifest.step, manifest.tokens
+        self.generation = manifest.generation
+        self.cursor = manifest.cursor
+        if manifest.rng:
+            _restore_random_state(manifest.rng, self.device)
+
+    def publish_weights(self) -> None:
+        """Bring masters that were changed from outside to the weights that compute."""
+        for weight in self.engine.weights:
+            weight.publish()
+
+    def close(self) -> None:
+        """End the reading thread."""
+        self.feed.close()
+
+    def _open_feed(self, split: str) -> Feed:
+        job = self.job
+        return Feed(
+            job.data,
+            job.model.vocab,
+            job.train.global_batch,
+            job.train.micro_batch,
+            self.mesh.data_index,
+            job.parallel.data,
+            split,  # type: ignore[arg-type]
+        )
+
+
+class _Agreement:
+    """One small reduction a step: how many tokens count, and whether anybody wants to stop.
+
+    The count stays on the device. The wish to stop is copied to the host behind the step's
+    work and read at its end, when the device passed this point long ago.
+    """
+
+    def __init__(self, real_tokens: int, stop_requested: bool, mesh: Mesh) -> None:
+        readers = mesh.world_size // mesh.parallel.data
+        values = torch.tensor([real_tokens / readers, float(stop_requested)], dtype=torch.float64)
+        values = all_sum(values.to(mesh.device, non_blocking=True))
+        self.tokens = values[0].round().float()
+        self._wish = values[1].to("cpu", non_blocking=True)
+        self._event: torch.cuda.Event | None = None
+        if mesh.device.type == "cuda":
+            self._event = torch.cuda.Event()
+            self._event.record()
+
+    def stop(self) -> bool:
+        if self._event is not None:
+            self._event.synchronize()
+        return bool(self._wish > 0)
+
+
+def config_hash(job: Job) -> str:
+    """Identity of a resolved configuration."""
+    encoded = msgspec.json.encode(job, order="deterministic")
+    return hashlib.blake2b(encoded, digest_size=8).hexdigest()
+
+
+def configure_torch(job: Job, device: torch.device) -> None:
+    """Process-wide settings that a job implies."""
+    torch.manual_seed(job.train.seed)
+    torch.set_float32_matmul_precision("highest" if job.train.deterministic else "high")
+    if device.type == "cpu":
+        torch.set_num_threads(job.train.cpu_threads)
+    if job.train.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+
+
+def _random_state(device: torch.device) -> bytes:
+    states = [torch.get_rng_state()]
+    if device.type == "cuda":
+        states.append(torch.cuda.get_rng_state(device))
+    return msgspec.msgpack.encode([state.numpy().tobytes() for state in states])
+
+
+def _restore_random_state(encoded: bytes, device: torch.device) -> None:
+    states = msgspec.msgpack.decode(encoded, type=list[bytes])
+    tensors = [torch.frombuffer(bytearray(state), dtype=torch.uint8) for state in states]
+    torch.set_rng_state(tensors[0])
+    if device.type == "cuda" and len(tensors) > 1:
+        torch.cuda.set_rng_state(tensors[1], device)

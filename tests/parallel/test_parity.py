@@ -1,0 +1,126 @@
+"""Every mesh trains as one process does: same losses, same gradient norms."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+import torch
+
+from phalanx.config import Job, check, job_from_table, resolve
+from tests.ranks import run_ranks
+
+STEPS = 10
+LOSS_TOLERANCE = 1e-4
+NORM_TOLERANCE = 1e-3
+
+DENSE = {"dim": 32, "layers": 4, "heads": 4, "kv_heads": 4, "ffn": 64, "vocab": 64}
+EXPERTS = {"experts": 4, "top_k": 2, "ffn": 32}
+
+
+def make_job(world_size: int, table: dict[str, Any]) -> Job:
+    """A small fp32 job with the sections of ``table`` laid over the defaults."""
+    base: dict[str, Any] = {
+        "model": dict(DENSE),
+        "data": {"sequence": 32, "prefetch": 0},
+        "precision": {"compute": "float32"},
+        "train": {"steps": STEPS, "global_batch": 8, "micro_batch": 1, "device": "cpu"},
+        "optimizer": {"learning_rate": 3e-3},
+    }
+    for section, values in table.items():
+        base[section] = {**base.get(section, {}), **values}
+    job = resolve(job_from_table(base), world_size)
+    check(job, world_size)
+    return job
+
+
+def train(job: Job) -> list[tuple[float, float]]:
+    """Loss and gradient norm of every step."""
+    from phalanx.parallel import build_mesh
+    from phalanx.train.trainer import Trainer
+
+    device = torch.device("cpu")
+    trainer = Trainer(job, build_mesh(job, device), device)
+    outcomes = [trainer.train_step() for _ in range(job.train.steps)]
+    trainer.close()
+    return [(outcome.loss.item(), outcome.grad_norm.item()) for outcome in outcomes]
+
+
+@functools.cache
+def single_process(model: str) -> list[tuple[float, float]]:
+    """The reference: one process, no axis; one for each kind of model."""
+    return train(make_job(1, {"model": MODELS[model]}))
+
+
+MODELS: dict[str, dict[str, Any]] = {
+    "dense": {},
+    "deep": {"layers": 8, "dim": 16, "ffn": 32},
+    "grouped": {"kv_heads": 2, "qk_norm": True},
+    "latent": {
+        "latent": {
+            "query_rank": 16,
+            "key_value_rank": 16,
+            "content_head_dim": 8,
+            "rope_head_dim": 4,
+            "value_head_dim": 8,
+        }
+    },
+    "moe": {"moe": {**EXPERTS, "shared_experts": 1, "first_dense_layers": 1}},
+    "moe-bias": {"moe": {**EXPERTS, "balance": "bias", "score": "sigmoid"}},
+}
+
+# name: (ranks, model, parallel section)
+MESHES: dict[str, tuple[int, str, dict[str, Any]]] = {
+    "ddp2": (2, "dense", {"zero": 0}),
+    "ddp3-batch8": (3, "dense", {"zero": 0}),
+    "fsdp3-batch8": (3, "dense", {"zero": 3}),
+    "zero1": (2, "dense", {"zero": 1}),
+    "zero2": (2, "dense", {"zero": 2}),
+    "zero3": (2, "dense", {"zero": 3}),
+    "fsdp4": (4, "dense", {"zero": 3}),
+    "hsdp2x2": (4, "dense", {"zero": 3, "replicate": 2}),
+    "tp4": (4, "dense", {"tensor": 4}),
+    "tp2-grouped": (2, "grouped", {"tensor": 2}),
+    "tp2-latent": (2, "latent", {"tensor": 2}),
+    "tp2xfsdp2": (4, "dense", {"tensor": 2}),
+    "tp2xddp2": (4, "dense", {"tensor": 2, "zero": 0}),
+    "pp4-gpipe": (4, "dense", {"pipeline": 4, "schedule": "gpipe"}),
+    "pp4-1f1b": (4, "dense", {"pipeline": 4, "schedule": "1f1b"}),
+    "pp2xfsdp2": (4, "dense", {"pipeline": 2}),
+    "pp4-interleaved": (4, "deep", {"pipeline": 4, "schedule": "interleaved"}),
+    "pp4-zero-bubble": (4, "deep", {"pipeline": 4, "schedule": "zero-bubble"}),
+    "pp2xfsdp2-zero-bubble": (4, "dense", {"pipeline": 2, "schedule": "zero-bubble", "zero": 2}),
+    "pp2xtp2-zero-bubble": (4, "dense", {"pipeline": 2, "tensor": 2, "schedule": "zero-bubble"}),
+    "pp2xddp2": (4, "dense", {"pipeline": 2, "zero": 0}),
+    "pp2xtp2xfsdp2": (8, "dense", {"pipeline": 2, "tensor": 2}),
+    "cp2-ring": (2, "dense", {"context": 2, "context_method": "ring"}),
+    "cp2-ring-grouped": (2, "grouped", {"context": 2, "context_method": "ring"}),
+    "cp4-ring": (4, "dense", {"context": 4, "context_method": "ring"}),
+    "cp2-ulysses": (2, "dense", {"context": 2, "context_method": "ulysses"}),
+    "cp2-ring-ddp": (2, "dense", {"context": 2, "context_method": "ring", "zero": 0}),
+    "cp2xtp2": (4, "dense", {"context": 2, "tensor": 2, "context_method": "ring"}),
+    "cp2xtp2-ulysses": (4, "dense", {"context": 2, "tensor": 2, "context_method": "ulysses"}),
+    "moe-fsdp2": (2, "moe", {}),
+    "moe-tp2": (2, "moe", {"tensor": 2}),
+    "moe-cp2": (2, "moe", {"context": 2}),
+    "moe-ddp2": (2, "moe", {"zero": 0}),
+    "ep2": (2, "moe", {"expert": 2}),
+    "ep2-bias": (2, "moe-bias", {"expert": 2}),
+    "moe-pp2-zero-bubble": (2, "moe", {"pipeline": 2, "schedule": "zero-bubble"}),
+    "ep2xfsdp2": (4, "moe", {"expert": 2}),
+    "ep4-hsdp": (4, "moe", {"expert": 2, "replicate": 2}),
+    "ep2xtp2": (4, "moe", {"expert": 2, "tensor": 2}),
+    "ep2xfsdp2xpp2": (8, "moe", {"expert": 2, "pipeline": 2}),
+}
+
+
+@pytest.mark.parametrize("name", MESHES)
+def test_mesh_trains_like_one_process(name: str) -> None:
+    ranks, model, parallel = MESHES[name]
+    job = make_job(ranks, {"model": MODELS[model], "parallel": parallel})
+    reference = single_process(model)
+    for found in run_ranks(ranks, train, job):
+        for (loss, norm), (expected_loss, expected_norm) in zip(found, reference, strict=True):
+            assert loss == pytest.approx(expected_loss, rel=LOSS_TOLERANCE)
+            assert norm == pytest.approx(expected_norm, rel=NORM_TOLERANCE)

@@ -1,0 +1,93 @@
+"""Ranks for tests: forked from this process, which has imported torch already.
+
+Starting a rank costs milliseconds instead of the seconds of a fresh interpreter. The parent
+must have a single thread and no process group, which `OMP_NUM_THREADS=1` in conftest ensures.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+
+class RankError(AssertionError):
+    """A rank raised, died or did not finish; carries its traceback."""
+
+
+def run_ranks(
+    world_size: int, function: Callable[..., Any], *args: Any, timeout_seconds: float = 120.0
+) -> list[Any]:
+    """Call ``function(*args)`` on every rank of a gloo group; results in order of ranks."""
+    with tempfile.TemporaryDirectory(prefix="phalanx-ranks-") as folder:
+        processes = [
+            _fork(rank, world_size, Path(folder), function, args) for rank in range(world_size)
+        ]
+        _wait(processes, timeout_seconds)
+        results = [_result(Path(folder) / f"result-{rank}") for rank in range(world_size)]
+    errors = [f"rank {rank}:\n{error}" for rank, (error, _) in enumerate(results) if error]
+    if errors:
+        raise RankError("\n".join(errors))
+    return [value for _, value in results]
+
+
+def _fork(
+    rank: int, world_size: int, folder: Path, function: Callable[..., Any], args: tuple[Any, ...]
+) -> int:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pid = os.fork()
+    if pid:
+        return pid
+    error, value = "", None
+    try:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        torch.set_num_threads(1)
+        store = dist.FileStore(str(folder / "store"), world_size)
+        limit = timedelta(seconds=60)
+        dist.init_process_group(
+            "gloo", store=store, rank=rank, world_size=world_size, timeout=limit
+        )
+        value = function(*args)
+        dist.barrier()  # nobody leaves while a neighbour still talks
+        dist.destroy_process_group()
+    except BaseException:
+        error = traceback.format_exc()
+    (folder / f"result-{rank}.part").write_bytes(pickle.dumps((error, value)))
+    (folder / f"result-{rank}.part").rename(folder / f"result-{rank}")
+    os._exit(1 if error else 0)
+
+
+def _wait(processes: list[int], timeout_seconds: float) -> None:
+    """Wait for all; after the first failure the others get a moment, then are killed."""
+    deadline = time.monotonic() + timeout_seconds
+    left = set(processes)
+    while left and time.monotonic() < deadline:
+        for pid in sorted(left):
+            done, status = os.waitpid(pid, os.WNOHANG)
+            if done:
+                left.discard(pid)
+                if status:
+                    deadline = min(deadline, time.monotonic() + 3.0)
+        time.sleep(0.005)
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+def _result(path: Path) -> tuple[str, Any]:
+    if not path.exists():
+        return "did not finish: killed, or still waiting when time was up", None
+    found: tuple[str, Any] = pickle.loads(path.read_bytes())
+    return found
