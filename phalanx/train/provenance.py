@@ -153,8 +153,8 @@ def _torch_build(devices: list[str]) -> Torch:
 
     nccl = cudnn = ""
     if torch.cuda.is_available():
-        nccl = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
-        cudnn = str(torch.backends.cudnn.version())  # type: ignore[no-untyped-call]
+        nccl = ".".join(map(str, torch.cuda.nccl.version()))
+        cudnn = str(torch.backends.cudnn.version())
     return Torch(
         version=str(torch.__version__),
         commit=torch.version.git_version,

@@ -132,15 +132,15 @@ class _CudaClock:
 
     @contextmanager
     def range(self, name: str) -> Iterator[None]:
-        torch.cuda.nvtx.range_push(name)  # type: ignore[no-untyped-call]
+        torch.cuda.nvtx.range_push(name)
         try:
             yield
         finally:
-            torch.cuda.nvtx.range_pop()  # type: ignore[no-untyped-call]
+            torch.cuda.nvtx.range_pop()
 
 
 def _timing_event() -> torch.cuda.Event:
-    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    return torch.cuda.Event(enable_timing=True)
 
 
 _HOST_CLOCK = _HostClock()
