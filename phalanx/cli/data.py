@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
+from phalanx.cli.options import Json, print_json, refused_in_words
 from phalanx.data import CorpusManifest, DataError, ShardSource, read_manifest, verify
 from phalanx.data.manifest import TOKENIZER_NAME
 
@@ -20,8 +19,6 @@ if TYPE_CHECKING:
     from phalanx.data.tokenize import Tokenized
 
 app = typer.Typer(no_args_is_help=True, help="Make token shards and look into them.")
-
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 
 
 class TokenizeReport(msgspec.Struct):
@@ -71,13 +68,13 @@ def tokenize(
     """Turn text files, one document each, into token shards."""
     from phalanx.data import tokenize as work  # the tokenizers library loads only where needed
 
-    with _reported():
+    with refused_in_words(json):
         if bool(vocab_size) == bool(tokenizer):
             rule = "give either --vocab-size (train one) or --tokenizer (use one)"
-            raise DataError("tokenizer", tokenizer, rule, "Try --vocab-size 4096")
+            raise DataError("tokenizer", tokenizer or "", rule, "try --vocab-size 4096")
         if stdlib == bool(inputs):
             rule = "give either text files and folders, or --stdlib"
-            raise DataError("input", " ".join(map(str, inputs or [])), rule, "Name some text")
+            raise DataError("input", " ".join(map(str, inputs or [])), rule, "name some text")
         suffixes = suffix or work.SUFFIXES
         files = work.find_files(inputs, suffixes) if inputs else work.stdlib_corpus()
         encoder = (
@@ -108,11 +105,11 @@ def inspect(
     json: Json = False,
 ) -> None:
     """Show what a corpus holds."""
-    with _reported():
+    with refused_in_words(json):
         manifest = verify(path) if check else read_manifest(path)
         texts = _decoded_samples(path, manifest, samples, tokens)
     if json:
-        _print_json(InspectReport(str(path), manifest, check, texts))
+        print_json(InspectReport(str(path), manifest, check, texts))
         return
     console = Console(highlight=False, soft_wrap=True)
     size = sum(file.bytes for file in manifest.files)
@@ -159,7 +156,7 @@ def _print_tokenized(out: Path, files: int, done: Tokenized, json: bool) -> None
         bytes_per_token=round(done.text_bytes / max(1, manifest.tokens), 3),
     )
     if json:
-        _print_json(report)
+        print_json(report)
         return
     print(
         f"{out}: {report.tokens:,} tokens, {report.documents:,} documents, vocabulary "
@@ -178,17 +175,3 @@ def _progress(quiet: bool) -> Progress:
         console=Console(stderr=True),
         disable=quiet or not sys.stderr.isatty(),
     )
-
-
-def _print_json(report: msgspec.Struct) -> None:
-    print(msgspec.json.encode(report).decode())
-
-
-@contextmanager
-def _reported() -> Iterator[None]:
-    """A user's mistake ends the command with its message, not with a traceback."""
-    try:
-        yield
-    except DataError as error:
-        print(f"error: {error}", file=sys.stderr)
-        raise typer.Exit(2) from None

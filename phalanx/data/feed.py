@@ -134,7 +134,7 @@ class StepReader:
             " ".join(part for part in before if part not in now) or "(none)",
             "the cursor was made over other data: here it would be "
             + " ".join(part for part in now if part not in before),
-            "Restore the data settings of that run, or start afresh",
+            "restore the data settings of that run, or start afresh",
         )
 
     def _refuse_exhausted(self, cursor: Cursor) -> None:
@@ -221,14 +221,14 @@ def split_range(data: Data, samples: int, split: Split) -> tuple[int, int]:
     fraction = data.validation_fraction
     key = "data.validation_fraction"
     if not 0.0 <= fraction < 1.0:
-        raise DataError(key, fraction, "must be at least 0 and less than 1", "Try 0.01")
+        raise DataError(key, fraction, "must be at least 0 and less than 1", "try 0.01")
     held_out = max(1, int(samples * fraction)) if fraction > 0 else 0
     if split == "validation" and held_out == 0:
         rule = "no samples are held out to validate on"
-        raise DataError(key, fraction, rule, "Set it to a share such as 0.01")
+        raise DataError(key, fraction, rule, "set it to a share such as 0.01")
     if samples - held_out < 1:
         rule = f"the corpus has only {samples} samples of {data.sequence} tokens: none to train on"
-        raise DataError(key, fraction, rule, "Lower data.sequence, or use a larger corpus")
+        raise DataError(key, fraction, rule, "lower data.sequence, or use a larger corpus")
     if split == "validation":
         return samples - held_out, held_out
     return 0, samples - held_out

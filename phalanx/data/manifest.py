@@ -15,6 +15,7 @@ from phalanx.data.errors import DataError
 FORMAT_VERSION = 1
 MANIFEST_NAME = "manifest.json"
 TOKENIZER_NAME = "tokenizer.json"
+REDO_FIX = "tokenise the corpus again with `phalanx data tokenize`, or restore the file"
 
 TokenType = Literal["uint16", "uint32"]
 StoredTokens: TypeAlias = NDArray[np.unsignedinteger[Any]]
@@ -55,7 +56,7 @@ class CorpusManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def token_type(vocab: int) -> TokenType:
     """Smallest stored type that holds every token of a vocabulary."""
     if not 0 < vocab <= 1 << 32:
-        raise DataError("vocab", vocab, "must be between 1 and 2^32", "Use another tokenizer")
+        raise DataError("vocab", vocab, "must be between 1 and 2^32", "use another tokenizer")
     return "uint16" if vocab <= 1 << 16 else "uint32"
 
 
@@ -66,23 +67,21 @@ def read_manifest(folder: Path) -> CorpusManifest:
         text = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
         rule = f"there is no {MANIFEST_NAME} in it, so it is no complete corpus of token shards"
-        raise DataError("data.path", folder, rule, _MAKE_FIX) from None
+        raise DataError(
+            "data.path", folder, rule, "make one with `phalanx data tokenize`, or correct data.path"
+        ) from None
     try:
         version = msgspec.json.decode(text, type=_Versioned).version
         if version != FORMAT_VERSION:
             rule = f"has format version {version}, and this Phalanx reads {FORMAT_VERSION}"
-            raise DataError("data.path", path, rule, _REDO_FIX)
+            raise DataError("data.path", path, rule, REDO_FIX)
         manifest = msgspec.json.decode(text, type=CorpusManifest)
     except msgspec.DecodeError as error:
-        raise DataError("data.path", path, f"is corrupt ({error})", _REDO_FIX) from None
+        raise DataError("data.path", path, f"is corrupt ({error})", REDO_FIX) from None
     _check_consistency(path, manifest)
     for file in manifest.files:
         _check_size(folder / file.name, file)
     return manifest
-
-
-_MAKE_FIX = "Make one with `phalanx data tokenize`, or correct data.path"
-_REDO_FIX = "Tokenise the corpus again with `phalanx data tokenize`, or restore the file"
 
 
 class _Versioned(msgspec.Struct):
@@ -91,7 +90,7 @@ class _Versioned(msgspec.Struct):
 
 def _check_consistency(path: Path, manifest: CorpusManifest) -> None:
     def refuse(rule: str) -> DataError:
-        return DataError("data.path", path, rule, _REDO_FIX)
+        return DataError("data.path", path, rule, REDO_FIX)
 
     if token_type(manifest.vocab) == "uint32" and manifest.dtype == "uint16":
         raise refuse(f"stores uint16, which cannot hold a vocabulary of {manifest.vocab}")
@@ -119,8 +118,8 @@ def _check_size(path: Path, file: ShardFile) -> None:
         found = path.stat().st_size
     except FileNotFoundError:
         rule = "is named by the manifest but missing"
-        raise DataError("data.path", path, rule, _REDO_FIX) from None
+        raise DataError("data.path", path, rule, REDO_FIX) from None
     if found != file.bytes:
         what = "truncated" if found < file.bytes else "too long"
         rule = f"is {what}: {found} bytes, where the manifest says {file.bytes}"
-        raise DataError("data.path", path, rule, _REDO_FIX)
+        raise DataError("data.path", path, rule, REDO_FIX)

@@ -19,6 +19,7 @@ from phalanx.data.errors import DataError
 from phalanx.data.manifest import (
     FORMAT_VERSION,
     MANIFEST_NAME,
+    REDO_FIX,
     CorpusManifest,
     ShardFile,
     StoredTokens,
@@ -41,7 +42,7 @@ class ShardSource:
                 "model.vocab",
                 vocab,
                 f"the corpus at {folder} was made with a vocabulary of {self.manifest.vocab}",
-                f"Set model.vocab to {self.manifest.vocab} or more",
+                f"set model.vocab to {self.manifest.vocab} or more",
             )
         if self.manifest.tokens < sequence + 1:
             raise DataError(
@@ -49,7 +50,7 @@ class ShardSource:
                 sequence,
                 f"one sample needs {sequence + 1} tokens, and the corpus at {folder} has "
                 f"{self.manifest.tokens}",
-                f"Set data.sequence to {max(1, self.manifest.tokens - 1)} or less",
+                f"set data.sequence to {max(1, self.manifest.tokens - 1)} or less",
             )
         self.vocab = self.manifest.vocab
         # The label of a sample's last position is the first token of the next sample.
@@ -72,7 +73,7 @@ class ShardSource:
                 self._folder / self.manifest.files[number].name,
                 f"sample {index} holds token {tokens.max()}, outside the vocabulary of "
                 f"{self.vocab}",
-                "The file is damaged: find out with `phalanx data inspect --verify`",
+                "the file is damaged: find out with `phalanx data inspect --verify`",
             )
         return tokens
 
@@ -142,7 +143,7 @@ class ShardWriter:
                 "tokens",
                 int(tokens.max() if tokens.min() >= 0 else tokens.min()),
                 f"lies outside the vocabulary of {self._manifest.vocab}",
-                "Give the writer the vocabulary size of the tokenizer in use",
+                "give the writer the vocabulary size of the tokenizer in use",
             )
         while tokens.size:
             if self._open is None:
@@ -245,8 +246,7 @@ def verify(folder: Path) -> CorpusManifest:
                 found = zlib.crc32(data, found)
         if found != file.crc32:
             rule = f"is damaged: checksum {found:08x}, where the manifest says {file.crc32:08x}"
-            fix = "Tokenise the corpus again with `phalanx data tokenize`, or restore the file"
-            raise DataError("data.path", folder / file.name, rule, fix)
+            raise DataError("data.path", folder / file.name, rule, REDO_FIX)
     return manifest
 
 
@@ -255,7 +255,7 @@ def _clear(folder: Path, replace: bool) -> None:
     manifest = folder / MANIFEST_NAME
     if manifest.exists() and not replace:
         rule = "already holds a corpus"
-        raise DataError("out", folder, rule, "Choose another folder, or replace it with --force")
+        raise DataError("out", folder, rule, "choose another folder, or replace it with --force")
     manifest.unlink(missing_ok=True)
     for old in folder.glob("shard-*.bin*"):
         old.unlink()

@@ -19,7 +19,7 @@ class SyntheticSource:
 
     def __init__(self, vocab: int, sequence: int, seed: int) -> None:
         if not 0 < vocab <= 1 << 32:
-            raise DataError("model.vocab", vocab, "must be between 1 and 2^32", "Set model.vocab")
+            raise DataError("model.vocab", vocab, "must be between 1 and 2^32", "set model.vocab")
         self.vocab = vocab
         self.samples = SAMPLES
         self.fingerprint = f"synthetic-{vocab}"  # the reader adds seed and sequence

@@ -41,12 +41,12 @@ def find_files(inputs: Iterable[Path], suffixes: Iterable[str] = SUFFIXES) -> li
         elif path.is_file():
             found.add(path)
         else:
-            raise DataError("input", path, "is neither a file nor a folder", "Correct the path")
+            raise DataError("input", path, "is neither a file nor a folder", "correct the path")
     files = sorted(file for file in found if file.is_file())
     if not files:
         shown = " ".join(str(path) for path in inputs)
         rule = f"no file with suffix {', '.join(wanted)} was found"
-        raise DataError("input", shown, rule, "Name files, or other suffixes with --suffix")
+        raise DataError("input", shown, rule, "name files, or other suffixes with --suffix")
     return files
 
 
@@ -67,7 +67,7 @@ def train_tokenizer(
     least = 257  # every byte and the end of document
     if vocab_size < least:
         rule = f"a byte-level vocabulary has at least {least} entries"
-        raise DataError("vocab-size", vocab_size, rule, f"Use {least} or more; 4096 is usual")
+        raise DataError("vocab-size", vocab_size, rule, f"use {least} or more; 4096 is usual")
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -86,11 +86,11 @@ def load_tokenizer(path: Path) -> Tokenizer:
     try:
         return Tokenizer.from_str(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        rule, fix = "does not exist", "Correct the path, or train one with --vocab-size"
+        rule, fix = "does not exist", "correct the path, or train one with --vocab-size"
         raise DataError("tokenizer", path, rule, fix) from None
     except Exception as error:  # the library raises bare Exception
         rule = f"is no tokenizer.json of Hugging Face tokenizers ({error})"
-        raise DataError("tokenizer", path, rule, "Train one with --vocab-size") from None
+        raise DataError("tokenizer", path, rule, "train one with --vocab-size") from None
 
 
 def end_of_document(tokenizer: Tokenizer, name: str = "") -> int:
@@ -101,7 +101,7 @@ def end_of_document(tokenizer: Tokenizer, name: str = "") -> int:
             return int(number)
     rule = f"the tokenizer has no such token (looked for {name or ', '.join(_END_NAMES)})"
     raise DataError(
-        "end-of-document", name or "(usual names)", rule, "Name one with --end-of-document"
+        "end-of-document", name or "(usual names)", rule, "name one with --end-of-document"
     )
 
 
