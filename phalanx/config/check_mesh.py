@@ -21,7 +21,8 @@ def mesh_problems(job: Job, world_size: int) -> list[Problem]:
     return [
         *_world(axes, world_size),
         *_sharding(axes),
-        *(_tensor(job) if axes.tensor > 1 else _tensor_unused(axes)),
+        *(_tensor(job) if axes.tensor > 1 else ()),
+        *_async_tensor(job),
         *_pipeline(job),
         *(_context(job) if axes.context > 1 else ()),
         *_sequence(job),
@@ -65,16 +66,6 @@ def _sharding(axes: Parallel) -> Iterator[Problem]:
         )
 
 
-def _tensor_unused(axes: Parallel) -> Iterator[Problem]:
-    if axes.async_tensor:
-        yield problem(
-            "parallel.async_tensor",
-            True,
-            "overlaps the gathers of tensor parallelism, and parallel.tensor is 1",
-            "set it to false",
-        )
-
-
 def _tensor(job: Job) -> Iterator[Problem]:
     model, tensor = job.model, job.parallel.tensor
     parts = list(_split_by_tensor(model))
@@ -93,8 +84,30 @@ def _tensor(job: Job) -> Iterator[Problem]:
         )
 
 
+def _async_tensor(job: Job) -> Iterator[Problem]:
+    if not job.parallel.async_tensor:
+        return
+    if job.parallel.tensor == 1:
+        yield problem(
+            "parallel.async_tensor",
+            True,
+            "overlaps the gathers of tensor parallelism, and parallel.tensor is 1",
+            "set it to false",
+        )
+    if job.train.compile == "off":
+        yield problem(
+            "parallel.async_tensor",
+            True,
+            "the compiler does the overlapping, and train.compile is off",
+            'set it to false, or train.compile to "auto"',
+        )
+
+
 def _split_by_tensor(model: Model) -> Iterator[tuple[str, int, str]]:
-    """What tensor parallelism cuts: the key, its number of parts, and why it must come out even."""
+    """What tensor parallelism cuts: the key, its number of parts, and why it must come out even.
+
+    Experts are not cut: routed tokens stay in their rank's slice of the sequence.
+    """
     if model.latent is not None or model.kv_heads == model.heads:
         yield "model.heads", model.heads, "a rank holds whole heads"
     else:
@@ -112,15 +125,6 @@ def _split_by_tensor(model: Model) -> Iterator[tuple[str, int, str]]:
             gate_up_groups(model.ffn),
             "gate and up rows are split together",
         )
-    if model.moe is not None:
-        for name in ("ffn", "shared_ffn"):
-            width = getattr(model.moe, name)
-            if width:
-                yield (
-                    f"the row groups of model.moe.{name} = {width}",
-                    gate_up_groups(width),
-                    "gate and up rows are split together",
-                )
 
 
 def _pipeline(job: Job) -> Iterator[Problem]:
@@ -223,6 +227,14 @@ def _context(job: Job) -> Iterator[Problem]:
             "data.document_mask",
             True,
             "ring attention sees only part of a sample's documents at a time",
+            'set parallel.context_method = "ulysses"',
+        )
+    latent = model.latent
+    if axes.context_method == "ring" and latent and latent.value_head_dim > model.head_dim:
+        yield problem(
+            "model.latent.value_head_dim",
+            latent.value_head_dim,
+            f"ring attention needs values no wider than keys ({model.head_dim})",
             'set parallel.context_method = "ulysses"',
         )
     if axes.context_method == "ulysses":

@@ -123,7 +123,21 @@ REFUSED: list[tuple[int, list[str], str, str, str]] = [
     (4, ["parallel.replicate=3"], "parallel.replicate", "parallel.data (4)", "nearest: 2"),
     (4, ["parallel.replicate=2", "parallel.zero=0"], "parallel.replicate", "full copy", "zero = 3"),
     (2, ["parallel.expert=2"], "parallel.expert", "no experts", "1"),
-    (1, ["parallel.async_tensor=true"], "parallel.async_tensor", "", "false"),
+    (1, ["parallel.async_tensor=true"], "parallel.async_tensor", "tensor is 1", "false"),
+    (
+        2,
+        ["parallel.async_tensor=true", "parallel.tensor=2", "train.compile=off"],
+        "parallel.async_tensor",
+        "compiler",
+        "auto",
+    ),
+    (
+        4,
+        ["parallel.pipeline=2", "parallel.schedule=zero-bubble", "parallel.zero=3"],
+        "parallel.zero",
+        "stay gathered",
+        "set it to 2",
+    ),
     (1, ["model.kv_heads=3"], "model.kv_heads", "divide model.heads (8)", "nearest: 2"),
     (1, ["model.heads=7", "model.kv_heads=7", "model.head_dim=0"], "model.heads", "128", "8"),
     (1, ["model.head_dim=15"], "model.head_dim", "even", "16"),
@@ -195,7 +209,6 @@ MOE_REFUSED: list[tuple[int, list[str], str, str, str]] = [
     (1, ["model.moe.first_dense_layers=4"], "model.moe.first_dense_layers", "none", "3"),
     (1, ["model.moe.shared_ffn=64"], "model.moe.shared_ffn", "shared experts", "= 1"),
     (1, ["model.mlp=gelu"], "model.mlp", "swiglu", "swiglu"),
-    (4, ["parallel.tensor=4", "model.moe.ffn=33"], "parallel.tensor", "moe.ffn", "nearest: 1"),
 ]
 
 
@@ -217,6 +230,14 @@ LATENT_REFUSED = [
     ("model.latent.rope_head_dim=31", "model.latent.rope_head_dim"),
     ("model.qk_norm=true", "model.qk_norm"),
 ]
+
+
+def test_ring_attention_refuses_values_wider_than_keys() -> None:
+    ring = ["parallel.context=2", "parallel.context_method=ring"]
+    wide = "model.latent.value_head_dim=256"
+    keys = {found.key for found in problems(2, *ring, wide, preset="deepseek-v3")}
+    assert keys == {"model.latent.value_head_dim"}
+    assert problems(2, *ring, preset="deepseek-v3") == []
 
 
 @pytest.mark.parametrize(("override", "key"), LATENT_REFUSED)
@@ -244,6 +265,7 @@ ACCEPTED: list[tuple[int, list[str], str]] = [
     ),
     (98304, ["parallel.tensor=8", "parallel.pipeline=16", "train.global_batch=12288"], "dense-1t"),
     (1024, ["parallel.tensor=8", "parallel.expert=64"], "deepseek-v3"),
+    (4, ["parallel.tensor=4", "model.moe.ffn=33"], "tiny-moe"),
     (64, ["parallel.tensor=8"], "gpt3-175b"),
     (1, ["precision.fp8=true"], "llama3-3b"),
     (1, ["schedule.kind=wsd", "schedule.warmup_steps=50", "schedule.decay_steps=50"], "tiny"),
