@@ -1,0 +1,157 @@
+"""What every rank of a job would hold, from the real parallel code without any memory.
+
+The job's own mesh and modules are built for one rank of each pipeline position, over a
+process group that pretends to have all ranks and with parameters on the meta device.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import msgspec
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+
+from phalanx.config import Job, micro_batches
+from phalanx.model import Transformer
+from phalanx.parallel.engine import build_parts, local_part
+from phalanx.parallel.mesh import Mesh, build_mesh
+from phalanx.parallel.pipeline import stages_of_rank
+from phalanx.parallel.precision import compute_dtype
+from phalanx.plan.activations import activation_bytes
+
+_MODEL_AXES = ("tensor", "expert")  # these divide the model itself; the others are ZeRO's
+
+
+class StageRow(msgspec.Struct, frozen=True):
+    """One pipeline rank: what it computes and what each of its ranks holds."""
+
+    pipeline_rank: int
+    stages: list[int]
+    layers: list[int]
+    parameters: int  # of the whole position, over all its ranks
+    parameters_per_rank: int  # that one rank computes with, before ZeRO
+    weight_bytes: int
+    gradient_bytes: int
+    optimizer_bytes: int
+    activation_bytes: int  # estimated
+    total_bytes: int
+
+
+class DryRunReport(msgspec.Struct, frozen=True):
+    """The job on its mesh."""
+
+    name: str
+    world_size: int
+    mesh: dict[str, int]
+    micro_batches: int
+    parameters: int
+    rows: list[StageRow]
+    notes: list[str]
+    seconds: float
+
+
+def dry_run(job: Job, world_size: int) -> DryRunReport:
+    """Build the job for one rank of every pipeline position and count."""
+    began = time.perf_counter()
+    train = msgspec.structs.replace(job.train, compile="off")
+    precision = msgspec.structs.replace(job.precision, fp8=False)  # fp8 casts; it stores nothing
+    job = msgspec.structs.replace(job, train=train, precision=precision)
+    rows = []
+    for position in range(job.parallel.pipeline):
+        first_rank = position * (world_size // job.parallel.pipeline)
+        with _pretended_group(first_rank, world_size):
+            mesh = build_mesh(job, torch.device("cpu"))
+            rows.append(_row(job, mesh, position, build_parts(job, mesh)))
+    return DryRunReport(
+        name=job.name,
+        world_size=world_size,
+        mesh=mesh.sizes | {"expert": job.parallel.expert},
+        micro_batches=micro_batches(job),
+        parameters=sum(row.parameters for row in rows),
+        rows=rows,
+        notes=_notes(job),
+        seconds=time.perf_counter() - began,
+    )
+
+
+@contextmanager
+def _pretended_group(rank: int, world_size: int) -> Iterator[None]:
+    """A process group of any size in which collectives do nothing."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", rank=rank, world_size=world_size, store=FakeStore())
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def _row(job: Job, mesh: Mesh, position: int, parts: list[Transformer]) -> StageRow:
+    whole = held = sharded = 0
+    for part in parts:
+        for parameter in part.parameters():
+            whole += parameter.numel()
+            held += parameter.numel() // _model_shards(parameter)
+            sharded += local_part(parameter).numel()
+    weights = _weight_bytes(job, mesh, held, sharded)
+    gradients = _gradient_bytes(job, mesh, held, sharded)
+    optimizer = (8 if job.optimizer.kind == "adamw" else 4) * sharded
+    activations = activation_bytes(job, position, [len(part.layers) for part in parts])
+    return StageRow(
+        pipeline_rank=position,
+        stages=stages_of_rank(job.parallel, position),
+        layers=[int(index) for part in parts for index in part.layers],
+        parameters=whole,
+        parameters_per_rank=held,
+        weight_bytes=weights,
+        gradient_bytes=gradients,
+        optimizer_bytes=optimizer,
+        activation_bytes=activations,
+        total_bytes=weights + gradients + optimizer + activations,
+    )
+
+
+def _model_shards(parameter: torch.Tensor) -> int:
+    """Into how many pieces tensor and expert parallelism divide a parameter."""
+    if not isinstance(parameter, DTensor):
+        return 1
+    mesh, pieces = parameter.device_mesh, 1
+    for name, size, placement in zip(
+        mesh.mesh_dim_names or (), mesh.shape, parameter.placements, strict=True
+    ):
+        if name in _MODEL_AXES and not placement.is_replicate():
+            pieces *= size
+    return pieces
+
+
+def _weight_bytes(job: Job, mesh: Mesh, held: int, sharded: int) -> int:
+    """fp32 masters where they are sharded, and the weights that compute where they are kept."""
+    width = compute_dtype(job.precision).itemsize
+    if not mesh.uses_fsdp:
+        return held * (4 if width == 4 else 4 + width)
+    return 4 * sharded + (width * held if job.parallel.zero < 3 else 0)
+
+
+def _gradient_bytes(job: Job, mesh: Mesh, held: int, sharded: int) -> int:
+    """Gradients between the first micro-batch and the optimizer."""
+    width = 4 if job.parallel.reduce_dtype == "float32" else compute_dtype(job.precision).itemsize
+    if not mesh.uses_fsdp and micro_batches(job) == 1 and not mesh.uses_ddp:
+        width = compute_dtype(job.precision).itemsize
+    kept_whole = job.parallel.zero < 2 or job.parallel.pipeline > 1
+    return width * (held if kept_whole or not mesh.uses_fsdp else sharded)
+
+
+def _notes(job: Job) -> list[str]:
+    notes = ["activations are estimated; the other columns are counted"]
+    if job.parallel.pipeline > 1 and job.parallel.zero >= 2:
+        notes.append(
+            "pipeline schedules reduce gradients once a step, so whole gradients are held "
+            "although parallel.zero >= 2"
+        )
+    if job.parallel.zero == 3:
+        notes.append("gathered weights of the running layer and those prefetched come on top")
+    return notes
