@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -17,9 +17,6 @@ from phalanx.cli.options import (
     refused_in_words,
 )
 from phalanx.config import check, resolve
-
-if TYPE_CHECKING:
-    from phalanx.parallel.dryrun import DryRunReport
 
 app = typer.Typer()
 
@@ -41,19 +38,16 @@ def train(
     job = resolve(job, ranks)
     # Only now torch: a wrong configuration is refused without waiting for its import.
     if dry_run:
+        from phalanx.cli.report import print_report
         from phalanx.parallel.dryrun import dry_run as measure
 
         report = measure(job, ranks)
         if json:
             print_json(report)
         else:
-            _print_report(report)
+            print_report(report)
         return
     keep_single_threaded()
     from phalanx.train.launch import launch
 
     raise typer.Exit(launch(job, ranks, json=json))
-
-
-def _print_report(report: DryRunReport) -> None:
-    raise NotImplementedError
