@@ -24,7 +24,7 @@ def device_memory_error(
     """The allocator's complaint with this rank's memory by purpose, and advice that fits it."""
     breakdown = memory_breakdown(trainer, device)
     shares = ", ".join(f"{name} {size / GIB:.2f} GiB" for name, size in breakdown.items())
-    complaint = str(error).split(". ")[0]
+    complaint = ". ".join(str(error).split(". ")[:2])
     return DeviceMemoryError(f"{complaint}. Memory: {shares}", breakdown, advice(job, breakdown))
 
 
@@ -36,7 +36,9 @@ def memory_breakdown(trainer: Trainer | None, device: torch.device) -> dict[str,
         found["parameters"] = _bytes((weight.local for weight in weights), device)
         found["gradients"] = _bytes(_gradients(weights), device)
         masters = (w.master for w in weights if w.master.data_ptr() != w.local.data_ptr())
-        found["optimizer"] = _bytes((*masters, *trainer.optimizer.tensors().values()), device)
+        found["optimizer, masters"] = _bytes(
+            (*masters, *trainer.optimizer.tensors().values()), device
+        )
     stats = torch.cuda.memory_stats(device)
     allocated = stats["allocated_bytes.all.current"]
     found["activations and buffers"] = max(allocated - sum(found.values()), 0)
@@ -63,7 +65,9 @@ def advice(job: Job, breakdown: dict[str, int]) -> str:
     steps = []
     if breakdown["reserved, unused"] > breakdown["device"] // 10:
         steps.append("set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True against fragmentation")
-    state = sum(breakdown.get(name, 0) for name in ("parameters", "gradients", "optimizer"))
+    state = sum(
+        breakdown.get(name, 0) for name in ("parameters", "gradients", "optimizer, masters")
+    )
     if breakdown["activations and buffers"] >= state:
         steps += _smaller_activations(job)
     else:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Self
+from typing import NamedTuple, Self
 
+import msgspec
 import torch
 import torch.distributed as dist
+from torch.autograd import DeviceType
+from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity, profile
 
 from phalanx.config import Log
@@ -54,3 +57,52 @@ class StepProfiler:
             torch.cuda.synchronize()
         tracer.stop()
         tracer.export_chrome_trace(str(self._path))
+        kernels = [kernel_of(event) for event in tracer.events() or () if is_kernel(event)]
+        if kernels:
+            summary = msgspec.json.encode(communication(kernels, len(self._steps)))
+            self._path.with_suffix(".communication.json").write_bytes(summary + b"\n")
+
+
+class Kernel(NamedTuple):
+    """When a kernel ran on the device."""
+
+    start_seconds: float
+    end_seconds: float
+    communicates: bool
+
+
+class Communication(msgspec.Struct, frozen=True):
+    """Time of collectives on the device in one step, and the part that no compute hid."""
+
+    seconds_per_step: float
+    exposed_seconds_per_step: float
+
+
+def is_kernel(event: FunctionEvent) -> bool:
+    """Whether a profiled event ran on a CUDA device."""
+    return event.device_type == DeviceType.CUDA
+
+
+def kernel_of(event: FunctionEvent) -> Kernel:
+    """When it ran; NCCL's kernels carry its name."""
+    times = event.time_range
+    return Kernel(times.start / 1e6, times.end / 1e6, "nccl" in event.name.lower())
+
+
+def communication(kernels: Sequence[Kernel], steps: int) -> Communication:
+    """Measure collectives against the compute that ran at the same time."""
+    talking = _union(kernel for kernel in kernels if kernel.communicates)
+    busy = _union(kernels)
+    computing = _union(kernel for kernel in kernels if not kernel.communicates)
+    return Communication(talking / steps, (busy - computing) / steps)
+
+
+def _union(kernels: Iterable[Kernel]) -> float:
+    """Seconds in which at least one of the kernels ran."""
+    total = reached = 0.0
+    for start, end, _ in sorted(kernels):
+        start = max(start, reached)
+        if end > start:
+            total += end - start
+            reached = end
+    return total

@@ -1,0 +1,170 @@
+"""Two runs are equal to the bit, and so is a run that was interrupted and continued."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from torch.distributed.tensor import DTensor
+
+from phalanx.checkpoint import Checkpointer, latest
+from phalanx.config import Job
+from phalanx.data import ShardWriter
+from phalanx.parallel import build_mesh
+from phalanx.train import loop, run_folder
+from phalanx.train.sinks import Sinks
+from phalanx.train.stop import StopFlag
+from phalanx.train.trainer import Trainer
+from tests.parallel.test_parity import make_job
+from tests.ranks import run_ranks
+
+STEPS = 6
+SAMPLES = 24  # an epoch of three steps
+MESHES: dict[str, tuple[int, dict[str, Any]]] = {
+    "single": (1, {}),
+    "fsdp2": (2, {"zero": 3}),
+    "tp2xfsdp2": (4, {"tensor": 2}),
+    "pp2xfsdp2": (4, {"pipeline": 2}),
+}
+
+Result = tuple[list[float], str]
+
+
+def job_on(ranks: int, parallel: dict[str, Any], folder: Path) -> Job:
+    """A deterministic bf16 job over a corpus of ``SAMPLES`` samples."""
+    corpus = folder / "corpus"
+    if not corpus.exists():
+        tokens = np.random.default_rng(5).integers(1, 64, SAMPLES * 32 + 1)
+        with ShardWriter(corpus, vocab=64, end_of_document=0, tokenizer="none") as writer:
+            writer.write(tokens)
+            writer.finish()
+    sections = {
+        "parallel": parallel,
+        "precision": {"compute": "bfloat16"},
+        "data": {"source": "shards", "path": str(corpus), "sequence": 32, "prefetch": 2},
+        "train": {"steps": STEPS, "deterministic": True},
+        "checkpoint": {"at_end": False, "keep": 0},
+        "log": {"every": 1, "tensorboard": False},
+    }
+    return msgspec.structs.replace(make_job(ranks, sections), runs=str(folder / "runs"))
+
+
+class Losses:
+    """A sink that keeps the losses of all steps."""
+
+    def __init__(self) -> None:
+        self.values: list[float] = []
+
+    def write(self, record: Any) -> None:
+        if hasattr(record, "loss"):
+            self.values.append(record.loss)
+
+    def flush(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def make_steps(
+    job: Job, folder: Path, *, resume: bool = False, save_at: int = 0, kill_at: int = 0
+) -> Result:
+    """Run the loop, from the newest checkpoint if so asked; losses, and a digest of all state.
+
+    ``kill_at`` sends SIGTERM to every rank while micro-batch two of that step is in forward.
+    """
+    device = torch.device("cpu")
+    trainer = Trainer(job, build_mesh(job, device), device)
+    checkpointer = Checkpointer(folder / "checkpoints", keep=0)
+    if resume:
+        found = latest(folder / "checkpoints")
+        assert found is not None
+        trainer.restore(checkpointer.load(found, trainer.tensors()))
+    stop, sink = StopFlag(), Losses()
+    stop.install()
+    if kill_at:
+        _terminate_in_the_middle(trainer, kill_at)
+    if save_at:
+        for _ in range(save_at):
+            sink.values.append(trainer.train_step().loss.item())
+        checkpointer.save(trainer.step, trainer.tensors(), trainer.extra())
+    else:
+        loop.train(trainer, run_folder.create(job), Sinks([sink]), stop, checkpointer)
+    trainer.close()
+    return sink.values, digest(trainer)
+
+
+def _terminate_in_the_middle(trainer: Trainer, step: int) -> None:
+    seen = 0
+
+    def count(*_: Any) -> None:
+        nonlocal seen
+        seen += 1
+        if trainer.step + 1 == step and seen % 2 == 0:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    first = next(iter(trainer.engine.parts[0].layers.values()))
+    first.register_forward_hook(count)
+
+
+def digest(trainer: Trainer) -> str:
+    """Every bit of the state that this rank holds."""
+    found = hashlib.sha256()
+    for name, tensor in sorted(trainer.tensors().items()):
+        local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+        found.update(name.encode() + local.detach().contiguous().view(-1).numpy().tobytes())
+    for weight in trainer.engine.weights:
+        found.update(weight.local.float().contiguous().numpy().tobytes())
+    return found.hexdigest()
+
+
+def run(ranks: int, *args: Any, **kwargs: Any) -> list[Result]:
+    def call() -> Result:
+        return make_steps(*args, **kwargs)
+
+    # Also a single rank is forked: signals and settings stay out of the test process.
+    return run_ranks(ranks, call)
+
+
+@pytest.fixture(params=MESHES)
+def mesh(request: pytest.FixtureRequest) -> tuple[int, dict[str, Any]]:
+    return MESHES[request.param]
+
+
+def test_two_runs_are_equal_to_the_bit(mesh: tuple[int, dict[str, Any]], tmp_path: Path) -> None:
+    job = job_on(*mesh, tmp_path)
+    first = run(mesh[0], job, tmp_path / "a")
+    assert len(first[0][0]) == STEPS
+    assert run(mesh[0], job, tmp_path / "b") == first
+
+
+@pytest.mark.parametrize("cut", [2, 3], ids=["mid-epoch", "epoch-edge"])
+def test_an_interrupted_run_continues_to_the_bit(
+    mesh: tuple[int, dict[str, Any]], tmp_path: Path, cut: int
+) -> None:
+    job = job_on(*mesh, tmp_path)
+    whole = run(mesh[0], job, tmp_path / "whole")
+    first = run(mesh[0], job, tmp_path, save_at=cut)
+    rest = run(mesh[0], job, tmp_path, resume=True)
+    for rank, (losses, state) in enumerate(whole):
+        assert first[rank][0] + rest[rank][0] == losses
+        assert rest[rank][1] == state
+
+
+def test_sigterm_in_the_middle_of_accumulation_loses_nothing(
+    mesh: tuple[int, dict[str, Any]], tmp_path: Path
+) -> None:
+    job = job_on(*mesh, tmp_path)
+    whole = run(mesh[0], job, tmp_path / "whole")
+    first = run(mesh[0], job, tmp_path, kill_at=2)
+    done = len(first[0][0])
+    assert 2 <= done < STEPS, "the signal ends the run early, after the step it arrived in"
+    rest = run(mesh[0], job, tmp_path, resume=True)
+    for rank, (losses, state) in enumerate(whole):
+        assert first[rank][0] + rest[rank][0] == losses
+        assert rest[rank][1] == state
