@@ -38,22 +38,27 @@ class CausalAttention(nn.Module):
     """The core: softmax(q k^T) v over [batch, seq, heads, head_dim] tensors."""
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | BlockMask | None) -> Tensor:
-        value_dim = v.shape[-1]
-        if value_dim != q.shape[-1]:  # latent attention: fused kernels want one head size
-            v = F.pad(v, (0, q.shape[-1] - value_dim))
+        key_dim, value_dim = q.shape[-1], v.shape[-1]
+        scale = key_dim**-0.5
+        if value_dim < key_dim:  # latent attention: fused kernels want one head size
+            v = F.pad(v, (0, key_dim - value_dim))
+        elif value_dim > key_dim:
+            q, k = (F.pad(t, (0, value_dim - key_dim)) for t in (q, k))
         if not q.is_cuda and k.shape[2] != q.shape[2]:  # the CPU kernel has no grouped heads
             repeat = q.shape[2] // k.shape[2]
             k, v = k.repeat_interleave(repeat, 2), v.repeat_interleave(repeat, 2)
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
         grouped = k.shape[1] != q.shape[1]
         if isinstance(mask, BlockMask):
-            out = flex_attention(q, k, v, block_mask=mask, enable_gqa=grouped)
+            out = flex_attention(q, k, v, block_mask=mask, scale=scale, enable_gqa=grouped)
         elif q.is_cuda:
             backends = CUDA_BACKENDS[1:] if deterministic() else CUDA_BACKENDS
             with sdpa_kernel(backends, set_priority=True):
-                out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
+                out = F.scaled_dot_product_attention(
+                    q, k, v, is_causal=True, scale=scale, enable_gqa=grouped
+                )
         else:
-            out = F.scaled_dot_product_attention(q, k, v, mask, is_causal=mask is None)
+            out = F.scaled_dot_product_attention(q, k, v, mask, is_causal=mask is None, scale=scale)
         return out.transpose(1, 2)[..., :value_dim]
 
 

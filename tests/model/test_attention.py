@@ -1,0 +1,197 @@
+"""Attention: packed documents stay apart, rotary scaling, latent projections."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from phalanx.config import LatentAttention, Model, RopeScaling
+from phalanx.model.attention import document_mask
+from phalanx.model.layers import rope_tables
+from phalanx.model.ops import apply_rope
+from tests.model.small_models import built, plain_context, small_model
+
+LATENT = LatentAttention(
+    query_rank=12, key_value_rank=10, content_head_dim=8, rope_head_dim=4, value_head_dim=6
+)
+KINDS: dict[str, dict[str, Any]] = {
+    "grouped": {},
+    "qk-norm": {"qk_norm": True},
+    "latent": {"kv_heads": 4, "latent": LATENT},
+    "scaled-rope": {"rope_scaling": RopeScaling(original_context=8), "rope_theta": 100.0},
+}
+
+
+def tokens(seed: int, length: int) -> Tensor:
+    return torch.randint(0, 61, (1, length), generator=torch.Generator().manual_seed(seed))
+
+
+def numbered(*lengths: int) -> Tensor:
+    """Document numbers of documents of these lengths, packed into one sample."""
+    parts = [torch.full((n,), i, dtype=torch.int32) for i, n in enumerate(lengths)]
+    return torch.cat(parts)[None]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_document_does_not_see_the_one_packed_before_it(kind: str) -> None:
+    model = built(small_model(**KINDS[kind]), 16)
+    before, other, document = tokens(1, 9), tokens(2, 9), tokens(3, 7)
+    documents = numbered(9, 7)
+    first = model(torch.cat((before, document), 1), documents=documents)
+    second = model(torch.cat((other, document), 1), documents=documents)
+    torch.testing.assert_close(first[:, 9:], second[:, 9:], rtol=0, atol=0)
+    # Without the mask it does: the test would otherwise prove nothing.
+    unmasked = model(torch.cat((other, document), 1))
+    assert (unmasked[:, 9:] - second[:, 9:]).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_packed_document_has_the_logits_it_has_alone(kind: str) -> None:
+    """Rotary positions are relative: where a document starts in its sample does not matter."""
+    config = small_model(**KINDS[kind])
+    packed = built(config, 16)(torch.cat((tokens(1, 9), tokens(3, 7)), 1), documents=numbered(9, 7))
+    alone = built(config, 7)(tokens(3, 7))
+    torch.testing.assert_close(packed[:, 9:], alone, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_document_is_plain_causal_attention(kind: str) -> None:
+    model = built(small_model(**KINDS[kind]), 12)
+    sample = tokens(4, 12)
+    torch.testing.assert_close(
+        model(sample, documents=numbered(12)), model(sample), rtol=1e-5, atol=1e-5
+    )
+
+
+def test_no_token_sees_a_later_one() -> None:
+    model = built(small_model(), 12)
+    sample = tokens(4, 12)
+    changed = sample.clone()
+    changed[0, 8] = (changed[0, 8] + 1) % 61
+    before, after = model(sample), model(changed)
+    assert torch.equal(before[:, :8], after[:, :8])
+    assert not torch.equal(before[:, 8:], after[:, 8:])
+
+
+def test_the_mask_is_lower_triangular_inside_each_document_of_each_sample() -> None:
+    documents = torch.tensor([[0, 0, 1, 1], [0, 1, 1, 2]], dtype=torch.int32)
+    mask = document_mask(documents)
+    assert isinstance(mask, Tensor)
+    expected = [
+        [[1, 0, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 1, 1]],
+        [[1, 0, 0, 0], [0, 1, 0, 0], [0, 1, 1, 0], [0, 0, 0, 1]],
+    ]
+    assert mask[:, 0].int().tolist() == expected
+
+
+def reference_frequency(config: Model, pair: int) -> float:
+    """Angular frequency of one pair, as the Llama 3 report describes its scaling."""
+    frequency = config.rope_theta ** (-2 * pair / config.head_dim)
+    scaling = config.rope_scaling
+    if scaling is None:
+        return float(frequency)
+    wavelength = 2 * math.pi / frequency
+    if wavelength < scaling.original_context / scaling.high_frequency_factor:
+        return float(frequency)
+    if wavelength > scaling.original_context / scaling.low_frequency_factor:
+        return float(frequency / scaling.factor)
+    smooth = (scaling.original_context / wavelength - scaling.low_frequency_factor) / (
+        scaling.high_frequency_factor - scaling.low_frequency_factor
+    )
+    return float((1 - smooth) * frequency / scaling.factor + smooth * frequency)
+
+
+@pytest.mark.parametrize("scaling", [None, RopeScaling(), RopeScaling(factor=32.0)])
+def test_rotary_tables_follow_the_llama_3_formula(scaling: RopeScaling | None) -> None:
+    config = small_model(head_dim=128, rope_scaling=scaling)
+    positions = torch.tensor([0, 1, 17, 1000])
+    frequencies = [reference_frequency(config, pair) for pair in range(64)]
+    if scaling is not None:  # all three regimes occur
+        ratios = {
+            round(f / config.rope_theta ** (-2 * i / 128), 3) for i, f in enumerate(frequencies)
+        }
+        assert {1.0, round(1 / scaling.factor, 3)} < ratios
+    angle = positions[:, None].double() * torch.tensor(frequencies, dtype=torch.float64)
+    cos, sin = rope_tables(config, positions)
+    torch.testing.assert_close(cos.double(), angle.cos(), rtol=0, atol=2e-4)
+    torch.testing.assert_close(sin.double(), angle.sin(), rtol=0, atol=2e-4)
+
+
+def test_rotation_turns_each_pair_by_its_angle() -> None:
+    config = small_model(head_dim=8)
+    cos, sin = rope_tables(config, torch.arange(5))
+    x = torch.randn(2, 5, 3, 8, generator=torch.Generator().manual_seed(0))
+    as_complex = torch.complex(x[..., :4], x[..., 4:])
+    angle = torch.arange(5)[:, None] * torch.tensor(
+        [reference_frequency(config, pair) for pair in range(4)]
+    )
+    turned = as_complex * torch.polar(torch.ones_like(angle), angle)[:, None, :]
+    expected = torch.cat((turned.real, turned.imag), -1)
+    torch.testing.assert_close(apply_rope(x, cos, sin), expected)
+
+
+def naive_latent(model: Any, x: Tensor, latent: LatentAttention, heads: int) -> Tensor:
+    """Latent attention, one head and one query at a time."""
+    attention = model.layers["0"].attention
+    batch, length, _ = x.shape
+
+    def normed(t: Tensor, norm: Any) -> Tensor:
+        return t / (t.square().mean(-1, keepdim=True) + norm.eps).sqrt() * norm.weight
+
+    low = x
+    if latent.query_rank:
+        low = normed(x @ attention.q_down.weight.t(), attention.q_norm)
+    queries = (low @ attention.q_up.weight.t()).view(batch, length, heads, -1)
+    down = x @ attention.kv_down.weight.t()
+    compressed, shared_key = down[..., : latent.key_value_rank], down[..., latent.key_value_rank :]
+    both = normed(compressed, attention.kv_norm) @ attention.kv_up.weight.t()
+    both = both.view(batch, length, heads, -1)
+    content = latent.content_head_dim
+    shared_key = apply_rope(shared_key[:, :, None], model.cos, model.sin)[:, :, 0]
+    scale = (content + latent.rope_head_dim) ** -0.5
+    outputs = []
+    for head in range(heads):
+        q, kv = queries[:, :, head], both[:, :, head]
+        rotated = apply_rope(q[:, :, None, content:], model.cos, model.sin)[:, :, 0]
+        scores = q[..., :content] @ kv[..., :content].mT + rotated @ shared_key.mT
+        hidden = torch.ones(length, length, dtype=torch.bool).triu(1)
+        weights = (scores * scale).masked_fill(hidden, -math.inf).softmax(-1)
+        outputs.append(weights @ kv[..., content:])
+    return torch.cat(outputs, -1) @ attention.out.weight.t()
+
+
+@pytest.mark.parametrize("query_rank", [12, 0])
+@pytest.mark.parametrize("value_head_dim", [6, 12, 16])  # narrower than keys, as wide, wider
+def test_latent_attention_equals_a_naive_one(query_rank: int, value_head_dim: int) -> None:
+    latent = LatentAttention(
+        query_rank=query_rank,
+        key_value_rank=10,
+        content_head_dim=8,
+        rope_head_dim=4,
+        value_head_dim=value_head_dim,
+    )
+    model = built(small_model(kv_heads=4, latent=latent), 7)
+    x = torch.randn(2, 7, 32, generator=torch.Generator().manual_seed(5))
+    found = model.layers["0"].attention(x, plain_context(model))
+    torch.testing.assert_close(found, naive_latent(model, x, latent, 4), rtol=1e-4, atol=1e-5)
+
+
+def test_key_value_heads_serve_their_group_of_queries() -> None:
+    """Rows of the fused projection: for each key/value head its queries, its key, its value."""
+    model = built(small_model(), 6)
+    attention: Any = model.layers["0"].attention
+    x = torch.randn(1, 6, 32, generator=torch.Generator().manual_seed(6))
+    rows = (x @ attention.qkv.weight.t()).view(6, 2, 4, 8)  # [seq, kv head, 2 queries + k + v, dim]
+    outputs = []
+    for head in range(4):
+        q, k, v = rows[:, head // 2, head % 2], rows[:, head // 2, 2], rows[:, head // 2, 3]
+        q, k = (apply_rope(t[None, :, None], model.cos, model.sin)[0, :, 0] for t in (q, k))
+        scores = (q @ k.t() / 8**0.5).masked_fill(torch.ones(6, 6).triu(1).bool(), -math.inf)
+        outputs.append(scores.softmax(-1) @ v)
+    expected = torch.cat(outputs, -1) @ attention.out.weight.t()
+    found = attention(x, plain_context(model))
+    torch.testing.assert_close(found[0], expected, rtol=1e-4, atol=1e-5)
