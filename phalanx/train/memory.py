@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from phalanx.train.trainer import Trainer
 
 GIB = 1 << 30
+OPTIMIZER = "optimizer, masters"
 
 
 def device_memory_error(
@@ -36,9 +37,8 @@ def memory_breakdown(trainer: Trainer | None, device: torch.device) -> dict[str,
         found["parameters"] = _bytes((weight.local for weight in weights), device)
         found["gradients"] = _bytes(_gradients(weights), device)
         masters = (w.master for w in weights if w.master.data_ptr() != w.local.data_ptr())
-        found["optimizer, masters"] = _bytes(
-            (*masters, *trainer.optimizer.tensors().values()), device
-        )
+        state = (*masters, *trainer.optimizer.tensors().values())
+        found[OPTIMIZER] = _bytes(state, device)
     stats = torch.cuda.memory_stats(device)
     allocated = stats["allocated_bytes.all.current"]
     found["activations and buffers"] = max(allocated - sum(found.values()), 0)
@@ -65,9 +65,7 @@ def advice(job: Job, breakdown: dict[str, int]) -> str:
     steps = []
     if breakdown["reserved, unused"] > breakdown["device"] // 10:
         steps.append("set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True against fragmentation")
-    state = sum(
-        breakdown.get(name, 0) for name in ("parameters", "gradients", "optimizer, masters")
-    )
+    state = sum(breakdown.get(name, 0) for name in ("parameters", "gradients", OPTIMIZER))
     if breakdown["activations and buffers"] >= state:
         steps += _smaller_activations(job)
     else:

@@ -9,7 +9,7 @@ from typing import NamedTuple, Self
 import msgspec
 import torch
 import torch.distributed as dist
-from torch.autograd import DeviceType
+from torch._C._autograd import DeviceType
 from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity, profile
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from phalanx.parallel import build_mesh
-from phalanx.train.memory import advice, device_memory_error, memory_breakdown
+from phalanx.train.memory import OPTIMIZER, advice, device_memory_error, memory_breakdown
 from phalanx.train.trainer import Trainer
 from tests.train.forked_runs import small_job
 
@@ -17,13 +17,13 @@ GIB = 1 << 30
 MOSTLY_ACTIVATIONS = {
     "parameters": 2 * GIB,
     "gradients": 2 * GIB,
-    "optimizer, masters": 8 * GIB,
+    OPTIMIZER: 8 * GIB,
     "activations and buffers": 60 * GIB,
     "reserved, unused": 1 * GIB,
     "device": 80 * GIB,
 }
 MOSTLY_STATE = MOSTLY_ACTIVATIONS | {
-    "optimizer, masters": 60 * GIB,
+    OPTIMIZER: 60 * GIB,
     "activations and buffers": 8 * GIB,
 }
 
@@ -71,8 +71,8 @@ def test_the_breakdown_counts_each_byte_of_state_once(tmp_path: Path, device_sta
         weight.parameter.grad = torch.zeros_like(weight.parameter)
     found = memory_breakdown(trainer, device)
     assert found["parameters"] == found["gradients"] == weights  # fp32: no separate masters
-    assert 2 * weights <= found["optimizer, masters"] < 2 * weights + 4096
-    known = found["parameters"] + found["gradients"] + found["optimizer, masters"]
+    assert 2 * weights <= found[OPTIMIZER] < 2 * weights + 4096
+    known = found["parameters"] + found["gradients"] + found[OPTIMIZER]
     assert found["activations and buffers"] == 10 * GIB - known
     assert found["reserved, unused"] == GIB
 

@@ -133,9 +133,10 @@ def test_an_unknown_device_has_an_unknown_peak(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H200 of tomorrow")
-    peak = device_peak(small_job(tmp_path, 1), torch.device("cuda"), world_size=1)
+    job = small_job(tmp_path, 1, precision__compute="bfloat16")
+    peak = device_peak(job, torch.device("cuda"), world_size=1)
     assert peak.flops_per_second is None
-    assert peak.basis == "unknown peak: NVIDIA H200 of tomorrow in float32"
+    assert peak.basis == "unknown peak: NVIDIA H200 of tomorrow in bfloat16"
 
 
 def test_hardware_utilisation_counts_what_recompute_repeats(
