@@ -11,9 +11,10 @@ import socket
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -47,6 +48,7 @@ class Gang:
         self._interrupts = 0
         self._kills_before = oom_kills()
         self._wake_reader, self._wake_writer = socket.socketpair()
+        self._previous: dict[int, Any] = {}  # handlers to put back
 
     def add(self, rank: int, pid: int) -> None:
         """Take a forked rank into the gang."""
@@ -58,9 +60,9 @@ class Gang:
             end.setblocking(False)
         # A signal, also that of a rank's end, wakes the selector in ``watch``.
         signal.set_wakeup_fd(self._wake_writer.fileno(), warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, lambda number, frame: None)
-        for number in STOP_SIGNALS:
-            signal.signal(number, self._on_signal)
+        handlers = dict.fromkeys(STOP_SIGNALS, self._on_signal)
+        handlers[signal.SIGCHLD] = lambda number, frame: None
+        self._previous = {number: signal.signal(number, on) for number, on in handlers.items()}
 
     def watch(self, reports: int, show: Callable[[Record], None]) -> None:
         """Show what rank 0 reports until every rank has ended."""
@@ -81,7 +83,15 @@ class Gang:
                     self._send(signal.SIGKILL)
         for line in lines.read():
             show(decode(line))
+        self._close(reports)
+
+    def _close(self, reports: int) -> None:
+        signal.set_wakeup_fd(-1)
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
         os.close(reports)
+        self._wake_reader.close()
+        self._wake_writer.close()
 
     def verdict(self) -> ExitInfo:
         """How the run ended; also what ``exit_info.json`` says afterwards."""
@@ -141,7 +151,8 @@ class Gang:
 
     def _send(self, number: int) -> None:
         for pid in self._running:
-            os.kill(pid, number)
+            with suppress(ProcessLookupError):  # it was collected a moment ago
+                os.kill(pid, number)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self._interrupts += number == signal.SIGINT

@@ -29,6 +29,7 @@ def train(
 ) -> ExitInfo:
     """Make steps until the job's last one, or until somebody asks the run to stop."""
     run = _Run(trainer, sinks, checkpointer)
+    trainer.timer.restart()  # building and loading are not part of the first step
     try:
         with StepProfiler(trainer.job.log, run_folder) as profiler:
             while trainer.step < trainer.job.train.steps:

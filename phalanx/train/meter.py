@@ -49,6 +49,7 @@ class Meter:
         self._peak = device_peak(job, device, self._world_size)
         self._pending: list[tuple[int, int, StepOutcome]] = []
         self._recent_seconds: deque[float] = deque(maxlen=ETA_STEPS)
+        self._warming_up = True
         self._non_finite_steps = 0
 
     def add(self, step: int, tokens_seen: int, outcome: StepOutcome) -> None:
@@ -92,8 +93,7 @@ class Meter:
         peak_bytes: int,
     ) -> StepRecord:
         tokens_per_second = outcome.tokens / time.seconds if time.seconds > 0 else 0.0
-        self._recent_seconds.append(time.seconds)
-        mean_seconds = sum(self._recent_seconds) / len(self._recent_seconds)
+        mean_seconds = self._mean_seconds(time.seconds)
         parts, estimated = self._parts(time.parts)
         return StepRecord(
             job=self._job.name,
@@ -119,6 +119,15 @@ class Meter:
             skipped=bool(host.skipped),
             non_finite=not (math.isfinite(host.loss) and math.isfinite(host.grad_norm)),
         )
+
+    def _mean_seconds(self, seconds: float) -> float:
+        """Mean of recent steps, without the first: it compiles and warms up."""
+        recent = self._recent_seconds
+        if self._warming_up and recent:
+            self._warming_up = False
+            recent.clear()
+        recent.append(seconds)
+        return sum(recent) / len(recent)
 
     def _parts(self, parts: StepParts) -> tuple[StepParts, tuple[str, ...]]:
         """Fill in what was not measured, and name what is attributed instead."""

@@ -155,12 +155,13 @@ def test_hardware_utilisation_counts_what_recompute_repeats(
 
 def test_the_time_left_follows_recent_steps(tmp_path: Path) -> None:
     measured = meter(tmp_path, train__steps=10)
-    for step in (1, 2):
+    for step in (1, 2, 3):
         measured.add(step, 0, outcome())
-    first, second = measured.records()
+    first, second, third = measured.records()
     assert first.eta_seconds == pytest.approx(9 * first.step_seconds)
-    mean = (first.step_seconds + second.step_seconds) / 2
-    assert second.eta_seconds == pytest.approx(8 * mean)
+    assert second.eta_seconds == pytest.approx(8 * second.step_seconds)  # the first one warms up
+    mean = (second.step_seconds + third.step_seconds) / 2
+    assert third.eta_seconds == pytest.approx(7 * mean)
 
 
 def test_a_pipeline_attributes_forward_and_backward_and_says_so(tmp_path: Path) -> None:
