@@ -36,6 +36,7 @@ def train(
         job, ranks = load(path, overrides, world_size)
         check(job, ranks)
     job = resolve(job, ranks)
+    keep_single_threaded()
     # Only now torch: a wrong configuration is refused without waiting for its import.
     if dry_run:
         from phalanx.cli.report import print_report
@@ -47,7 +48,6 @@ def train(
         else:
             print_report(report)
         return
-    keep_single_threaded()
     from phalanx.train.launch import launch
 
     raise typer.Exit(launch(job, ranks, json=json))

@@ -33,6 +33,7 @@ def row(position: int, weight_gib: int) -> StageRow:
         gradient_bytes=2**30,
         optimizer_bytes=2**31,
         activation_bytes=2**29,
+        total_bytes=weight_gib * 2**30 + 2**30 + 2**31 + 2**29,
     )
 
 
@@ -47,7 +48,7 @@ def test_the_table_names_the_position_that_holds_most() -> None:
         notes=["a note"],
         seconds=0.5,
     )
-    console = Console(width=120, record=True, quiet=False)
+    console = Console(width=120)
     with console.capture() as captured:
         print_report(report, console)
     text = captured.get()
