@@ -73,8 +73,9 @@ def shard_parameter(
     """
     parameter = module._parameters[name]
     assert parameter is not None
-    stored = nn.Parameter(distribute_tensor(parameter.data, mesh, [placement]))
-    module._parameters[name] = stored
+    if not isinstance(parameter, DTensor):  # else another module that shares it was here before
+        parameter = nn.Parameter(distribute_tensor(parameter.data, mesh, [placement]))
+        module._parameters[name] = parameter
     base = type(module)
     grads = (Partial(),) if partial else (placement,)
 

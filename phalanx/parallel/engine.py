@@ -134,6 +134,9 @@ class Engine:
         offloaded = job.memory.offload == "parameters" and mesh.uses_fsdp
         for part in self.parts:
             part.to_empty(device="cpu" if offloaded else mesh.device)
+            if job.model.tied_embedding and part.embed is not None and part.head is not None:
+                # Each module got memory of its own.
+                part.head._parameters["weight"] = part.embed._parameters["weight"]
         self.positions = self._local_positions()
         self.weights = list(self._draw_weights(job.train.seed))
         self._prepare_buffers()
@@ -154,7 +157,8 @@ class Engine:
         inputs = [self._to_device(batch) for batch in batches]
         if self.pipeline is not None:
             with timer.phase("backward"):  # the schedule interleaves forward and backward
-                return self._run_pipeline(inputs, train=True)
+                tokens, labels, documents = (_joined(part) for part in zip(*inputs, strict=True))
+                return self.pipeline.train(tokens, labels, documents)
         total = torch.zeros((), device=self.mesh.device)
         for i, (tokens, labels, documents) in enumerate(inputs):
             with self._synchronization(last=i == len(inputs) - 1):
@@ -171,9 +175,10 @@ class Engine:
         self._begin(token_weight, train=False)
         inputs = [self._to_device(batch) for batch in batches]
         if self.pipeline is not None:
-            total = self._run_pipeline(inputs, train=False)
+            losses = [self.pipeline.evaluate(*batch, self._hidden(*batch)) for batch in inputs]
         else:
-            total = torch.stack([self.parts[0](*batch) for batch in inputs]).sum()
+            losses = [self.parts[0](*batch).sum() for batch in inputs]
+        total = torch.stack(losses).sum()
         for module in self._fsdp_modules():
             module.reshard()  # no backward follows that would drop the gathered weights
         return total
@@ -193,11 +198,12 @@ class Engine:
     def _module(self) -> nn.Module:
         return self.ddp.module if self.ddp is not None else self.parts[0]
 
-    def _run_pipeline(self, inputs: list[Any], *, train: bool) -> Tensor:
-        assert self.pipeline is not None
-        tokens, labels, documents = zip(*inputs, strict=True)
-        joined = None if documents[0] is None else torch.cat(documents)
-        return self.pipeline.run(torch.cat(tokens), torch.cat(labels), joined, train)
+    def _hidden(self, tokens: Tensor, *_: Any) -> Tensor:
+        """An empty tensor like those that pass between pipeline stages."""
+        batch, sequence = tokens.shape
+        shape = (batch, sequence // self.job.parallel.tensor, self.job.model.dim)
+        dtype = compute_dtype(self.job.precision)
+        return torch.empty(shape, dtype=dtype, device=self.mesh.device)
 
     def _synchronization(self, *, last: bool) -> AbstractContextManager[Any]:
         """Arrange what this micro-batch's backward communicates."""
@@ -279,6 +285,10 @@ class Engine:
     def _fsdp_modules(self) -> Iterator[FSDPModule]:
         for part in self.parts:
             yield from (m for m in part.modules() if isinstance(m, FSDPModule))
+
+
+def _joined(parts: tuple[Any, ...]) -> Any:
+    return None if parts[0] is None else torch.cat(parts)
 
 
 def _strided(placement: object) -> bool:

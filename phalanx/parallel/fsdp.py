@@ -56,6 +56,8 @@ def apply_fsdp(part: Transformer, mesh: Mesh, job: Job) -> None:
     tied = part.config.tied_embedding
     if part.embed is not None and not tied:
         shard(part.embed, mesh.fsdp)
+        # Its backward adds into rows that the tokens name and never reads the weight.
+        cast(FSDPModule, part.embed).set_unshard_in_backward(False)
     if part.norm is not None and part.head is not None and not tied:
         # The head is needed again at once by backward: gathering it twice buys nothing.
         shard([part.norm, part.head], mesh.fsdp, again=False)
@@ -75,7 +77,9 @@ def _prefetch(part: Transformer, blocks: list[Block], depth: int) -> None:
     units = [unit for unit in candidates if isinstance(unit, FSDPModule)]
     for i, unit in enumerate(units):
         unit.set_modules_to_forward_prefetch(_with_experts(units[i + 1 : i + 1 + depth]))
-        unit.set_modules_to_backward_prefetch(_with_experts(units[max(0, i - depth) : i][::-1]))
+        behind = units[max(0, i - depth) : i][::-1]
+        # Without a list FSDP prefetches by itself; the unit that runs is gathered already.
+        unit.set_modules_to_backward_prefetch(_with_experts(behind) or [unit])
 
 
 def _with_experts(units: list[FSDPModule]) -> list[FSDPModule]:

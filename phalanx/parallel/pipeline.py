@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import (
@@ -87,8 +88,9 @@ class Pipeline:
             PipelineStage(part, number, total, mesh.device, group=mesh.group("pipeline"))
             for part, number in zip(parts, numbers, strict=True)
         ]
-        self.is_first = 0 in numbers
-        self.is_last = total - 1 in numbers
+        self.parallel, self.group, self.stages = parallel, mesh.group("pipeline"), total
+        self.parts = dict(zip(numbers, parts, strict=True))
+        self.is_first, self.is_last = 0 in numbers, total - 1 in numbers
         options: dict[str, Any] = {"loss_fn": _loss, "scale_grads": False}
         self.schedule: Schedule
         if parallel.schedule in SINGLE:
@@ -97,22 +99,50 @@ class Pipeline:
         else:
             self.schedule = MULTI[parallel.schedule](stages, micro_batches, **options)
 
-    def run(self, tokens: Tensor, labels: Tensor, documents: Tensor | None, train: bool) -> Tensor:
-        """Forward, and backward when training, over all micro-batches; the loss on the last rank.
+    def train(self, tokens: Tensor, labels: Tensor, documents: Tensor | None) -> Tensor:
+        """Forward and backward over all micro-batches; the loss on the rank of the last stage.
 
         Tensors are [micro-batches * micro-batch, seq].
         """
         losses: list[Tensor] = []
-        keywords: dict[str, Any] = {"labels": labels} | (
-            {} if documents is None else {"documents": documents}
-        )
+        keywords: dict[str, Any] = {"labels": labels}
+        if documents is not None:
+            keywords["documents"] = documents
         inputs = (tokens,) if self.is_first else ()
         target = labels if self.is_last else None
-        call = self.schedule.step if train else self.schedule.eval
-        call(*inputs, target=target, losses=losses, **keywords)
+        self.schedule.step(*inputs, target=target, losses=losses, **keywords)
         if not self.is_last:
             return torch.zeros((), device=labels.device)
         return torch.stack([loss.detach().sum() for loss in losses]).sum()
+
+    def evaluate(
+        self, tokens: Tensor, labels: Tensor, documents: Tensor | None, hidden: Tensor
+    ) -> Tensor:
+        """Forward of one micro-batch through all stages, one after the other.
+
+        ``hidden`` has the shape and type of what stages hand on.
+        """
+        loss = torch.zeros((), device=labels.device)
+        x = tokens
+        for number in range(self.stages):
+            here = number in self.parts
+            if here and number > 0 and number - 1 not in self.parts:
+                x = torch.empty_like(hidden)
+                dist.recv(x, self._global_rank(number - 1), self.group)
+            if here:
+                x = self.parts[number](x, labels, documents)
+            if here and number + 1 < self.stages and number + 1 not in self.parts:
+                dist.send(x.contiguous(), self._global_rank(number + 1), self.group)
+        if self.is_last:
+            loss += x.sum()
+        return loss
+
+    def _global_rank(self, stage: int) -> int:
+        """Who holds a stage."""
+        assert self.group is not None
+        holders = range(self.parallel.pipeline)
+        position = next(r for r in holders if stage in stages_of_rank(self.parallel, r))
+        return dist.get_global_rank(self.group, position)
 
 
 def _loss(output: Tensor, _: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import (
 
 from phalanx.model import Block, Context, Transformer
 
-_aten = torch.ops.aten
+_aten, _functional = torch.ops.aten, torch.ops._c10d_functional
 # Selective: keep what is expensive to make again, recompute the rest.
 EXPENSIVE = frozenset(
     {
@@ -28,16 +28,15 @@ EXPENSIVE = frozenset(
         _aten._scaled_dot_product_flash_attention_for_cpu.default,
         _aten._scaled_mm.default,
         _aten._grouped_mm.default,
+        # Gathers are made again: they are large, and a sum over ranks is what must not be.
+        _functional.reduce_scatter_tensor.default,
+        _functional.all_to_all_single.default,
     }
 )
-COLLECTIVES = ("_c10d_functional", "c10d")
 
 
 def _policy(_: object, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-    # A collective must not run twice: its result is kept, also for the sake of the network.
-    if op in EXPENSIVE or getattr(op, "namespace", "") in COLLECTIVES:
-        return CheckpointPolicy.MUST_SAVE
-    return CheckpointPolicy.PREFER_RECOMPUTE
+    return CheckpointPolicy.MUST_SAVE if op in EXPENSIVE else CheckpointPolicy.PREFER_RECOMPUTE
 
 
 def _contexts() -> Any:
@@ -45,15 +44,21 @@ def _contexts() -> Any:
 
 
 def apply_recompute(part: Transformer, mode: str) -> None:
-    """Wrap every block's forward: ``full`` keeps its input only, ``selective`` also matmuls."""
+    """Wrap every block's forward: ``full`` keeps its input only, ``selective`` also matmuls.
+
+    In a MoE block, selective covers the attention: experts are sharded as a unit of their own,
+    and FSDP's gathers must not run inside a region that counts operations.
+    """
     if mode == "none":
         return
-    for block in part.layers.values():
-        forward = block.forward
-        options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
-        if mode == "selective":
-            options["context_fn"] = _contexts
-        block.forward = functools.partial(checkpoint, forward, **options)
+    options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
+    if mode == "selective":
+        options["context_fn"] = _contexts
+    for layer in part.layers.values():
+        block = cast(Block, layer)
+        covered = block.attention if mode == "selective" and block.moe is not None else block
+        forward = covered.forward
+        covered.forward = functools.partial(checkpoint, forward, **options)  # type: ignore[method-assign]
 
 
 def apply_activation_offload(part: Transformer, pin: bool) -> None:

@@ -36,6 +36,8 @@ def apply_tensor_parallel(part: Transformer, mesh: DeviceMesh) -> None:
         _split_block(block, mesh, group)
     if part.norm is not None and part.head is not None:
         shard_parameter(part.norm, "weight", mesh, Replicate(), partial=True)
+        if part.config.tied_embedding and part.embed is not None:
+            part.head._parameters["weight"] = part.embed._parameters["weight"]
         shard_parameter(part.head, "weight", mesh, Shard(0))
         part.head.__class__ = _bind(type(part.head), VocabParallelHead, group)
 

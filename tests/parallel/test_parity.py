@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any
 
 import pytest
@@ -50,7 +51,7 @@ def train(job: Job) -> list[tuple[float, float]]:
 @functools.cache
 def single_process(model: str) -> list[tuple[float, float]]:
     """The reference: one process, no axis; one for each kind of model."""
-    return train(make_job(1, {"model": MODELS[model]}))
+    return train(make_job(1, {"model": MODELS[model], "train": {"micro_batch": 4}}))
 
 
 MODELS: dict[str, dict[str, Any]] = {
@@ -118,7 +119,11 @@ MESHES: dict[str, tuple[int, str, dict[str, Any]]] = {
 @pytest.mark.parametrize("name", MESHES)
 def test_mesh_trains_like_one_process(name: str) -> None:
     ranks, model, parallel = MESHES[name]
-    job = make_job(ranks, {"model": MODELS[model], "parallel": parallel})
+    # Two micro-batches a replica prove accumulation; pipelines need more to fill.
+    replicas = ranks // math.prod(parallel.get(axis, 1) for axis in ("tensor", "context"))
+    micro_batch = 1 if "pipeline" in parallel else max(1, 4 // replicas)
+    train_section = {"micro_batch": micro_batch}
+    job = make_job(ranks, {"model": MODELS[model], "parallel": parallel, "train": train_section})
     reference = single_process(model)
     for found in run_ranks(ranks, train, job):
         for (loss, norm), (expected_loss, expected_norm) in zip(found, reference, strict=True):

@@ -1,0 +1,174 @@
+"""What can be combined with the axes: precision, recompute, offload, optimizers, masks, ties."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from phalanx.checkpoint import Checkpointer, latest
+from phalanx.config import Job
+from phalanx.parallel import build_mesh
+from phalanx.train.trainer import Trainer
+from tests.parallel.test_parity import LOSS_TOLERANCE, MODELS, NORM_TOLERANCE, make_job, train
+from tests.ranks import run_ranks
+
+TRAIN = {"steps": 4, "micro_batch": 2}
+
+# name: (sections of both runs, ranks and parallel section of the run on a mesh, further sections)
+Case = tuple[dict[str, Any], int, dict[str, Any], dict[str, Any]]
+SAME: dict[str, Case] = {
+    "recompute-full-fsdp": ({}, 2, {}, {"memory": {"recompute": "full"}}),
+    "recompute-selective-fsdp": ({}, 2, {}, {"memory": {"recompute": "selective"}}),
+    "recompute-full-tp": ({}, 2, {"tensor": 2}, {"memory": {"recompute": "full"}}),
+    "recompute-selective-tp": ({}, 2, {"tensor": 2}, {"memory": {"recompute": "selective"}}),
+    "recompute-full-ring": (
+        {},
+        2,
+        {"context": 2, "context_method": "ring"},
+        {"memory": {"recompute": "full"}},
+    ),
+    "recompute-full-experts": (
+        {"model": MODELS["moe"]},
+        2,
+        {"expert": 2},
+        {"memory": {"recompute": "full"}},
+    ),
+    "recompute-selective-experts": (
+        {"model": MODELS["moe"]},
+        2,
+        {"expert": 2},
+        {"memory": {"recompute": "selective"}},
+    ),
+    "recompute-full-pipeline": (
+        {},
+        2,
+        {"pipeline": 2},
+        {"memory": {"recompute": "full"}, "train": {"micro_batch": 1}},
+    ),
+    "offload-parameters": ({}, 2, {}, {"memory": {"offload": "parameters"}}),
+    "offload-activations": ({}, 2, {}, {"memory": {"offload_activations": True}}),
+    "muon-fsdp": ({"optimizer": {"kind": "muon"}}, 2, {}, {}),
+    "muon-tp-fsdp": ({"optimizer": {"kind": "muon"}}, 4, {"tensor": 2}, {}),
+    "muon-experts": (
+        {"optimizer": {"kind": "muon"}, "model": MODELS["moe"]},
+        2,
+        {"expert": 2},
+        {},
+    ),
+    "tied-ddp": ({"model": {"tied_embedding": True}}, 2, {"zero": 0}, {}),
+    "tied-fsdp": ({"model": {"tied_embedding": True}}, 2, {}, {}),
+    "tied-tp-fsdp": ({"model": {"tied_embedding": True}}, 4, {"tensor": 2}, {}),
+    "documents-tp": ({"data": {"document_mask": True}}, 2, {"tensor": 2}, {}),
+    "documents-ulysses": ({"data": {"document_mask": True}}, 2, {"context": 2}, {}),
+    "documents-pipeline": (
+        {"data": {"document_mask": True}},
+        2,
+        {"pipeline": 2},
+        {"train": {"micro_batch": 1}},
+    ),
+    "no-prefetch": ({}, 2, {"prefetch_layers": 0}, {}),
+    "deep-prefetch": ({}, 2, {"prefetch_layers": 3}, {}),
+    "small-buckets": ({}, 2, {"zero": 0, "ddp_bucket_mb": 0.01}, {}),
+    "spike-guard": ({"optimizer": {"spike_factor": 3.0}}, 2, {}, {}),
+}
+
+
+def merged(*tables: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {"train": dict(TRAIN)}
+    for table in tables:
+        for section, values in table.items():
+            found[section] = {**found.get(section, {}), **values}
+    return found
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_feature_changes_nothing_but_where_and_when(name: str) -> None:
+    common, ranks, parallel, further = SAME[name]
+    expected = train(make_job(1, merged(common)))
+    job = make_job(ranks, merged(common, {"parallel": parallel}, further))
+    for found in run_ranks(ranks, train, job):
+        for (loss, norm), (expected_loss, expected_norm) in zip(found, expected, strict=True):
+            assert loss == pytest.approx(expected_loss, rel=LOSS_TOLERANCE)
+            assert norm == pytest.approx(expected_norm, rel=NORM_TOLERANCE)
+
+
+LOW_PRECISION: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
+    "bf16-single": (1, {}, {"compute": "bfloat16"}),
+    "bf16-ddp": (2, {"zero": 0}, {"compute": "bfloat16"}),
+    "bf16-ddp-compute-reduce": (2, {"zero": 0, "reduce_dtype": "compute"}, {"compute": "bfloat16"}),
+    "bf16-fsdp": (2, {}, {"compute": "bfloat16"}),
+    "bf16-zero1-compute-reduce": (
+        2,
+        {"zero": 1, "reduce_dtype": "compute"},
+        {"compute": "bfloat16"},
+    ),
+    "bf16-tp": (2, {"tensor": 2}, {"compute": "bfloat16"}),
+    "bf16-pp": (2, {"pipeline": 2}, {"compute": "bfloat16"}),
+    "fp16-single": (1, {}, {"compute": "float16", "initial_loss_scale": 1024.0}),
+    "fp16-fsdp": (2, {}, {"compute": "float16", "initial_loss_scale": 1024.0}),
+}
+
+
+@pytest.mark.parametrize("name", LOW_PRECISION)
+def test_low_precision_follows_fp32(name: str) -> None:
+    ranks, parallel, precision = LOW_PRECISION[name]
+    # One common token in half of the positions gives a loss that falls: lagging weights show.
+    batch = {"train": {"micro_batch": 1, "steps": 6}}
+    expected = train(make_job(1, merged(batch)))
+    job = make_job(ranks, merged(batch, {"parallel": parallel, "precision": precision}))
+    for found in run_ranks(ranks, train, job):
+        for (loss, norm), (expected_loss, expected_norm) in zip(found, expected, strict=True):
+            assert loss == pytest.approx(expected_loss, rel=2e-3)
+            assert norm == pytest.approx(expected_norm, rel=5e-2)
+
+
+def save_after(job: Job, folder: Path, steps: int) -> float:
+    trainer = Trainer(job, build_mesh(job, torch.device("cpu")), torch.device("cpu"))
+    for _ in range(steps):
+        trainer.train_step()
+    Checkpointer(folder, keep=0).save(trainer.step, trainer.tensors(), trainer.extra())
+    trainer.close()
+    return trainer.validate()
+
+
+def continue_from(job: Job, folder: Path) -> tuple[float, list[float]]:
+    trainer = Trainer(job, build_mesh(job, torch.device("cpu")), torch.device("cpu"))
+    found = latest(folder)
+    assert found is not None
+    trainer.restore(Checkpointer(folder, keep=0).load(found, trainer.tensors()))
+    start = trainer.validate()
+    losses = [trainer.train_step().loss.item() for _ in range(3)]
+    trainer.close()
+    return start, losses
+
+
+RESHAPES: dict[str, tuple[str, tuple[int, dict[str, Any]], tuple[int, dict[str, Any]]]] = {
+    "fsdp2-to-tp2": ("dense", (2, {}), (2, {"tensor": 2})),
+    "tp2xfsdp2-to-single": ("dense", (4, {"tensor": 2}), (1, {})),
+    "single-to-pp2": ("dense", (1, {}), (2, {"pipeline": 2})),
+    "pp2-to-ddp3": ("dense", (2, {"pipeline": 2}), (3, {"zero": 0})),
+    "zero-bubble-to-fsdp2": ("dense", (2, {"pipeline": 2, "schedule": "zero-bubble"}), (2, {})),
+    "ep2-to-fsdp2": ("moe", (2, {"expert": 2}), (2, {})),
+    "moe-tp2-to-ep2": ("moe-bias", (2, {"tensor": 2}), (2, {"expert": 2})),
+}
+
+
+@pytest.mark.parametrize("name", RESHAPES)
+def test_a_checkpoint_continues_on_another_mesh(name: str, tmp_path: Path) -> None:
+    model, (ranks_before, before), (ranks_after, after) = RESHAPES[name]
+    common = {
+        "model": MODELS[model],
+        "train": {"micro_batch": 1, "steps": 6, "validate_samples": 8},
+        "data": {"validation_fraction": 0.5},
+    }
+    straight = train(make_job(1, merged(common)))
+    first = make_job(ranks_before, merged(common, {"parallel": before}))
+    then = make_job(ranks_after, merged(common, {"parallel": after}))
+    validated = run_ranks(ranks_before, save_after, first, tmp_path, 3)
+    for start, losses in run_ranks(ranks_after, continue_from, then, tmp_path):
+        assert start == pytest.approx(validated[0], rel=LOSS_TOLERANCE)
+        expected = [loss for loss, _ in straight[3:]]
+        assert losses == pytest.approx(expected, rel=LOSS_TOLERANCE)
