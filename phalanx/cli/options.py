@@ -50,10 +50,10 @@ def load(path: Path, overrides: list[str] | None, world_size: int | None) -> tup
 
 
 def keep_single_threaded() -> None:
-    """Call before torch or numpy is imported by a process that will fork ranks.
+    """Keep torch and numpy from making thread pools; call before they are imported.
 
-    Their thread pools would be alive in the launcher and broken in its children; a rank sets
-    its own number of threads (train.cpu_threads).
+    Pools that are alive in a launcher are broken in the ranks it forks; a rank sets its own
+    number of threads (train.cpu_threads).
     """
     os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
