@@ -1,0 +1,60 @@
+"""Arithmetic on spans of time, for questions such as "how much of this ran beside that"."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+Interval = tuple[float, float]  # start and end, in one unit; empty where end <= start
+
+
+def merge(intervals: Iterable[Interval]) -> list[Interval]:
+    """The same time as disjoint intervals in order; what touches is joined."""
+    merged: list[Interval] = []
+    for start, end in sorted(pair for pair in intervals if pair[1] > pair[0]):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], end))
+        else:
+            merged.append((start, end))
+    return merged
+
+
+def intersect(a: Iterable[Interval], b: Iterable[Interval]) -> list[Interval]:
+    """The time that lies in both."""
+    left, right = merge(a), merge(b)
+    found: list[Interval] = []
+    i = j = 0
+    while i < len(left) and j < len(right):
+        start, end = max(left[i][0], right[j][0]), min(left[i][1], right[j][1])
+        if end > start:
+            found.append((start, end))
+        if left[i][1] < right[j][1]:
+            i += 1
+        else:
+            j += 1
+    return found
+
+
+def subtract(a: Iterable[Interval], b: Iterable[Interval]) -> list[Interval]:
+    """The time of ``a`` that is not in ``b``."""
+    holes = merge(b)
+    found: list[Interval] = []
+    for start, end in merge(a):
+        for hole_start, hole_end in holes:
+            if hole_end <= start or hole_start >= end:
+                continue
+            found.append((start, hole_start))
+            start = hole_end
+        found.append((start, end))
+    return merge(found)
+
+
+def total(intervals: Iterable[Interval]) -> float:
+    """Time covered, counted once where intervals lie over each other."""
+    return sum(end - start for start, end in merge(intervals))
+
+
+def share(part: Iterable[Interval], beside: Iterable[Interval]) -> float:
+    """How much of ``part`` ran while ``beside`` ran: 0 to 1, and 0 where ``part`` is empty."""
+    spans = merge(part)
+    whole = total(spans)
+    return total(intersect(spans, beside)) / whole if whole else 0.0
