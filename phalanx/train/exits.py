@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from phalanx.checkpoint.manifest import CheckpointError
 from phalanx.config import ConfigError
-from phalanx.data import DataError, DataExhausted
+from phalanx.data import DataExhausted
 from phalanx.model.hf_config import HfError
 
 
@@ -139,7 +139,7 @@ def now() -> str:
 
 def _diagnose(error: BaseException) -> tuple[ExitCode, str, str]:
     match error:
-        case ConfigError() | DataError() | HfError():
+        case ConfigError() | HfError():
             return ExitCode.CONFIG, "config", "Correct the key named above and start again."
         case DataExhausted():
             advice = "Raise data.epochs (0: no limit), lower train.steps, or add shards."

@@ -23,18 +23,16 @@ from phalanx.train.gang import Gang, die_with_parent
 from phalanx.train.progress import Output, PipeSink, open_display, print_exit, print_refusal
 from phalanx.train.run_folder import RunFolder
 from phalanx.train.stop import STOP_SIGNALS
+from phalanx.train.worker import Worker, refuse
 
 
 def launch(job: Job, world_size: int, folder: RunFolder | None = None, json: bool = False) -> int:
     """Run a resolved job on ``world_size`` ranks of this machine; returns the exit code."""
-    os.environ.setdefault("OMP_NUM_THREADS", str(job.train.cpu_threads))
     output: Output = "json" if json else "auto"
     try:
-        from phalanx.train import worker  # torch, the model and the trainer, before the fork
-
-        worker.refuse(job)
+        refuse(job)
     except ConfigError as error:
-        print_refusal(error)
+        print_refusal(error, output)
         return ExitCode.CONFIG
     folder = folder or run_folder.create(job)
     gang = Gang(folder)
@@ -91,8 +89,6 @@ def _be_rank(
         watcher = PipeSink(reports) if rank == 0 else None
         if rank != 0:
             os.close(reports)
-        from phalanx.train.worker import Worker
-
         worker = Worker(job, folder, listener, watcher)
         worker.stop.install()
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)

@@ -180,8 +180,11 @@ def print_exit(output: Output, info: ExitInfo, folder: RunFolder) -> None:
         print(exit_text(info, folder), file=sys.stdout if done else sys.stderr, flush=True)
 
 
-def print_refusal(error: ConfigError) -> None:
+def print_refusal(error: ConfigError, output: Output = "plain") -> None:
     """What is wrong with a job that was not started."""
+    if output == "json":
+        print(msgspec.json.encode({"problems": error.problems}).decode(), flush=True)
+        return
     for problem in error.problems:
         print(f"error: {problem}", file=sys.stderr, flush=True)
 

@@ -23,6 +23,7 @@ from torch._C._distributed_c10d import Store, TCPStore
 
 from phalanx.checkpoint import Checkpointer, latest
 from phalanx.config import ConfigError, Job, check, load_job, resolve
+from phalanx.data import open_source
 from phalanx.parallel.mesh import build_mesh
 from phalanx.train import loop, run_folder
 from phalanx.train.exits import ExitCode, ExitInfo, classify
@@ -211,9 +212,10 @@ def prepare(job: Job, world_size: int) -> Job:
 
 
 def refuse(job: Job) -> None:
-    """Raise ``ConfigError`` for what only this machine can tell: packages, checkpoints."""
+    """Raise ``ConfigError`` for what only this machine can tell: packages, files, corpus."""
     check_available(job)
     find_parent(job)
+    open_source(job.data, job.model.vocab)
 
 
 if __name__ == "__main__":

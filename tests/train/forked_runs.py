@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 import traceback
 from collections.abc import Callable
@@ -14,7 +15,6 @@ import pytest
 
 from phalanx.config import Job, job_from_table, resolve
 from phalanx.train import launch as launching
-from phalanx.train import worker as _worker  # noqa: F401 - imported once, for all forks
 from phalanx.train.exits import ExitInfo
 from phalanx.train.records import StepRecord, read_records
 from phalanx.train.run_folder import RunFolder, create
@@ -65,8 +65,6 @@ class Run:
         output = os.open(self.output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(output, 1)
         os.dup2(output, 2)
-        import sys
-
         sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
         sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
 

@@ -187,6 +187,14 @@ def test_a_missing_checkpoint_is_refused_before_any_rank_starts(
     assert not list(run.folder.logs.iterdir())
 
 
+def test_a_missing_corpus_is_refused_before_any_rank_starts(tmp_path: Path, start: Start) -> None:
+    job = small_job(tmp_path, data__source="shards", data__path=tmp_path / "nowhere")
+    run = start(job, json=True)
+    assert run.wait() == ExitCode.CONFIG
+    assert json.loads(run.text)["problems"][0]["key"] == "data.path"
+    assert not list(run.folder.logs.iterdir())
+
+
 def test_validation_is_recorded_and_shown(tmp_path: Path, start: Start) -> None:
     job = small_job(
         tmp_path, data__validation_fraction=0.1, train__validate_every=3, train__validate_samples=4
