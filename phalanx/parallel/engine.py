@@ -131,9 +131,8 @@ class Engine:
         self.job, self.mesh = job, mesh
         self.micro_batches = micro_batches(job)
         self.parts = build_parts(job, mesh)
-        offloaded = job.memory.offload == "parameters" and mesh.uses_fsdp
         for part in self.parts:
-            part.to_empty(device="cpu" if offloaded else mesh.device)
+            part.to_empty(device="cpu" if mesh.offloads_parameters else mesh.device)
             if job.model.tied_embedding and part.embed is not None and part.head is not None:
                 # Each module got memory of its own.
                 part.head._parameters["weight"] = part.embed._parameters["weight"]

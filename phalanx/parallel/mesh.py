@@ -29,6 +29,7 @@ class Mesh:
     world_size: int
     dense: DeviceMesh | None
     sparse: DeviceMesh | None
+    offloads_parameters: bool = False
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -64,7 +65,8 @@ class Mesh:
         p, sizes = self.parallel, self.sizes
         sharded = sizes["shard"] * sizes["context"] > 1 and p.zero > 0
         replicated_stages = p.pipeline > 1 and self.stage_ranks > 1
-        return sharded or p.tensor > 1 or p.expert > 1 or replicated_stages
+        split = sharded or p.tensor > 1 or p.expert > 1 or replicated_stages
+        return split or self.offloads_parameters  # FSDP moves them, also where it shards nothing
 
     @property
     def uses_ddp(self) -> bool:
@@ -134,10 +136,11 @@ def build_mesh(job: Job, device: torch.device) -> Mesh:
     parallel = job.parallel
     if not dist.is_initialized():
         return Mesh(parallel, device, 0, 1, None, None)
+    offload = job.memory.offload == "parameters"
     rank, world = dist.get_rank(), dist.get_world_size()
-    plain = Mesh(parallel, device, rank, world, None, None)
+    plain = Mesh(parallel, device, rank, world, None, None, offload)
     assert parallel.pipeline * parallel.data * parallel.context * parallel.tensor == world
-    if world == 1:
+    if world == 1 and not offload:
         return plain
     # FSDP needs an axis to shard over even where it has one rank.
     axes = [a for a in DENSE_AXES if plain.sizes[a] > 1 or a == "shard"]
@@ -156,4 +159,4 @@ def build_mesh(job: Job, device: torch.device) -> Mesh:
         sparse = init_device_mesh(
             device.type, tuple(kept.values()), mesh_dim_names=tuple(kept.keys())
         )
-    return Mesh(parallel, device, rank, world, dense, sparse)
+    return Mesh(parallel, device, rank, world, dense, sparse, offload)

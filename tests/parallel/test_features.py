@@ -49,6 +49,7 @@ SAME: dict[str, Case] = {
         {"memory": {"recompute": "full"}, "train": {"micro_batch": 1}},
     ),
     "offload-parameters": ({}, 2, {}, {"memory": {"offload": "parameters"}}),
+    "offload-parameters-of-one-rank": ({}, 1, {}, {"memory": {"offload": "parameters"}}),
     "offload-activations": ({}, 2, {}, {"memory": {"offload_activations": True}}),
     "muon-fsdp": ({"optimizer": {"kind": "muon"}}, 2, {}, {}),
     "muon-tp-fsdp": ({"optimizer": {"kind": "muon"}}, 4, {"tensor": 2}, {}),
