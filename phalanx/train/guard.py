@@ -56,6 +56,7 @@ class Guard:
 def squared_norm(weights: list[Weight]) -> Tensor:
     """This rank's share of the squared gradient norm; the sum over all ranks is the whole."""
     gradients = [weight.gradient for weight in weights]
-    norms = torch.stack(torch._foreach_norm(gradients, 2, dtype=torch.float32))
-    copies = torch.tensor([float(weight.copies) for weight in weights], device=norms.device)
-    return (norms.square() / copies).sum()
+    norms = torch._foreach_norm(gradients, 2, dtype=torch.float32)
+    # Scalars travel with the kernel; a tensor of them would make the host wait for the device.
+    shares = torch._foreach_mul(norms, [weight.copies**-0.5 for weight in weights])
+    return torch.stack(shares).square().sum()
