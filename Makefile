@@ -25,9 +25,8 @@ soak: $(STAMP)
 
 # The benchmarks that need no GPU; the others are described in docs/performance.md.
 bench: $(STAMP)
-	set -e; for script in $(wildcard benchmarks/cpu_*.py); do \
-		echo "== $$script"; $(BIN)/python $$script; \
-	done
+	$(BIN)/python -m benchmarks.first_step
+	$(BIN)/python -m benchmarks.overlap
 
 $(STAMP): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
