@@ -35,7 +35,15 @@ def test_known_devices_are_found(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["", "cpu", "NVIDIA H100", "NVIDIA A100-SXM4-40GB MIG 1g.5gb", "NVIDIA H2000"]
+    "name",
+    [
+        "",
+        "cpu",
+        "NVIDIA H100",
+        "NVIDIA H200 NVL",
+        "NVIDIA A100-SXM4-40GB MIG 1g.5gb",
+        "NVIDIA H2000",
+    ],
 )
 def test_an_unknown_device_never_gets_another_ones_peak(name: str) -> None:
     assert lookup(name) is None
