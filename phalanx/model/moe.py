@@ -67,6 +67,7 @@ class Router(nn.Module):
             scores = scores * context.real.unsqueeze(-1)
         if self.moe.balance == "bias":
             with torch.no_grad():
+                # Recompute counts all of it twice, which leaves the sign that is used alone.
                 self.load += chosen.sum((0, 1))
             return x
         tokens = chosen.new_full((x.shape[0], 1), x.shape[1])
@@ -136,5 +137,5 @@ class MoeLayer(nn.Module):
         routed = self.experts(tokens[order // top_k], counts)
         restored = torch.empty_like(routed).index_copy(0, order, routed)
         combined = (restored.unflatten(0, (-1, top_k)) * weights.flatten(0, 1).unsqueeze(-1)).sum(1)
-        out = combined.to(x.dtype).view_as(x)
+        out: Tensor = combined.to(x.dtype).view_as(x)
         return out + self.shared(x) if self.shared is not None else out

@@ -190,7 +190,8 @@ class Engine:
 
     def _begin(self, token_weight: Tensor, *, train: bool) -> None:
         for part in self.parts:
-            part.train(train)
+            if part.training != train:
+                part.train(train)
             part.token_weight.copy_(token_weight)
 
     @property

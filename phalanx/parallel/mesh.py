@@ -55,6 +55,11 @@ class Mesh:
         return self.coordinates["replicate"] * self.sizes["shard"] + self.coordinates["shard"]
 
     @property
+    def ranks_per_sample(self) -> int:
+        """Ranks that read the same samples."""
+        return self.world_size // self.parallel.data
+
+    @property
     def stage_ranks(self) -> int:
         """Ranks that hold parts of the same pipeline stage."""
         return self.world_size // self.parallel.pipeline

@@ -48,6 +48,7 @@ class Trainer:
         self.optimizer = build_optimizer(self.engine.weights, job.optimizer, offload=offload)
         self.loss_scale = LossScale(job.precision, device)
         self.guard = Guard(job.optimizer, device, always_finite=self.loss_scale.active)
+        self.agreement = Agreement(mesh)
         self.timer = StepTimer(device)
         self.feed = feed or self._open_feed("train")
         self.cursor = self.feed.start()
@@ -58,15 +59,15 @@ class Trainer:
         """One optimizer step over the next global batch."""
         with self.timer.phase("data"):
             batches = self.feed.next(self.cursor)
-        agreement = _Agreement(batches.real_tokens, stop_requested, self.mesh)
-        token_weight = self.loss_scale.value / agreement.tokens
+        tokens = self.agreement.start(batches.real_tokens, stop_requested)
+        token_weight = self.loss_scale.value / tokens
         loss = self.engine.run(batches.micro_batches, token_weight, self.timer)
         with self.timer.phase("optimizer"):
             outcome = self._update(loss, batches)
         self.step += 1
         self.tokens += outcome.tokens
         self.cursor = self.feed.advance(self.cursor)
-        return outcome._replace(stop=agreement.stop())
+        return outcome._replace(stop=self.agreement.stop())
 
     def _update(self, loss: Tensor, batches: StepBatches) -> StepOutcome:
         """Reduce what the ranks know of the step, judge it, and apply it or not."""
@@ -100,24 +101,20 @@ class Trainer:
 
     def validate(self) -> float:
         """Mean loss over ``train.validate_samples`` held-out samples, the same ones every time."""
-        feed = self._open_feed("validation")
-        cursor, batch = feed.start(), self.job.train.global_batch
-        sums = torch.zeros(2, device=self.device)
-        with feed:
-            for _ in range(max(1, self.job.train.validate_samples // batch)):
+        batch, parallel = self.job.train.global_batch, self.mesh.parallel
+        one = torch.ones((), device=self.device)
+        total, tokens = torch.zeros((), device=self.device), 0
+        with self._open_feed("validation") as feed:
+            cursor = feed.start()
+            samples = min(self.job.train.validate_samples, feed.samples)
+            for _ in range(max(1, samples // batch)):
                 batches = feed.next(cursor)
-                one = torch.ones((), device=self.device)
-                loss = self.engine.evaluate(batches.micro_batches, one)
-                sums += torch.stack((loss / self.mesh.parallel.tensor, one * 0))
-                sums[1] += batches.real_tokens / self._readers
+                total += self.engine.evaluate(batches.micro_batches, one)
+                tokens += batches.real_tokens
                 cursor = feed.advance(cursor)
-        loss_sum, tokens = all_sum(sums).tolist()
-        return float(loss_sum / tokens)
-
-    @property
-    def _readers(self) -> int:
-        """Ranks that read the same samples."""
-        return self.mesh.world_size // self.mesh.parallel.data
+        sums = torch.stack((total / parallel.tensor, one * tokens / self.mesh.ranks_per_sample))
+        loss, count = all_sum(sums).tolist()
+        return float(loss / count)
 
     def tensors(self) -> dict[str, Tensor]:
         """All state that lives in tensors, by name; loading fills these very tensors."""
@@ -174,28 +171,36 @@ class Trainer:
         )
 
 
-class _Agreement:
+class Agreement:
     """One small reduction a step: how many tokens count, and whether anybody wants to stop.
 
     The count stays on the device. The wish to stop is copied to the host behind the step's
     work and read at its end, when the device passed this point long ago.
     """
 
-    def __init__(self, real_tokens: int, stop_requested: bool, mesh: Mesh) -> None:
-        readers = mesh.world_size // mesh.parallel.data
-        values = torch.tensor([real_tokens / readers, float(stop_requested)], dtype=torch.float64)
-        values = all_sum(values.to(mesh.device, non_blocking=True))
-        self.tokens = values[0].round().float()
-        self._wish = values[1].to("cpu", non_blocking=True)
-        self._event: torch.cuda.Event | None = None
-        if mesh.device.type == "cuda":
-            self._event = torch.cuda.Event()
+    def __init__(self, mesh: Mesh) -> None:
+        self._mesh = mesh
+        cuda = mesh.device.type == "cuda"
+        # Pinned, or the copies would make the host wait; reused, which `stop` makes safe.
+        self._host = torch.zeros(2, dtype=torch.float64, pin_memory=cuda)
+        self._answer = torch.zeros(2, dtype=torch.float64, pin_memory=cuda)
+        self._event = torch.cuda.Event() if cuda else None
+
+    def start(self, real_tokens: int, stop_requested: bool) -> Tensor:
+        """Tell the others; returns the real tokens of the global batch, on the device."""
+        self._host[0] = real_tokens / self._mesh.ranks_per_sample
+        self._host[1] = float(stop_requested)
+        values = all_sum(self._host.to(self._mesh.device, non_blocking=True, copy=True))
+        self._answer.copy_(values, non_blocking=True)
+        if self._event is not None:
             self._event.record()
+        return values[0].round().float()
 
     def stop(self) -> bool:
+        """Whether all ranks leave after this step."""
         if self._event is not None:
             self._event.synchronize()
-        return bool(self._wish > 0)
+        return bool(self._answer[1] > 0)
 
 
 def config_hash(job: Job) -> str:
