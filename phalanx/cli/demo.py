@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import typer
 
 import phalanx
-from phalanx.cli.options import Set, keep_single_threaded, refused_in_words
+from phalanx.cli.options import Set, collection_paused, keep_single_threaded, refused_in_words
 from phalanx.config import Job, check, default_world_size, load_job, resolve
 
 if TYPE_CHECKING:
@@ -33,8 +33,9 @@ def demo(overrides: Set = None) -> None:
     keep_single_threaded()
     _tokenize(job)
     print(f"\n== Training on {ranks} ranks: {_axes(job)}", flush=True)
-    from phalanx.train import run_folder
-    from phalanx.train.launch import launch
+    with collection_paused():
+        from phalanx.train import run_folder
+        from phalanx.train.launch import launch
 
     folder = run_folder.create(job)
     code = launch(job, ranks, folder)

@@ -11,6 +11,7 @@ from phalanx.cli.options import (
     Json,
     Set,
     WorldSize,
+    collection_paused,
     keep_single_threaded,
     load,
     print_json,
@@ -48,6 +49,7 @@ def train(
         else:
             print_report(report)
         return
-    from phalanx.train.launch import launch
+    with collection_paused():
+        from phalanx.train.launch import launch
 
     raise typer.Exit(launch(job, ranks, json=json))
