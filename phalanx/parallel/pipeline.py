@@ -22,6 +22,7 @@ from torch.distributed.pipelining.schedules import (
 from phalanx.config import Model, Parallel
 from phalanx.model import Transformer
 from phalanx.parallel.mesh import Mesh
+from phalanx.parallel.precision import move_to_main
 from phalanx.plan.counts import forward_flops_per_token
 
 SINGLE = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
@@ -85,7 +86,7 @@ class Pipeline:
         numbers = stages_of_rank(parallel, mesh.coordinates["pipeline"])
         total = parallel.pipeline * len(numbers)
         stages: list[Any] = [
-            PipelineStage(part, number, total, mesh.device, group=mesh.group("pipeline"))
+            _Stage(part, number, total, mesh.device, group=mesh.group("pipeline"))
             for part, number in zip(parts, numbers, strict=True)
         ]
         self.parallel, self.group, self.stages = parallel, mesh.group("pipeline"), total
@@ -143,6 +144,15 @@ class Pipeline:
         holders = range(self.parallel.pipeline)
         position = next(r for r in holders if stage in stages_of_rank(self.parallel, r))
         return dist.get_global_rank(self.group, position)
+
+
+class _Stage(PipelineStage):
+    """A split backward assigns weight gradients itself: no hook of the parameters runs."""
+
+    def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
+        super().backward_weight_one_chunk(bwd_chunk_id, last_backward)
+        for parameter in self.submod.parameters():
+            move_to_main(parameter)
 
 
 def _loss(output: Tensor, _: Tensor) -> Tensor:

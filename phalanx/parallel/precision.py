@@ -36,13 +36,20 @@ class MainGradients:
             parameter.register_post_accumulate_grad_hook(self._accumulate)
 
     def _accumulate(self, parameter: Tensor) -> None:
-        if self.drain and parameter.grad is not None:
-            parameter.main_grad.add_(parameter.grad)  # type: ignore[attr-defined]
-            parameter.grad = None
+        if self.drain:
+            move_to_main(parameter)
 
     def clear(self) -> None:
         for parameter in self.parameters:
             parameter.main_grad.zero_()  # type: ignore[attr-defined]
+
+
+def move_to_main(parameter: Tensor) -> None:
+    """Add the gradient to the fp32 one, where the parameter has one."""
+    main: Tensor | None = getattr(parameter, "main_grad", None)
+    if main is not None and parameter.grad is not None:
+        main.add_(parameter.grad)
+        parameter.grad = None
 
 
 class LossScale:

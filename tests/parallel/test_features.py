@@ -108,6 +108,11 @@ LOW_PRECISION: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
     ),
     "bf16-tp": (2, {"tensor": 2}, {"compute": "bfloat16"}),
     "bf16-pp": (2, {"pipeline": 2}, {"compute": "bfloat16"}),
+    "bf16-pp-zero-bubble": (
+        2,
+        {"pipeline": 2, "schedule": "zero-bubble"},
+        {"compute": "bfloat16"},
+    ),
     "fp16-single": (1, {}, {"compute": "float16", "initial_loss_scale": 1024.0}),
     "fp16-fsdp": (2, {}, {"compute": "float16", "initial_loss_scale": 1024.0}),
 }
