@@ -1,8 +1,40 @@
-"""The catalogue of hardware: what each device can do at its peak."""
+"""The catalogue of hardware: what each device, link, server and fabric can do, as data files."""
 
 from __future__ import annotations
 
+from phalanx.hardware.clusters import Cluster, ClusterFile, cluster, make_cluster, parse_count
 from phalanx.hardware.devices import count_cuda
-from phalanx.hardware.peaks import Gpu, catalogue, lookup
+from phalanx.hardware.gpus import Gpu, catalogue, gpu, gpus_by_key, lookup
+from phalanx.hardware.links import (
+    Fabric,
+    Link,
+    Nic,
+    fabrics,
+    links,
+    nics,
+    pcie_bandwidth,
+)
+from phalanx.hardware.nodes import Node, nodes
 
-__all__ = ["Gpu", "catalogue", "count_cuda", "lookup"]
+__all__ = [
+    "Cluster",
+    "ClusterFile",
+    "Fabric",
+    "Gpu",
+    "Link",
+    "Nic",
+    "Node",
+    "catalogue",
+    "cluster",
+    "count_cuda",
+    "fabrics",
+    "gpu",
+    "gpus_by_key",
+    "links",
+    "lookup",
+    "make_cluster",
+    "nics",
+    "nodes",
+    "parse_count",
+    "pcie_bandwidth",
+]

@@ -1,0 +1,53 @@
+"""Servers: how GPUs, links and network cards are put together."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from msgspec import Struct
+
+from phalanx.hardware.links import pcie_bandwidth
+from phalanx.hardware.tables import table
+
+
+class Node(Struct, frozen=True, kw_only=True):
+    """One kind of server."""
+
+    name: str
+    gpus: int
+    domain_gpus: int  # GPUs that the link joins; a rack's for NVL72
+    link: str
+    nic: str
+    nics_per_gpu: float
+    fabric: str
+    host_bandwidth: float  # bytes per second between a GPU and its host's memory, one way
+    watts: float  # rated maximum of the whole server, with GPUs of gpu_watts
+    gpu_watts: float
+    gpus_per_rack: int
+
+
+@cache
+def nodes() -> dict[str, Node]:
+    """Servers by name."""
+    return {
+        entry["name"]: Node(
+            name=entry["name"],
+            gpus=entry["gpus"],
+            domain_gpus=entry["domain_gpus"],
+            link=entry["link"],
+            nic=entry["nic"],
+            nics_per_gpu=float(entry["nics_per_gpu"]),
+            fabric=entry["fabric"],
+            host_bandwidth=_host_bandwidth(entry["host_link"]),
+            watts=float(entry["watts"]),
+            gpu_watts=float(entry["gpu_watts"]),
+            gpus_per_rack=entry["gpus_per_rack"],
+        )
+        for entry in table("nodes.toml")["node"]
+    }
+
+
+def _host_bandwidth(link: dict[str, float]) -> float:
+    if "pcie" in link:
+        return pcie_bandwidth(int(link["pcie"]))
+    return link["gb_per_second"] * 1e9
