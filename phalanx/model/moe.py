@@ -132,10 +132,15 @@ class MoeLayer(nn.Module):
     def forward(self, x: Tensor, context: Context) -> Tensor:
         x, weights, experts = self.router(x, context)
         tokens, top_k = x.flatten(0, 1), experts.shape[-1]
-        order = experts.flatten().argsort(stable=True)
-        counts = torch.bincount(experts.flatten(), minlength=self.router.moe.experts)
-        routed = self.experts(tokens[order // top_k], counts)
+        by_expert, order = experts.flatten().sort(stable=True)
+        routed = self.experts(tokens[order // top_k], self._counts(by_expert))
         restored = torch.empty_like(routed).index_copy(0, order, routed)
         combined = (restored.unflatten(0, (-1, top_k)) * weights.flatten(0, 1).unsqueeze(-1)).sum(1)
         out: Tensor = combined.to(x.dtype).view_as(x)
         return out + self.shared(x) if self.shared is not None else out
+
+    def _counts(self, by_expert: Tensor) -> Tensor:
+        """How often each expert occurs in a sorted list; bincount would make the host wait."""
+        numbers = torch.arange(self.router.moe.experts, device=by_expert.device)
+        ends = torch.searchsorted(by_expert, numbers, right=True)
+        return ends.diff(prepend=ends.new_zeros(1))

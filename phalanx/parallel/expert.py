@@ -70,8 +70,13 @@ def share_balance_statistics(part: Transformer, group: dist.ProcessGroup) -> Non
 
 
 @torch.no_grad()
-def update_expert_biases(parts: list[Transformer], group: dist.ProcessGroup | None) -> None:
-    """Sum the loads of the step over the ranks of the stage, then move the balancing biases."""
+def update_expert_biases(
+    parts: list[Transformer], group: dist.ProcessGroup | None, skip: Tensor
+) -> None:
+    """Sum the loads of the step over the ranks of the stage, then move the balancing biases.
+
+    ``skip`` [] bool is the step's verdict: a skipped one leaves the biases, too.
+    """
     routers: list[Any] = [layer.router for part in parts for layer in moe_layers(part)]
     routers = [router for router in routers if router.moe.balance == "bias"]
     if not routers:
@@ -79,6 +84,7 @@ def update_expert_biases(parts: list[Transformer], group: dist.ProcessGroup | No
     loads = torch.stack([router.load for router in routers])
     if group is not None:
         dist.all_reduce(loads, group=group)
+    loads = loads * ~skip  # equal loads move nothing
     for router, load in zip(routers, loads, strict=True):
         router.load.copy_(load)
         router.update_bias()

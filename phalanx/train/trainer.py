@@ -80,7 +80,7 @@ class Trainer:
         rate = self.learning_rate
         self.optimizer.step(rate, verdict)
         self.loss_scale.update(verdict.overflowed)
-        update_expert_biases(self.engine.parts, self.mesh.stage_group)
+        update_expert_biases(self.engine.parts, self.mesh.stage_group, verdict.skip)
         self.engine.clear_gradients()
         return StepOutcome(
             loss=total,
