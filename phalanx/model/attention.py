@@ -9,7 +9,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
 from phalanx.config import Model
-from phalanx.model.layers import Context, RMSNorm
+from phalanx.model.layers import Context, Linear, RMSNorm
 from phalanx.model.ops import apply_rope, split_heads, split_rope
 
 # cuDNN is the fastest on Hopper; flash is the deterministic one; the others are fallbacks.
@@ -79,14 +79,17 @@ class GroupedQueryAttention(nn.Module):
         self.head_dim = config.head_dim
         self.queries = config.heads // config.kv_heads  # per key/value head
         rows = (config.heads + 2 * config.kv_heads) * config.head_dim
-        self.qkv = nn.Linear(config.dim, rows, bias=False)
-        self.out = nn.Linear(config.heads * config.head_dim, config.dim, bias=False)
+        self.qkv = Linear(config.dim, rows)
+        self.out = Linear(config.heads * config.head_dim, config.dim)
         self.q_norm = RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else None
         self.k_norm = RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else None
         self.core = CausalAttention()
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
-        packed = self.qkv(x)
+        return self.attend(self.qkv(x), context)
+
+    def attend(self, packed: Tensor, context: Context) -> Tensor:
+        """Everything after the fused projection: packed [batch, seq, rows] -> [batch, seq, dim]."""
         if self.q_norm is not None and self.k_norm is not None:
             q, k, v = split_heads(packed, self.queries, self.head_dim)
             q, k = self.q_norm(q), self.k_norm(k)
@@ -108,14 +111,14 @@ class LatentAttention(nn.Module):
         self.value, self.key_value_rank = latent.value_head_dim, latent.key_value_rank
         query_rows = config.heads * (self.content + self.rope)
         query_in = latent.query_rank or config.dim
-        self.q_down = nn.Linear(config.dim, query_in, bias=False) if latent.query_rank else None
+        self.q_down = Linear(config.dim, query_in) if latent.query_rank else None
         self.q_norm = RMSNorm(query_in, config.norm_eps) if latent.query_rank else None
-        self.q_up = nn.Linear(query_in, query_rows, bias=False)
-        self.kv_down = nn.Linear(config.dim, self.key_value_rank + self.rope, bias=False)
+        self.q_up = Linear(query_in, query_rows)
+        self.kv_down = Linear(config.dim, self.key_value_rank + self.rope)
         self.kv_norm = RMSNorm(self.key_value_rank, config.norm_eps)
         kv_rows = config.heads * (self.content + self.value)
-        self.kv_up = nn.Linear(self.key_value_rank, kv_rows, bias=False)
-        self.out = nn.Linear(config.heads * self.value, config.dim, bias=False)
+        self.kv_up = Linear(self.key_value_rank, kv_rows)
+        self.out = Linear(config.heads * self.value, config.dim)
         self.core = CausalAttention()
 
     def forward(self, x: Tensor, context: Context) -> Tensor:

@@ -16,11 +16,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_BACKWARD_PROGRAMS_PER_PROCESSOR = 4
+_BACKWARD_PROGRAMS_PER_PROCESSOR = 2
 _SWIGLU_TILE = 4096  # elements of the hidden layer handled by one program
 _ROPE_TOKENS = 32  # tokens handled by one program
-_LOSS_TILE = 16384  # logits handled at once by one program
-_LOSS_WARPS = 32
+_LOSS_TILE = 2048  # logits handled at once by one program
+_LOSS_WARPS = 8
 
 
 @functools.cache
@@ -60,8 +60,9 @@ def _norm_backward(
     inside = column < width
     weight = tl.load(weight_ptr + column, mask=inside, other=0.0).to(tl.float32)
     weight_grad = tl.zeros([BLOCK], tl.float32)
-    for row in range(tl.program_id(0).to(tl.int64), rows, tl.num_programs(0)):
-        offset = row * width + column
+    # Three stages: the next rows are under way while this one is summed.
+    for row in tl.range(tl.program_id(0), rows, tl.num_programs(0), num_stages=3):
+        offset = row * width.to(tl.int64) + column
         slope = tl.load(slope_ptr + offset, mask=inside, other=0.0).to(tl.float32)
         x = tl.load(x_ptr + offset, mask=inside, other=0.0).to(tl.float32)
         if HAS_RESIDUAL:
@@ -121,7 +122,7 @@ def norm_backward(
     block = triton.next_power_of_2(width)
     _norm_backward[(programs,)](
         slope, slope if residual is None else residual, x, weight, rstd, grad, partial,
-        rows, width, HAS_RESIDUAL=residual is not None, BLOCK=block, num_warps=_norm_warps(block),
+        rows, width, HAS_RESIDUAL=residual is not None, BLOCK=block, num_warps=8,
     )  # fmt: skip
     return grad, partial.sum(0).to(weight.dtype)
 
@@ -313,7 +314,9 @@ def _cross_entropy(
         lane_sum = tl.zeros([BLOCK], tl.float32)
         for start in range(0, vocab, BLOCK):
             column = start + tl.arange(0, BLOCK)
-            value = tl.load(logits_ptr + column, mask=column < vocab, other=-1e30).to(tl.float32)
+            value = tl.load(
+                logits_ptr + column, mask=column < vocab, other=-1e30, eviction_policy="evict_last"
+            ).to(tl.float32)
             rise = value - lane_peak
             smaller = tl.exp(-tl.abs(rise))
             lane_sum = tl.where(rise > 0, lane_sum * smaller + 1.0, lane_sum + smaller)
@@ -335,7 +338,9 @@ def _cross_entropy(
         tl.debug_barrier()
         for start in range(0, vocab, BLOCK):
             column = start + tl.arange(0, BLOCK)
-            value = tl.load(logits_ptr + column, mask=column < vocab, other=0.0).to(tl.float32)
+            value = tl.load(
+                logits_ptr + column, mask=column < vocab, other=0.0, eviction_policy="evict_first"
+            ).to(tl.float32)
             slope = tl.exp(value - peak) * factor - tl.where(column == local, scale, 0.0)
             tl.store(logits_ptr + column, slope, mask=column < vocab)
 

@@ -12,9 +12,41 @@ from torch import Tensor
 # Asking the CUDA runtime here would forbid the launcher to fork; the build says enough.
 HAS_KERNELS = torch.version.cuda is not None and importlib.util.find_spec("triton") is not None
 if HAS_KERNELS or TYPE_CHECKING:
-    from phalanx.model import kernels
+    from phalanx.model import cublaslt as cublaslt
+    from phalanx.model import kernels as kernels
 
 _NARROW = 512  # norms of fewer columns (those of a head) are left to torch
+
+
+def matmul(a: Tensor, b: Tensor, *, turn_a: bool = False, turn_b: bool = False) -> Tensor:
+    """op(a) @ op(b) of matrices; op transposes where the flag is set."""
+    if HAS_KERNELS and cublaslt.applies(a, b, *cublaslt.shape_of(a, b, turn_a, turn_b)):
+        product: Tensor = cublaslt.matmul(a, b, turn_a, turn_b)
+        return product
+    return (a.t() if turn_a else a) @ (b.t() if turn_b else b)
+
+
+def linear(x: Tensor, weight: Tensor) -> Tensor:
+    """x @ weight.T for x: [..., inputs] and weight: [outputs, inputs]."""
+    if not (HAS_KERNELS and x.is_cuda and x.dtype == weight.dtype == torch.bfloat16):
+        return F.linear(x, weight)
+    flat: Tensor = _Linear.apply(x.flatten(0, -2).contiguous(), weight)  # type: ignore[no-untyped-call]
+    return flat.view(*x.shape[:-1], -1)
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return matmul(x, weight, turn_b=True)
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> tuple[Any, ...]:
+        x, weight = ctx.saved_tensors
+        slope = slope.contiguous()
+        of_x = matmul(slope, weight) if ctx.needs_input_grad[0] else None
+        of_weight = matmul(slope, x, turn_a=True) if ctx.needs_input_grad[1] else None
+        return of_x, of_weight
 
 
 def add_rms_norm(
@@ -46,7 +78,7 @@ class _AddRmsNorm(torch.autograd.Function):
         return total, out
 
     @staticmethod
-    def backward(ctx: Any, residual: Tensor | None, slope: Tensor | None) -> tuple[Any, ...]:  # type: ignore[override]
+    def backward(ctx: Any, residual: Tensor | None, slope: Tensor | None) -> tuple[Any, ...]:
         x, weight, rstd = ctx.saved_tensors
         if slope is None:
             return residual, residual if ctx.joined else None, None, None
@@ -69,10 +101,11 @@ class _SwiGLU(torch.autograd.Function):
         pairs = pairs.contiguous()
         ctx.save_for_backward(pairs)
         ctx.width = width
-        return kernels.swiglu_forward(pairs, width)
+        hidden: Tensor = kernels.swiglu_forward(pairs, width)
+        return hidden
 
     @staticmethod
-    def backward(ctx: Any, slope: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+    def backward(ctx: Any, slope: Tensor) -> tuple[Any, ...]:
         (pairs,) = ctx.saved_tensors
         return kernels.swiglu_backward(slope.contiguous(), pairs, ctx.width), None
 
@@ -93,17 +126,20 @@ class _SplitRope(torch.autograd.Function):
         ctx: Any, packed: Tensor, cos: Tensor, sin: Tensor, queries: int, head_dim: int
     ) -> tuple[Tensor, Tensor, Tensor]:
         ctx.save_for_backward(cos, sin)
-        return kernels.rope_split(packed.contiguous(), cos, sin, queries, head_dim)
+        heads: tuple[Tensor, Tensor, Tensor] = kernels.rope_split(
+            packed.contiguous(), cos, sin, queries, head_dim
+        )
+        return heads
 
     @staticmethod
-    def backward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+    def backward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> tuple[Any, ...]:
         cos, sin = ctx.saved_tensors
         packed = kernels.rope_merge(q.contiguous(), k.contiguous(), v.contiguous(), cos, sin)
         return packed, None, None, None, None
 
 
 def split_heads(packed: Tensor, queries: int, head_dim: int) -> tuple[Tensor, Tensor, Tensor]:
-    """[batch, seq, kv_heads * (queries + 2) * head_dim] -> q, k, v [batch, seq, heads, head_dim]."""
+    """Packed heads [batch, seq, rows] -> q, k, v [batch, seq, heads, head_dim]."""
     heads = packed.unflatten(-1, (-1, queries + 2, head_dim))
     q, k, v = heads.split((queries, 1, 1), dim=-2)
     return q.flatten(2, 3), k.flatten(2, 3), v.flatten(2, 3)

@@ -33,10 +33,13 @@ EXPENSIVE = frozenset(
         _functional.all_to_all_single.default,
     }
 )
+EXPENSIVE_NAMES = ("phalanx::matmul", "phalanx::matmul_fp8")  # exist on CUDA builds only
 
 
 def _policy(_: object, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-    return CheckpointPolicy.MUST_SAVE if op in EXPENSIVE else CheckpointPolicy.PREFER_RECOMPUTE
+    ours = isinstance(op, torch._ops.OpOverload) and op._schema.name in EXPENSIVE_NAMES
+    expensive = ours or op in EXPENSIVE
+    return CheckpointPolicy.MUST_SAVE if expensive else CheckpointPolicy.PREFER_RECOMPUTE
 
 
 def _contexts() -> Any:

@@ -1,0 +1,231 @@
+"""Training speed on one GPU, beside torchtitan.
+
+Two processes, one for each trainer, take turns in windows of steps; while one measures, the
+other has given its memory back. Prints one table and writes JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+SIDES = ("torchtitan", "phalanx")
+WARM_STEPS = 2  # at the start of a window, not measured
+GIB = 1 << 30
+
+
+# ---------------------------------------------------------------- the measuring processes
+
+
+def serve(side: str, model: str, fp8: bool, steps: int) -> None:
+    """Answer "window" and "ceiling" on standard input with a line of JSON each."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # whatever libraries print is not an answer
+    import torch
+    from speed_shape import SEQUENCE, SHAPES
+
+    shape = SHAPES[model]
+    if side == "torchtitan":
+        from speed_titan import TitanSide as Side
+    else:
+        from speed_phalanx import PhalanxSide as Side
+    trainer: Any = None
+    tensors: list[Any] = []
+    for line in sys.stdin:
+        if line.strip() == "ceiling":
+            answer = {"matmul_tflops": matmul_ceiling()}
+        else:
+            if trainer is None:  # not before its turn: the other side may need the memory
+                trainer = Side(shape, fp8)
+            unpark(tensors)
+            answer = measure(trainer, steps, shape.batch * SEQUENCE)
+            tensors = trainer.state()
+            park(tensors)
+        torch.cuda.empty_cache()
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+
+
+def measure(trainer: Any, steps: int, tokens: int) -> dict[str, float]:
+    """Tokens per second over ``steps`` steps with no wait between them, and the peak memory."""
+    import torch
+
+    for _ in range(WARM_STEPS):
+        trainer.step()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    begun = time.perf_counter()
+    for _ in range(steps):
+        trainer.step()
+    torch.cuda.synchronize()
+    seconds = (time.perf_counter() - begun) / steps
+    trainer.finish()
+    return {
+        "tokens_per_second": tokens / seconds,
+        "step_seconds": seconds,
+        "peak_bytes": torch.cuda.max_memory_allocated(),
+    }
+
+
+def park(tensors: list[Any]) -> None:
+    """Give the memory of weights and optimizer back; their values are not needed again."""
+    for tensor in tensors:
+        if tensor.numel() > 1:
+            tensor.untyped_storage().resize_(0)
+
+
+def unpark(tensors: list[Any]) -> None:
+    """Take the memory again, with values a training could have: random matrices, ones for
+    norms. (Optimizer state gets the same; it only has to be finite and not negative.)
+    """
+    import torch
+
+    with torch.no_grad():
+        for tensor in tensors:
+            if tensor.numel() > 1:
+                tensor.untyped_storage().resize_(tensor.numel() * tensor.element_size())
+                tensor.fill_(1.0) if tensor.ndim == 1 else tensor.normal_(0, 0.02).abs_()
+
+
+def matmul_ceiling() -> float:
+    """TFLOP/s of a bf16 8192^3 matmul on random values."""
+    import torch
+
+    a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    for _ in range(10):
+        a @ b
+    torch.cuda.synchronize()
+    begun = time.perf_counter()
+    for _ in range(100):
+        a @ b
+    torch.cuda.synchronize()
+    return 100 * 2 * 8192**3 / (time.perf_counter() - begun) / 1e12
+
+
+# ---------------------------------------------------------------- the comparison
+
+
+class Process:
+    """One side, measuring when asked."""
+
+    def __init__(self, side: str, model: str, fp8: bool, steps: int) -> None:
+        command = [sys.executable, __file__, "--serve", side, "--model", model]
+        command += ["--steps", str(steps)] + (["--fp8"] if fp8 else [])
+        environment = os.environ | {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+        environment["PYTHONPATH"] = os.pathsep.join(
+            [str(HERE), str(HERE.parent), os.environ.get("PYTHONPATH", "")]
+        )
+        self.side = side
+        self.process = subprocess.Popen(
+            command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def ask(self, what: str) -> dict[str, float]:
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.process.stdin.write(what + "\n")
+        self.process.stdin.flush()
+        line = self.process.stdout.readline()
+        if not line:
+            raise SystemExit(f"{self.side} ended with {self.process.wait()}; see its output above")
+        answer: dict[str, float] = json.loads(line)
+        return answer
+
+    def close(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait()
+
+
+def compare(model: str, fp8: bool, windows: int, steps: int) -> dict[str, Any]:
+    """Alternate the two sides; the first window of each is discarded as warm-up."""
+    sides = [Process(side, model, fp8, steps) for side in SIDES]
+    found: dict[str, Any] = {"model": model, "precision": "fp8" if fp8 else "bf16"}
+    samples: dict[str, list[dict[str, float]]] = {side.side: [] for side in sides}
+    for window in range(windows + 1):
+        for side in sides:
+            answer = side.ask("window")
+            print(f"  {model} {side.side} window {window}: {answer}", file=sys.stderr, flush=True)
+            if window:
+                samples[side.side].append(answer)
+    found["matmul_tflops"] = sides[1].ask("ceiling")["matmul_tflops"]
+    for side in sides:
+        side.close()
+    for name, answers in samples.items():
+        rates = [a["tokens_per_second"] for a in answers]
+        found[name] = {
+            "tokens_per_second": statistics.median(rates),
+            "windows": rates,
+            "peak_bytes": max(a["peak_bytes"] for a in answers),
+            "mfu": mfu(model, statistics.median(rates)),
+        }
+    return found
+
+
+def mfu(model: str, tokens_per_second: float) -> float:
+    """Share of the bf16 peak, attention counted causally; also for fp8, so that rows compare."""
+    from speed_shape import SEQUENCE, SHAPES
+
+    from phalanx.hardware import lookup
+    from phalanx.plan.counts import flops_per_token
+
+    gpu = lookup("NVIDIA H200")
+    assert gpu is not None
+    flops = flops_per_token(SHAPES[model].model, SEQUENCE, "causal").model_flops
+    return tokens_per_second * flops / gpu.peak_flops["bfloat16"]
+
+
+def table(results: list[dict[str, Any]]) -> str:
+    """One row for each model and trainer."""
+    lines = [
+        "| model | trainer | tokens/s (median) | windows min-max | MFU causal, bf16 peak | "
+        "peak GiB | ratio | matmul TFLOP/s |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for result in results:
+        base = result[SIDES[0]]["tokens_per_second"]
+        for side in SIDES:
+            s = result[side]
+            lines.append(
+                f"| {result['model']} {result['precision']} | {side} "
+                f"| {s['tokens_per_second']:,.0f} | {min(s['windows']):,.0f}-{max(s['windows']):,.0f} "
+                f"| {s['mfu']:.1%} | {s['peak_bytes'] / GIB:.1f} "
+                f"| {s['tokens_per_second'] / base:.3f} | {result['matmul_tflops']:.0f} |"
+            )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", action="append", help="preset; may be given several times")
+    parser.add_argument("--fp8", action="store_true", help="linear layers in fp8, on both sides")
+    parser.add_argument("--all", action="store_true", help="1B bf16, 3B bf16 and 3B fp8")
+    parser.add_argument("--windows", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=8, help="measured steps in a window")
+    parser.add_argument("--json", type=Path, help="where to write the results")
+    parser.add_argument("--serve", choices=SIDES, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.serve:
+        serve(arguments.serve, arguments.model[0], arguments.fp8, arguments.steps)
+        return
+    sys.path[:0] = [str(HERE), str(HERE.parent)]
+    wanted = [(model, arguments.fp8) for model in arguments.model or ["llama3-1b"]]
+    if arguments.all:
+        wanted = [("llama3-1b", False), ("llama3-3b", False), ("llama3-3b", True)]
+    results = []
+    for model, fp8 in wanted:
+        results.append(compare(model, fp8, arguments.windows, arguments.steps))
+        print(table(results), flush=True)
+        if arguments.json:
+            arguments.json.write_text(json.dumps(results, indent=2))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,51 @@
+"""Phalanx's Trainer as one side of the speed comparison."""
+
+from __future__ import annotations
+
+import torch
+from speed_shape import SEQUENCE, Shape
+from torch import Tensor
+
+from phalanx.config import Data, Job, Precision, Schedule, Train, resolve
+from phalanx.parallel.mesh import build_mesh
+from phalanx.train.trainer import Trainer
+
+
+def job(shape: Shape, fp8: bool, *, compiled: str = "auto", deterministic: bool = False) -> Job:
+    """A job as a user would write it: the preset, the batch, random tokens."""
+    wanted = Job(
+        name="speed",
+        model=shape.model,
+        data=Data(source="synthetic", sequence=SEQUENCE),
+        precision=Precision(fp8=fp8),
+        schedule=Schedule(kind="constant"),
+        train=Train(
+            steps=1_000_000, global_batch=shape.batch, micro_batch=shape.batch,
+            compile=compiled, deterministic=deterministic,  # type: ignore[arg-type]
+        ),
+    )  # fmt: skip
+    return resolve(wanted, 1)
+
+
+class PhalanxSide:
+    """Steps of Phalanx's Trainer."""
+
+    def __init__(self, shape: Shape, fp8: bool, compiled: str = "auto") -> None:
+        device = torch.device("cuda", 0)
+        settings = job(shape, fp8, compiled=compiled)
+        self.trainer = Trainer(settings, build_mesh(settings, device), device)
+        self.loss = torch.zeros((), device=device)
+
+    def step(self) -> None:
+        self.loss = self.trainer.train_step().loss
+        self.trainer.timer.close_step()
+
+    def finish(self) -> None:
+        self.trainer.timer.drain()
+
+    def state(self) -> list[Tensor]:
+        """What lives on the device between steps."""
+        optimizer = self.trainer.optimizer
+        weights = self.trainer.engine.weights
+        held = [*(w.local for w in weights), *(w.master for w in weights)]
+        return [*held, *optimizer.exp_avg, *optimizer.exp_avg_sq]  # type: ignore[union-attr]
