@@ -1,0 +1,52 @@
+"""Numbers as people write them (``15T``, ``4M``, ``8k``), in and out."""
+
+from __future__ import annotations
+
+import math
+import re
+
+from phalanx.config import ConfigError
+
+UNITS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12}
+
+
+def quantity(text: str, key: str, least: float = 1, most: float = 1e18) -> int:
+    """The whole number that a text means; anything else, or out of bounds, is refused."""
+    match = re.fullmatch(r"\s*(\d[\d_,]*(?:\.\d+)?(?:e[+]?\d{1,2})?)\s*([kmbgt]?)\s*", text.lower())
+    if match is None:
+        raise ConfigError(key, text, "must be a positive number", "e.g. 15T, 500B, 4M or 8192")
+    number = float(match[1].replace("_", "").replace(",", "")) * UNITS[match[2]]
+    if not least <= number <= most:
+        rule = f"must be between {short(least)} and {short(most)}"
+        raise ConfigError(key, text, rule, f"try {short(min(max(number, least), most))}")
+    return round(number)
+
+
+def short(number: float) -> str:
+    """Three digits and a letter: ``6.6M``, ``15T``."""
+    if number == 0 or not math.isfinite(number):
+        return f"{number:g}"
+    for unit, letter in ((1e15, "P"), (1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if abs(number) >= 0.9995 * unit:
+            return f"{number / unit:.3g}{letter}"
+    return f"{number:.3g}"
+
+
+def size(number_of_bytes: float) -> str:
+    """Bytes in decimal units: ``16.0 TB``."""
+    for unit, name in ((1e15, "PB"), (1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if abs(number_of_bytes) >= unit:
+            return f"{number_of_bytes / unit:.1f} {name}"
+    return f"{number_of_bytes:.0f} B"
+
+
+def duration(seconds: float) -> str:
+    """Seconds in the unit that a person would choose: ``3.1 h``, ``14 min``, ``26 days``."""
+    if not math.isfinite(seconds):
+        return "never"
+    for unit, name in ((86400 * 365.25, "years"), (86400, "days"), (3600, "h"), (60, "min")):
+        if seconds >= 2 * unit or (name == "h" and seconds >= unit):
+            return f"{seconds / unit:.3g} {name}"
+    if seconds >= 0.1:
+        return f"{seconds:.3g} s"
+    return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-4 else f"{seconds * 1e6:.3g} us"
