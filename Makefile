@@ -23,10 +23,15 @@ lint: $(STAMP)
 soak: $(STAMP)
 	$(BIN)/pytest -m soak --timeout=1800
 
-# The benchmarks that need no GPU; the others are described in docs/performance.md.
+# What each one measures: benchmarks/README.md.
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks.first_step
 	$(BIN)/python -m benchmarks.overlap
+	@if $(BIN)/python -c "import sys, torch; sys.exit(not torch.cuda.is_available())"; then \
+		$(BIN)/python benchmarks/speed.py; \
+	else \
+		echo "skipped: benchmarks/speed.py needs a CUDA device"; \
+	fi
 
 $(STAMP): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

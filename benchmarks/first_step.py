@@ -89,14 +89,14 @@ def run_with_clocks(arguments: list[str]) -> None:
         _mark("import torch")
         importlib.import_module("torch.distributed.fsdp")
         _mark("import torch.distributed")
-        from phalanx.train import launch, worker
+        from phalanx.train import launch, trainer, worker
 
         _mark("import phalanx.train")
     _clock(launch, "start_ranks", "run folder")
     _clock(worker.Worker, "run", "fork")
     _clock(worker.Worker, "_join_group", "", "process group")
     _clock(worker, "build_mesh", "provenance", "mesh")
-    _clock(worker.Trainer, "train_step", "sinks", "first step")
+    _clock(trainer.Trainer, "train_step", "sinks", "first step")
     _clock(worker, "Trainer", "", "model, optimizer, feed")
     sys.argv = ["phalanx", *arguments]
     main()
