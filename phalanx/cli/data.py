@@ -112,7 +112,7 @@ def inspect(
         print_json(InspectReport(str(path), manifest, check, texts))
         return
     console = Console(highlight=False, soft_wrap=True)
-    size = sum(file.bytes for file in manifest.files)
+    size = manifest.tokens * manifest.stored_type.itemsize
     console.print(f"{manifest.tokens:,} tokens in {manifest.documents:,} documents", markup=False)
     console.print(f"{len(manifest.files)} files, {size:,} bytes of {manifest.dtype}", markup=False)
     console.print(

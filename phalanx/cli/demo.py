@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,10 +46,11 @@ def demo(overrides: Set = None) -> None:
 
 
 def _tokenize(job: Job) -> None:
-    from phalanx.data.manifest import MANIFEST_NAME
+    from phalanx.data import DataError, read_manifest
 
     corpus = Path(job.data.path)
-    if (corpus / MANIFEST_NAME).exists():
+    with suppress(DataError):  # none there, or one of an older format
+        read_manifest(corpus)
         print(f"== The corpus is there already: {corpus}", flush=True)
         return
     print("== Tokenising the sources of Python's standard library", flush=True)

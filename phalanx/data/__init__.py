@@ -10,9 +10,11 @@ from phalanx.data.cursor import Cursor
 from phalanx.data.errors import DataError, DataExhausted
 from phalanx.data.feed import WEIGHTLESS, Batch, Feed, StepBatches
 from phalanx.data.manifest import CorpusManifest, ShardFile, read_manifest
-from phalanx.data.shards import ShardSource, ShardWriter, verify
+from phalanx.data.shards import ShardSource, ShardStream, verify
 from phalanx.data.source import TokenSource, open_source
+from phalanx.data.stream import Files, FileStream, Place, Stream
 from phalanx.data.synthetic import SyntheticSource
+from phalanx.data.writer import ShardWriter
 
 __all__ = [
     "WEIGHTLESS",
@@ -22,10 +24,15 @@ __all__ = [
     "DataError",
     "DataExhausted",
     "Feed",
+    "FileStream",
+    "Files",
+    "Place",
     "ShardFile",
     "ShardSource",
+    "ShardStream",
     "ShardWriter",
     "StepBatches",
+    "Stream",
     "SyntheticSource",
     "TokenSource",
     "open_source",

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from phalanx.data.errors import DataError
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 MANIFEST_NAME = "manifest.json"
 TOKENIZER_NAME = "tokenizer.json"
 REDO_FIX = "tokenise the corpus again with `phalanx data tokenize`, or restore the file"
@@ -22,12 +22,27 @@ StoredTokens: TypeAlias = NDArray[np.unsignedinteger[Any]]
 
 
 class ShardFile(msgspec.Struct, frozen=True):
-    """One file of tokens, as it must be found."""
+    """One file of tokens, as it must be found; its index holds a checksum for each block."""
 
     name: str
     tokens: int
-    bytes: int
-    crc32: int
+    documents: int  # that start in this file
+    index_crc32c: int  # proves the index, and through it every block
+
+    @property
+    def index_name(self) -> str:
+        """The file with the checksums of the blocks and the starts of the documents."""
+        return str(Path(self.name).with_suffix(".idx"))
+
+
+class Origin(msgspec.Struct, frozen=True):
+    """What a corpus was made from."""
+
+    inputs: tuple[str, ...] = ()  # as given on the command line
+    files: int = 0
+    text_bytes: int = 0
+    empty: int = 0  # documents without text, left out
+    unreadable: int = 0  # records that could not be read, left out
 
 
 class CorpusManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -38,8 +53,11 @@ class CorpusManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     vocab: int
     end_of_document: int
     tokenizer: str  # sha256 of tokenizer.json, "" where none is known
+    source: Origin
     tokens: int
     documents: int
+    file_tokens: int  # every file but the last holds exactly so many
+    block_bytes: int  # of each checksum
     files: tuple[ShardFile, ...]
 
     @property
@@ -49,8 +67,13 @@ class CorpusManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def fingerprint(self) -> str:
-        """Short identity of the tokens and of what they mean."""
-        return hashlib.sha256(msgspec.json.encode(self)).hexdigest()[:16]
+        """Short identity of the tokens and of what they mean, wherever they came from."""
+        content = msgspec.structs.replace(self, source=Origin())
+        return hashlib.sha256(msgspec.json.encode(content)).hexdigest()[:16]
+
+    def file_bytes(self, number: int) -> int:
+        """Size that a file of tokens must have."""
+        return self.files[number].tokens * self.stored_type.itemsize
 
 
 def token_type(vocab: int) -> TokenType:
@@ -61,7 +84,7 @@ def token_type(vocab: int) -> TokenType:
 
 
 def read_manifest(folder: Path) -> CorpusManifest:
-    """Read and check ``manifest.json`` and the sizes of the files it names."""
+    """Read and check ``manifest.json``; the files that it names are checked when they are used."""
     path = folder / MANIFEST_NAME
     try:
         text = path.read_bytes()
@@ -70,6 +93,11 @@ def read_manifest(folder: Path) -> CorpusManifest:
         raise DataError(
             "data.path", folder, rule, "make one with `phalanx data tokenize`, or correct data.path"
         ) from None
+    return parse_manifest(text, str(path))
+
+
+def parse_manifest(text: bytes, path: str) -> CorpusManifest:
+    """Decode a manifest and check that it does not contradict itself; ``path`` names it."""
     try:
         version = msgspec.json.decode(text, type=_Versioned).version
         if version != FORMAT_VERSION:
@@ -78,9 +106,8 @@ def read_manifest(folder: Path) -> CorpusManifest:
         manifest = msgspec.json.decode(text, type=CorpusManifest)
     except msgspec.DecodeError as error:
         raise DataError("data.path", path, f"is corrupt ({error})", REDO_FIX) from None
-    _check_consistency(path, manifest)
-    for file in manifest.files:
-        _check_size(folder / file.name, file)
+    for rule in _contradictions(manifest):
+        raise DataError("data.path", path, rule, REDO_FIX)
     return manifest
 
 
@@ -88,38 +115,29 @@ class _Versioned(msgspec.Struct):
     version: int
 
 
-def _check_consistency(path: Path, manifest: CorpusManifest) -> None:
-    def refuse(rule: str) -> DataError:
-        return DataError("data.path", path, rule, REDO_FIX)
-
+def _contradictions(manifest: CorpusManifest) -> list[str]:
+    found = []
     if token_type(manifest.vocab) == "uint32" and manifest.dtype == "uint16":
-        raise refuse(f"stores uint16, which cannot hold a vocabulary of {manifest.vocab}")
+        found.append(f"stores uint16, which cannot hold a vocabulary of {manifest.vocab}")
     if not 0 <= manifest.end_of_document < manifest.vocab:
-        raise refuse(
+        found.append(
             f"ends documents with token {manifest.end_of_document}, which is not in its "
             f"vocabulary of {manifest.vocab}"
         )
-    width = manifest.stored_type.itemsize
-    for file in manifest.files:
-        if Path(file.name).name != file.name:
-            raise refuse(f"names a file outside its folder ({file.name!r})")
-        if file.bytes != file.tokens * width:
-            raise refuse(
-                f"says that {file.name} holds {file.tokens} {manifest.dtype} tokens in "
-                f"{file.bytes} bytes, which would be {file.tokens * width} bytes: wrong dtype"
-            )
-    total = sum(file.tokens for file in manifest.files)
-    if total != manifest.tokens:
-        raise refuse(f"counts {manifest.tokens} tokens, but its files add up to {total}")
-
-
-def _check_size(path: Path, file: ShardFile) -> None:
-    try:
-        found = path.stat().st_size
-    except FileNotFoundError:
-        rule = "is named by the manifest but missing"
-        raise DataError("data.path", path, rule, REDO_FIX) from None
-    if found != file.bytes:
-        what = "truncated" if found < file.bytes else "too long"
-        rule = f"is {what}: {found} bytes, where the manifest says {file.bytes}"
-        raise DataError("data.path", path, rule, REDO_FIX)
+    if manifest.block_bytes < 1 or manifest.block_bytes % manifest.stored_type.itemsize:
+        found.append(f"has blocks of {manifest.block_bytes} bytes: no whole number of tokens")
+    files = manifest.files
+    if outside := [file.name for file in files if "/" in file.name]:
+        found.append(f"names a file outside its folder ({outside[0]!r})")
+    tokens = [file.tokens for file in files]
+    if tokens and (
+        tokens[:-1].count(manifest.file_tokens) != len(tokens) - 1
+        or not 0 < tokens[-1] <= manifest.file_tokens
+    ):
+        found.append(f"has files that do not hold {manifest.file_tokens} tokens before its last")
+    if sum(tokens) != manifest.tokens:
+        found.append(f"counts {manifest.tokens} tokens, but its files add up to {sum(tokens)}")
+    documents = sum(file.documents for file in files)
+    if documents != manifest.documents:
+        found.append(f"counts {manifest.documents} documents, but its files hold {documents}")
+    return found

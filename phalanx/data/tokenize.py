@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from phalanx.data.errors import DataError
 from phalanx.data.manifest import TOKENIZER_NAME, CorpusManifest
-from phalanx.data.shards import FILE_BYTES, ShardWriter, write_atomically
+from phalanx.data.writer import FILE_BYTES, ShardWriter, write_atomically
 
 END_OF_DOCUMENT = "<|endoftext|>"
 TRAIN_BYTES = 16 << 20  # text that a new tokenizer is trained on

@@ -11,7 +11,17 @@ import numpy as np
 import pytest
 
 from phalanx.config import Data
-from phalanx.data import DataError, Feed, ShardSource, ShardWriter, read_manifest, verify
+from phalanx.data import (
+    DataError,
+    Feed,
+    Place,
+    ShardSource,
+    ShardStream,
+    ShardWriter,
+    read_manifest,
+    verify,
+    writer,
+)
 from tests.data.corpora import write_corpus
 
 
@@ -88,14 +98,16 @@ def change(key: str, value: object) -> Callable[[dict[str, Any]], None]:
 @pytest.mark.parametrize(
     ("damage", "reason"),
     [
-        (change("dtype", "uint32"), "would be 2000 bytes: wrong dtype"),
         (change("dtype", "int8"), r"corrupt.*dtype"),
-        (change("version", 99), "format version 99, and this Phalanx reads 1"),
+        (change("version", 99), "format version 99, and this Phalanx reads 2"),
         (change("tokens", 499), "counts 499 tokens, but its files add up to 500"),
         (change("vocab", 70_000), "uint16, which cannot hold a vocabulary of 70000"),
         (change("end_of_document", 1000), "ends documents with token 1000"),
         (change("surprise", 1), r"corrupt.*surprise"),
         (lambda manifest: manifest.pop("files"), r"corrupt.*files"),
+        (change("documents", 4), "counts 4 documents, but its files hold 3"),
+        (change("file_tokens", 400), "do not hold 400 tokens"),
+        (change("block_bytes", 333), "blocks of 333 bytes"),
         (lambda m: m["files"][0].__setitem__("name", "../other.bin"), "outside its folder"),
     ],
 )
@@ -110,6 +122,16 @@ def test_a_corrupt_manifest_is_refused_with_its_reason(
     with pytest.raises(DataError, match=reason) as error:
         read_manifest(tmp_path)
     assert "manifest.json" in str(error.value)
+
+
+def test_a_wrong_dtype_is_seen_by_the_size_of_the_files(tmp_path: Path) -> None:
+    write_corpus(tmp_path, 500)
+    path = tmp_path / "manifest.json"
+    manifest = msgspec.json.decode(path.read_bytes())
+    manifest["dtype"] = "uint32"
+    path.write_bytes(msgspec.json.encode(manifest))
+    with pytest.raises(DataError, match=r"shard-00000\.bin: is no file of uint32.*wrong dtype"):
+        ShardStream(tmp_path)
 
 
 def test_a_half_written_manifest_is_refused(tmp_path: Path) -> None:
@@ -142,7 +164,7 @@ def test_a_flipped_byte_is_found_by_its_checksum(tmp_path: Path) -> None:
     content = bytearray(shard.read_bytes())
     content[17] ^= 0x40
     shard.write_bytes(content)
-    with pytest.raises(DataError, match=r"shard-00001\.bin: is damaged: checksum"):
+    with pytest.raises(DataError, match=r"shard-00001\.bin: block 0 .* is damaged: checksum"):
         verify(tmp_path)
 
 
@@ -175,7 +197,9 @@ def test_an_interrupted_writer_leaves_no_corpus(tmp_path: Path) -> None:
         interrupted()
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "shard-00000.bin",
+        "shard-00000.idx",
         "shard-00001.bin",
+        "shard-00001.idx",
     ]
     with pytest.raises(DataError, match=r"no manifest\.json"):
         read_manifest(tmp_path)
@@ -190,10 +214,59 @@ def test_a_corpus_is_replaced_only_on_request_and_then_entirely(tmp_path: Path) 
         writer.write([1, 2, 3])
         writer.finish()
     assert verify(tmp_path).tokens == 3
-    assert [path.name for path in tmp_path.glob("shard*")] == ["shard-00000.bin"]
+    assert [path.name for path in tmp_path.glob("shard*.bin")] == ["shard-00000.bin"]
 
 
 @pytest.mark.parametrize("token", [-1, 100])
 def test_the_writer_refuses_tokens_outside_the_vocabulary(tmp_path: Path, token: int) -> None:
     with ShardWriter(tmp_path, 100, 0) as writer, pytest.raises(DataError, match=str(token)):
         writer.write([5, token])
+
+
+def test_a_stream_reads_any_range_and_knows_where_documents_start(tmp_path: Path) -> None:
+    tokens = write_corpus(tmp_path, 300, documents=7, file_bytes=34)
+    stream = ShardStream(tmp_path)
+    assert (stream.tokens, stream.documents, stream.vocab) == (300, 7, 1000)
+    starts = np.flatnonzero(np.concatenate([[True], tokens[:-1] == 0]))
+    for first in range(0, 300, 13):
+        for count in (0, 1, 17, 40, 300 - first):
+            past = min(300, first + count)
+            out = np.zeros(past - first, np.int64)
+            stream.read_tokens(first, past - first, out)
+            assert np.array_equal(out, tokens[first:past])
+            found = stream.document_starts(first, past - first)
+            assert found.tolist() == [s for s in starts if first <= s < past]
+    with pytest.raises(IndexError):
+        stream.read_tokens(299, 2, np.zeros(2, np.int64))
+
+
+def test_a_stream_says_where_a_token_is_and_proves_its_block(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer, "BLOCK_BYTES", 64)
+    write_corpus(tmp_path, 500, file_bytes=400)
+    stream = ShardStream(tmp_path)
+    assert stream.block_tokens == 32
+    assert stream.place(270) == Place("shard-00001.bin", 70, 2)
+    stream.check(0, 500)
+    path = tmp_path / "shard-00001.bin"
+    content = bytearray(path.read_bytes())
+    content[130] ^= 1
+    path.write_bytes(content)
+    stream = ShardStream(tmp_path)
+    stream.check(0, 264)
+    with pytest.raises(DataError, match=r"shard-00001\.bin: block 2 \(tokens 64 to 95"):
+        stream.check(200, 65)
+
+
+def test_a_damaged_index_is_named(tmp_path: Path) -> None:
+    write_corpus(tmp_path, 500)
+    path = tmp_path / "shard-00000.idx"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=r"shard-00000\.idx: is damaged"):
+        verify(tmp_path)
+    path.write_bytes(content[:-4])
+    with pytest.raises(DataError, match=r"shard-00000\.idx: has \d+ bytes"):
+        ShardStream(tmp_path).document_starts(0, 10)

@@ -103,7 +103,7 @@ def test_two_processes_write_identical_bytes(texts: Path, tmp_path: Path) -> Non
         for name in ("one", "two")
     )
     assert one == two
-    assert set(one) == {"manifest.json", "shard-00000.bin", "tokenizer.json"}
+    assert set(one) == {"manifest.json", "shard-00000.bin", "shard-00000.idx", "tokenizer.json"}
 
 
 def test_training_on_a_subsample_reads_files_from_the_whole_list(tmp_path: Path) -> None:

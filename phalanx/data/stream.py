@@ -1,0 +1,119 @@
+"""A corpus as one stream of tokens, whatever the format of its files."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from itertools import accumulate
+from typing import Any, Literal, Protocol
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+Split = Literal["train", "validation", "all"]
+
+
+class Place(msgspec.Struct, frozen=True):
+    """Where a token of a stream lies on disk."""
+
+    file: str
+    token: int  # position within the file
+    block: int  # checksummed block of the file
+
+
+class Stream(Protocol):
+    """The documents of a corpus packed one after the other, readable from any token on.
+
+    Streams are used by one thread at a time for each object, and survive a fork.
+    """
+
+    @property
+    def vocab(self) -> int:
+        """Number of different tokens that may occur."""
+
+    @property
+    def tokens(self) -> int:
+        """Length of the stream."""
+
+    @property
+    def documents(self) -> int:
+        """Number of documents in the stream."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Short identity of the content: equal only when every token is equal."""
+
+    @property
+    def end_of_document(self) -> int | None:
+        """Token that ends every document; None where the corpus has none."""
+
+    @property
+    def block_tokens(self) -> int:
+        """Tokens of a checksummed block: reads of whole blocks can be proved."""
+
+    def read_tokens(self, first: int, count: int, out: NDArray[Any]) -> None:
+        """Fill ``out`` with ``count`` tokens of the stream from token ``first`` on."""
+
+    def document_starts(self, first: int, count: int) -> NDArray[np.int64]:
+        """Ascending positions in [first, first + count) at which documents start."""
+
+    def place(self, token: int) -> Place:
+        """Where a token of the stream is stored."""
+
+    def check(self, first: int, count: int) -> None:
+        """Compare the checksums of all blocks that hold these tokens, naming a bad one."""
+
+
+class Files(Protocol):
+    """The files under a stream: mapped here, or fetched from elsewhere."""
+
+    def read(self, number: int, first: int, out: NDArray[Any]) -> None:
+        """Fill ``out`` with the tokens of file ``number`` from its token ``first`` on."""
+
+
+class FileStream:
+    """What all formats share: a stream that runs through files of given lengths."""
+
+    def __init__(self, files: Files, file_tokens: list[int]) -> None:
+        self.tokens = sum(file_tokens)
+        self._files = files
+        self._starts = [0, *accumulate(file_tokens)]
+
+    def read_tokens(self, first: int, count: int, out: NDArray[Any]) -> None:
+        """Fill ``out`` with ``count`` tokens of the stream from token ``first`` on."""
+        self._refuse_outside(first, count)
+        number = self._file_of(first)
+        filled = 0
+        while filled < count:
+            at = first + filled
+            room = self._starts[number + 1] - at
+            if room >= count - filled:
+                self._files.read(number, at - self._starts[number], out[filled:count])
+                return
+            self._files.read(number, at - self._starts[number], out[filled : filled + room])
+            filled += room
+            number += 1
+
+    def document_starts(self, first: int, count: int) -> NDArray[np.int64]:
+        """Ascending positions in [first, first + count) at which documents start."""
+        self._refuse_outside(first, count)
+        found = []
+        for number in range(self._file_of(first), len(self._starts) - 1):
+            begin = self._starts[number]
+            if begin >= first + count:
+                break
+            inside = self._file_documents(number)
+            low, high = np.searchsorted(inside, [first - begin, first + count - begin])
+            found.append(inside[low:high].astype(np.int64) + begin)
+        return np.concatenate(found) if found else np.empty(0, np.int64)
+
+    def _file_documents(self, number: int) -> NDArray[Any]:
+        """Ascending positions within file ``number`` at which documents start."""
+        raise NotImplementedError
+
+    def _file_of(self, token: int) -> int:
+        return bisect_right(self._starts, token) - 1
+
+    def _refuse_outside(self, first: int, count: int) -> None:
+        if first < 0 or count < 0 or first + count > self.tokens:
+            raise IndexError(f"tokens [{first}, {first + count}) of a stream of {self.tokens}")
