@@ -203,6 +203,23 @@ def test_the_micro_batch_does_not_change_the_step(model: str) -> None:
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=0)
 
 
+@pytest.mark.parametrize("document_mask", [False, True])
+def test_a_step_has_the_mean_loss_and_the_gradient_norm_of_its_batch(document_mask: bool) -> None:
+    trainer = make_trainer(data={"document_mask": document_mask})
+    job, model = trainer.job, trainer.engine.parts[0]
+    feed = Feed(job.data, job.model.vocab, 4, 4, 0, 1, "train")
+    (batch,) = feed.next(feed.start()).micro_batches
+    documents = None if batch.documents is None else torch.from_numpy(batch.documents)
+    logits = model(torch.from_numpy(batch.tokens), documents=documents)
+    loss = F.cross_entropy(logits.flatten(0, 1), torch.from_numpy(batch.labels).flatten())
+    gradients = torch.autograd.grad(loss, list(model.parameters()))
+    norm = torch.stack([gradient.norm() for gradient in gradients]).norm()
+    outcome = trainer.train_step()
+    torch.testing.assert_close(outcome.loss, loss, rtol=1e-5, atol=0)
+    torch.testing.assert_close(outcome.grad_norm, norm, rtol=1e-5, atol=0)
+    assert (outcome.first_sample, outcome.samples, outcome.tokens) == (0, 4, 64)
+
+
 MEMORY: dict[str, dict[str, Any]] = {
     "selective": {"recompute": "selective"},
     "full": {"recompute": "full"},
