@@ -42,6 +42,21 @@ def run_ranks(
     return [value for _, value in results]
 
 
+def run_alone(function: Callable[..., Any], *args: Any) -> Any:
+    """Call ``function(*args)`` in a child without a group, to keep its traces out of this process.
+
+    A process group, even a pretended one, leaves threads or state behind that later forks inherit.
+    """
+
+    def call() -> Any:
+        dist.destroy_process_group()
+        value = function(*args)
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        return value
+
+    return run_ranks(1, call)[0]
+
+
 def _fork(
     rank: int, world_size: int, folder: Path, function: Callable[..., Any], args: tuple[Any, ...]
 ) -> int:

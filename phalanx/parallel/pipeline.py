@@ -78,6 +78,21 @@ def stages_of_rank(parallel: Parallel, rank: int) -> list[int]:
     return [rank + turn * ranks for turn in range(turns)]
 
 
+class _Stage(PipelineStage):
+    """PyTorch's stage, made fit for the zero-bubble schedule."""
+
+    def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
+        """A split backward assigns weight gradients itself, so no hook of a parameter runs."""
+        super().backward_weight_one_chunk(bwd_chunk_id, last_backward)
+        for parameter in self.submod.parameters():
+            move_to_main(parameter)
+
+    def _get_init_p2p_neighbors_ops(self) -> list[dist.P2POp]:
+        """At the turn of the V two stages share a rank, and Gloo cannot send to itself."""
+        own = dist.get_rank(self.group)
+        return [op for op in super()._get_init_p2p_neighbors_ops() if op.group_peer != own]
+
+
 class Pipeline:
     """The stages of this rank under their schedule."""
 
@@ -144,15 +159,6 @@ class Pipeline:
         holders = range(self.parallel.pipeline)
         position = next(r for r in holders if stage in stages_of_rank(self.parallel, r))
         return dist.get_global_rank(self.group, position)
-
-
-class _Stage(PipelineStage):
-    """A split backward assigns weight gradients itself: no hook of the parameters runs."""
-
-    def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
-        super().backward_weight_one_chunk(bwd_chunk_id, last_backward)
-        for parameter in self.submod.parameters():
-            move_to_main(parameter)
 
 
 def _loss(output: Tensor, _: Tensor) -> Tensor:

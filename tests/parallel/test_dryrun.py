@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 
 from phalanx.config import Job, check, job_from_table, resolve
-from phalanx.parallel.dryrun import dry_run
+from phalanx.parallel.dryrun import DryRunReport
+from phalanx.parallel.dryrun import dry_run as dry_run_here
 from phalanx.plan.counts import parameters
+from tests.ranks import run_alone
 
 
 def job_of(preset: str, world_size: int, parallel: dict[str, Any]) -> Job:
@@ -21,6 +23,11 @@ def job_of(preset: str, world_size: int, parallel: dict[str, Any]) -> Job:
     job = resolve(job_from_table(table), world_size)
     check(job, world_size)
     return job
+
+
+def dry_run(job: Job, world_size: int) -> DryRunReport:
+    report: DryRunReport = run_alone(dry_run_here, job, world_size)
+    return report
 
 
 def state_bytes(job: Job, world_size: int) -> list[int]:
