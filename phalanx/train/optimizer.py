@@ -94,7 +94,8 @@ class Muon:
             moved = torch.where(keep, settings.muon_momentum * momentum + gradient, momentum)
             momentum.copy_(moved)
             lookahead = gradient + settings.muon_momentum * momentum
-            update = self._orthogonal(weight, lookahead)
+            # Where the gradient is: the host is slow at matmuls, and its memory has no NCCL.
+            update = self._orthogonal(weight, lookahead.to(weight.gradient.device)).to(home)
             decayed = weight.master * (1 - rate * settings.weight_decay) - rate * update
             weight.master.copy_(torch.where(keep, decayed, weight.master))
             weight.publish()

@@ -139,8 +139,10 @@ def test_deterministic_runs_and_resumes_are_equal_to_the_bit(compiled: str, tmp_
     assert digest(second) == digest(whole)
 
 
-def test_muon_learns_on_gpu() -> None:
-    found = losses(job_with(optimizer={"kind": "muon"}, train={"steps": 12}))
+@pytest.mark.parametrize("offload", ["none", "optimizer"])
+def test_muon_learns_on_gpu(offload: str) -> None:
+    sections = {"optimizer": {"kind": "muon"}, "memory": {"offload": offload}}
+    found = losses(job_with(**sections, train={"steps": 12}))
     assert found[-1] < found[0]
 
 
