@@ -10,6 +10,7 @@ from phalanx.config.load import job_from_table, load_job
 from phalanx.config.presets import PRESETS
 from phalanx.config.resolve import default_world_size, resolve, resolve_model
 from phalanx.config.schema import (
+    BlendSource,
     Checkpoint,
     Data,
     Job,
@@ -24,6 +25,8 @@ from phalanx.config.schema import (
     RopeScaling,
     Schedule,
     Section,
+    Stage,
+    Store,
     Train,
     gate_up_groups,
 )
@@ -31,6 +34,7 @@ from phalanx.config.show import to_toml
 
 __all__ = [
     "PRESETS",
+    "BlendSource",
     "Checkpoint",
     "ConfigError",
     "Data",
@@ -48,6 +52,8 @@ __all__ = [
     "RopeScaling",
     "Schedule",
     "Section",
+    "Stage",
+    "Store",
     "Train",
     "check",
     "default_world_size",

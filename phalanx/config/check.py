@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import msgspec
 
+from phalanx.config.check_data import data_problems
 from phalanx.config.check_mesh import mesh_problems
 from phalanx.config.errors import ConfigError, Problem, problem
 from phalanx.config.numbers import nearest_divisor, nearest_multiple
@@ -28,7 +29,7 @@ def check(job: Job, world_size: int) -> None:
     if all(getattr(job.model, name) for name in SHAPE):
         problems += mesh_problems(job, world_size)
         problems += _precision(job)
-    for rules in (_job, _data, _memory, _schedule, _train, _start):
+    for rules in (_job, data_problems, _memory, _schedule, _train, _start):
         problems += rules(job)
     if problems:
         raise ConfigError.of(problems)
@@ -188,31 +189,6 @@ def _job(job: Job) -> Iterator[Problem]:
             f'"{job.name}"',
             "must be a folder's name: not empty, no slash, no leading dot",
             f'nearest: "{job.name.replace("/", "-").lstrip(".") or "run"}"',
-        )
-
-
-def _data(job: Job) -> Iterator[Problem]:
-    data = job.data
-    if data.source == "shards" and not data.path:
-        yield problem(
-            "data.path",
-            '""',
-            'data.source = "shards" needs a folder of token shards',
-            "make one with `phalanx data tokenize`",
-        )
-    if data.source == "synthetic" and data.path:
-        yield problem(
-            "data.path",
-            f'"{data.path}"',
-            'data.source = "synthetic" reads no files',
-            'set data.source = "shards"',
-        )
-    if job.train.validate_every and not data.validation_fraction:
-        yield problem(
-            "train.validate_every",
-            job.train.validate_every,
-            "validation needs samples that are held out",
-            "set data.validation_fraction, e.g. to 0.01",
         )
 
 

@@ -14,7 +14,7 @@ from msgspec import Struct
 from phalanx.config import schema
 from phalanx.config.errors import ConfigError, did_you_mean, near, written
 from phalanx.config.schema import Job, Section
-from phalanx.config.tree import allowed, fields, paths, section_in
+from phalanx.config.tree import allowed, below_field, fields, paths, section_in
 
 
 class KeyDoc(Struct, frozen=True):
@@ -42,7 +42,7 @@ def catalogue() -> tuple[KeyDoc, ...]:
 
 
 def _covers(asked: str, key: str) -> bool:
-    return not asked or key == asked or key.startswith(asked + ".")
+    return not asked or key == asked or key.startswith((asked + ".", asked + "["))
 
 
 def _nearest(key: str) -> str:
@@ -61,14 +61,16 @@ def _docs(section: type[Section], prefix: str) -> Iterator[KeyDoc]:
         inner = section_in(hint)
         meaning = meanings.get(name) or (inspect.getdoc(inner) or "" if inner else "")
         yield KeyDoc(key, allowed(hint), _default(defaults[name], inner), meaning, bool(inner))
-        if inner is not None:
-            yield from _docs(inner, key + ".")
+        entry, below = below_field(hint, key)
+        if entry is not None:
+            yield from _docs(entry, below)
 
 
 def _default(field: msgspec.structs.FieldInfo, inner: type[Section] | None) -> str:
     if field.required or (inner is not None and field.default is not None):
         return ""
-    value: Any = field.default
+    made = field.default_factory
+    value: Any = field.default if made is msgspec.NODEFAULT else made()
     return written(value)
 
 

@@ -12,7 +12,7 @@ import msgspec
 from phalanx.config.errors import ConfigError, Problem, did_you_mean, problem
 from phalanx.config.presets import PRESETS
 from phalanx.config.schema import Job, Section
-from phalanx.config.tree import build, fields, mistakes, section_in
+from phalanx.config.tree import build, fields, mistakes, named_sections, section_in
 
 
 def load_job(path: str | Path, overrides: Sequence[str] = ()) -> Job:
@@ -109,8 +109,12 @@ def _field_type(key: str) -> Any:
     section: type[Section] | None = Job
     hint: Any = None
     for name in key.split("."):
-        if section is None or name not in fields(section):
+        if section is None:
+            section = named_sections(hint)  # the name in a table of sections
+            hint = None
+        elif name in fields(section):
+            hint = fields(section)[name]
+            section = section_in(hint)
+        else:
             return None
-        hint = fields(section)[name]
-        section = section_in(hint)
     return hint

@@ -118,25 +118,73 @@ class Model(Section, frozen=True, kw_only=True):
     """Mixture-of-experts layers; "none": all layers dense."""
 
 
+class BlendSource(Section, frozen=True, kw_only=True):
+    """One source of a blend, under a name of your choice."""
+
+    path: str
+    """Corpus of this source: a folder, or a URL such as s3://bucket/folder."""
+    weight: NonNegative = 1.0
+    """Share of the samples, relative to the other weights; 0: none until a stage says so."""
+
+
+class Stage(Section, frozen=True, kw_only=True):
+    """Weights that hold from a token count on, until the next stage."""
+
+    tokens: Natural
+    """Tokens of the run after which this stage begins."""
+    weights: dict[str, NonNegative]
+    """Weight of each source by name; sources left out are not drawn from."""
+
+
+class Store(Section, frozen=True, kw_only=True):
+    """How object stores are read; credentials and endpoint come from the environment."""
+
+    cache: str = ""
+    """Node-local folder that holds what was fetched; "": a folder in the system's temporary."""
+    cache_gb: Positive = 64.0
+    """Largest size of the cache, in 10^9 bytes."""
+    parallel_reads: Count = 8
+    """Ranges of 2 MiB or more that one process fetches at once."""
+    retry_seconds: NonNegative = 300.0
+    """How long a failing read is tried again before the run ends."""
+    hedge_factor: NonNegative = 4.0
+    """A read that takes so many times the usual is asked for a second time; 0: never."""
+
+
 class Data(Section, frozen=True, kw_only=True):
     """Which tokens, in which order."""
 
     source: Literal["synthetic", "shards"] = "synthetic"
     """Generated tokens, or a folder written by `phalanx data tokenize`."""
     path: str = ""
-    """Folder of token shards."""
+    """Folder of token shards, or a URL such as s3://bucket/folder."""
+    blend: dict[str, BlendSource] = {}
+    """Several sources instead of one path, each as a table [data.blend.NAME]."""
+    stages: tuple[Stage, ...] = ()
+    """Curriculum: tables [[data.stages]] that change the weights of the blend at token counts."""
     sequence: Count = 2048
     """Tokens in a sample."""
     seed: Seed = 0
     """Seed of the sample order."""
+    shuffle: Literal["global", "blocked"] = "global"
+    """Over all samples (local files), or over long blocks within windows (object stores)."""
+    block_tokens: Count = 1 << 22
+    """Blocked shuffle: tokens that are read in one piece."""
+    window_blocks: Count = 64
+    """Blocked shuffle: blocks whose samples are mixed with each other."""
     epochs: Natural = 0
-    """Passes over the corpus before the data is exhausted; 0: as many as the steps need."""
+    """Passes over any source before the data is exhausted; 0: as many as the steps need."""
     document_mask: bool = False
     """Documents packed into one sample do not attend to each other."""
     validation_fraction: Below1 = 0.0
     """Share of the samples held out for validation, from the corpus' end."""
     prefetch: Natural = 4
     """Steps read ahead by the loader thread."""
+    on_damage: Literal["error", "weightless"] = "error"
+    """A missing or damaged block ends the run, or its samples count nothing and are logged."""
+    allow_other_data: bool = False
+    """Resume although corpus, blend, seed or sequence differ from the checkpoint's."""
+    store: Store = Store()
 
 
 class Parallel(Section, frozen=True, kw_only=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from phalanx.config.errors import written
 from phalanx.config.schema import Section
@@ -15,11 +16,36 @@ def to_toml(section: Section, name: str = "") -> str:
 
 def _lines(section: Section, name: str) -> Iterator[str]:
     values = {field: getattr(section, field) for field in section.__struct_fields__}
-    tables = {field: value for field, value in values.items() if isinstance(value, Section)}
+    tables = {field: value for field, value in values.items() if _is_tables(value)}
     if name:
         yield f"\n[{name}]"
-    for field, value in values.items():
-        if field not in tables:
-            yield f"{field} = {written(value)}"
+    yield from _plain(values, tables)
     for field, table in tables.items():
-        yield from _lines(table, f"{name}.{field}" if name else field)
+        below = f"{name}.{field}" if name else field
+        if isinstance(table, Section):
+            yield from _lines(table, below)
+        elif isinstance(table, dict):
+            for key, entry in table.items():
+                yield from _lines(entry, f"{below}.{key}")
+        else:
+            for entry in table:
+                yield f"\n[[{below}]]"
+                yield from _plain({f: getattr(entry, f) for f in entry.__struct_fields__}, {})
+
+
+def _plain(values: dict[str, Any], tables: dict[str, Any]) -> Iterator[str]:
+    for field, value in values.items():
+        if isinstance(value, dict) and field not in tables:
+            inside = ", ".join(f"{key} = {written(entry)}" for key, entry in value.items())
+            yield f"{field} = {{ {inside} }}" if inside else f"{field} = {{}}"
+        elif field not in tables:
+            yield f"{field} = {written(value)}"
+
+
+def _is_tables(value: object) -> bool:
+    """Whether a value is a section, or a filled table or array of sections."""
+    if isinstance(value, dict):
+        value = tuple(value.values())
+    if isinstance(value, tuple):
+        return bool(value) and all(isinstance(entry, Section) for entry in value)
+    return isinstance(value, Section)

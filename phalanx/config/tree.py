@@ -26,10 +26,22 @@ def fields(section: type[Section]) -> dict[str, Any]:
 
 def section_in(hint: Any) -> type[Section] | None:
     """The section that a field holds, if it holds one (``X`` or ``X | None``)."""
+    if get_origin(hint) in (dict, tuple):
+        return None
     for option in (hint, *get_args(hint)):
         if isinstance(option, type) and issubclass(option, Section):
             return option
     return None
+
+
+def named_sections(hint: Any) -> type[Section] | None:
+    """The section that each entry of a table holds (``dict[str, X]``)."""
+    return section_in(get_args(hint)[1]) if get_origin(hint) is dict else None
+
+
+def listed_sections(hint: Any) -> type[Section] | None:
+    """The section that each entry of an array holds (``tuple[X, ...]``)."""
+    return section_in(get_args(hint)[0]) if get_origin(hint) is tuple else None
 
 
 def optional(hint: Any) -> bool:
@@ -53,7 +65,7 @@ def _mistakes(section: type[Section], table: Mapping[str, Any], prefix: str) -> 
         if value in ("none", None) and optional(known[name]):
             continue
         if inner is None:
-            yield from _wrong_value(key, value, known[name])
+            yield from _several(key, value, known[name])
         elif isinstance(value, Mapping):
             yield from _mistakes(inner, value, key + ".")
         else:
@@ -61,6 +73,26 @@ def _mistakes(section: type[Section], table: Mapping[str, Any], prefix: str) -> 
     for name in required(section):
         if name not in table:
             yield problem(prefix + name, "", "is missing", f"add it under [{prefix[:-1]}]")
+
+
+def _several(key: str, value: Any, hint: Any) -> Iterator[Problem]:
+    """Mistakes in a field that holds many sections, or none."""
+    named, listed = named_sections(hint), listed_sections(hint)
+    inner = named or listed
+    fits = (named and isinstance(value, Mapping)) or (listed and isinstance(value, list | tuple))
+    if inner is None or not fits:
+        yield from _wrong_value(key, value, hint)
+        return
+    entries = (
+        {f"{key}.{name}": entry for name, entry in value.items()}
+        if isinstance(value, Mapping)
+        else {f"{key}[{number}]": entry for number, entry in enumerate(value)}
+    )
+    for name, entry in entries.items():
+        if isinstance(entry, Mapping):
+            yield from _mistakes(inner, entry, name + ".")
+        else:
+            yield problem(name, written(entry), "must be a table", f"write [{name}]")
 
 
 def required(section: type[Section]) -> tuple[str, ...]:
@@ -82,10 +114,19 @@ def paths(section: type[Section], prefix: str = "") -> tuple[str, ...]:
     found: list[str] = []
     for name, hint in fields(section).items():
         found.append(prefix + name)
-        inner = section_in(hint)
+        inner, below = below_field(hint, prefix + name)
         if inner is not None:
-            found.extend(paths(inner, f"{prefix}{name}."))
+            found.extend(paths(inner, below))
     return tuple(found)
+
+
+def below_field(hint: Any, key: str) -> tuple[type[Section] | None, str]:
+    """The section whose keys stand below a field, and what they start with."""
+    if named_sections(hint):
+        return named_sections(hint), f"{key}.NAME."
+    if listed_sections(hint):
+        return listed_sections(hint), f"{key}[]."
+    return section_in(hint), f"{key}."
 
 
 def _wrong_value(key: str, value: Any, hint: Any) -> Iterator[Problem]:
@@ -124,6 +165,12 @@ def allowed(hint: Any) -> str:
         return " or ".join(
             '"none"' if option is type(None) else allowed(option) for option in get_args(hint)
         )
+    if named_sections(hint):
+        return "a table of tables"
+    if listed_sections(hint):
+        return "an array of tables"
+    if get_origin(hint) is dict:
+        return f"a table whose values are {allowed(get_args(hint)[1])}"
     if get_origin(hint) is tuple:
         return f"an array of {len(get_args(hint))} integers"
     names = {int: "an integer", float: "a number", bool: "true or false", str: "a string"}
@@ -140,11 +187,15 @@ def _none_words(section: type[Section], table: Mapping[str, Any]) -> dict[str, A
     plain: dict[str, Any] = {}
     for name, value in table.items():
         hint = fields(section)[name]
-        inner = section_in(hint)
+        inner, named, listed = section_in(hint), named_sections(hint), listed_sections(hint)
         if optional(hint) and value == "none":
             plain[name] = None
         elif inner is not None and isinstance(value, Mapping):
             plain[name] = _none_words(inner, value)
+        elif named is not None:
+            plain[name] = {key: _none_words(named, entry) for key, entry in value.items()}
+        elif listed is not None:
+            plain[name] = [_none_words(listed, entry) for entry in value]
         else:
             plain[name] = value
     return plain
