@@ -102,7 +102,7 @@ class StepReader:
         indices = np.empty_like(numbers)
         for epoch in np.unique(epochs):
             chosen = epochs == epoch
-            key = order_key(self._data.seed, int(epoch), self._split)
+            key = order_key(self._data.seed, self._split, int(epoch))
             indices[chosen] = permute_many(positions[chosen], self.samples, key)
         return [int(index) for index in indices + self._first]
 
