@@ -162,15 +162,29 @@ def _pipeline(job: Job) -> Iterator[Problem]:
         )
     yield from _virtual_stages(axes)
     yield from _enough_micro_batches(job)
-    if axes.schedule == "zero-bubble" and job.train.compile == "on":
+    if axes.schedule == "zero-bubble":
+        yield from _zero_bubble(job)
+
+
+def _zero_bubble(job: Job) -> Iterator[Problem]:
+    """The schedule splits backward in two: inputs first, weights when a rank would idle."""
+    axes = job.parallel
+    if job.train.compile == "on":
         yield problem(
             "train.compile",
             '"on"',
             "zero-bubble splits backward in two, which compiled blocks cannot",
             'set it to "off", or parallel.schedule to "interleaved"',
         )
+    if job.memory.recompute == "selective":
+        yield problem(
+            "memory.recompute",
+            '"selective"',
+            "zero-bubble splits backward in two, and what is kept serves one backward only",
+            'set it to "full" or "none", or parallel.schedule to "interleaved"',
+        )
     sharded = axes.data * axes.context * (axes.tensor if job.model.moe else 1) > 1
-    if axes.schedule == "zero-bubble" and axes.zero == 3 and sharded:
+    if axes.zero == 3 and sharded:
         yield problem(
             "parallel.zero",
             3,

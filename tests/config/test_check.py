@@ -95,6 +95,13 @@ REFUSED: list[tuple[int, list[str], str, str, str]] = [
         "splits backward",
         "off",
     ),
+    (
+        2,
+        ["parallel.pipeline=2", "parallel.schedule=zero-bubble", "memory.recompute=selective"],
+        "memory.recompute",
+        "splits backward",
+        "full",
+    ),
     (2, ["parallel.pipeline=2", "model.tied_embedding=true"], "model.tied_embedding", "", "false"),
     (
         2,
