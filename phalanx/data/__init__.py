@@ -10,6 +10,7 @@ from phalanx.data.cursor import Cursor
 from phalanx.data.errors import DataError, DataExhausted
 from phalanx.data.feed import WEIGHTLESS, Batch, Feed, StepBatches
 from phalanx.data.manifest import CorpusManifest, ShardFile, read_manifest
+from phalanx.data.opening import open_stream, refuse_mixed_tokenizers
 from phalanx.data.shards import ShardSource, ShardStream, verify
 from phalanx.data.source import TokenSource, open_source
 from phalanx.data.stream import Files, FileStream, Place, Stream
@@ -36,6 +37,8 @@ __all__ = [
     "SyntheticSource",
     "TokenSource",
     "open_source",
+    "open_stream",
     "read_manifest",
+    "refuse_mixed_tokenizers",
     "verify",
 ]

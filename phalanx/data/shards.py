@@ -18,7 +18,7 @@ from phalanx.data.errors import DataError
 from phalanx.data.index import ShardIndex, decode_index
 from phalanx.data.manifest import REDO_FIX, CorpusManifest, read_manifest
 from phalanx.data.mapped import MappedFiles, map_bytes
-from phalanx.data.stream import Files, FileStream, Place
+from phalanx.data.stream import Files, FileStream
 
 # Above this many files, sizes are compared when a file is first read: on a parallel file system
 # asking for the size of 60,000 files takes longer than the start of everything else.
@@ -34,8 +34,8 @@ class ShardStream(FileStream):
         manifest: CorpusManifest | None = None,
         files: Files | None = None,
     ) -> None:
-        self.folder = Path(folder)
-        self.manifest = manifest or read_manifest(self.folder)
+        self.home = Path(folder)
+        self.manifest = manifest or read_manifest(self.home)
         sizes = [file.tokens for file in self.manifest.files]
         if files is None:
             files = self._map_files(sizes)
@@ -43,26 +43,10 @@ class ShardStream(FileStream):
         self.vocab = self.manifest.vocab
         self.documents = self.manifest.documents
         self.fingerprint = self.manifest.fingerprint
-        self.end_of_document: int | None = self.manifest.end_of_document
+        self.end_of_document = self.manifest.end_of_document
+        self.tokenizer = self.manifest.tokenizer
         self.block_tokens = self.manifest.block_bytes // self.manifest.stored_type.itemsize
         self._indices: dict[int, ShardIndex] = {}
-
-    def place(self, token: int) -> Place:
-        """Where a token of the stream is stored."""
-        self._refuse_outside(token, 1)
-        number, inside = divmod(token, self.manifest.file_tokens)
-        return Place(self.manifest.files[number].name, inside, inside // self.block_tokens)
-
-    def check(self, first: int, count: int) -> None:
-        """Compare the checksums of all blocks that hold these tokens, naming a bad one."""
-        self._refuse_outside(first, count)
-        at = first
-        while at < first + count:
-            number, inside = divmod(at, self.manifest.file_tokens)
-            block = inside // self.block_tokens
-            self.check_block(number, block)
-            past = min((block + 1) * self.block_tokens, self.manifest.files[number].tokens)
-            at += past - inside
 
     def check_block(self, number: int, block: int) -> None:
         """Compare the checksum of one block of one file."""
@@ -76,14 +60,14 @@ class ShardStream(FileStream):
                 f"block {block} (tokens {first} to {first + count - 1} of the file) is damaged: "
                 f"checksum {found:08x}, where the index says {expected:08x}"
             )
-            path = self.folder / self.manifest.files[number].name
+            path = self.home / self.manifest.files[number].name
             raise DataError("data.path", path, rule, REDO_FIX)
 
     def index(self, number: int, proved: bool = False) -> ShardIndex:
         """Checksums and documents of a file; ``proved`` compares the index's own checksum."""
         if number not in self._indices or proved:
             file = self.manifest.files[number]
-            path = self.folder / file.index_name
+            path = self.home / file.index_name
             try:
                 index = decode_index(map_bytes(path), file.index_crc32c if proved else None)
                 if (index.tokens, len(index.starts)) != (file.tokens, file.documents):
@@ -93,14 +77,23 @@ class ShardStream(FileStream):
             self._indices[number] = index
         return self._indices[number]
 
-    def _file_documents(self, number: int) -> NDArray[Any]:
+    def file_name(self, number: int) -> str:
+        """Name of a file of the corpus."""
+        return self.manifest.files[number].name
+
+    def file_documents(self, number: int) -> NDArray[Any]:
+        """Ascending positions within file ``number`` at which documents start."""
         return self.index(number).starts
+
+    def file_hashes(self, number: int) -> NDArray[np.uint32]:
+        """Hash of each document that starts in file ``number``."""
+        return self.index(number).hashes
 
     def _file_of(self, token: int) -> int:
         return token // self.manifest.file_tokens
 
     def _map_files(self, sizes: list[int]) -> MappedFiles:
-        paths = [self.folder / file.name for file in self.manifest.files]
+        paths = [self.home / file.name for file in self.manifest.files]
         files = MappedFiles(paths, sizes, self.manifest.stored_type)
         if len(paths) <= _SIZES_AT_ONCE:
             for number in range(len(paths)):
@@ -144,7 +137,7 @@ class ShardSource:
         if int(tokens.max()) >= self.vocab:
             raise DataError(
                 "data.path",
-                self._stream.folder / self._stream.place(first).file,
+                self._stream.home / self._stream.place(first).file,
                 f"sample {index} holds token {tokens.max()}, outside the vocabulary of "
                 f"{self.vocab}",
                 "the file is damaged: find out with `phalanx data verify`",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
 from itertools import accumulate
+from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import msgspec
@@ -48,6 +50,10 @@ class Stream(Protocol):
         """Token that ends every document; None where the corpus has none."""
 
     @property
+    def tokenizer(self) -> str:
+        """Identity of the tokenizer (sha256 of its file), or "" where it is not known."""
+
+    @property
     def block_tokens(self) -> int:
         """Tokens of a checksummed block: reads of whole blocks can be proved."""
 
@@ -72,7 +78,18 @@ class Files(Protocol):
 
 
 class FileStream:
-    """What all formats share: a stream that runs through files of given lengths."""
+    """What all formats share: a stream that runs through files of given lengths.
+
+    ``home`` is the corpus as the user names it; what is recorded about it lies there.
+    """
+
+    home: Path
+    vocab: int
+    documents: int
+    fingerprint: str
+    end_of_document: int | None
+    tokenizer: str
+    block_tokens: int
 
     def __init__(self, files: Files, file_tokens: list[int]) -> None:
         self.tokens = sum(file_tokens)
@@ -102,13 +119,51 @@ class FileStream:
             begin = self._starts[number]
             if begin >= first + count:
                 break
-            inside = self._file_documents(number)
-            low, high = np.searchsorted(inside, [first - begin, first + count - begin])
-            found.append(inside[low:high].astype(np.int64) + begin)
+            inside = self.file_documents(number)
+            # bisect looks at a few entries of a mapped array; searchsorted may copy all of it.
+            low = bisect_left(inside, first - begin)
+            high = bisect_left(inside, first + count - begin, lo=low)
+            found.append(np.asarray(inside[low:high], np.int64) + begin)
         return np.concatenate(found) if found else np.empty(0, np.int64)
 
-    def _file_documents(self, number: int) -> NDArray[Any]:
+    def place(self, token: int) -> Place:
+        """Where a token of the stream is stored."""
+        self._refuse_outside(token, 1)
+        number = self._file_of(token)
+        inside = token - self._starts[number]
+        return Place(self.file_name(number), inside, inside // self.block_tokens)
+
+    def check(self, first: int, count: int) -> None:
+        """Compare the checksums of all blocks that hold these tokens, naming a bad one."""
+        self._refuse_outside(first, count)
+        at = first
+        while at < first + count:
+            number = self._file_of(at)
+            block = (at - self._starts[number]) // self.block_tokens
+            self.check_block(number, block)
+            at = min(
+                self._starts[number] + (block + 1) * self.block_tokens, self._starts[number + 1]
+            )
+
+    @property
+    def file_starts(self) -> Sequence[int]:
+        """Position of the first token of each file, and the end of the stream."""
+        return self._starts
+
+    def file_name(self, number: int) -> str:
+        """Name of a file of the corpus."""
+        raise NotImplementedError
+
+    def file_documents(self, number: int) -> Any:
         """Ascending positions within file ``number`` at which documents start."""
+        raise NotImplementedError
+
+    def file_hashes(self, number: int) -> NDArray[np.uint32]:
+        """Hash of each document that starts in file ``number``."""
+        raise NotImplementedError
+
+    def check_block(self, number: int, block: int) -> None:
+        """Refuse a damaged block of a file."""
         raise NotImplementedError
 
     def _file_of(self, token: int) -> int:
