@@ -1,0 +1,38 @@
+"""The efficiency constants of the step model: few, physical, with shipped values."""
+
+from __future__ import annotations
+
+import tomllib
+from functools import cache
+from importlib import resources
+
+from msgspec import Struct, convert
+
+
+class Constants(Struct, frozen=True, kw_only=True):
+    """Fractions of what the data sheet promises, and times that no data sheet gives."""
+
+    matmul: dict[str, float]  # "family:precision" -> sustained share of peak in large matmuls
+    attention: dict[str, float]  # "family:kernel" -> share of the 16-bit peak, forward
+    attention_backward: float  # rate of backward over that of forward
+    memory: float  # share of HBM bandwidth in elementwise passes
+    eager: float  # passes over memory without fusion, over those with it
+    link: float  # share of NVLink bandwidth in large collectives
+    network: float  # share of the NIC's
+    misaligned: float  # share of matmul speed left where a side is no multiple of 64
+    matmul_depth: float  # depth of K, in elements, that starting and ending a tile costs
+    kernel_seconds: float  # start and drain of one kernel
+    interference: float  # slowdown of compute while communication runs beside it
+    hidden: float  # share of overlappable communication that is hidden in practice
+    tensor_hidden: float  # the same for gathers inside a layer
+    straggler: float  # spread of one rank's step time over its mean
+    step_seconds: float  # host work between steps
+    power: float  # exponent of the power cap's effect on matmul speed
+    error: dict[str, float]  # spread of log(measured / predicted), by group
+
+
+@cache
+def shipped() -> Constants:
+    """The constants fitted on the published runs in ``data/``."""
+    text = resources.files("phalanx.plan").joinpath("data/constants.toml").read_text("utf-8")
+    return convert(tomllib.loads(text), Constants)

@@ -1,0 +1,63 @@
+"""The few figures of a cluster that the step model reads."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from phalanx.hardware import Cluster
+
+# Power at which a family's share of peak is stated; other boards of the family run at other
+# clocks under load.
+REFERENCE_WATTS = {"volta": 300.0, "ampere": 400.0, "hopper": 700.0, "blackwell": 1200.0}
+
+WIDER = {
+    "nvfp4": ("fp4", "fp8", "bfloat16", "float16"),
+    "mxfp8": ("fp8", "bfloat16", "float16"),
+    "fp8": ("fp8", "bfloat16", "float16"),
+    "bfloat16": ("bfloat16", "float16"),
+    "float16": ("float16", "bfloat16"),
+    "float32": ("tf32", "float32"),
+}
+
+
+class Machine(Struct, frozen=True, kw_only=True):
+    """One kind of GPU in one kind of fabric. Bandwidths are bytes/s of one GPU, one way."""
+
+    family: str
+    peak_flops: dict[str, float]  # dense, by precision
+    memory_bytes: float
+    memory_bandwidth: float
+    multiprocessors: int
+    watts: float  # over the family's reference
+    domain: int  # GPUs that share NVLink (or its like)
+    link_bandwidth: float  # that a large collective reaches
+    network_bandwidth: float  # line rate less headers
+    host_bandwidth: float
+    in_switch_reduction: bool  # by NVSwitch, inside a domain
+    in_network_reduction: bool  # by the network's switches
+
+    def peak(self, precision: str) -> float:
+        """Dense peak of a precision; what a device lacks runs in the next wider format."""
+        return next(self.peak_flops[name] for name in WIDER[precision] if name in self.peak_flops)
+
+
+def machine_of(cluster: Cluster, gpus: int) -> Machine:
+    """What a job of so many GPUs sees of a cluster."""
+    gpu = cluster.gpu
+    reference = REFERENCE_WATTS.get(gpu.family, gpu.tdp_watts)
+    return Machine(
+        family=gpu.family,
+        peak_flops=gpu.peak_flops,
+        memory_bytes=float(gpu.memory_bytes),
+        memory_bandwidth=gpu.memory_bandwidth,
+        multiprocessors=gpu.sms,
+        watts=gpu.tdp_watts / reference,
+        domain=cluster.domain_gpus,
+        link_bandwidth=cluster.link.bandwidth * cluster.link.efficiency,
+        network_bandwidth=(
+            cluster.network_bandwidth * cluster.nic.payload_share * cluster.fabric.share(gpus)
+        ),
+        host_bandwidth=cluster.host_bandwidth,
+        in_switch_reduction=cluster.link.in_network_reduction,
+        in_network_reduction=cluster.fabric.in_network_reduction,
+    )

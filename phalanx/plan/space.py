@@ -1,0 +1,202 @@
+"""Every mapping that is valid for a model on a number of GPUs.
+
+The rules are the trainer's: what it would refuse is not enumerated. Tensor parallelism stays
+inside the NVLink domain and schedules that the trainer lacks stay out, unless they are pinned.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from msgspec import Struct
+
+from phalanx.config import Model, gate_up_groups
+from phalanx.hardware import Cluster
+from phalanx.plan.grid import Grid
+from phalanx.plan.workload import OFFLOADS, RECOMPUTES, SCHEDULES, Precision, Workload
+
+MOST_MICRO_BATCH = 64
+LEAST_TOKENS = 128  # that a rank is left with when context parallelism divides a sequence
+RUNNABLE = ("1f1b", "gpipe", "interleaved", "zero-bubble")
+
+
+class Pins(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the user has decided; None leaves a dimension to the search."""
+
+    tensor: int | None = None
+    pipeline: int | None = None
+    data: int | None = None
+    context: int | None = None
+    expert: int | None = None
+    zero: int | None = None
+    micro_batch: int | None = None
+    virtual_stages: int | None = None
+    recompute: str | None = None
+    schedule: str | None = None
+    offload: str | None = None
+
+
+def enumerate_mappings(
+    workload: Workload, cluster: Cluster, gpus: int, pins: Pins, precision: Precision
+) -> Grid:
+    """All valid mappings onto exactly ``gpus`` GPUs."""
+    rows = list(_divisions(workload, cluster, gpus, pins))
+    table = np.array(rows, dtype=np.int64).reshape(len(rows), 8)
+    zeros = _chosen(range(4), pins.zero)
+    recomputes = _codes(RECOMPUTES, pins.recompute)
+    offloads = _codes(OFFLOADS, pins.offload)
+    choices = np.array(
+        [(z, r, o) for z in zeros for r in recomputes for o in offloads], dtype=np.int64
+    ).reshape(-1, 3)
+    many = np.repeat(table, len(choices), axis=0)
+    zero, recompute, offload = np.tile(choices, (len(table), 1)).T
+    tensor, pipeline, data, context, expert, micro_batch, schedule, virtual = many.T
+    grid = Grid(
+        tensor=tensor,
+        pipeline=pipeline,
+        data=data,
+        context=context,
+        expert=expert,
+        zero=zero,
+        replicate=np.ones_like(tensor),
+        micro_batch=micro_batch,
+        virtual_stages=virtual,
+        recompute=recompute,
+        schedule=schedule,
+        offload=offload,
+        precision=precision,
+    )
+    return grid.take(_allowed(grid, pins))
+
+
+def _allowed(grid: Grid, pins: Pins) -> Any:
+    """Combinations that mean something: ZeRO needs ranks to divide over, and so on."""
+    ranks = grid.data * grid.context
+    alone = (ranks == 1) & (grid.zero > 0)
+    if pins.zero is None:
+        allowed = ~alone
+    else:
+        allowed = np.ones(len(grid), dtype=bool)
+    folded = grid.schedule == SCHEDULES.index("zero-bubble")
+    allowed &= ~(folded & (grid.zero == 3))  # weights must stay until their late gradients
+    # Parameters in host memory are FSDP's business: they must be divided by it.
+    return allowed & ~((grid.offload == OFFLOADS.index("parameters")) & (grid.zero < 3))
+
+
+def _divisions(
+    workload: Workload, cluster: Cluster, gpus: int, pins: Pins
+) -> Iterator[tuple[int, ...]]:
+    """(tensor, pipeline, data, context, expert, micro_batch, schedule, virtual_stages)."""
+    model, batch = workload.model, workload.global_batch
+    widest = gpus if pins.tensor else cluster.domain_gpus
+    for tensor in _chosen(_divisors(gpus), pins.tensor):
+        if tensor > widest or not tensor_divides(model, tensor):
+            continue
+        for pipeline in _chosen(_divisors(gpus // tensor), pins.pipeline):
+            if pipeline > model.layers or (pipeline > 1 and model.tied_embedding):
+                continue
+            rest, left = divmod(gpus, tensor * pipeline)
+            if left:
+                continue
+            for context in _chosen(_divisors(rest), pins.context):
+                data = rest // context
+                if (
+                    rest % context
+                    or data > batch
+                    or (pins.data is not None and data != pins.data)
+                    or not context_divides(workload.sequence, context, tensor)
+                ):
+                    continue
+                experts = list(_experts(model, data * context * tensor, pins))
+                for micro_batch in _micro_batches(batch, data, pins):
+                    m = -(-batch // (data * micro_batch))
+                    for schedule, virtual in _schedules(model.layers, pipeline, m, pins):
+                        for expert in experts:
+                            yield (
+                                tensor, pipeline, data, context, expert, micro_batch,
+                                schedule, virtual,
+                            )  # fmt: skip
+
+
+def tensor_divides(model: Model, tensor: int) -> bool:
+    """Whether heads, MLP and vocabulary come out even over a tensor axis."""
+    heads = model.heads if model.latent is not None else model.kv_heads
+    parts = [heads, model.vocab]
+    if model.moe is None or model.moe.first_dense_layers > 0:
+        parts.append(model.ffn if model.mlp == "gelu" else gate_up_groups(model.ffn))
+    return all(size % tensor == 0 for size in parts)
+
+
+def context_divides(sequence: int, context: int, tensor: int) -> bool:
+    """Whether a sequence comes out even over ring attention and the tensor axis."""
+    if context == 1:
+        return sequence % tensor == 0
+    unit = math.lcm(2 * context, context * tensor)
+    return sequence % unit == 0 and sequence // context >= LEAST_TOKENS
+
+
+def _experts(model: Model, ranks: int, pins: Pins) -> Iterator[int]:
+    if model.moe is None:
+        yield 1
+        return
+    for expert in _chosen(_divisors(model.moe.experts), pins.expert):
+        if ranks % expert == 0:
+            yield expert
+
+
+def _micro_batches(batch: int, data: int, pins: Pins) -> list[int]:
+    """Sizes that fill the batch as evenly as it can be filled."""
+    if pins.micro_batch is not None:
+        return [pins.micro_batch] if data * pins.micro_batch <= batch else []
+    own = batch // data
+    if batch % data == 0:
+        return [size for size in _divisors(own) if size <= MOST_MICRO_BATCH]
+    return [size for size in (1, 2, 4, 8, 16, 32, 64) if size <= own]
+
+
+def _schedules(layers: int, pipeline: int, m: int, pins: Pins) -> list[tuple[int, int]]:
+    found = _all_schedules(layers, pipeline, m, pins.schedule or "")
+    if pins.virtual_stages is None:
+        return found
+    return [pair for pair in found if pair[1] == pins.virtual_stages]
+
+
+@lru_cache(maxsize=65536)
+def _all_schedules(layers: int, pipeline: int, m: int, pinned: str) -> list[tuple[int, int]]:
+    """(schedule, virtual stages) that can run m micro-batches."""
+    if pipeline == 1:
+        return [(SCHEDULES.index("1f1b"), 1)]
+    found = []
+    for name in (pinned,) if pinned else RUNNABLE:
+        code = SCHEDULES.index(name)
+        if name == "gpipe" or (name in ("1f1b", "zb-h1") and m >= pipeline):
+            found.append((code, 1))
+        elif name in ("zero-bubble", "dualpipe") and m >= pipeline and 2 * pipeline <= layers:
+            found.append((code, 2))
+        elif name == "interleaved" and m % max(1, m // pipeline) == 0:
+            most = layers // pipeline
+            found += [(code, virtual) for virtual in range(2, most + 1) if _even(most, virtual)]
+    return found
+
+
+def _even(most: int, virtual: int) -> bool:
+    """Stage counts worth trying: those that change the number of layers of a stage."""
+    return virtual == most or most // virtual != most // (virtual + 1)
+
+
+def _chosen(values: Any, pinned: int | None) -> Any:
+    return values if pinned is None else (pinned,)
+
+
+def _codes(names: tuple[str, ...], pinned: str | None) -> list[int]:
+    return list(range(len(names))) if pinned is None else [names.index(pinned)]
+
+
+@lru_cache(maxsize=4096)
+def _divisors(number: int) -> tuple[int, ...]:
+    small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
+    return tuple(sorted({*small, *(number // n for n in small)}))

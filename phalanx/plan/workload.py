@@ -1,0 +1,78 @@
+"""What is to be trained, how it is laid over the GPUs, and what the software can do."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Struct
+
+from phalanx.config import Model
+
+SCHEDULES = ("1f1b", "gpipe", "interleaved", "zb-h1", "zero-bubble", "dualpipe")
+RECOMPUTES = ("none", "selective", "full")
+OFFLOADS = ("none", "optimizer", "parameters")
+PRECISIONS = ("float32", "float16", "bfloat16", "fp8", "mxfp8", "nvfp4")
+
+Schedule = Literal["1f1b", "gpipe", "interleaved", "zb-h1", "zero-bubble", "dualpipe"]
+Recompute = Literal["none", "selective", "full"]
+Offload = Literal["none", "optimizer", "parameters"]
+Precision = Literal["float32", "float16", "bfloat16", "fp8", "mxfp8", "nvfp4"]
+AttentionKernel = Literal["unfused", "flash", "flash2", "flash3"]
+
+
+class Workload(Struct, frozen=True, kw_only=True):
+    """A model and one step's data. ``model`` must be resolved (no zeros to fill in)."""
+
+    model: Model
+    sequence: int  # tokens in a sample
+    global_batch: int  # samples in a step
+    routing_skew: float = 0.6  # spread of the experts' loads over their mean; 0: forced balance
+    trains: Literal["all", "adapters"] = "all"  # adapters: no gradients of the weights themselves
+
+    @property
+    def tokens(self) -> int:
+        """Tokens in a step."""
+        return self.sequence * self.global_batch
+
+
+class Mapping(Struct, frozen=True, kw_only=True):
+    """How a workload is laid over GPUs: GPUs = tensor * pipeline * data * context."""
+
+    tensor: int = 1
+    pipeline: int = 1
+    data: int = 1
+    context: int = 1
+    expert: int = 1
+    zero: int = 1  # sharded over data * context: nothing, optimizer, + gradients, + weights
+    replicate: int = 1  # of the data axis, groups with a full set of shards each (HSDP)
+    micro_batch: int = 1
+    recompute: Recompute = "none"
+    schedule: Schedule = "1f1b"
+    virtual_stages: int = 1
+    precision: Precision = "bfloat16"
+    offload: Offload = "none"
+
+    @property
+    def gpus(self) -> int:
+        """GPUs that the mapping occupies."""
+        return self.tensor * self.pipeline * self.data * self.context
+
+    def micro_batches(self, global_batch: int) -> int:
+        """Micro-batches of a step on each replica, the last one padded where it must be."""
+        return -(-global_batch // (self.data * self.micro_batch))
+
+
+class Software(Struct, frozen=True, kw_only=True):
+    """What the training software does on the device; the defaults are this project's trainer."""
+
+    attention: AttentionKernel = "flash3"  # flash3 stands for cuDNN's fused kernels as well
+    fused: bool = True  # elementwise work is compiled into few passes over memory
+    sequence_parallel: bool = True  # the tensor axis also splits what lies between the matmuls
+    overlap_gradients: bool = True  # gradients (and gathered weights) travel during compute
+    overlap_tensor: bool = False  # gathers of the tensor axis run beside their matmuls
+    overlap_pipeline: bool = True  # sends between stages run beside compute
+    overlap_expert: bool = False  # the all-to-all of one micro-batch runs beside another's compute
+    chunked_loss: bool = True  # logits never exist for the whole micro-batch
+    gradient_bytes: int = 4  # of one gradient while it accumulates
+    reduce_bytes: int = 4  # of one gradient while it travels
+    balances_head: bool = True  # stages with the head get fewer layers
