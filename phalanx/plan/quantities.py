@@ -7,15 +7,21 @@ import re
 
 from phalanx.config import ConfigError
 
-UNITS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12}
+UNITS = {"": 0, "k": 1, "m": 2, "b": 3, "g": 3, "t": 4}  # powers of a thousand
 
 
-def quantity(text: str, key: str, least: float = 1, most: float = 1e18) -> int:
-    """The whole number that a text means; anything else, or out of bounds, is refused."""
+def quantity(
+    text: str, key: str, least: float = 1, most: float = 1e18, binary: bool = False
+) -> int:
+    """The whole number that a text means; anything else, or out of bounds, is refused.
+
+    ``binary``: sequences and batches, whose "k" is 1024.
+    """
     match = re.fullmatch(r"\s*(\d[\d_,]*(?:\.\d+)?(?:e[+]?\d{1,2})?)\s*([kmbgt]?)\s*", text.lower())
     if match is None:
         raise ConfigError(key, text, "must be a positive number", "e.g. 15T, 500B, 4M or 8192")
-    number = float(match[1].replace("_", "").replace(",", "")) * UNITS[match[2]]
+    unit = math.pow(1024 if binary else 1000, UNITS[match[2]])
+    number = float(match[1].replace("_", "").replace(",", "")) * unit
     if not least <= number <= most:
         rule = f"must be between {short(least)} and {short(most)}"
         raise ConfigError(key, text, rule, f"try {short(min(max(number, least), most))}")
