@@ -46,10 +46,9 @@ class ForeignStream(FileStream):
             names = ", ".join(sorted(kind.name for kind in types))
             rule = f"holds files of different token types ({names})"
             raise DataError("data.path", home, rule, "use files made with one tokenizer")
-        mapped = MappedFiles(
-            [file.path for file in files], [file.tokens for file in files], types.pop()
-        )
-        super().__init__(mapped, [file.tokens for file in files])
+        sizes = [file.tokens for file in files]
+        mapped = MappedFiles(lambda number: files[number].path, sizes, types.pop())
+        super().__init__(mapped, sizes)
         self.home = home
         self.vocab = vocab
         self.documents = sum(len(file.documents) for file in files)

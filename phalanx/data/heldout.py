@@ -26,6 +26,7 @@ from phalanx.data.writer import write_atomically
 
 MOST_DOCUMENTS = 4_000_000  # that are looked through each time a corpus is opened
 
+_RUNS_IN_LISTS = 1 << 17
 _HEADER = struct.Struct("<8sI4x16sdQQQ")  # magic, version, corpus, fraction, runs, documents, crc
 _MAGIC = b"PHXHELD\x00"
 _VERSION = 1
@@ -53,8 +54,11 @@ class CutStream:
             lengths = np.concatenate([held.starts, [whole.tokens]]) - firsts
             self.documents = whole.documents - held.documents
         kept = lengths > 0
-        self._firsts = firsts[kept]
-        self._packed = np.concatenate([[0], np.cumsum(lengths[kept])])
+        packed = np.concatenate([[0], np.cumsum(lengths[kept])])
+        # Lists are searched and indexed several times as fast, arrays are a fifth of their size.
+        few = len(packed) <= _RUNS_IN_LISTS
+        self._firsts: Any = firsts[kept].tolist() if few else firsts[kept]
+        self._packed: Any = packed.tolist() if few else packed
         self.tokens = int(self._packed[-1])
         self.vocab = whole.vocab
         self.end_of_document = whole.end_of_document
@@ -64,17 +68,10 @@ class CutStream:
 
     def read_tokens(self, first: int, count: int, out: NDArray[Any]) -> None:
         """Fill ``out`` with ``count`` tokens of the stream from token ``first`` on."""
-        if len(self._firsts) == 0 or not 0 <= first <= first + count <= self.tokens:
-            raise IndexError(f"tokens [{first}, {first + count}) of a stream of {self.tokens}")
-        run = int(self._packed.searchsorted(first, "right")) - 1
         filled = 0
-        while filled < count:
-            inside = first + filled - int(self._packed[run])
-            length = min(count - filled, int(self._packed[run + 1]) - first - filled)
-            begin = int(self._firsts[run]) + inside
+        for begin, length, _ in self._runs(first, count):
             self._whole.read_tokens(begin, length, out[filled : filled + length])
             filled += length
-            run += 1
 
     def document_starts(self, first: int, count: int) -> NDArray[np.int64]:
         """Ascending positions in [first, first + count) at which documents start."""

@@ -21,7 +21,7 @@ TokenType = Literal["uint16", "uint32"]
 StoredTokens: TypeAlias = NDArray[np.unsignedinteger[Any]]
 
 
-class ShardFile(msgspec.Struct, frozen=True):
+class ShardFile(msgspec.Struct, frozen=True, gc=False):
     """One file of tokens, as it must be found; its index holds a checksum for each block."""
 
     name: str
@@ -99,13 +99,18 @@ def read_manifest(folder: Path) -> CorpusManifest:
 def parse_manifest(text: bytes, path: str) -> CorpusManifest:
     """Decode a manifest and check that it does not contradict itself; ``path`` names it."""
     try:
-        version = msgspec.json.decode(text, type=_Versioned).version
-        if version != FORMAT_VERSION:
-            rule = f"has format version {version}, and this Phalanx reads {FORMAT_VERSION}"
-            raise DataError("data.path", path, rule, REDO_FIX)
         manifest = msgspec.json.decode(text, type=CorpusManifest)
+        version = manifest.version
     except msgspec.DecodeError as error:
-        raise DataError("data.path", path, f"is corrupt ({error})", REDO_FIX) from None
+        try:
+            version = msgspec.json.decode(text, type=_Versioned).version
+        except msgspec.DecodeError:
+            version = FORMAT_VERSION
+        if version == FORMAT_VERSION:
+            raise DataError("data.path", path, f"is corrupt ({error})", REDO_FIX) from None
+    if version != FORMAT_VERSION:
+        rule = f"has format version {version}, and this Phalanx reads {FORMAT_VERSION}"
+        raise DataError("data.path", path, rule, REDO_FIX)
     for rule in _contradictions(manifest):
         raise DataError("data.path", path, rule, REDO_FIX)
     return manifest

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,11 @@ class MappedFiles:
 
     def __init__(
         self,
-        paths: Sequence[Path],
+        path: Callable[[int], Path],
         tokens: Sequence[int],
         stored_type: np.dtype[Any],
     ) -> None:
-        self.paths = paths
+        self._path = path  # a path object for each of 60,000 files would take as long as the rest
         self.stored_type = stored_type
         self._tokens = tokens
         self._maps: dict[int, NDArray[Any]] = {}
@@ -39,13 +39,13 @@ class MappedFiles:
         if number not in self._maps:
             self.check_size(number)
             # The bare array: a memmap's slices cost several times as much.
-            mapped = np.memmap(self.paths[number], dtype=self.stored_type, mode="r")
+            mapped = np.memmap(self._path(number), dtype=self.stored_type, mode="r")
             self._maps[number] = np.asarray(mapped)
         return self._maps[number]
 
     def check_size(self, number: int) -> None:
         """Refuse a file that is missing or has another size than the corpus says."""
-        path, expected = self.paths[number], self._tokens[number] * self.stored_type.itemsize
+        path, expected = self._path(number), self._tokens[number] * self.stored_type.itemsize
         try:
             found = path.stat().st_size
         except FileNotFoundError:

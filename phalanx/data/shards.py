@@ -93,10 +93,12 @@ class ShardStream(FileStream):
         return token // self.manifest.file_tokens
 
     def _map_files(self, sizes: list[int]) -> MappedFiles:
-        paths = [self.home / file.name for file in self.manifest.files]
-        files = MappedFiles(paths, sizes, self.manifest.stored_type)
-        if len(paths) <= _SIZES_AT_ONCE:
-            for number in range(len(paths)):
+        def path(number: int) -> Path:
+            return self.home / self.manifest.files[number].name
+
+        files = MappedFiles(path, sizes, self.manifest.stored_type)
+        if len(sizes) <= _SIZES_AT_ONCE:
+            for number in range(len(sizes)):
                 files.check_size(number)
         return files
 
