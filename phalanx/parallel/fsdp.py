@@ -5,6 +5,7 @@ Gradients are summed, never averaged: the loss is already weighted over the glob
 
 from __future__ import annotations
 
+import warnings
 from typing import Any, cast
 
 import torch
@@ -111,14 +112,17 @@ class DdpGradients:
     """DDP with summed gradients that are accumulated and reduced in fp32 if so configured."""
 
     def __init__(self, part: Transformer, job: Job, group: dist.ProcessGroup | None) -> None:
-        self.module = DistributedDataParallel(
-            part,
-            process_group=group,
-            bucket_cap_mb=job.parallel.ddp_bucket_mb,
-            gradient_as_bucket_view=True,
-            broadcast_buffers=False,
-            init_sync=False,  # every rank drew the same weights
-        )
+        with warnings.catch_warnings():
+            # torch 2.13 has another name for broadcast_buffers, which 2.11 does not know.
+            warnings.simplefilter("ignore", FutureWarning)
+            self.module = DistributedDataParallel(
+                part,
+                process_group=group,
+                bucket_cap_mb=job.parallel.ddp_bucket_mb,
+                gradient_as_bucket_view=True,
+                broadcast_buffers=False,
+                init_sync=False,  # every rank drew the same weights
+            )
         self.group = group
         self.module.register_comm_hook(None, lambda _, bucket: self._reduce(bucket))
 
