@@ -83,6 +83,10 @@ def _allowed(grid: Grid, pins: Pins) -> Any:
         allowed = np.ones(len(grid), dtype=bool)
     folded = grid.schedule == SCHEDULES.index("zero-bubble")
     allowed &= ~(folded & (grid.zero == 3))  # weights must stay until their late gradients
+    # Its backward runs in two halves, and what selective recompute keeps serves only one.
+    allowed &= ~(folded & (grid.recompute == RECOMPUTES.index("selective")))
+    # Without ZeRO every replica is a full copy: experts divide over the other axes alone.
+    allowed &= (grid.zero > 0) | (grid.context * grid.tensor % grid.expert == 0)
     # Parameters in host memory are FSDP's business: they must be divided by it.
     return allowed & ~((grid.offload == OFFLOADS.index("parameters")) & (grid.zero < 3))
 
