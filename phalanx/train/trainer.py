@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 import torch
@@ -50,7 +50,7 @@ class Trainer:
         self.guard = Guard(job.optimizer, device, always_finite=self.loss_scale.active)
         self.agreement = Agreement(mesh)
         self.timer = StepTimer(device)
-        self.feed = feed or self._open_feed("train")
+        self.feed = feed or self._open_feed("train", job.train.global_batch)
         self.cursor = self.feed.start()
         self.step = 0
         self.tokens = 0
@@ -101,20 +101,17 @@ class Trainer:
 
     def validate(self) -> float:
         """Mean loss over ``train.validate_samples`` held-out samples, the same ones every time."""
-        batch, parallel = self.job.train.global_batch, self.mesh.parallel
+        wanted = self.job.train.validate_samples
+        with self._open_feed("validation", wanted) as feed:
+            held_out = feed.samples
+        # As one large batch; where fewer are held out, each of them once.
+        with self._open_feed("validation", min(wanted, held_out)) as feed:
+            batches = feed.next(feed.start())
         one = torch.ones((), device=self.device)
-        total, tokens = torch.zeros((), device=self.device), 0
-        with self._open_feed("validation") as feed:
-            cursor = feed.start()
-            samples = min(self.job.train.validate_samples, feed.samples)
-            for _ in range(max(1, samples // batch)):
-                batches = feed.next(cursor)
-                total += self.engine.evaluate(batches.micro_batches, one)
-                tokens += batches.real_tokens
-                cursor = feed.advance(cursor)
-        sums = torch.stack((total / parallel.tensor, one * tokens / self.mesh.ranks_per_sample))
-        loss, count = all_sum(sums).tolist()
-        return float(loss / count)
+        loss = self.engine.evaluate(batches.micro_batches, one) / self.mesh.parallel.tensor
+        tokens = one * batches.real_tokens / self.mesh.ranks_per_sample
+        total, count = all_sum(torch.stack((loss, tokens))).tolist()
+        return float(total / count)
 
     def tensors(self) -> dict[str, Tensor]:
         """All state that lives in tensors, by name; loading fills these very tensors."""
@@ -158,16 +155,16 @@ class Trainer:
         """End the reading thread."""
         self.feed.close()
 
-    def _open_feed(self, split: str) -> Feed:
+    def _open_feed(self, split: Literal["train", "validation"], batch: int) -> Feed:
         job = self.job
         return Feed(
             job.data,
             job.model.vocab,
-            job.train.global_batch,
+            batch,
             job.train.micro_batch,
             self.mesh.data_index,
             job.parallel.data,
-            split,  # type: ignore[arg-type]
+            split,
         )
 
 
