@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+SOAK_STAMP := $(VENV)/.installed-soak
 
 # One compute thread a rank: several ranks share a machine in tests and in the demo.
 export OMP_NUM_THREADS = 1
@@ -20,8 +21,8 @@ lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/mypy --strict
 
-soak: $(STAMP)
-	$(BIN)/pytest -m soak --timeout=1800
+soak: $(SOAK_STAMP)
+	$(BIN)/pytest -m soak --timeout=1800 -rs
 
 # What each one measures: benchmarks/README.md.
 bench: $(STAMP)
@@ -36,6 +37,11 @@ bench: $(STAMP)
 $(STAMP): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet -e '.[dev]'
+	touch $@
+
+# The trackers are heavy, and only the long proof runs them.
+$(SOAK_STAMP): $(STAMP)
+	$(BIN)/python -m pip install --quiet -e '.[dev,wandb,mlflow]'
 	touch $@
 
 clean:

@@ -120,13 +120,11 @@ class _Run:
         self.sinks.write([record])
 
     def ended(self, reason: str, message: str) -> ExitInfo:
-        details = {f"{sink} failed": error for sink, error in self.sinks.failures.items()}
         return ExitInfo(
             code=ExitCode.DONE,
             reason=reason,
             message=f"{message} at step {self.trainer.step}",
             step=self.trainer.step,
             checkpoint=self.saved_path,
-            details=dict(details),
             finished=now(),
         )

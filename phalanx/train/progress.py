@@ -158,7 +158,9 @@ def first_step_text() -> str:
 def exit_text(info: ExitInfo, folder: RunFolder) -> str:
     """How the run ended, for a person."""
     if info.code == ExitCode.DONE:
-        return f"{info.message} ({info.reason}); everything is in {folder.path}"
+        warnings = [f"warning: {what}: {why}" for what, why in info.details.items()]
+        done = f"{info.message} ({info.reason}); everything is in {folder.path}"
+        return "\n".join([*warnings, done])
     who = "the run" if info.rank is None else f"rank {info.rank}"
     lines = [f"{who} failed ({info.reason}, exit {info.code}): {info.message}"]
     if info.advice:

@@ -96,6 +96,31 @@ def decode(line: bytes) -> Record:
     return _decoder.decode(line)
 
 
+def scalars(record: Record) -> dict[str, float]:
+    """The numbers of a record under the names that trackers show; what is None is left out."""
+    match record:
+        case ValidationRecord():
+            found: dict[str, float | None] = {"validation/loss": record.loss}
+        case CheckpointRecord():
+            found = {"checkpoint/seconds": record.seconds}
+        case StepRecord():
+            found = {
+                "train/loss": record.loss,
+                "train/grad_norm": record.grad_norm,
+                "train/learning_rate": record.learning_rate,
+                "train/tokens_seen": record.tokens_seen,
+                "train/skipped": float(record.skipped),
+                "speed/tokens_per_second": record.tokens_per_second,
+                "speed/mfu": record.mfu,
+                "speed/hfu": record.hfu,
+                "speed/step_seconds": record.step_seconds,
+                "memory/peak_bytes": record.peak_memory_bytes,
+            }
+            parts = msgspec.structs.asdict(record.parts)
+            found |= {f"seconds/{name}": seconds for name, seconds in parts.items()}
+    return {name: float(value) for name, value in found.items() if value is not None}
+
+
 def read_records(path: Path, kind: type[R]) -> Iterator[R]:
     """Records of one kind in a JSONL file, oldest first.
 

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import logging
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
-import msgspec
-
-from phalanx.config import ConfigError, Job
+from phalanx.config import Job
 from phalanx.train.event_file import EventFile
-from phalanx.train.records import CheckpointRecord, Record, StepRecord, ValidationRecord, encode
+from phalanx.train.records import (
+    CheckpointRecord,
+    Record,
+    StepRecord,
+    ValidationRecord,
+    encode,
+    scalars,
+)
 from phalanx.train.run_folder import RunFolder
+from phalanx.train.trackers import Mlflow, Wandb
 
 log = logging.getLogger(__name__)
 
@@ -134,78 +138,6 @@ class TensorBoard:
 
     def close(self) -> None:
         self._events.close()
-
-
-class Wandb:
-    """A Weights & Biases run."""
-
-    def __init__(self, job: Job, folder: RunFolder) -> None:
-        wandb: Any = importlib.import_module("wandb")
-        config = msgspec.to_builtins(job)
-        self._run = wandb.init(
-            project=job.name, name=folder.id, dir=str(folder.logs), config=config
-        )
-
-    def write(self, record: Record) -> None:
-        self._run.log(scalars(record), step=record.step)
-
-    def flush(self) -> None:
-        pass
-
-    def close(self) -> None:
-        self._run.finish()
-
-
-class Mlflow:
-    """An MLflow run."""
-
-    def __init__(self, job: Job, folder: RunFolder) -> None:
-        self._mlflow: Any = importlib.import_module("mlflow")
-        self._mlflow.set_experiment(job.name)
-        self._mlflow.start_run(run_name=folder.id)
-        self._mlflow.log_dict(msgspec.to_builtins(job), "job.json")
-
-    def write(self, record: Record) -> None:
-        self._mlflow.log_metrics(scalars(record), step=record.step)
-
-    def flush(self) -> None:
-        pass
-
-    def close(self) -> None:
-        self._mlflow.end_run()
-
-
-def scalars(record: Record) -> dict[str, float]:
-    """The numbers of a record under the names that trackers show; what is None is left out."""
-    match record:
-        case ValidationRecord():
-            found: dict[str, float | None] = {"validation/loss": record.loss}
-        case CheckpointRecord():
-            found = {"checkpoint/seconds": record.seconds}
-        case StepRecord():
-            found = {
-                "train/loss": record.loss,
-                "train/grad_norm": record.grad_norm,
-                "train/learning_rate": record.learning_rate,
-                "train/tokens_seen": record.tokens_seen,
-                "train/skipped": float(record.skipped),
-                "speed/tokens_per_second": record.tokens_per_second,
-                "speed/mfu": record.mfu,
-                "speed/hfu": record.hfu,
-                "speed/step_seconds": record.step_seconds,
-                "memory/peak_bytes": record.peak_memory_bytes,
-            }
-            parts = msgspec.structs.asdict(record.parts)
-            found |= {f"seconds/{name}": seconds for name, seconds in parts.items()}
-    return {name: float(value) for name, value in found.items() if value is not None}
-
-
-def check_available(job: Job) -> None:
-    """Refuse a job that asks for a tracker which is not installed."""
-    for name, wanted in (("wandb", job.log.wandb), ("mlflow", job.log.mlflow)):
-        if wanted and importlib.util.find_spec(name) is None:
-            rule = f"needs the package {name}, which is not installed"
-            raise ConfigError(f"log.{name}", True, rule, f"pip install {name}, or set it to false")
 
 
 def open_sinks(job: Job, folder: RunFolder) -> list[Sink]:

@@ -23,7 +23,7 @@ from torch._C._distributed_c10d import Store, TCPStore
 
 from phalanx.checkpoint import Checkpointer, latest
 from phalanx.config import ConfigError, Job, check, load_job, resolve
-from phalanx.data import open_source
+from phalanx.data import refuse_unreadable
 from phalanx.parallel.mesh import build_mesh
 from phalanx.train import loop, run_folder
 from phalanx.train.exits import ExitCode, ExitInfo, classify
@@ -32,8 +32,9 @@ from phalanx.train.progress import Plain, print_refusal
 from phalanx.train.provenance import write_provenance
 from phalanx.train.resume import find_parent, load_start
 from phalanx.train.run_folder import RunFolder
-from phalanx.train.sinks import Sink, Sinks, check_available, open_sinks
+from phalanx.train.sinks import Sink, Sinks, open_sinks
 from phalanx.train.stop import StopFlag
+from phalanx.train.trackers import check_available
 from phalanx.train.trainer import Trainer
 
 T = TypeVar("T")
@@ -89,7 +90,8 @@ class Worker:
             sinks.close()
             trainer.close()
         dist.destroy_process_group()
-        return info
+        lost = {f"{sink} failed": error for sink, error in sinks.failures.items()}
+        return msgspec.structs.replace(info, details={**info.details, **lost})
 
     def _join_group(self) -> None:
         job, cuda = self.job, self._device.type == "cuda"
@@ -215,7 +217,7 @@ def refuse(job: Job) -> None:
     """Raise ``ConfigError`` for what only this machine can tell: packages, files, corpus."""
     check_available(job)
     find_parent(job)
-    open_source(job.data, job.model.vocab)
+    refuse_unreadable(job.data, job.model.vocab)
 
 
 if __name__ == "__main__":

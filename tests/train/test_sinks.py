@@ -3,26 +3,15 @@
 from __future__ import annotations
 
 import resource
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from unittest.mock import MagicMock
 
 import pytest
 
-from phalanx.config import ConfigError
 from phalanx.train.records import StepRecord, ValidationRecord, encode, read_records
 from phalanx.train.run_folder import RunFolder, create
-from phalanx.train.sinks import (
-    JsonLines,
-    Mlflow,
-    Sinks,
-    TensorBoard,
-    Wandb,
-    check_available,
-    open_sinks,
-)
+from phalanx.train.sinks import JsonLines, Sinks, TensorBoard, open_sinks
 from tests.train.forked_runs import small_job
 from tests.train.sample_records import checkpoint_record, step_record, validation_record
 
@@ -97,42 +86,6 @@ def test_tensorboard_reads_what_was_written(tmp_path: Path) -> None:
     ]
     assert [e.value for e in events.Scalars("validation/loss")] == [4.5]
     assert "speed/mfu" not in events.Tags()["scalars"]  # unknown is left out, not zero
-
-
-def test_a_tracker_that_is_not_installed_is_refused_by_its_key(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"log\.wandb.*pip install wandb"):
-        check_available(small_job(tmp_path, log__wandb="true"))
-
-
-def test_wandb_gets_the_configuration_and_the_scalars(
-    folder: RunFolder, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    run = MagicMock()
-    wandb = ModuleType("wandb")
-    wandb.init = MagicMock(return_value=run)  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "wandb", wandb)
-    sink = Wandb(small_job(tmp_path), folder)
-    sink.write(step_record(3))
-    sink.close()
-    assert wandb.init.call_args.kwargs["config"]["train"]["steps"] == 6  # type: ignore[attr-defined]
-    scalars, step = run.log.call_args.args[0], run.log.call_args.kwargs["step"]
-    assert (scalars["train/loss"], step) == (4.25, 3)
-    run.finish.assert_called_once()
-
-
-def test_mlflow_gets_the_scalars_under_their_step(
-    folder: RunFolder, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    mlflow = MagicMock()
-    monkeypatch.setitem(sys.modules, "mlflow", mlflow)
-    sink = Mlflow(small_job(tmp_path), folder)
-    sink.write(step_record(3))
-    sink.close()
-    assert mlflow.log_metrics.call_args.kwargs["step"] == 3
-    mlflow.end_run.assert_called_once()
 
 
 def test_only_the_sinks_asked_for_are_opened(folder: RunFolder, tmp_path: Path) -> None:
