@@ -18,7 +18,7 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 SIDES = ("torchtitan", "phalanx")
-WARM_STEPS = 2  # at the start of a window, not measured
+WARM_STEPS = 1  # at the start of a window, not measured
 GIB = 1 << 30
 
 
@@ -38,17 +38,18 @@ def serve(side: str, model: str, fp8: bool, steps: int) -> None:
     else:
         from speed_phalanx import PhalanxSide as Side
     trainer: Any = None
-    tensors: list[Any] = []
+    state: Any = None
     for line in sys.stdin:
         if line.strip() == "ceiling":
             answer = {"matmul_tflops": matmul_ceiling()}
         else:
             if trainer is None:  # not before its turn: the other side may need the memory
                 trainer = Side(shape, fp8)
-            unpark(tensors)
+            if state is not None:
+                state.unpark()
             answer = measure(trainer, steps, shape.batch * SEQUENCE)
-            tensors = trainer.state()
-            park(tensors)
+            state = trainer.state()
+            state.park()
         torch.cuda.empty_cache()
         answers.write(json.dumps(answer) + "\n")
         answers.flush()
@@ -73,26 +74,6 @@ def measure(trainer: Any, steps: int, tokens: int) -> dict[str, float]:
         "step_seconds": seconds,
         "peak_bytes": torch.cuda.max_memory_allocated(),
     }
-
-
-def park(tensors: list[Any]) -> None:
-    """Give the memory of weights and optimizer back; their values are not needed again."""
-    for tensor in tensors:
-        if tensor.numel() > 1:
-            tensor.untyped_storage().resize_(0)
-
-
-def unpark(tensors: list[Any]) -> None:
-    """Take the memory again, with values a training could have: random matrices, ones for
-    norms. (Optimizer state gets the same; it only has to be finite and not negative.)
-    """
-    import torch
-
-    with torch.no_grad():
-        for tensor in tensors:
-            if tensor.numel() > 1:
-                tensor.untyped_storage().resize_(tensor.numel() * tensor.element_size())
-                tensor.fill_(1.0) if tensor.ndim == 1 else tensor.normal_(0, 0.02).abs_()
 
 
 def matmul_ceiling() -> float:
@@ -193,9 +174,10 @@ def table(results: list[dict[str, Any]]) -> str:
         base = result[SIDES[0]]["tokens_per_second"]
         for side in SIDES:
             s = result[side]
+            low, high = min(s["windows"]), max(s["windows"])
             lines.append(
                 f"| {result['model']} {result['precision']} | {side} "
-                f"| {s['tokens_per_second']:,.0f} | {min(s['windows']):,.0f}-{max(s['windows']):,.0f} "
+                f"| {s['tokens_per_second']:,.0f} | {low:,.0f}-{high:,.0f} "
                 f"| {s['mfu']:.1%} | {s['peak_bytes'] / GIB:.1f} "
                 f"| {s['tokens_per_second'] / base:.3f} | {result['matmul_tflops']:.0f} |"
             )
@@ -208,7 +190,7 @@ def main() -> None:
     parser.add_argument("--fp8", action="store_true", help="linear layers in fp8, on both sides")
     parser.add_argument("--all", action="store_true", help="1B bf16, 3B bf16 and 3B fp8")
     parser.add_argument("--windows", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=8, help="measured steps in a window")
+    parser.add_argument("--steps", type=int, default=5, help="measured steps in a window")
     parser.add_argument("--json", type=Path, help="where to write the results")
     parser.add_argument("--serve", choices=SIDES, help=argparse.SUPPRESS)
     arguments = parser.parse_args()

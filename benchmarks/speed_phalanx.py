@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import torch
-from speed_shape import SEQUENCE, Shape
-from torch import Tensor
+from speed_shape import SEQUENCE, Shape, State
 
 from phalanx.config import Data, Job, Precision, Schedule, Train, resolve
 from phalanx.parallel.mesh import build_mesh
+from phalanx.train.optimizer import AdamW
 from phalanx.train.trainer import Trainer
 
 
@@ -43,9 +43,11 @@ class PhalanxSide:
     def finish(self) -> None:
         self.trainer.timer.drain()
 
-    def state(self) -> list[Tensor]:
-        """What lives on the device between steps."""
-        optimizer = self.trainer.optimizer
-        weights = self.trainer.engine.weights
-        held = [*(w.local for w in weights), *(w.master for w in weights)]
-        return [*held, *optimizer.exp_avg, *optimizer.exp_avg_sq]  # type: ignore[union-attr]
+    def state(self) -> State:
+        weights, optimizer = self.trainer.engine.weights, self.trainer.optimizer
+        assert isinstance(optimizer, AdamW)
+        return State(
+            [weight.local for weight in weights],
+            [weight.master for weight in weights],
+            [*optimizer.exp_avg, *optimizer.exp_avg_sq],
+        )

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from speed_shape import SEQUENCE, Shape
+from speed_shape import SEQUENCE, Shape, State
 from torch import Tensor
 
 MISSING = """torchtitan cannot be imported: {error}
@@ -107,8 +107,7 @@ class TitanSide:
         """Gradients of the last step, dropped so that they are not parked."""
         self.trainer.optimizers.zero_grad()
 
-    def state(self) -> list[Tensor]:
-        """What lives on the device between steps."""
-        optimizers = self.trainer.optimizers.optimizers
-        moments = [t for o in optimizers for s in o.state.values() for t in s.values()]
-        return [*self.model.parameters(), *moments]
+    def state(self) -> State:
+        (optimizer,) = self.trainer.optimizers.optimizers
+        moments = [s[name] for s in optimizer.state.values() for name in ("exp_avg", "exp_avg_sq")]
+        return State([p.detach() for p in self.model.parameters()], [], moments)

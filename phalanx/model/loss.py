@@ -46,12 +46,15 @@ class LinearCrossEntropy(torch.autograd.Function):
         for start in range(0, hidden.shape[0], tokens):
             part = slice(start, start + tokens)
             x = hidden[part]
-            logits = ops.matmul(x, weight, turn_b=True)
+            logits = x @ weight.t()
             loss, slope = _cross_entropy(logits, labels[part], scale, vocab, wanted)
             total += loss
             if grad_hidden is not None and slope is not None:
-                grad_hidden[part] = ops.matmul(slope, weight)
-                grad_weight = _accumulate(grad_weight, slope, x)
+                torch.mm(slope, weight, out=grad_hidden[part])
+                if grad_weight is None:
+                    grad_weight = slope.t() @ x
+                else:
+                    grad_weight.addmm_(slope.t(), x)
             del logits, slope  # before the next chunk's exist
         ctx.gradients, ctx.applied = (grad_hidden, grad_weight), None
         return total
@@ -64,18 +67,6 @@ class LinearCrossEntropy(torch.autograd.Function):
         ctx.applied = grad.clone()
         grad_hidden, grad_weight = (_scaled(g, factor) for g in ctx.gradients)
         return grad_hidden, grad_weight, None, None, None
-
-
-def _accumulate(total: Tensor | None, slope: Tensor, x: Tensor) -> Tensor:
-    """total + slope.T @ x, in place where there is a total."""
-    if total is None:
-        return ops.matmul(slope, x, turn_a=True)
-    if ops.HAS_KERNELS and ops.cublaslt.applies(
-        slope, x, total.shape[0], total.shape[1], x.shape[0]
-    ):
-        ops.cublaslt.matmul_into(total, slope, x, turn_a=True, accumulate=True)
-        return total
-    return total.addmm_(slope.t(), x)
 
 
 def _scaled(gradient: Tensor, factor: Tensor) -> Tensor:

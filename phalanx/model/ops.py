@@ -92,7 +92,8 @@ def swiglu(pairs: Tensor, width: int) -> Tensor:
     if HAS_KERNELS and pairs.is_cuda and width & (width - 1) == 0:
         return _SwiGLU.apply(pairs, width)  # type: ignore[no-any-return, no-untyped-call]
     gate, up = pairs.unflatten(-1, (-1, 2, width)).unbind(-2)
-    return (F.silu(gate) * up).flatten(-2)
+    hidden: Tensor = F.silu(gate) * up
+    return hidden.flatten(-2)
 
 
 class _SwiGLU(torch.autograd.Function):

@@ -32,9 +32,10 @@ class Block(nn.Module):
         x, normed = self.attention_norm.join(x)
         x, normed = self.mlp_norm.join(x, self.attention(normed, context))
         if self.moe is not None:
-            return x + self.moe(normed, context)
-        assert self.mlp is not None
-        mixed: Tensor = self.mlp(normed)
+            mixed: Tensor = self.moe(normed, context)
+        else:
+            assert self.mlp is not None
+            mixed = self.mlp(normed)
         return x + mixed
 
 

@@ -118,9 +118,15 @@ def _parallelize(part: Transformer, job: Job, mesh: Mesh) -> None:
 
 
 def _compiles(job: Job, mesh: Mesh) -> bool:
-    """Blocks are compiled on CUDA unless told otherwise; a split backward cannot be."""
-    split = job.parallel.pipeline > 1 and job.parallel.schedule == "zero-bubble"
-    automatic = mesh.device.type == "cuda" and not split
+    """Where told to, else on CUDA where it helps; a split backward cannot be compiled.
+
+    The plain bf16 block consists of our own kernels and matmuls: compiling it gains nothing.
+    """
+    model, split = job.model, job.parallel.schedule == "zero-bubble" and job.parallel.pipeline > 1
+    dense = model.moe is None and model.latent is None and model.mlp == "swiglu"
+    fused = dense and not model.qk_norm and job.precision.compute == "bfloat16"
+    helps = job.parallel.async_tensor or not fused
+    automatic = mesh.device.type == "cuda" and helps and not split
     return job.train.compile == "on" or (job.train.compile == "auto" and automatic)
 
 

@@ -242,7 +242,7 @@ class Float8Linear(Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         flat: Tensor = _Linear.apply(x.flatten(0, -2).contiguous(), self.weight)  # type: ignore[no-untyped-call]
-        return flat.unflatten(0, x.shape[:-1])
+        return flat.view(*x.shape[:-1], -1)
 
 
 class Float8Block(Block):
@@ -252,14 +252,15 @@ class Float8Block(Block):
         if not self._is_whole():
             return super().forward(x, context)
         attention, mlp = cast(GroupedQueryAttention, self.attention), cast(SwiGLU, self.mlp)
-        shape, x = x.shape, x.flatten(0, -2)
+        shape, x = x.shape, x.flatten(0, -2).contiguous()
         x, packed = self._norm_linear(x, self.attention_norm, attention.qkv)
         attended = attention.attend(packed.view(*shape[:-1], -1), context)
         x, mixed = _NormMlp.apply(  # type: ignore[no-untyped-call]
             x, attended.flatten(0, -2), self.mlp_norm.weight, self.mlp_norm.eps,
             mlp.gate_up.weight, mlp.down.weight, mlp.group_width,
         )  # fmt: skip
-        return (x + mixed).view(shape)
+        out: Tensor = x + mixed
+        return out.view(shape)
 
     def _is_whole(self) -> bool:
         """Whether attention and mlp may be opened: nothing is attached around them."""

@@ -106,19 +106,12 @@ def test_linear_and_its_gradients_equal_torch(tokens: int) -> None:
         assert error(one.grad, other.grad) < BF16_ERROR
 
 
-def test_matmul_adds_to_what_is_there() -> None:
-    a, b, total = random(4096, 1024), random(4096, 2048), random(1024, 2048)
-    expected = total.float() + a.float().t() @ b.float()
-    ops.cublaslt.matmul_into(total, a, b, turn_a=True, accumulate=True)
-    assert error(total, expected) < BF16_ERROR
-
-
 @pytest.mark.parametrize("dtype", [float8.FORWARD, float8.BACKWARD])
 def test_fp8_matmul_equals_the_product_of_its_operands(dtype: torch.dtype) -> None:
     a, b = random(4096, 2048).to(dtype), random(3072, 2048).to(float8.FORWARD)
-    scales = torch.tensor([0.5, 4.0], device="cuda").unbind()
+    scales = torch.tensor(0.5, device="cuda"), torch.tensor(4.0, device="cuda")
     expected = 2.0 * (a.float() @ b.float().t())
-    for fast, allowed in ((False, BF16_ERROR), (True, 1e-2)):
+    for fast, allowed in ((False, 5e-3), (True, 3e-2)):
         found = float8.multiply(a, scales[0], b, scales[1], torch.bfloat16, fast=fast)
         assert error(found, expected) < allowed
 
@@ -204,5 +197,5 @@ def test_fp8_swiglu_gradient_equals_the_torch_form(
     expected = float8.swiglu_backward(slope, pairs, peaks, width)
     for order in ("rows", "columns"):
         assert error(fp8_values(made[0], order), fp8_values(expected[0], order)) < 1e-3
-    # Hidden values are rounded to bf16 before fp8 in both, but silu differs in its last bit.
-    assert error(fp8_values(made[1], "columns"), fp8_values(expected[1], "columns")) < 1e-2
+    # Here silu is rounded to bf16 before the product, so some values fall to the next fp8 number.
+    assert error(fp8_values(made[1], "columns"), fp8_values(expected[1], "columns")) < 3e-2
