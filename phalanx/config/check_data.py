@@ -101,7 +101,7 @@ def _shuffle(data: Data) -> Iterator[Problem]:
             "data.block_tokens",
             data.block_tokens,
             f"a block must hold a sample of data.sequence ({data.sequence}) tokens",
-            f"nearest: {data.sequence}; 4194304 is usual",
+            f"nearest: {data.sequence}; 8388608 is usual",
         )
     stores = [path for path in [data.path, *(s.path for s in data.blend.values())] if "://" in path]
     if stores and data.shuffle == "global":

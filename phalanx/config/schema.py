@@ -143,8 +143,8 @@ class Store(Section, frozen=True, kw_only=True):
     """Node-local folder that holds what was fetched; "": a folder in the system's temporary."""
     cache_gb: Positive = 64.0
     """Largest size of the cache, in 10^9 bytes."""
-    parallel_reads: Count = 8
-    """Ranges of 2 MiB or more that one process fetches at once."""
+    parallel_reads: Count = 16
+    """Ranges of 4 MiB that one process fetches at once."""
     retry_seconds: NonNegative = 300.0
     """How long a failing read is tried again before the run ends."""
     hedge_factor: NonNegative = 4.0
@@ -168,20 +168,22 @@ class Data(Section, frozen=True, kw_only=True):
     """Seed of the sample order."""
     shuffle: Literal["global", "blocked"] = "global"
     """Over all samples (local files), or over long blocks within windows (object stores)."""
-    block_tokens: Count = 1 << 22
+    block_tokens: Count = 1 << 23
     """Blocked shuffle: tokens that are read in one piece."""
-    window_blocks: Count = 64
+    window_blocks: Count = 32
     """Blocked shuffle: blocks whose samples are mixed with each other."""
     epochs: Natural = 0
     """Passes over any source before the data is exhausted; 0: as many as the steps need."""
     document_mask: bool = False
     """Documents packed into one sample do not attend to each other."""
     validation_fraction: Below1 = 0.0
-    """Share of the samples held out for validation, from the corpus' end."""
+    """Share of the documents held out for validation, by their hash."""
     prefetch: Natural = 4
     """Steps read ahead by the loader thread."""
     on_damage: Literal["error", "weightless"] = "error"
     """A missing or damaged block ends the run, or its samples count nothing and are logged."""
+    check_blocks: bool = False
+    """Compare checksums before reading, at a cost; blocked or weightless: always done."""
     allow_other_data: bool = False
     """Resume although corpus, blend, seed or sequence differ from the checkpoint's."""
     store: Store = Store()

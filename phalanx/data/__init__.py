@@ -11,8 +11,9 @@ from phalanx.data.errors import DataError, DataExhausted
 from phalanx.data.feed import WEIGHTLESS, Batch, Feed, StepBatches
 from phalanx.data.manifest import CorpusManifest, ShardFile, read_manifest
 from phalanx.data.opening import open_stream, refuse_mixed_tokenizers
+from phalanx.data.reader import SampleReader
 from phalanx.data.shards import ShardSource, ShardStream, verify
-from phalanx.data.source import TokenSource, open_source
+from phalanx.data.source import SampleSource, open_sources, refuse_unreadable
 from phalanx.data.stream import Files, FileStream, Place, Stream
 from phalanx.data.synthetic import SyntheticSource
 from phalanx.data.writer import ShardWriter
@@ -28,6 +29,8 @@ __all__ = [
     "FileStream",
     "Files",
     "Place",
+    "SampleReader",
+    "SampleSource",
     "ShardFile",
     "ShardSource",
     "ShardStream",
@@ -35,10 +38,10 @@ __all__ = [
     "StepBatches",
     "Stream",
     "SyntheticSource",
-    "TokenSource",
-    "open_source",
+    "open_sources",
     "open_stream",
     "read_manifest",
     "refuse_mixed_tokenizers",
+    "refuse_unreadable",
     "verify",
 ]

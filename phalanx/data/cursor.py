@@ -46,8 +46,10 @@ class Cursor(msgspec.Struct, frozen=True):
                 merged.append((start, stop))
         return msgspec.structs.replace(self, skipped=tuple(merged))
 
-    def upcoming(self, first: int, count: int) -> NDArray[np.int64]:
+    def upcoming(self, first: int, count: int) -> range | NDArray[np.int64]:
         """Sample numbers of the ``first``-th to ``first + count - 1``-th samples not yet done."""
+        if not self.skipped or self.skipped[-1][1] <= self.consumed:
+            return range(self.consumed + first, self.consumed + first + count)
         numbers = np.arange(first, first + count, dtype=np.int64) + self.consumed
         for start, stop in self.skipped:
             start = max(start, self.consumed)
@@ -69,8 +71,3 @@ class Cursor(msgspec.Struct, frozen=True):
         return self.consumed - sum(
             max(0, min(stop, self.consumed) - start) for start, stop in self.skipped
         )
-
-
-def locate(numbers: NDArray[np.int64], samples: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Epoch and position within it of each sample number, for ``samples`` in an epoch."""
-    return numbers // samples, numbers % samples

@@ -8,20 +8,20 @@ that any number of replicas makes the same step.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from phalanx.config import Data
 from phalanx.data.ahead import ReadAhead
-from phalanx.data.cursor import Cursor, locate
+from phalanx.data.buffers import StepBuffer, step_buffers
+from phalanx.data.cursor import Cursor
 from phalanx.data.errors import DataError, DataExhausted
-from phalanx.data.order import order_key, permute_many
-from phalanx.data.source import TokenSource, open_source
+from phalanx.data.reader import SampleReader
+from phalanx.data.source import SampleSource, Split
 
-Split = Literal["train", "validation"]
 WEIGHTLESS = -100  # label of a position that takes no part in the loss
 
 
@@ -42,6 +42,7 @@ class StepBatches:
     samples: int
     micro_batches: list[Batch]
     real_tokens: int  # labels of this replica that carry weight
+    damaged: int = 0  # samples of this replica that carry none because they cannot be read
 
 
 class StepReader:
@@ -50,7 +51,7 @@ class StepReader:
     def __init__(
         self,
         data: Data,
-        source: TokenSource,
+        reader: SampleReader,
         global_batch: int,
         micro_batch: int,
         index: int,
@@ -60,95 +61,98 @@ class StepReader:
         if not (global_batch > 0 and micro_batch > 0 and 0 <= index < count):
             raise ValueError(f"{global_batch=} {micro_batch=} {index=} {count=}: impossible")
         self._data = data
-        self._source = source
+        self._reader = reader
         self._global_batch = global_batch
         self._micro_batch = micro_batch
-        self._split = split
-        self._first, self.samples = split_range(data, source.samples, split)
         self._micro_batches = -(-global_batch // (count * micro_batch))
-        self._first_slot = index * self._micro_batches * micro_batch
-        self.fingerprint = (
-            f"order=1 corpus={source.fingerprint} split={split} samples={self.samples} "
-            f"seed={data.seed} sequence={data.sequence}"
-        )
+        self.rows = self._micro_batches * micro_batch
+        self._first_slot = index * self.rows
+        self._real_rows = min(max(global_batch - self._first_slot, 0), self.rows)
+        # Validation is measured again and again over the same samples: epochs limit training.
+        limited = data.epochs > 0 and split == "train"
+        self._limit = reader.draws.limit(data.epochs) if limited else None
 
     def advance(self, cursor: Cursor) -> Cursor:
         """The cursor after the step that starts at ``cursor``."""
-        return cursor.advance(self._global_batch)
+        after = cursor.advance(self._global_batch)
+        fingerprint = self._reader.draws.fingerprint(after.consumed)
+        if fingerprint == after.fingerprint:
+            return after
+        return Cursor(after.consumed, after.skipped, fingerprint)
 
-    def step(self, cursor: Cursor) -> StepBatches:
+    def step(self, cursor: Cursor, buffer: StepBuffer) -> StepBatches:
         """This replica's batches of the step that starts at ``cursor``."""
         self._refuse_other_order(cursor)
         self._refuse_exhausted(cursor)
-        slots = self._micro_batches * self._micro_batch
-        real = min(max(self._global_batch - self._first_slot, 0), slots)
-        tokens = np.zeros((slots, self._data.sequence), np.int64)
-        labels = np.full((slots, self._data.sequence), WEIGHTLESS, np.int64)
-        for slot, sample in enumerate(self._samples_at(cursor.upcoming(self._first_slot, real))):
-            window = self._source.read(sample)
-            tokens[slot] = window[:-1]
-            labels[slot] = window[1:]
-        documents = self._documents(tokens, real) if self._data.document_mask else None
+        windows, real = buffer.windows, self._real_rows
+        numbers = cursor.upcoming(self._first_slot, real)
+        damaged = self._reader.read(numbers, windows[:real])
+        windows[real:] = 0
+        buffer.publish()
+        weightless = [*damaged, *range(real, self.rows)]
+        documents = self._documents(numbers, buffer.tokens) if self._data.document_mask else None
         return StepBatches(
             step_first_sample=int(cursor.upcoming(0, 1)[0]),
             samples=self._global_batch,
-            micro_batches=self._cut(tokens, labels, documents),
-            real_tokens=real * self._data.sequence,
+            micro_batches=self._cut(buffer, documents, weightless),
+            real_tokens=(real - len(damaged)) * self._data.sequence,
+            damaged=len(damaged),
         )
 
-    def _samples_at(self, numbers: NDArray[np.int64]) -> list[int]:
-        """Corpus indices of sample numbers; a step may reach over one or many epoch edges."""
-        epochs, positions = locate(numbers, self.samples)
-        indices = np.empty_like(numbers)
-        for epoch in np.unique(epochs):
-            chosen = epochs == epoch
-            key = order_key(self._data.seed, self._split, int(epoch))
-            indices[chosen] = permute_many(positions[chosen], self.samples, key)
-        return [int(index) for index in indices + self._first]
-
-    def _documents(self, tokens: NDArray[np.int64], real: int) -> NDArray[np.int32]:
+    def _documents(
+        self, numbers: range | NDArray[np.int64], tokens: NDArray[np.int64]
+    ) -> NDArray[np.int32]:
         documents = np.zeros(tokens.shape, np.int32)  # padding stays one document, number 0
-        documents[:real] = self._source.documents(tokens[:real])
+        which, indices = (np.array(part) for part in self._reader.locate(numbers))
+        for source, content in enumerate(self._reader.sources.values()):
+            rows = np.flatnonzero(which == source)
+            if len(rows):
+                documents[rows] = content.documents(indices[rows].tolist(), tokens[rows])
         return documents
 
     def _cut(
-        self,
-        tokens: NDArray[np.int64],
-        labels: NDArray[np.int64],
-        documents: NDArray[np.int32] | None,
+        self, buffer: StepBuffer, documents: NDArray[np.int32] | None, weightless: list[int]
     ) -> list[Batch]:
-        rows = [
-            slice(at, at + self._micro_batch) for at in range(0, len(tokens), self._micro_batch)
-        ]
-        return [
-            Batch(tokens[row], labels[row], None if documents is None else documents[row])
-            for row in rows
-        ]
+        made = []
+        for first in range(0, self.rows, self._micro_batch):
+            rows = slice(first, first + self._micro_batch)
+            labels = buffer.labels[rows]
+            silent = [row - first for row in weightless if first <= row < rows.stop]
+            if silent:
+                labels = labels.copy()  # tokens may live in the same memory
+                labels[silent] = WEIGHTLESS
+            made.append(
+                Batch(buffer.tokens[rows], labels, None if documents is None else documents[rows])
+            )
+        return made
 
     def _refuse_other_order(self, cursor: Cursor) -> None:
-        if cursor.fingerprint == self.fingerprint:
+        expected = self._reader.draws.fingerprint(cursor.consumed)
+        if cursor.fingerprint == expected or self._data.allow_other_data:
             return
-        before, now = cursor.fingerprint.split(), self.fingerprint.split()
+        before, now = cursor.fingerprint.split(), expected.split()
         raise DataError(
             "cursor.fingerprint",
             " ".join(part for part in before if part not in now) or "(none)",
             "the cursor was made over other data: here it would be "
             + " ".join(part for part in now if part not in before),
-            "restore the data settings of that run, or start afresh",
+            "restore the data settings of that run, start afresh, or go on with other data by "
+            "data.allow_other_data = true",
         )
 
     def _refuse_exhausted(self, cursor: Cursor) -> None:
-        # Validation is measured again and again over the same samples: epochs limit training.
-        if self._split == "validation" or self._data.epochs == 0:
+        if self._limit is None:
             return
-        needed = self.advance(cursor).consumed
-        available = self._data.epochs * self.samples
-        if needed > available:
-            raise DataExhausted(needed, available, self._data.epochs)
+        needed = cursor.advance(self._global_batch).consumed
+        if needed > self._limit:
+            raise DataExhausted(needed, self._limit, self._data.epochs)
 
 
 class Feed:
-    """``StepReader`` with a thread that reads the following steps ahead; same answers."""
+    """``StepReader`` with a thread that reads the following steps ahead; same answers.
+
+    The memory of a step's batches is used again from the third step after it on.
+    """
 
     def __init__(
         self,
@@ -159,37 +163,40 @@ class Feed:
         index: int,
         count: int,
         split: Split = "train",
-        source: TokenSource | None = None,
+        source: SampleSource | None = None,
+        pin: bool = False,
     ) -> None:
-        if source is None:
-            source = open_source(data, vocab)
-        self._reader = StepReader(data, source, global_batch, micro_batch, index, count, split)
+        self.reader = SampleReader(data, vocab, split, source)
+        self._steps = StepReader(data, self.reader, global_batch, micro_batch, index, count, split)
         self._depth = data.prefetch
+        self._sequence = data.sequence
+        self._pin = pin
+        self._buffers: Iterator[StepBuffer] | None = None
         self._ahead: ReadAhead[Cursor, StepBatches] | None = None
         self._finalizer: weakref.finalize[[], Feed] | None = None
 
     @property
-    def fingerprint(self) -> str:
-        """Identity of corpus, split, seed and sequence length, carried by every cursor."""
-        return self._reader.fingerprint
-
-    @property
     def samples(self) -> int:
-        """Samples in one epoch of this split."""
-        return self._reader.samples
+        """Samples in one epoch of this split, over all sources."""
+        return self.reader.samples
 
     def start(self) -> Cursor:
         """The cursor of a run that has read nothing."""
-        return Cursor(consumed=0, skipped=(), fingerprint=self.fingerprint)
+        return Cursor(0, (), self.reader.draws.fingerprint(0))
 
     def advance(self, cursor: Cursor) -> Cursor:
         """The cursor after the step that starts at ``cursor``."""
-        return self._reader.advance(cursor)
+        return self._steps.advance(cursor)
+
+    def seen(self, cursor: Cursor) -> dict[str, int]:
+        """Samples of each source that a run at ``cursor`` has read."""
+        return self.reader.draws.seen(cursor)
 
     def next(self, cursor: Cursor) -> StepBatches:
         """This replica's batches of the step that starts at ``cursor``, whatever came before."""
         if self._depth <= 0:
-            return self._reader.step(cursor)
+            self._buffers = self._buffers or self._make_buffers()
+            return self._steps.step(cursor, next(self._buffers))
         if self._ahead is None or not self._ahead.alive or self._ahead.upcoming != cursor:
             self._follow(cursor)
         assert self._ahead is not None
@@ -210,25 +217,13 @@ class Feed:
     def _follow(self, cursor: Cursor) -> None:
         # Started on first use, not before: the process may fork between making and using a feed.
         self.close()
-        reader = self._reader
-        self._ahead = ReadAhead(reader.step, reader.advance, cursor, self._depth)
+        steps, buffers = self._steps, self._make_buffers()
+        self._ahead = ReadAhead(
+            lambda at: steps.step(at, next(buffers)), steps.advance, cursor, self._depth
+        )
         # The thread knows the reader but not the feed, so a forgotten feed still ends it.
         self._finalizer = weakref.finalize(self, self._ahead.stop)
 
-
-def split_range(data: Data, samples: int, split: Split) -> tuple[int, int]:
-    """First sample and number of samples of a split: the corpus' end is held out."""
-    fraction = data.validation_fraction
-    key = "data.validation_fraction"
-    if not 0.0 <= fraction < 1.0:
-        raise DataError(key, fraction, "must be at least 0 and less than 1", "try 0.01")
-    held_out = max(1, int(samples * fraction)) if fraction > 0 else 0
-    if split == "validation" and held_out == 0:
-        rule = "no samples are held out to validate on"
-        raise DataError(key, fraction, rule, "set it to a share such as 0.01")
-    if samples - held_out < 1:
-        rule = f"the corpus has only {samples} samples of {data.sequence} tokens: none to train on"
-        raise DataError(key, fraction, rule, "lower data.sequence, or use a larger corpus")
-    if split == "validation":
-        return samples - held_out, held_out
-    return 0, samples - held_out
+    def _make_buffers(self) -> Iterator[StepBuffer]:
+        # New ones whenever the order of steps is left: batches handed out stay as they are.
+        return step_buffers(self._depth, self._steps.rows, self._sequence, self._pin)

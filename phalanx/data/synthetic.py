@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
 from phalanx.data.documents import number_documents
 from phalanx.data.errors import DataError
+from phalanx.data.stream import Place
 
 SAMPLES = 1 << 40  # more than any run reads, and cheap to permute
 END_OF_DOCUMENT = 0  # this token ends a "document", so that document masks can be exercised
@@ -23,16 +26,20 @@ class SyntheticSource:
         self.vocab = vocab
         self.samples = SAMPLES
         self.fingerprint = f"synthetic-{vocab}"  # the reader adds seed and sequence
-        self._sequence = sequence
+        self.sequence = sequence
         self._seed = seed & _WORD
 
-    def read(self, index: int) -> NDArray[np.int64]:
-        """Tokens of one sample: [sequence + 1]."""
+    def read(self, index: int, out: NDArray[np.int64]) -> None:
+        """Fill ``out`` with the tokens of one sample: [sequence + 1]."""
         # Raw Philox words are fixed by its definition; Generator's methods may change with numpy.
         philox = np.random.Philox(key=np.array([self._seed, index], np.uint64))
-        words = philox.random_raw(self._sequence + 1) >> np.uint64(32)
-        return ((words * np.uint64(self.vocab)) >> np.uint64(32)).astype(np.int64)
+        words = philox.random_raw(self.sequence + 1) >> np.uint64(32)
+        out[:] = (words * np.uint64(self.vocab)) >> np.uint64(32)
 
-    def documents(self, tokens: NDArray[np.int64]) -> NDArray[np.int32]:
-        """Document number of each position, counted from 0 along the last dim."""
+    def documents(self, indices: Sequence[int], tokens: NDArray[np.int64]) -> NDArray[np.int32]:
+        """Document number of each position, from 0 in each sample; tokens: [samples, sequence]."""
         return number_documents(tokens, END_OF_DOCUMENT)
+
+    def place(self, index: int) -> Place | None:
+        """Generated samples lie nowhere."""
+        return None

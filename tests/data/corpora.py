@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,16 +18,18 @@ class CountingSource:
     vocab = 1 << 30
     fingerprint = "counting"
 
-    def __init__(self, samples: int, sequence: int = 2) -> None:
+    def __init__(self, samples: int) -> None:
         self.samples = samples
-        self._sequence = sequence
 
-    def read(self, index: int) -> NDArray[np.int64]:
+    def read(self, index: int, out: NDArray[np.int64]) -> None:
         assert 0 <= index < self.samples
-        return np.full(self._sequence + 1, index, np.int64)
+        out[:] = index
 
-    def documents(self, tokens: NDArray[np.int64]) -> NDArray[np.int32]:
+    def documents(self, indices: Sequence[int], tokens: NDArray[np.int64]) -> NDArray[np.int32]:
         return np.zeros(tokens.shape, np.int32)
+
+    def place(self, index: int) -> None:
+        return None
 
 
 def counting_feed(

@@ -172,11 +172,11 @@ class FailingSource(CountingSource):
         self.reads = 0
         self.broken = True
 
-    def read(self, index: int) -> NDArray[np.int64]:
+    def read(self, index: int, out: NDArray[np.int64]) -> None:
         self.reads += 1
         if self.broken and self.reads == 3:
             raise OSError("disk on fire")
-        return super().read(index)
+        super().read(index, out)
 
 
 def read_ahead_threads() -> list[threading.Thread]:

@@ -1,0 +1,144 @@
+"""Reads samples of a run by their numbers: any rank, any range, whatever was read before."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from phalanx.config import Data
+from phalanx.data.draws import Draws
+from phalanx.data.errors import DataError
+from phalanx.data.source import (
+    SampleSource,
+    Split,
+    held_out_part,
+    open_sources,
+    without_idle_sources,
+)
+
+log = logging.getLogger(__name__)
+
+PAGE_SAMPLES = 4096  # located at once: numpy's overhead is shared by so many
+_PAGES_KEPT = 4
+
+
+class SampleReader:
+    """Fills rows with the samples that sample numbers mean; holds only what it can recompute."""
+
+    def __init__(
+        self,
+        data: Data,
+        vocab: int,
+        split: Split = "train",
+        source: SampleSource | None = None,
+    ) -> None:
+        self.sources: Mapping[str, SampleSource] = (
+            open_sources(data, vocab, split)
+            if source is None
+            else {"corpus": held_out_part(source, data, split)}
+        )
+        self.draws = Draws(without_idle_sources(data), split, self.sources)
+        self.sequence = data.sequence
+        self._weightless = data.on_damage == "weightless"
+        self._sources = tuple(self.sources.values())
+        self._vocab = min(source.vocab for source in self._sources)
+        self._pages: dict[int, tuple[list[int], list[int]]] = {}
+
+    @property
+    def samples(self) -> int:
+        """Samples in one epoch of all sources together."""
+        return sum(source.samples for source in self._sources)
+
+    def batch(
+        self, first_sample: int, count: int, dp_rank: int = 0, dp_size: int = 1
+    ) -> NDArray[np.int64]:
+        """Windows [share, sequence + 1] of one rank's share of samples [first, first + count).
+
+        Shares are contiguous, in the order of ranks, and differ by one sample at most.
+        """
+        begin, end = dp_rank * count // dp_size, (dp_rank + 1) * count // dp_size
+        windows = np.empty((end - begin, self.sequence + 1), np.int64)
+        self.read(range(first_sample + begin, first_sample + end), windows)
+        return windows
+
+    def read(self, numbers: range | NDArray[np.int64], out: NDArray[np.int64]) -> list[int]:
+        """Fill ``out`` [samples, sequence + 1]; returns the rows whose samples are damaged.
+
+        These stay zero, and are only returned where ``data.on_damage`` lets them carry no weight.
+        """
+        which, indices = self.locate(numbers)
+        try:
+            for row, source, index in zip(out, which, indices, strict=True):
+                self._sources[source].read(index, row)
+            if len(out) == 0 or int(out.max()) < self._vocab:
+                return []
+        except DataError:
+            if not self._weightless:
+                raise
+        # Rare: find out which samples are damaged, one by one.
+        return [
+            row
+            for row, (source, index) in enumerate(zip(which, indices, strict=True))
+            if not self._read_carefully(source, index, int(numbers[row]), out[row])
+        ]
+
+    def locate(self, numbers: range | NDArray[np.int64]) -> tuple[list[int], list[int]]:
+        """Number of the source, and sample of it, that each sample number means."""
+        if not isinstance(numbers, range):
+            which, indices = self.draws.locate(numbers) if len(numbers) else (numbers, numbers)
+            return which.tolist(), indices.tolist()
+        found: tuple[list[int], list[int]] = ([], [])
+        at = numbers.start
+        while at < numbers.stop:
+            page, begin = divmod(at, PAGE_SAMPLES)
+            end = min(PAGE_SAMPLES, begin + numbers.stop - at)
+            for every, part in zip(found, self._page(page), strict=True):
+                every += part[begin:end]
+            at += end - begin
+        return found
+
+    def _page(self, page: int) -> tuple[list[int], list[int]]:
+        if page not in self._pages:
+            numbers = np.arange(page * PAGE_SAMPLES, (page + 1) * PAGE_SAMPLES)
+            which, indices = self.draws.locate(numbers)
+            if len(self._pages) >= _PAGES_KEPT:
+                del self._pages[next(iter(self._pages))]
+            self._pages[page] = which.tolist(), indices.tolist()
+        return self._pages[page]
+
+    def _read_carefully(self, which: int, index: int, number: int, row: NDArray[np.int64]) -> bool:
+        source = self._sources[which]
+        try:
+            source.read(index, row)
+            self._refuse_foreign_tokens(source, index, row)
+        except DataError as error:
+            if not self._weightless:
+                raise
+            log.warning(
+                "sample %d (%d of %s) is damaged and carries no weight: %s",
+                number,
+                index,
+                self.draws.names[which],
+                error,
+            )
+            row[:] = 0
+            return False
+        return True
+
+    def _refuse_foreign_tokens(
+        self, source: SampleSource, index: int, row: NDArray[np.int64]
+    ) -> None:
+        most = int(row.max())
+        if most < source.vocab:
+            return
+        place = source.place(index)
+        where = f"{place.file} near block {place.block}" if place else "generated"
+        raise DataError(
+            "data.path",
+            where,
+            f"sample {index} holds token {most}, outside the vocabulary of {source.vocab}",
+            "the file is damaged: find out with `phalanx data verify`",
+        )
