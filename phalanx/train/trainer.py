@@ -165,6 +165,7 @@ class Trainer:
             self.mesh.data_index,
             job.parallel.data,
             split,
+            pin=self.device.type == "cuda",
         )
 
 
