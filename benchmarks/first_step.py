@@ -80,7 +80,8 @@ def run_with_clocks(arguments: list[str]) -> None:
     """The command ``phalanx``, with a mark at the end of every stage of rank 0."""
     _mark("interpreter")
     from phalanx.cli import main
-    from phalanx.cli.options import collection_paused, keep_single_threaded
+    from phalanx.cli.options import collection_paused
+    from phalanx.train.threads import keep_single_threaded
 
     keep_single_threaded()
     _mark("command line")

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 import typer
 
 import phalanx
-from phalanx.cli.options import Set, collection_paused, keep_single_threaded, refused_in_words
+from phalanx.cli.options import Set, collection_paused, refused_in_words
 from phalanx.config import Job, check, default_world_size, load_job, resolve
+from phalanx.train.threads import keep_single_threaded
 
 if TYPE_CHECKING:
     from phalanx.train.run_folder import RunFolder

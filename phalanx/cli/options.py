@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -48,15 +47,6 @@ def load(path: Path, overrides: list[str] | None, world_size: int | None) -> tup
     """The job in a file and the number of ranks to start."""
     job = load_job(path, overrides or [])
     return job, world_size or default_world_size(job, count_cuda())
-
-
-def keep_single_threaded() -> None:
-    """Keep torch and numpy from making thread pools; call before they are imported.
-
-    Pools that are alive in a launcher are broken in the ranks it forks; a rank sets its own
-    number of threads (train.cpu_threads).
-    """
-    os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
 @contextmanager

@@ -12,12 +12,12 @@ from phalanx.cli.options import (
     Set,
     WorldSize,
     collection_paused,
-    keep_single_threaded,
     load,
     print_json,
     refused_in_words,
 )
 from phalanx.config import check, resolve
+from phalanx.train.threads import keep_single_threaded
 
 app = typer.Typer()
 

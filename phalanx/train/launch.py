@@ -16,6 +16,11 @@ import traceback
 from pathlib import Path
 from typing import NoReturn
 
+from phalanx.train.threads import keep_single_threaded, require_single_thread
+
+keep_single_threaded()
+
+# ruff: noqa: E402 - these load numpy and torch, whose pools must not exist when ranks are forked
 from phalanx.config import ConfigError, Job
 from phalanx.train import run_folder
 from phalanx.train.exits import ExitCode
@@ -34,6 +39,7 @@ def launch(job: Job, world_size: int, folder: RunFolder | None = None, json: boo
     except ConfigError as error:
         print_refusal(error, output)
         return ExitCode.CONFIG
+    require_single_thread()
     folder = folder or run_folder.create(job)
     gang = Gang(folder)
     reader = start_ranks(job, world_size, folder, gang)
@@ -49,7 +55,6 @@ def launch(job: Job, world_size: int, folder: RunFolder | None = None, json: boo
 
 def start_ranks(job: Job, world_size: int, folder: RunFolder, gang: Gang) -> int:
     """Fork the ranks; returns the pipe on which rank 0 reports."""
-    assert _threads() == 1, "a fork copies the locks of other threads, but not the threads"
     # Bound here and listening already: the port cannot be taken, and no rank comes too early.
     listener = socket.create_server(("127.0.0.1", 0), backlog=max(world_size, 128))
     reader, writer = os.pipe()
@@ -125,8 +130,3 @@ def _set_environment(rank: int, world_size: int, listener: socket.socket) -> Non
         "MASTER_ADDR": host,
         "MASTER_PORT": str(port),
     }
-
-
-def _threads() -> int:
-    tasks = Path("/proc/self/task")
-    return len(list(tasks.iterdir())) if tasks.exists() else 1

@@ -6,6 +6,9 @@ import json
 import os
 import resource
 import signal
+import subprocess
+import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +20,9 @@ from phalanx.checkpoint import latest, read_manifest
 from phalanx.config import Job
 from phalanx.data import ShardWriter
 from phalanx.train.exits import ExitCode
+from phalanx.train.launch import launch
 from phalanx.train.records import ValidationRecord, read_records
+from phalanx.train.threads import ThreadsError
 from tests.train.forked_runs import Run, alive, small_job, start
 
 __all__ = ["start"]
@@ -213,6 +218,35 @@ def test_chosen_steps_are_traced_on_every_rank(tmp_path: Path, start: Start) -> 
     for rank in range(2):
         trace = json.loads((run.folder.logs / f"trace-rank-{rank}.json").read_text())
         assert any("aten::" in event.get("name", "") for event in trace["traceEvents"])
+
+
+def test_the_launcher_is_single_threaded_whatever_the_environment_says(tmp_path: Path) -> None:
+    script = (
+        "import sys\n"
+        "from phalanx.train.launch import launch\n"
+        "from tests.train.forked_runs import small_job\n"
+        "from pathlib import Path\n"
+        "sys.exit(launch(small_job(Path(sys.argv[1]), 1, train__steps=1), 1))\n"
+    )
+    environment = {key: text for key, text in os.environ.items() if "NUM_THREADS" not in key}
+    environment["OPENBLAS_NUM_THREADS"] = "4"  # a pool that lives from the import of numpy on
+    command = [sys.executable, "-c", script, str(tmp_path)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "step 1/1" in done.stdout
+
+
+def test_a_caller_with_threads_is_told_before_anything_is_made(tmp_path: Path) -> None:
+    leave = threading.Event()
+    other = threading.Thread(target=leave.wait, args=(60,))
+    other.start()
+    try:
+        with pytest.raises(ThreadsError, match=r"has 2 threads.*phalanx train JOB\.toml"):
+            launch(small_job(tmp_path / "runs"), 2)
+    finally:
+        leave.set()
+        other.join()
+    assert not (tmp_path / "runs").exists()
 
 
 def test_an_error_in_one_rank_is_reported_with_that_rank(tmp_path: Path, start: Start) -> None:
