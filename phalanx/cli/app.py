@@ -14,6 +14,7 @@ from phalanx import __version__
 COMMANDS = {
     "train": ("phalanx.cli.train", "Run a training job, or show what it would need."),
     "config": ("phalanx.cli.config", "Show, explain and check configurations."),
+    "plan": ("phalanx.cli.plan", "Choose a mapping: memory, speed, days, dollars, failures."),
     "data": ("phalanx.cli.data", "Make token shards and look into them."),
     "convert": ("phalanx.cli.convert", "Weights from and to Hugging Face folders."),
     "demo": ("phalanx.cli.demo", "Train a small model on four CPU ranks, start to end."),

@@ -98,6 +98,7 @@ class Outlook(Struct, frozen=True, kw_only=True):
     goodput: float  # share of the time that makes progress that is kept
     goodput_low: float  # at the worst published rate
     goodput_high: float  # at the best
+    goodput_fast: float  # if a failure were detected and repaired in LEAST_RECOVERY_SECONDS
     spares: tuple[Spares, ...]
 
 
@@ -226,6 +227,7 @@ def outlook(
         goodput=kept,
         goodput_low=at(max(per_1000, *published))[1],
         goodput_high=at(min(per_1000, *published))[1],
+        goodput_fast=goodput(mtbf, interval, stall, LEAST_RECOVERY_SECONDS),
         spares=spares_of(cluster, settings),
     )
 

@@ -90,7 +90,8 @@ def _figure(picture: Picture) -> Figure:
     # A figure of its own and no pyplot: no window system, no global state.
     figure = NewFigure(figsize=(15, 5.2), facecolor="white", layout="constrained")
     waterfall, front, roof = figure.subplots(1, 3, width_ratios=(1.25, 1, 1))
-    figure.suptitle(picture.title, x=0.01, ha="left", fontsize=13, weight="bold", color=INK)
+    title = f"{picture.title}\n{picture.subtitle}"
+    figure.suptitle(title, x=0.01, ha="left", fontsize=11, weight="bold", color=INK)
     _waterfall(waterfall, picture)
     _front(front, picture)
     _roofline(roof, picture)
@@ -115,16 +116,17 @@ def _waterfall(axes: Axes, picture: Picture) -> None:
     axes.invert_yaxis()
     axes.set_xlim(0, total * 1.13)
     axes.set_xlabel("seconds", fontsize=9, color=INK)
-    axes.set_title(f"Where a step goes\n{picture.subtitle}", fontsize=9, loc="left", color=INK)
+    axes.set_title("Where a step goes", fontsize=9, loc="left", color=INK)
     legend = (("work", USEFUL), ("exposed or repeated", EXPOSED), ("waiting", IDLE))
     for name, colour in legend:
         axes.barh(0, 0, color=colour, label=name)
-    axes.legend(fontsize=8, frameon=False, loc="upper right")
+    axes.legend(fontsize=8, frameon=False, loc="center left")
 
 
 def _front(axes: Axes, picture: Picture) -> None:
     points = sorted(picture.front, key=lambda point: point.x)
-    axes.plot([p.x for p in points], [p.y for p in points], "o-", color=SOFT, ms=4, lw=1)
+    xs, ys = [point.x for point in points], [point.y for point in points]
+    axes.plot(xs, ys, "o-", color=SOFT, ms=4, lw=1, drawstyle="steps-post")
     for point in points:
         if point.chosen:
             axes.plot(point.x, point.y, "*", color=EXPOSED, ms=15, label=point.label)
@@ -133,8 +135,8 @@ def _front(axes: Axes, picture: Picture) -> None:
     axes.set_xlabel(picture.front_axes[0], fontsize=9, color=INK)
     axes.set_ylabel(picture.front_axes[1], fontsize=9, color=INK)
     axes.set_ylim(bottom=0)
-    axes.set_xlim(left=0)
-    axes.legend(fontsize=8, frameon=False, loc="lower right")
+    axes.set_xlim(0, 1.06 * max([picture.memory_limit, *xs]))
+    axes.legend(fontsize=8, frameon=False, loc="upper left")
     axes.set_title("Pareto front: memory against speed", fontsize=9, loc="left", color=INK)
 
 

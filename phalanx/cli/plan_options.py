@@ -1,0 +1,108 @@
+"""The options that say what is to be planned, shared by the commands of ``phalanx plan``."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import wraps
+from typing import Annotated, Any
+
+import typer
+
+from phalanx.plan.request import OBJECTIVES, Request
+from phalanx.plan.workload import OFFLOADS, PRECISIONS, RECOMPUTES, SCHEDULES
+
+PIN = "Fix a part of the mapping"
+
+
+def _words(words: tuple[str, ...]) -> str:
+    return ", ".join(words)
+
+
+def _option(*names: str, help: str, panel: str | None = None, **more: Any) -> Any:
+    return typer.Option(*names, help=help, rich_help_panel=panel, **more)
+
+
+# Field of Request -> type with its option, and default.
+OPTIONS: dict[str, tuple[Any, Any]] = {
+    "model": (Annotated[str, _option("--model", help="A preset, or a job file (*.toml).")], ""),
+    "cluster": (
+        Annotated[str, _option("--cluster", help="E.g. h100-16k, gb200-nvl72-4608, or *.toml.")],
+        "",
+    ),
+    "tokens": (Annotated[str, _option("--tokens", help="Tokens to train on, e.g. 15T.")], ""),
+    "sequence": (Annotated[str, _option("--sequence", help="Tokens in a sample, e.g. 8k.")], ""),
+    "batch": (Annotated[str, _option("--batch", help="Tokens in a step, e.g. 16M.")], ""),
+    "objective": (Annotated[str, _option("--objective", help=_words(OBJECTIVES))], "tokens"),
+    "robust": (
+        Annotated[
+            bool,
+            _option(
+                "--robust/--expected", help="Best at P90 of the error model, or best on average."
+            ),
+        ],
+        True,
+    ),
+    "price": (Annotated[float | None, _option("--price", help="Dollars a GPU-hour.")], None),
+    "failure_rate": (
+        Annotated[
+            str,
+            _option("--failure-rate", help="llama3, rsc-1, rsc-2, or a number per 1000 node-days."),
+        ],
+        "",
+    ),
+    "recovery_seconds": (
+        Annotated[
+            float | None, _option("--recovery-seconds", help="From a failure to the next step.")
+        ],
+        None,
+    ),
+    "tensor": (Annotated[int | None, _option("--tp", help="Tensor.", panel=PIN)], None),
+    "pipeline": (Annotated[int | None, _option("--pp", help="Pipeline.", panel=PIN)], None),
+    "data": (Annotated[int | None, _option("--dp", help="Replicas.", panel=PIN)], None),
+    "context": (Annotated[int | None, _option("--cp", help="Context.", panel=PIN)], None),
+    "expert": (Annotated[int | None, _option("--ep", help="Experts.", panel=PIN)], None),
+    "zero": (Annotated[int | None, _option("--zero", help="ZeRO, 0 to 3.", panel=PIN)], None),
+    "micro_batch": (
+        Annotated[int | None, _option("--micro-batch", help="Samples at once.", panel=PIN)],
+        None,
+    ),
+    "virtual_stages": (
+        Annotated[int | None, _option("--virtual-stages", help="Stages a rank.", panel=PIN)],
+        None,
+    ),
+    "recompute": (
+        Annotated[str, _option("--recompute", help=_words(RECOMPUTES), panel=PIN)],
+        "",
+    ),
+    "schedule": (Annotated[str, _option("--schedule", help=_words(SCHEDULES), panel=PIN)], ""),
+    "precision": (
+        Annotated[str, _option("--precision", help=_words(PRECISIONS), panel=PIN)],
+        "",
+    ),
+    "offload": (Annotated[str, _option("--offload", help=_words(OFFLOADS), panel=PIN)], ""),
+}
+
+
+def takes_request(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options above; it receives them as its first argument, a Request.
+
+    Typer reads a function's signature, and six commands with the same twenty-two parameters
+    would otherwise repeat them six times.
+    """
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
+    shared = [
+        inspect.Parameter(name, keyword, default=default, annotation=kind)
+        for name, (kind, default) in OPTIONS.items()
+    ]
+    everything = [*shared, *(parameter.replace(kind=keyword) for parameter in own)]
+
+    @wraps(command)
+    def wrapper(**given: Any) -> None:
+        request = Request(**{name: given.pop(name) for name in OPTIONS})
+        command(request, **given)
+
+    wrapper.__signature__ = inspect.Signature(everything)  # type: ignore[attr-defined]
+    wrapper.__annotations__ = {p.name: p.annotation for p in everything}
+    return wrapper

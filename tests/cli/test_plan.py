@@ -1,0 +1,118 @@
+"""``phalanx plan``: what is printed, written and refused."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from phalanx.cli.app import app
+from phalanx.config import check, load_job
+
+ASKED = ("--model", "llama3-8b", "--cluster", "h100-64", "--tokens", "1T")
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["plan", *arguments], env={"COLUMNS": "200"})
+
+
+def test_a_plan_is_printed_with_its_facts() -> None:
+    result = run(*ASKED)
+    assert result.exit_code == 0, result.output
+    for word in ("mapping", "MFU", "GiB", "goodput", "spares", "days", "GPU-hours", "CO2"):
+        assert word in result.stdout
+    assert "assumed: sequence 8192" in result.stdout
+
+
+def test_a_plan_as_json_has_numbers_and_intervals() -> None:
+    found = json.loads(run(*ASKED, "--json").stdout)
+    assert found["gpus"] == 64
+    assert found["bill"]["days"]["low"] < found["bill"]["days"]["high"]
+    mapping = found["prediction"]["mapping"]
+    product = 1
+    for axis in ("tensor", "pipeline", "data", "context"):
+        product *= mapping[axis]
+    assert product == 64
+
+
+def test_pins_and_objectives_are_passed_on() -> None:
+    found = json.loads(run(*ASKED, "--tp", "4", "--pp", "2", "--zero", "1", "--json").stdout)
+    mapping = found["prediction"]["mapping"]
+    assert (mapping["tensor"], mapping["pipeline"], mapping["zero"]) == (4, 2, 1)
+
+
+def test_a_job_and_a_picture_are_written(tmp_path: Path) -> None:
+    job, page = tmp_path / "job.toml", tmp_path / "plan.html"
+    result = run(*ASKED, "--emit", str(job), "--plot", str(page))
+    assert result.exit_code == 0, result.output
+    check(load_job(job), 64)
+    assert "<svg" in page.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((), "--model: is missing"),
+        (("--model", "llama3-8b"), "--cluster: is missing"),
+        (("--model", "llama3-8", "--cluster", "h100-64"), '"llama3-8b"'),
+        (("--model", "llama3-8b", "--cluster", "h100-63"), "try 56 or 64"),
+        (("--model", "llama3-8b", "--cluster", "x100-64"), '"v100-64"'),
+        ((*ASKED[:4], "--tokens", "-1"), "positive"),
+        ((*ASKED, "--tp", "3"), "nearest: 2"),
+        ((*ASKED, "--plot", "a.gif"), "a.html"),
+        ((*ASKED, "--emit", "/nowhere/at/all/job.toml"), "cannot be written"),
+        ((*ASKED, "--schedule", "1f2b"), '"1f1b"'),
+    ],
+)
+def test_a_mistake_is_refused_with_exit_code_2(arguments: tuple[str, ...], said: str) -> None:
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert said in result.stderr
+
+
+def test_a_mistake_as_json_is_a_list_of_problems() -> None:
+    result = run("--model", "llama3-8", "--cluster", "h100-64", "--json")
+    assert result.exit_code == 2
+    assert json.loads(result.stdout)["problems"][0]["key"] == "model"
+
+
+def test_explain_says_what_bounds_a_step_and_what_would_help() -> None:
+    result = run("explain", *ASKED)
+    assert "bound by matrix products" in result.stdout
+    assert "What would help most" in result.stdout
+    found = json.loads(run("explain", *ASKED, "--json").stdout)
+    assert found["explanation"]["changes"]
+
+
+def test_compare_puts_two_plans_side_by_side() -> None:
+    result = run("compare", "tp=1", "tp=8,cluster=h200-64", *ASKED)
+    assert "tp=8,cluster=h200-64" in result.stdout and "change" in result.stdout
+    assert run("compare", "tq=1", "", *ASKED).exit_code == 2
+
+
+def test_sweep_prints_a_line_for_each_size() -> None:
+    found = json.loads(run("sweep", *ASKED, "--gpus", "16,64", "--json").stdout)
+    assert [plan["gpus"] for plan in found["plans"]] == [16, 64]
+    assert "dp64" in run("sweep", *ASKED, "--gpus", "64").stdout
+
+
+def test_textbook_shows_formulas_and_contradictions() -> None:
+    result = run("textbook")
+    for text in ("16.0 TB", ">= 200 GPUs", "6.6M tok/s", "26 days", "18x", "9x", "781 replicas"):
+        assert text in result.stdout
+    assert "do not fit together" in result.stdout
+    assert run("textbook", "--cluster", "h100-64").exit_code == 2
+
+
+def test_planning_needs_no_torch() -> None:
+    code = (
+        "import sys; from typer.testing import CliRunner; from phalanx.cli.app import app; "
+        f"result = CliRunner().invoke(app, ['plan', *{ASKED!r}]); "
+        "assert result.exit_code == 0, result.output; "
+        "assert 'torch' not in sys.modules and 'matplotlib' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
