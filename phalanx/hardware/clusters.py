@@ -45,6 +45,8 @@ class ClusterFile(Section, frozen=True, kw_only=True):
     """GPUs that reach each other at full rate; 0: as in the fabric."""
     oversubscription: Annotated[float, Meta(ge=0)] = 0.0
     """Rate inside a pod over rate between pods; 0: as in the fabric."""
+    host_memory_gib: Annotated[int, Meta(ge=0)] = 0
+    """Memory of a server's hosts; 0: as in the kind of server."""
     price_per_gpu_hour: Annotated[float, Meta(ge=0)] = 0.0
     """Dollars; 0: the catalogue's."""
     # Google's fleet average of 2024, https://datacenters.google/efficiency
@@ -72,6 +74,7 @@ class Cluster(Struct, frozen=True, kw_only=True):
     nics_per_gpu: float
     fabric: Fabric
     host_bandwidth: float  # bytes per second between a GPU and host memory, one way
+    host_memory_per_gpu: float  # bytes
     node_watts: float  # rated
     power_load: float  # share of the rating that training draws
     pue: float
@@ -144,6 +147,8 @@ def make_cluster(name: str, described: ClusterFile) -> Cluster:
             oversubscription=described.oversubscription or network.oversubscription,
         ),
         host_bandwidth=node.host_bandwidth,
+        host_memory_per_gpu=(described.host_memory_gib * 2**30 or node.host_memory_bytes)
+        / gpus_per_node,
         node_watts=_node_watts(node, device, min(gpus_per_node, described.gpus)),
         power_load=described.power_load,
         pue=described.pue,

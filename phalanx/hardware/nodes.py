@@ -21,6 +21,7 @@ class Node(Struct, frozen=True, kw_only=True):
     nics_per_gpu: float
     fabric: str
     host_bandwidth: float  # bytes per second between a GPU and its host's memory, one way
+    host_memory_bytes: int  # of the whole server
     watts: float  # rated maximum of the whole server, with GPUs of gpu_watts
     gpu_watts: float
     gpus_per_rack: int
@@ -39,6 +40,7 @@ def nodes() -> dict[str, Node]:
             nics_per_gpu=float(entry["nics_per_gpu"]),
             fabric=entry["fabric"],
             host_bandwidth=_host_bandwidth(entry["host_link"]),
+            host_memory_bytes=entry["host_memory_gib"] * 2**30,
             watts=float(entry["watts"]),
             gpu_watts=float(entry["gpu_watts"]),
             gpus_per_rack=entry["gpus_per_rack"],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from msgspec import Struct, structs
 
@@ -15,7 +16,7 @@ from phalanx.plan.machine import machine_of
 from phalanx.plan.money import Bill, Range, bill
 from phalanx.plan.plot import Picture, Point
 from phalanx.plan.predict import Prediction
-from phalanx.plan.quantities import duration, short
+from phalanx.plan.quantities import duration, short, size
 from phalanx.plan.request import Question
 from phalanx.plan.roofline import kernels
 from phalanx.plan.search import Candidate, SearchResult, search
@@ -28,6 +29,7 @@ from phalanx.plan.workload import Mapping, Precision
 SHARES = (1.0, 0.75, 0.5, 0.375, 0.25, 0.125)
 # How far a search goes for the nearest number of GPUs that works.
 LARGEST_FACTOR = 4096
+HOST_SHARE = 0.8  # of a host's memory that training state may take
 
 
 class Proposal(Struct, frozen=True, kw_only=True):
@@ -111,7 +113,7 @@ def _propose(question: Question, on: Cluster, hint: bool = True) -> Proposal:
 
 
 def _search(question: Question, on: Cluster) -> SearchResult:
-    pins = dict(question.pins)
+    pins = _within_hosts(question, on)
     precision: Precision = pins.pop("precision", "bfloat16")
     return search(
         question.workload,
@@ -121,6 +123,19 @@ def _search(question: Question, on: Cluster) -> SearchResult:
         robust=question.robust,
         precision=precision,
     )
+
+
+def _within_hosts(question: Question, on: Cluster) -> dict[str, Any]:
+    """The pins; without offload where the hosts could not hold the state."""
+    pins = dict(question.pins)
+    state = CHECKPOINT_BYTES_PER_PARAMETER * parameters(question.workload.model).total / on.gpus
+    room = HOST_SHARE * on.host_memory_per_gpu
+    if state <= room:
+        return pins
+    if pins.setdefault("offload", "none") != "none":
+        rule = f"{size(state)} of state a GPU exceed its {size(room)} of host memory"
+        raise ConfigError("offload", f'"{pins["offload"]}"', rule, "leave it out")
+    return pins
 
 
 def _with_nearest(error: ConfigError, question: Question) -> ConfigError:

@@ -69,6 +69,14 @@ def test_a_model_that_cannot_fit_says_the_least_that_would() -> None:
         plan(model="llama3-405b", cluster="h200-8", offload="none")
 
 
+def test_state_goes_to_host_memory_only_where_the_hosts_can_hold_it() -> None:
+    with pytest.raises(ConfigError, match="the least that would"):
+        plan(model="llama3-405b", cluster="h100-16")
+    with pytest.raises(ConfigError, match="of host memory"):
+        plan(model="llama3-405b", cluster="h100-16", offload="parameters")
+    assert plan(model="llama3-405b", cluster="h100-64").prediction.mapping.offload == "parameters"
+
+
 def test_the_least_that_would_fit_does_fit() -> None:
     with pytest.raises(ConfigError) as refused:
         plan(model="llama3-70b", cluster="h100-8", offload="none", zero=3)
