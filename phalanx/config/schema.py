@@ -300,7 +300,7 @@ class Train(Section, frozen=True, kw_only=True):
     deterministic: bool = False
     """Bit-identical from run to run, at some cost in speed."""
     compile: Literal["auto", "on", "off"] = "auto"
-    """torch.compile of each block; auto: on CUDA only."""
+    """torch.compile of each block; auto: on CUDA, for blocks without kernels of our own."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the ranks compute; auto: CUDA where there is one."""
     cpu_threads: Count = 1
