@@ -74,7 +74,9 @@ def explain(
     with refused_in_words(json):
         _complete(request)
         proposal = propose(understand(request))
-        explanation = explain_plan(proposal.prediction, proposal.cluster, most=most)
+        explanation = explain_plan(
+            proposal.prediction, proposal.cluster, proposal.constants, most=most
+        )
     if json:
         print_json({"plan": proposal, "explanation": explanation})
         return

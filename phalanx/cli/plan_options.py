@@ -57,6 +57,10 @@ OPTIONS: dict[str, tuple[Any, Any]] = {
         ],
         None,
     ),
+    "constants": (
+        Annotated[str, _option("--constants", help="File made by plan calibrate.")],
+        "",
+    ),
     "tensor": (Annotated[int | None, _option("--tp", help="Tensor.", panel=PIN)], None),
     "pipeline": (Annotated[int | None, _option("--pp", help="Pipeline.", panel=PIN)], None),
     "data": (Annotated[int | None, _option("--dp", help="Replicas.", panel=PIN)], None),

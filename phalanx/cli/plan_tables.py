@@ -86,7 +86,10 @@ def _facts(proposal: Proposal) -> Iterable[tuple[str, str]]:
     yield "goodput", _goodput(ahead)
     yield (
         "spares",
-        "; ".join(f"{row.spares} ({row.gpus} GPUs), unit: {row.domain}" for row in ahead.spares),
+        "; ".join(
+            f"{row.spares} beside {row.units:,} ({row.domain}), {row.gpus} GPUs"
+            for row in ahead.spares
+        ),
     )
     yield "time", f"{cost.days.mid:,.3g} days ({cost.days.low:,.3g} to {cost.days.high:,.3g})"
     yield (

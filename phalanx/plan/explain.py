@@ -8,6 +8,7 @@ from msgspec import Struct, structs
 
 from phalanx.config import ConfigError
 from phalanx.hardware import Cluster
+from phalanx.plan.constants import Constants
 from phalanx.plan.emit import job_of
 from phalanx.plan.predict import Prediction, predict
 from phalanx.plan.workload import Mapping, Software, Workload
@@ -52,7 +53,11 @@ class Explanation(Struct, frozen=True, kw_only=True):
 
 
 def explain_plan(
-    prediction: Prediction, cluster: Cluster, software: Software | None = None, most: int = 3
+    prediction: Prediction,
+    cluster: Cluster,
+    constants: Constants,
+    software: Software | None = None,
+    most: int = 3,
 ) -> Explanation:
     """The waterfall of a prediction and the few changes that would help most."""
     parts = prediction.parts
@@ -65,18 +70,20 @@ def explain_plan(
         bound_by=WORDS.get(prediction.bound_by, prediction.bound_by),
         loss=WORDS.get(worst, worst),
         loss_share=losses[worst] / prediction.step_seconds,
-        changes=tuple(best_changes(prediction, cluster, software or Software())[:most]),
+        changes=tuple(best_changes(prediction, cluster, constants, software or Software())[:most]),
     )
 
 
-def best_changes(prediction: Prediction, cluster: Cluster, software: Software) -> list[Change]:
+def best_changes(
+    prediction: Prediction, cluster: Cluster, constants: Constants, software: Software
+) -> list[Change]:
     """Every single change that can run, fits and makes tokens faster; best first."""
     found = []
     for kind, what, workload, mapping, on, does in _candidates(prediction, cluster, software):
         try:
             if kind == "mapping":
                 job_of("plan", workload, mapping, workload.tokens, 0)
-            other = predict(workload, mapping, on, software=does)
+            other = predict(workload, mapping, on, constants=constants, software=does)
         except ConfigError:
             continue
         gain = other.tokens_per_second / prediction.tokens_per_second - 1

@@ -9,6 +9,7 @@ from msgspec import Struct, structs
 
 from phalanx.config import ConfigError
 from phalanx.hardware import Cluster
+from phalanx.plan.constants import Constants
 from phalanx.plan.counts import parameters
 from phalanx.plan.emit import job_of, job_toml
 from phalanx.plan.failures import Outlook, outlook
@@ -52,6 +53,7 @@ class Proposal(Struct, frozen=True, kw_only=True):
     considered: int
     fitting: int
     search_seconds: float
+    constants: Constants
     assumed: tuple[str, ...]
 
 
@@ -108,6 +110,7 @@ def _propose(question: Question, on: Cluster, hint: bool = True) -> Proposal:
         considered=result.considered,
         fitting=result.fitting,
         search_seconds=result.seconds,
+        constants=question.constants,
         assumed=question.assumed,
     )
 
@@ -122,6 +125,7 @@ def _search(question: Question, on: Cluster) -> SearchResult:
         objective=question.objective,
         robust=question.robust,
         precision=precision,
+        constants=question.constants,
     )
 
 
@@ -234,7 +238,7 @@ def picture(proposal: Proposal) -> Picture:
         ),
         front_axes=("GiB of a GPU", "tokens/s of a GPU"),
         memory_limit=prediction.memory_limit / 2**30,
-        kernels=kernels(prediction, on),
+        kernels=kernels(prediction, on, proposal.constants),
         peak_flops=machine_of(on, proposal.gpus).peak(prediction.mapping.precision),
         memory_bandwidth=on.gpu.memory_bandwidth,
         gpu=on.gpu.name,

@@ -13,6 +13,7 @@ from phalanx.config.errors import did_you_mean
 from phalanx.config.numbers import nearest_divisor
 from phalanx.hardware import Cluster, cluster
 from phalanx.hardware.tables import nearest
+from phalanx.plan.constants import Constants, shipped
 from phalanx.plan.counts import parameters
 from phalanx.plan.failures import FailureSettings, rate_named
 from phalanx.plan.quantities import quantity, short
@@ -69,6 +70,7 @@ class Request(Struct, frozen=True, kw_only=True):
     price: float | None = None
     failure_rate: str = ""
     recovery_seconds: float | None = None
+    constants: str = ""  # a file of calibrated constants
 
 
 class Question(Struct, frozen=True, kw_only=True):
@@ -82,6 +84,7 @@ class Question(Struct, frozen=True, kw_only=True):
     objective: Objective
     robust: bool
     failures: FailureSettings
+    constants: Constants
     assumed: tuple[str, ...]  # what nobody said
 
 
@@ -116,6 +119,7 @@ def understand(request: Request) -> Question:
         objective=_objective(request.objective),
         robust=request.robust,
         failures=_failures(request),
+        constants=load_constants(Path(request.constants)) if request.constants else shipped(),
         assumed=tuple(assumed),
     )
 
@@ -189,6 +193,16 @@ def _failures(request: Request) -> FailureSettings:
             )
         settings = structs.replace(settings, recovery_seconds=request.recovery_seconds)
     return settings
+
+
+def load_constants(path: Path) -> Constants:
+    """Constants that ``phalanx plan calibrate`` wrote."""
+    try:
+        return msgspec.toml.decode(path.read_bytes(), type=Constants)
+    except FileNotFoundError:
+        raise ConfigError("constants", str(path), "no such file") from None
+    except (OSError, msgspec.DecodeError, ValueError) as error:
+        raise ConfigError("constants", str(path), f"cannot be read: {error}") from None
 
 
 def _pins(request: Request, model: Model, gpus: int) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from phalanx.config import Model
 from phalanx.hardware import Cluster
-from phalanx.plan.constants import shipped
+from phalanx.plan.constants import Constants
 from phalanx.plan.counts import flops_per_token
 from phalanx.plan.machine import machine_of
 from phalanx.plan.plot import Kernel
@@ -14,7 +14,7 @@ from phalanx.plan.predict import Prediction
 PASS_FLOPS_PER_BYTE = 0.5
 
 
-def kernels(prediction: Prediction, cluster: Cluster) -> tuple[Kernel, ...]:
+def kernels(prediction: Prediction, cluster: Cluster, constants: Constants) -> tuple[Kernel, ...]:
     """Matrix products, attention and memory-bound passes: intensity and speed on one GPU."""
     workload, mapping, parts = prediction.workload, prediction.mapping, prediction.parts
     model = workload.model
@@ -24,7 +24,7 @@ def kernels(prediction: Prediction, cluster: Cluster) -> tuple[Kernel, ...]:
     attention = whole - products
     here = mapping.micro_batch * workload.sequence / mapping.context
     machine = machine_of(cluster, prediction.gpus)
-    passes = PASS_FLOPS_PER_BYTE * machine.memory_bandwidth * shipped().memory
+    passes = PASS_FLOPS_PER_BYTE * machine.memory_bandwidth * constants.memory
     found = [
         Kernel(
             "matmul",
