@@ -99,7 +99,7 @@ def test_mode_trains_like_the_plain_one(mode: str) -> None:
     assert found == pytest.approx(expected, rel=2e-2 if "fp8" in mode else 5e-3)
 
 
-@pytest.mark.parametrize("compiled", ["off", "on"])
+@pytest.mark.parametrize("compiled", ["off", "on"], ids=["eager", "blocks-compiled"])
 @pytest.mark.parametrize("kind", ["dense", "moe", "moe-bias", "latent", "documents"])
 def test_model_on_gpu_agrees_with_fp32_on_cpu(kind: str, compiled: str) -> None:
     sections: dict[str, dict[str, Any]] = {"train": {"steps": 3, "compile": compiled}}
@@ -120,7 +120,7 @@ def test_model_on_gpu_agrees_with_fp32_on_cpu(kind: str, compiled: str) -> None:
     assert found == pytest.approx(expected, rel=5e-3)
 
 
-@pytest.mark.parametrize("compiled", ["off", "on"])
+@pytest.mark.parametrize("compiled", ["off", "on"], ids=["eager", "blocks-compiled"])
 def test_deterministic_runs_and_resumes_are_equal_to_the_bit(compiled: str, tmp_path: Path) -> None:
     job = job_with(train={"deterministic": True, "compile": compiled, "steps": 6})
     whole = make_trainer(job)
