@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from msgspec import structs
 from rich.box import SIMPLE
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from phalanx.plan.explain import WORDS, Change, Explanation
-from phalanx.plan.failures import LEAST_RECOVERY_SECONDS, Outlook
+from phalanx.plan.failures import DAY_SECONDS, LEAST_RECOVERY_SECONDS, Outlook
 from phalanx.plan.money import Range
 from phalanx.plan.predict import Prediction
 from phalanx.plan.proposal import Proposal, describe
@@ -91,7 +92,8 @@ def _facts(proposal: Proposal) -> Iterable[tuple[str, str]]:
             for row in ahead.spares
         ),
     )
-    yield "time", f"{cost.days.mid:,.3g} days ({cost.days.low:,.3g} to {cost.days.high:,.3g})"
+    least, mid, most = (duration(days * DAY_SECONDS) for days in structs.astuple(cost.days))
+    yield "time", f"{mid} ({least} to {most})"
     yield (
         "cost",
         f"{_range(cost.dollars, '$')}, {short(cost.gpu_hours.mid)} GPU-hours at "

@@ -96,7 +96,7 @@ class Outlook(Struct, frozen=True, kw_only=True):
     young_interval_seconds: float
     interval_seconds: float  # the exact optimum, not below the time to write a checkpoint
     goodput: float  # share of the time that makes progress that is kept
-    goodput_low: float  # at the worst published rate
+    goodput_low: float  # at the worst published rate, or 1.5 times a given one
     goodput_high: float  # at the best
     goodput_fast: float  # if a failure were detected and repaired in LEAST_RECOVERY_SECONDS
     spares: tuple[Spares, ...]
@@ -174,7 +174,7 @@ def goodput(mtbf: float, interval: float, stall: float, recovery: float) -> floa
     segment = (interval + stall) / mtbf
     if segment > 700:
         return 0.0
-    return interval / mtbf / (math.exp(recovery / mtbf) * math.expm1(segment))
+    return interval / mtbf * math.exp(-recovery / mtbf) / math.expm1(segment)
 
 
 def linear_goodput(mtbf: float, interval: float, stall: float, recovery: float) -> float:
@@ -211,7 +211,7 @@ def outlook(
         return interval, goodput(mean, interval, stall, cost)
 
     interval, kept = at(per_1000)
-    published = [rate.per_1000_node_days for rate in RATES.values()]
+    rates = _plausible(settings.rate)
     return Outlook(
         rate=settings.rate,
         mtbf_seconds=mtbf,
@@ -225,11 +225,18 @@ def outlook(
         young_interval_seconds=young_interval(mtbf, stall),
         interval_seconds=interval,
         goodput=kept,
-        goodput_low=at(max(per_1000, *published))[1],
-        goodput_high=at(min(per_1000, *published))[1],
+        goodput_low=at(max(rates))[1],
+        goodput_high=at(min(rates))[1],
         goodput_fast=goodput(mtbf, interval, stall, LEAST_RECOVERY_SECONDS),
         spares=spares_of(cluster, settings),
     )
+
+
+def _plausible(rate: Rate) -> list[float]:
+    """The published rates; around a rate that the user knows, what luck does in a few weeks."""
+    if rate.name in RATES:
+        return [known.per_1000_node_days for known in RATES.values()]
+    return [rate.per_1000_node_days / 1.5, rate.per_1000_node_days * 1.5]
 
 
 def spares_of(cluster: Cluster, settings: FailureSettings) -> tuple[Spares, ...]:

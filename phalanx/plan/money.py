@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from msgspec import Struct
 
 from phalanx.hardware import Cluster
@@ -42,9 +44,9 @@ def bill(
 ) -> Bill:
     """Days and cost of a token budget. The slow end of the speed meets the poor end of goodput."""
     days = Range(
-        tokens / (tokens_per_second.high * goodput.high) / DAY_SECONDS,
-        tokens / (tokens_per_second.mid * goodput.mid) / DAY_SECONDS,
-        tokens / (tokens_per_second.low * goodput.low) / DAY_SECONDS,
+        _days(tokens, tokens_per_second.high * goodput.high),
+        _days(tokens, tokens_per_second.mid * goodput.mid),
+        _days(tokens, tokens_per_second.low * goodput.low),
     )
     paid = cluster.gpus + spare_gpus
     gpu_hours = days.times(24 * paid)
@@ -60,3 +62,8 @@ def bill(
         megawatt_hours=megawatt_hours,
         tonnes_co2=megawatt_hours.times(cluster.carbon_kg_per_kwh),
     )
+
+
+def _days(tokens: int, kept_tokens_per_second: float) -> float:
+    # A cluster that fails faster than it recovers never ends.
+    return tokens / kept_tokens_per_second / DAY_SECONDS if kept_tokens_per_second else math.inf

@@ -103,6 +103,11 @@ def test_the_linear_form_agrees_where_times_are_short() -> None:
     assert linear_goodput(*arguments) == pytest.approx(goodput(*arguments), abs=5e-4)
 
 
+def test_a_cluster_that_fails_faster_than_it_recovers_keeps_nothing() -> None:
+    assert goodput(1.0, 1.0, 0.1, 1e6) == 0.0
+    assert goodput(1.0, 1e6, 0.1, 1.0) == 0.0
+
+
 def test_goodput_is_what_a_simulated_run_keeps() -> None:
     mtbf, interval, stall, recovery = 1000.0, 300.0, 40.0, 500.0
     dice = random.Random(7)

@@ -43,6 +43,11 @@ def test_twice_the_tokens_cost_twice(tokens: int, speed: float, kept: float, tim
     assert one.days.low == one.days.mid == one.days.high
 
 
+def test_a_run_that_keeps_nothing_never_ends() -> None:
+    found = bill(cluster("h200-8"), 10**9, SPEED, Range(0.0, 0.5, 0.9))
+    assert found.days.mid < found.days.high == float("inf")
+
+
 def test_intervals_are_ordered() -> None:
     found = bill(cluster("a100-1024"), 10**12, SPEED, GOODPUT)
     for interval in (found.days, found.gpu_hours, found.dollars, found.megawatt_hours):
