@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import subprocess
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 app = typer.Typer()
 
 JOB = Path(phalanx.__file__).parents[1] / "examples" / "demo.toml"
+MORE_STEPS = 40
 
 
 @app.command()
@@ -34,14 +37,16 @@ def demo(overrides: Set = None) -> None:
     job = resolve(job, ranks)
     keep_single_threaded()
     _tokenize(job)
-    print(f"\n== Training on {ranks} ranks: {_axes(job)}", flush=True)
+    began = time.monotonic()
+    print(_what_comes(job, ranks), flush=True)
     with collection_paused():
         from phalanx.train import run_folder
         from phalanx.train.launch import launch
 
     folder = run_folder.create(job)
-    code = launch(job, ranks, folder)
+    code = launch(job, ranks, folder, waited_seconds=time.monotonic() - began)
     if code == 0:
+        print(_what_happened(job, folder, time.monotonic() - began))
         print(_what_next(job, folder))
     raise typer.Exit(code)
 
@@ -58,37 +63,62 @@ def _tokenize(job: Job) -> None:
     # In a process of its own: the tokenizer's threads would otherwise be alive when ranks fork.
     command = [sys.executable, "-m", "phalanx", "data", "tokenize", "--stdlib", "--force"]
     command += ["--vocab-size", str(job.model.vocab), "--out", str(corpus)]
+    began = time.monotonic()
     code = subprocess.run(command, check=False).returncode
     if code:
         raise typer.Exit(code)
+    print(f"tokenised in {time.monotonic() - began:.0f} s", flush=True)
 
 
-def _axes(job: Job) -> str:
+def _what_comes(job: Job, ranks: int) -> str:
+    from phalanx.plan.counts import parameters
+
     sizes = {
         name: getattr(job.parallel, name) for name in ("pipeline", "data", "context", "tensor")
     }
-    return " x ".join(f"{name} {size}" for name, size in sizes.items() if size > 1)
+    axes = " x ".join(f"{name} {size}" for name, size in sizes.items() if size > 1)
+    size = parameters(job.model).total
+    batch = f"{job.train.global_batch} x {job.data.sequence} tokens"
+    return f"""
+== Training on {ranks} ranks: {axes}
+{size / 1e6:.1f} M parameters, {job.train.steps} steps of {batch}; Ctrl-C stops and saves"""
+
+
+def _what_happened(job: Job, folder: RunFolder, seconds: float) -> str:
+    from phalanx.train.records import ValidationRecord, read_records
+
+    text = f"trained in {seconds:.0f} s, the start of the ranks included"
+    with suppress(FileNotFoundError):  # a run of a few steps validates nothing
+        *_, last = read_records(folder.validation, ValidationRecord)
+        text += f"\nloss on text it has not seen: {last.loss:.2f}"
+        text += f" (blind guessing: {math.log(job.model.vocab):.2f})"
+    return text
 
 
 def _what_next(job: Job, folder: RunFolder) -> str:
-    program = "phalanx" if shutil.which("phalanx") else _from_here(Path(sys.argv[0]))
-    train = f"{program} train {_from_here(JOB)}"
+    from phalanx.train.progress import from_here
+
+    program = "phalanx" if shutil.which("phalanx") else str(from_here(Path(sys.argv[0])))
+    again = f"{program} train {from_here(JOB)}"
+    large = from_here(JOB.with_name("llama3-405b.toml"))
     return f"""
 == Where everything is
   corpus        {job.data.path}
-  checkpoints   {_from_here(folder.checkpoints)}
-  metrics       {_from_here(folder.steps)}
-  settings      {_from_here(folder.config)}
-  logs          {_from_here(folder.logs)}
+  checkpoints   {from_here(folder.checkpoints)}
+  metrics       {from_here(folder.steps)}
+  settings      {from_here(folder.config)}
+  logs          {from_here(folder.logs)}
 
 == What to try next
-  {train} --set checkpoint.resume=auto --set train.steps={job.train.steps + 40}
-  {train} --set parallel.pipeline=1 --set parallel.data=4
-  {program} train {_from_here(JOB.with_name("llama3-405b.toml"))} --dry-run
+  # from the last checkpoint, {MORE_STEPS} steps further
+  {again} \\
+    --set checkpoint.resume=auto --set train.steps={job.train.steps + MORE_STEPS}
+  # the same model as four data replicas
+  {again} \\
+    --set parallel.pipeline=1 --set parallel.data=4
+  # bytes per rank of a 405B model on 16,384 GPUs, without a GPU
+  {program} train {large} --dry-run
+  # what the corpus holds
   {program} data inspect {job.data.path}
+  # what each setting means
   {program} config explain parallel"""
-
-
-def _from_here(path: Path) -> str:
-    """A path as one would type it in the current folder."""
-    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)

@@ -51,5 +51,6 @@ def train(
         return
     with collection_paused():
         from phalanx.train.launch import launch
+        from phalanx.train.progress import process_age_seconds
 
-    raise typer.Exit(launch(job, ranks, json=json))
+    raise typer.Exit(launch(job, ranks, json=json, waited_seconds=process_age_seconds()))

@@ -25,14 +25,31 @@ from phalanx.config import ConfigError, Job
 from phalanx.train import run_folder
 from phalanx.train.exits import ExitCode
 from phalanx.train.gang import Gang, die_with_parent
-from phalanx.train.progress import Output, PipeSink, open_display, print_exit, print_refusal
+from phalanx.train.progress import (
+    Output,
+    PipeSink,
+    WaitClock,
+    open_display,
+    print_exit,
+    print_refusal,
+)
 from phalanx.train.run_folder import RunFolder
 from phalanx.train.stop import STOP_SIGNALS
 from phalanx.train.worker import Worker, refuse
 
 
-def launch(job: Job, world_size: int, folder: RunFolder | None = None, json: bool = False) -> int:
-    """Run a resolved job on ``world_size`` ranks of this machine; returns the exit code."""
+def launch(
+    job: Job,
+    world_size: int,
+    folder: RunFolder | None = None,
+    json: bool = False,
+    waited_seconds: float = 0.0,
+) -> int:
+    """Run a resolved job on ``world_size`` ranks of this machine; returns the exit code.
+
+    ``waited_seconds`` is what a person has waited already; it counts for the first step.
+    """
+    clock = WaitClock(waited_seconds)
     output: Output = "json" if json else "auto"
     try:
         refuse(job)
@@ -43,7 +60,7 @@ def launch(job: Job, world_size: int, folder: RunFolder | None = None, json: boo
     folder = folder or run_folder.create(job)
     gang = Gang(folder)
     reader = start_ranks(job, world_size, folder, gang)
-    display = open_display(output, job, folder)
+    display = open_display(output, job, folder, clock)
     try:
         gang.watch(reader, display.write)
     finally:

@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Literal
 
 import msgspec
-from rich.console import Console
+import rich.live
+from rich.console import Console, Group
 from rich.progress import BarColumn, Progress, TextColumn
+from rich.text import Text
 
 from phalanx.config import ConfigError, Job
 from phalanx.train.exits import ExitCode, ExitInfo
@@ -54,14 +56,26 @@ class Json:
         self.flush()
 
 
+class WaitClock:
+    """How long a person waits for the first step."""
+
+    def __init__(self, waited_seconds: float = 0.0) -> None:
+        self._began = time.monotonic() - waited_seconds
+
+    def text(self) -> str:
+        """To be called when the first step is there."""
+        return f"first step after {time.monotonic() - self._began:.1f} s"
+
+
 class Plain:
     """A line at each log interval, for files and pipes."""
 
-    def __init__(self, job: Job, folder: RunFolder) -> None:
+    def __init__(self, job: Job, folder: RunFolder, clock: WaitClock) -> None:
+        self._clock = clock
         self._job = job
         self._shown_step = -1
         self._last: StepRecord | None = None
-        print(f"{job.name}: {folder.path}", flush=True)
+        print(f"{job.name}: {from_here(folder.path)}", flush=True)
 
     def write(self, record: Record) -> None:
         if not isinstance(record, StepRecord):
@@ -70,7 +84,7 @@ class Plain:
         first = self._last is None
         self._last = record
         if first:
-            print(first_step_text(), flush=True)
+            print(self._clock.text(), flush=True)
         if first or record.skipped or record.step % self._job.log.every == 0:
             self._show(record)
 
@@ -83,52 +97,62 @@ class Plain:
 
     def _show(self, record: StepRecord) -> None:
         self._shown_step = record.step
-        print(f"step {record.step}/{self._job.train.steps}  {step_text(record)}", flush=True)
+        eta = duration(record.eta_seconds)
+        progress = f"step {record.step}/{self._job.train.steps}"
+        print(f"{progress}  {figures(record)}  eta {eta}", flush=True)
 
 
 class Live:
-    """A bar that moves, with validations and checkpoints scrolling above it."""
+    """A bar that moves over a line of figures; validations and checkpoints scroll above them."""
 
-    def __init__(self, job: Job, folder: RunFolder) -> None:
-        columns = ("{task.completed}/{task.total}", "{task.fields[text]}")
-        self._bar = Progress(
-            TextColumn("[bold]{task.description}"),
-            BarColumn(bar_width=24),
-            *(TextColumn(column) for column in columns),
-            console=Console(highlight=False, soft_wrap=True),
-        )
-        self._bar.console.print(f"{job.name}: {folder.path}")
-        self._task = self._bar.add_task("step", total=job.train.steps, text="starting")
+    def __init__(self, job: Job, folder: RunFolder, clock: WaitClock) -> None:
+        self._clock = clock
         self._started = False
-        self._bar.start()
+        self._bar = Progress(
+            TextColumn("[bold]step {task.completed}/{task.total}"),
+            BarColumn(bar_width=40),
+            TextColumn("eta {task.fields[eta]}"),
+        )
+        self._task = self._bar.add_task("step", total=job.train.steps, eta="unknown")
+        console = Console(highlight=False, soft_wrap=True)
+        # Four times a second: a machine that trains on its cores has better things to do.
+        self._screen = rich.live.Live(console=console, refresh_per_second=4)
+        self._screen.console.print(f"{job.name}: {from_here(folder.path)}", markup=False)
+        self._show("starting the ranks")
+        self._screen.start()
 
     def write(self, record: Record) -> None:
         if not isinstance(record, StepRecord):
-            self._bar.console.print(event_text(record))
+            self._screen.console.print(event_text(record), markup=False)
             return
         if not self._started:
             self._started = True
-            self._bar.console.print(first_step_text())
-        self._bar.update(self._task, completed=record.step, text=step_text(record))
+            self._screen.console.print(self._clock.text())
+        eta = duration(record.eta_seconds)
+        self._bar.update(self._task, completed=record.step, eta=eta)
+        self._show(figures(record))
 
     def flush(self) -> None:
         pass
 
     def close(self) -> None:
-        self._bar.stop()
+        self._screen.stop()
+
+    def _show(self, text: str) -> None:
+        self._screen.update(Group(self._bar, Text(text, no_wrap=True, overflow="ellipsis")))
 
 
-def open_display(output: Output, job: Job, folder: RunFolder) -> Sink:
+def open_display(output: Output, job: Job, folder: RunFolder, clock: WaitClock) -> Sink:
     """The display that was asked for, or the one that fits stdout."""
     if output == "json":
         return Json()
     if output == "live" or (output == "auto" and sys.stdout.isatty()):
-        return Live(job, folder)
-    return Plain(job, folder)
+        return Live(job, folder, clock)
+    return Plain(job, folder, clock)
 
 
-def step_text(record: StepRecord) -> str:
-    """A step on one line."""
+def figures(record: StepRecord) -> str:
+    """What a step measured, on one line."""
     loss = "not finite" if record.loss is None else f"{record.loss:.4f}"
     norm = "not finite" if record.grad_norm is None else f"{record.grad_norm:.3f}"
     mfu = record.mfu_basis if record.mfu is None else f"{record.mfu:.1%}"
@@ -137,7 +161,6 @@ def step_text(record: StepRecord) -> str:
         f"grad {norm}",
         f"{record.tokens_per_second:,.0f} tok/s",
         f"mfu {mfu}",
-        f"eta {duration(record.eta_seconds)}",
     ]
     return "  ".join(pieces + ["skipped"] * record.skipped)
 
@@ -145,21 +168,18 @@ def step_text(record: StepRecord) -> str:
 def event_text(record: ValidationRecord | CheckpointRecord) -> str:
     """A validation or checkpoint on one line."""
     if isinstance(record, CheckpointRecord):
-        return f"checkpoint of step {record.step} in {record.seconds:.1f} s: {record.path}"
+        where = from_here(Path(record.path))
+        return f"checkpoint of step {record.step} in {record.seconds:.1f} s: {where}"
     loss = "not finite" if record.loss is None else f"{record.loss:.4f}"
     return f"validation loss after step {record.step}: {loss}"
-
-
-def first_step_text() -> str:
-    """How long a person waited for the first step."""
-    return f"first step after {process_age_seconds():.1f} s"
 
 
 def exit_text(info: ExitInfo, folder: RunFolder) -> str:
     """How the run ended, for a person."""
     if info.code == ExitCode.DONE:
         warnings = [f"warning: {what}: {why}" for what, why in info.details.items()]
-        done = f"{info.message} ({info.reason}); everything is in {folder.path}"
+        why = "" if info.reason == "done" else f" ({info.reason})"
+        done = f"{info.message}{why}; everything is in {from_here(folder.path)}"
         return "\n".join([*warnings, done])
     who = "the run" if info.rank is None else f"rank {info.rank}"
     lines = [f"{who} failed ({info.reason}, exit {info.code}): {info.message}"]
@@ -197,6 +217,11 @@ def duration(seconds: float | None) -> str:
         return "unknown"
     minutes, whole = divmod(round(seconds), 60)
     return f"{minutes // 60}:{minutes % 60:02d}:{whole:02d}"
+
+
+def from_here(path: Path) -> Path:
+    """A path as one would type it in the current folder."""
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
 def process_age_seconds() -> float:

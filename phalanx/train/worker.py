@@ -28,7 +28,7 @@ from phalanx.parallel.mesh import build_mesh
 from phalanx.train import loop, run_folder
 from phalanx.train.exits import ExitCode, ExitInfo, classify
 from phalanx.train.memory import device_memory_error
-from phalanx.train.progress import Plain, print_refusal
+from phalanx.train.progress import Plain, WaitClock, print_refusal, process_age_seconds
 from phalanx.train.provenance import write_provenance
 from phalanx.train.resume import find_parent, load_start
 from phalanx.train.run_folder import RunFolder
@@ -149,7 +149,7 @@ class Worker:
     def _sinks(self, folder: RunFolder) -> list[Sink]:
         if self.rank != 0:
             return []
-        watcher = self._watcher or Plain(self.job, folder)
+        watcher = self._watcher or Plain(self.job, folder, WaitClock(process_age_seconds()))
         return [*open_sinks(self.job, folder), watcher]
 
     def _failure(self, error: BaseException) -> ExitInfo:

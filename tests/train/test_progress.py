@@ -1,0 +1,69 @@
+"""What a person reads while a run goes on and when it ends."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from phalanx.train.exits import ExitCode, ExitInfo
+from phalanx.train.progress import Live, Plain, WaitClock, exit_text, from_here
+from phalanx.train.run_folder import RunFolder
+from tests.train.forked_runs import small_job
+from tests.train.sample_records import checkpoint_record, step_record
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    return RunFolder(tmp_path)
+
+
+def test_the_live_display_fits_a_terminal_of_80_columns(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as on a terminal
+    display = Live(small_job(folder.path), folder, WaitClock())
+    display.write(checkpoint_record(2))
+    display.write(step_record(3, tokens_per_second=1234567.0, eta_seconds=86399.0))
+    display.close()
+    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", capsys.readouterr().out)
+    *_, bar, figures = shown.replace("\r", "\n").strip().splitlines()
+    assert re.fullmatch(r"step 3/6 .{40} eta 23:59:59", bar.strip())
+    assert figures.strip() == "loss 4.2500  grad 1.500  1,234,567 tok/s  mfu n/a on cpu"
+    assert "checkpoint of step 2" in shown
+
+
+def test_plain_lines_come_at_the_first_step_at_the_interval_and_at_the_end(
+    folder: RunFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    display = Plain(small_job(folder.path, log__every=2), folder, WaitClock())
+    for step in range(1, 6):
+        display.write(step_record(step))
+    display.close()
+    steps = re.findall(r"^step (\d)/6", capsys.readouterr().out, re.MULTILINE)
+    assert steps == ["1", "2", "4", "5"]
+
+
+def test_the_wait_for_the_first_step_counts_what_was_waited_before() -> None:
+    assert float(WaitClock().text().split()[3]) < 50
+    assert 100 <= float(WaitClock(waited_seconds=100).text().split()[3]) < 150
+
+
+def test_a_run_that_lost_records_on_the_way_ends_with_a_warning(folder: RunFolder) -> None:
+    done = ExitInfo(
+        code=ExitCode.DONE, reason="done", message="all done", details={"Wandb failed": "no key"}
+    )
+    assert exit_text(done, folder).startswith("warning: Wandb failed: no key\nall done;")
+
+
+def test_a_stop_on_request_names_the_signal(folder: RunFolder) -> None:
+    stopped = ExitInfo(code=ExitCode.DONE, reason="SIGTERM", message="stopped at step 3")
+    assert "stopped at step 3 (SIGTERM);" in exit_text(stopped, folder)
+
+
+def test_paths_are_shown_as_one_types_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert from_here(tmp_path / "runs" / "x") == Path("runs/x")
+    assert from_here(Path("/elsewhere")) == Path("/elsewhere")
