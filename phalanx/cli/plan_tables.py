@@ -190,6 +190,7 @@ def print_explanation(proposal: Proposal, explanation: Explanation) -> None:
         f"{explanation.loss_share:.1%} of a step\n"
     )
     out.print(_changes(explanation.changes))
+    out.print(_traffic(proposal))
     out.print(_stages(prediction))
 
 
@@ -198,6 +199,21 @@ def _changes(changes: Sequence[Change]) -> Table:
     for change in changes:
         memory = f"{change.memory_bytes / 2**30:.1f}"
         made.add_row(escape(change.what), change.kind, f"{change.gain:+.1%}", memory)
+    return made
+
+
+def _traffic(proposal: Proposal) -> Table:
+    headings = ("axis", "over", "ranks", "within", "sent", "at line rate")
+    made = table("What a GPU sends in a step", *headings, left=2)
+    for row in proposal.traffic:
+        made.add_row(
+            row.axis,
+            "NVLink" if row.inside_domain else "network",
+            f"{row.ranks:,}",
+            f"{row.span:,} GPUs",
+            size(row.sent_bytes),
+            duration(row.line_seconds(proposal.cluster)),
+        )
     return made
 
 

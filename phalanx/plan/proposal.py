@@ -23,6 +23,7 @@ from phalanx.plan.roofline import kernels
 from phalanx.plan.search import Candidate, SearchResult, search
 from phalanx.plan.space import Pins
 from phalanx.plan.textbook import CHECKPOINT_BYTES_PER_PARAMETER
+from phalanx.plan.traffic import AxisTraffic, traffic
 from phalanx.plan.workload import Mapping, Precision
 
 # Shares of a cluster that are tried where fewer GPUs may be better: failures and batch limits
@@ -45,6 +46,7 @@ class Proposal(Struct, frozen=True, kw_only=True):
     objective: str
     prediction: Prediction
     tokens_per_second: Range
+    traffic: tuple[AxisTraffic, ...]
     failures: Outlook
     checkpoint_steps: int
     bill: Bill
@@ -102,6 +104,7 @@ def _propose(question: Question, on: Cluster, hint: bool = True) -> Proposal:
         objective=question.objective,
         prediction=best,
         tokens_per_second=speed,
+        traffic=traffic(question.workload, best.mapping, on),
         failures=ahead,
         checkpoint_steps=max(1, round(ahead.interval_seconds / best.step_seconds)),
         bill=bill(on, question.tokens, speed, kept, spare_gpus=ahead.spares[0].gpus),
