@@ -1,4 +1,4 @@
-"""``phalanx data``: make token shards and look into them."""
+"""``phalanx data``: make token shards, prove them, look into them, put them where they are read."""
 
 from __future__ import annotations
 
@@ -6,50 +6,39 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import msgspec
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
+from phalanx.cli.data_view import bar, print_inspected, print_tokenized, show_progress
 from phalanx.cli.options import Json, print_json, refused_in_words
-from phalanx.data import CorpusManifest, DataError, ShardSource, read_manifest, verify
-from phalanx.data.manifest import TOKENIZER_NAME
+from phalanx.data.errors import DataError
 
 if TYPE_CHECKING:
-    from phalanx.data.tokenize import Tokenized
+    from tokenizers import Tokenizer
 
 app = typer.Typer(no_args_is_help=True, help="Make token shards and look into them.")
 
-
-class TokenizeReport(msgspec.Struct):
-    """Result of ``tokenize --json``."""
-
-    out: str
-    files: int
-    text_bytes: int
-    unreadable: tuple[str, ...]
-    vocab: int
-    documents: int
-    tokens: int
-    bytes_per_token: float
-
-
-class InspectReport(msgspec.Struct):
-    """Result of ``inspect --json``."""
-
-    path: str
-    manifest: CorpusManifest
-    verified: bool
-    samples: list[str]
+Inputs = Annotated[
+    list[Path] | None,
+    typer.Argument(help="Text, JSONL, Parquet or WebDataset files, or folders of them."),
+]
+Suffix = Annotated[
+    list[str] | None, typer.Option(help="File suffix taken from folders (repeatable).")
+]
+TextKey = Annotated[str, typer.Option(help="Key or column that holds a document's text.")]
+Corpus = Annotated[
+    Path, typer.Argument(help="Folder of token shards, or a Megatron or datatrove corpus.")
+]
+Fraction = Annotated[
+    float, typer.Option(min=0.0, max=1.0, help="Share of the documents held out for validation.")
+]
 
 
 @app.command()
 def tokenize(
     out: Annotated[Path, typer.Option(help="Folder that receives the shards.")],
-    inputs: Annotated[list[Path] | None, typer.Argument(help="Text files or folders.")] = None,
-    suffix: Annotated[
-        list[str] | None, typer.Option(help="File suffix taken from folders (repeatable).")
-    ] = None,
+    inputs: Inputs = None,
+    suffix: Suffix = None,
+    text_key: TextKey = "text",
     stdlib: Annotated[
         bool, typer.Option(help="Use the sources of Python's standard library as text.")
     ] = False,
@@ -62,116 +51,192 @@ def tokenize(
     end_of_document: Annotated[
         str, typer.Option(help="Token that ends a document (default: the usual names).")
     ] = "",
-    force: Annotated[bool, typer.Option(help="Replace the corpus in OUT.")] = False,
+    workers: Annotated[
+        int, typer.Option(min=0, help="Processes that encode; 0: one for each core.")
+    ] = 0,
+    shard_mb: Annotated[
+        int, typer.Option(min=1, help="Size of a shard, in MiB; 128 to 1024 reads well.")
+    ] = 256,
+    force: Annotated[
+        bool, typer.Option(help="Replace the corpus in OUT, or an unfinished run.")
+    ] = False,
     json: Json = False,
 ) -> None:
-    """Turn text files, one document each, into token shards."""
+    """Turn text into token shards; a run that was killed goes on when started again."""
     from phalanx.data import tokenize as work  # the tokenizers library loads only where needed
 
     with refused_in_words(json):
         if bool(vocab_size) == bool(tokenizer):
             rule = "give either --vocab-size (train one) or --tokenizer (use one)"
             raise DataError("tokenizer", tokenizer or "", rule, "try --vocab-size 4096")
-        if stdlib == bool(inputs):
-            rule = "give either text files and folders, or --stdlib"
-            raise DataError("input", " ".join(map(str, inputs or [])), rule, "name some text")
-        suffixes = suffix or work.SUFFIXES
-        files = work.find_files(inputs, suffixes) if inputs else work.stdlib_corpus()
-        encoder = (
-            work.load_tokenizer(tokenizer) if tokenizer else work.train_tokenizer(files, vocab_size)
+        files = _text_files(inputs, suffix, stdlib)
+        options = work.TokenizeOptions(
+            end_token=end_of_document,
+            text_key=text_key,
+            file_bytes=shard_mb << 20,
+            workers=workers or _cores(),
+            replace=force,
+            inputs=tuple(map(str, inputs)) if inputs else ("Python's standard library",),
         )
+        encoder = _encoder(files, vocab_size, tokenizer, text_key)
         total = sum(path.stat().st_size for path in files)
-        with _progress(quiet=json) as bar:
-            task = bar.add_task("tokenise", total=total)
-            done = work.tokenize_files(
-                files,
-                encoder,
-                out,
-                end_of_document,
-                replace=force,
-                progress=lambda text_bytes, tokens: bar.advance(task, text_bytes),
-            )
-    _print_tokenized(out, len(files), done, json)
+        with show_progress("tokenise", total, quiet=json) as report:
+            done = work.tokenize_files(files, encoder, out, options, report)
+    print_tokenized(out, files, done, json)
+
+
+@app.command()
+def train_tokenizer(
+    out: Annotated[Path, typer.Option(help="File to write, usually tokenizer.json.")],
+    vocab_size: Annotated[int, typer.Option(help="Entries of the vocabulary.")],
+    inputs: Inputs = None,
+    suffix: Suffix = None,
+    text_key: TextKey = "text",
+    stdlib: Annotated[
+        bool, typer.Option(help="Use the sources of Python's standard library as text.")
+    ] = False,
+    train_mb: Annotated[
+        int, typer.Option(min=1, help="Text to learn from, in MiB, spread over the files.")
+    ] = 16,
+    json: Json = False,
+) -> None:
+    """Train a byte-level BPE tokenizer."""
+    with refused_in_words(json):
+        from phalanx.data import vocabulary
+        from phalanx.data.writer import write_atomically
+
+        files = _text_files(inputs, suffix, stdlib)
+        trained = vocabulary.train_tokenizer(files, vocab_size, train_mb << 20, text_key)
+        write_atomically(out, trained.to_str(pretty=False).encode())
+    size = trained.get_vocab_size()
+    if json:
+        print_json({"out": str(out), "vocab": size, "files": len(files)})
+    else:
+        print(f"{out}: vocabulary {size:,}, trained on text of {len(files):,} files")
 
 
 @app.command()
 def inspect(
-    path: Annotated[Path, typer.Argument(help="Folder of token shards.")],
-    samples: Annotated[int, typer.Option(help="How many decoded samples to show.")] = 1,
-    tokens: Annotated[int, typer.Option(help="Length of a sample, in tokens.")] = 64,
+    path: Corpus,
+    samples: Annotated[int, typer.Option(help="How many documents to show.")] = 1,
+    tokens: Annotated[int, typer.Option(help="Most tokens of a document to show.")] = 64,
     check: Annotated[
         bool, typer.Option("--verify", help="Read every byte and compare checksums.")
     ] = False,
     json: Json = False,
 ) -> None:
-    """Show what a corpus holds."""
+    """Show what a corpus holds, or (for a JOB.toml) the blend that it trains on."""
+    from phalanx.cli.data_view import inspect_blend, inspect_corpus
+
     with refused_in_words(json):
-        manifest = verify(path) if check else read_manifest(path)
-        texts = _decoded_samples(path, manifest, samples, tokens)
+        if path.suffix == ".toml":
+            inspect_blend(path, json)
+            return
+        report = inspect_corpus(path, samples, tokens, check)
+    print_inspected(report, json)
+
+
+@app.command()
+def verify(
+    path: Corpus,
+    vocab: Annotated[int, typer.Option(help="Vocabulary of a corpus that has no checksums.")] = 1
+    << 32,
+    json: Json = False,
+) -> None:
+    """Read every block of a corpus and name those that are damaged."""
+    from phalanx.data import verifying
+    from phalanx.data.opening import open_whole
+
+    with refused_in_words(json), bar("verify", quiet=json) as (progress, task):
+        progress.update(task, total=open_whole(path, vocab).tokens)
+        done = verifying.verify(path, vocab, lambda tokens: progress.advance(task, tokens))
     if json:
-        print_json(InspectReport(str(path), manifest, check, texts))
+        print_json(done)
         return
-    console = Console(highlight=False, soft_wrap=True)
-    size = manifest.tokens * manifest.stored_type.itemsize
-    console.print(f"{manifest.tokens:,} tokens in {manifest.documents:,} documents", markup=False)
-    console.print(f"{len(manifest.files)} files, {size:,} bytes of {manifest.dtype}", markup=False)
-    console.print(
-        f"vocabulary {manifest.vocab:,}, end of document {manifest.end_of_document}, "
-        f"tokenizer {manifest.tokenizer[:16] or 'unknown'}",
-        markup=False,
+    what = "checksums match" if done.checksums else "tokens are in the vocabulary (no checksums)"
+    print(
+        f"{path}: {done.tokens:,} tokens in {done.blocks:,} blocks of {done.files:,} files; {what}"
     )
-    if check:
-        console.print("every checksum matches")
-    for number, text in enumerate(texts):
-        console.rule(f"sample {number}")
-        console.print(text, markup=False)
 
 
-def _decoded_samples(path: Path, manifest: CorpusManifest, samples: int, length: int) -> list[str]:
-    """Text at evenly spread places; token numbers where the corpus came without a tokenizer."""
-    length = min(length, manifest.tokens - 1)
-    if samples < 1 or length < 1:
-        return []
-    source = ShardSource(path, sequence=length, vocab=manifest.vocab)
-    chosen = [at * source.samples // samples for at in range(min(samples, source.samples))]
-    windows = [source.read(index)[:-1].tolist() for index in chosen]
-    if not (path / TOKENIZER_NAME).exists():
-        return [" ".join(map(str, window)) for window in windows]
-    from phalanx.data.tokenize import load_tokenizer
+@app.command()
+def stage(
+    path: Corpus,
+    target: Annotated[Path, typer.Argument(help="Folder to make, on node-local disk.")],
+    rate_mb: Annotated[
+        float, typer.Option(min=0.0, help="Most megabytes (10^6) a second; 0: no limit.")
+    ] = 0.0,
+    force: Annotated[bool, typer.Option(help="Replace what TARGET holds.")] = False,
+    json: Json = False,
+) -> None:
+    """Copy a corpus to local disk: proved on the way, and there only when complete."""
+    from phalanx.data import staging
 
-    encoder = load_tokenizer(path / TOKENIZER_NAME)
-    return [encoder.decode(window, skip_special_tokens=False) for window in windows]
-
-
-def _print_tokenized(out: Path, files: int, done: Tokenized, json: bool) -> None:
-    manifest = done.manifest
-    report = TokenizeReport(
-        out=str(out),
-        files=files,
-        text_bytes=done.text_bytes,
-        unreadable=done.unreadable,
-        vocab=manifest.vocab,
-        documents=manifest.documents,
-        tokens=manifest.tokens,
-        bytes_per_token=round(done.text_bytes / max(1, manifest.tokens), 3),
-    )
+    with refused_in_words(json), bar("stage", quiet=json, unit="bytes") as (progress, task):
+        done = staging.stage(
+            path,
+            target,
+            rate_mb * 1e6,
+            force,
+            lambda copied, total: progress.update(task, completed=copied, total=total),
+        )
     if json:
-        print_json(report)
+        print_json(done)
+    else:
+        kept = f", {done.kept_bytes:,} bytes were there" if done.kept_bytes else ""
+        print(f"{done.target}: copied {done.copied_bytes:,} bytes in {done.seconds:.1f} s{kept}")
+
+
+@app.command()
+def split(
+    path: Corpus,
+    fraction: Fraction,
+    json: Json = False,
+) -> None:
+    """Record which documents are held out, where looking each time would take too long."""
+    from phalanx.data import heldout
+    from phalanx.data.opening import open_whole
+
+    with refused_in_words(json), bar("split", quiet=json) as (progress, task):
+        if not 0.0 < fraction < 1.0:
+            raise DataError("fraction", fraction, "must lie between 0 and 1", "try 0.001")
+        stream = open_whole(path)
+        progress.update(task, total=stream.tokens)
+        held = heldout.choose_held_out(
+            stream, fraction, lambda tokens: progress.advance(task, tokens)
+        )
+        record = heldout.record_held_out(stream, fraction, held)
+    tokens = int(held.lengths.sum())
+    if json:
+        print_json({"record": str(record), "documents": held.documents, "tokens": tokens})
         return
     print(
-        f"{out}: {report.tokens:,} tokens, {report.documents:,} documents, vocabulary "
-        f"{report.vocab:,}, {report.bytes_per_token} bytes of text a token"
+        f"{record}: {held.documents:,} of {stream.documents:,} documents held out, "
+        f"{tokens:,} of {stream.tokens:,} tokens"
     )
-    for name in report.unreadable:
-        print(f"left out, not UTF-8: {name}", file=sys.stderr)
 
 
-def _progress(quiet: bool) -> Progress:
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-        disable=quiet or not sys.stderr.isatty(),
-    )
+def _text_files(inputs: list[Path] | None, suffix: list[str] | None, stdlib: bool) -> list[Path]:
+    from phalanx.data import inputs as reading
+    from phalanx.data.tokenize import stdlib_corpus
+
+    if stdlib == bool(inputs):
+        rule = "give either text files and folders, or --stdlib"
+        raise DataError("input", " ".join(map(str, inputs or [])), rule, "name some text")
+    return reading.find_files(inputs, suffix or reading.SUFFIXES) if inputs else stdlib_corpus()
+
+
+def _encoder(
+    files: list[Path], vocab_size: int, tokenizer: Path | None, text_key: str
+) -> Tokenizer:
+    from phalanx.data import vocabulary
+
+    if tokenizer:
+        return vocabulary.load_tokenizer(tokenizer)
+    return vocabulary.train_tokenizer(files, vocab_size, text_key=text_key)
+
+
+def _cores() -> int:
+    import os
+
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1

@@ -12,10 +12,11 @@ from phalanx.data.feed import WEIGHTLESS, Batch, Feed, StepBatches
 from phalanx.data.manifest import CorpusManifest, ShardFile, read_manifest
 from phalanx.data.opening import open_stream, refuse_mixed_tokenizers
 from phalanx.data.reader import SampleReader
-from phalanx.data.shards import ShardSource, ShardStream, verify
+from phalanx.data.shards import ShardStream
 from phalanx.data.source import SampleSource, open_sources, refuse_unreadable
 from phalanx.data.stream import Files, FileStream, Place, Stream
 from phalanx.data.synthetic import SyntheticSource
+from phalanx.data.verifying import verify
 from phalanx.data.writer import ShardWriter
 
 __all__ = [
@@ -32,7 +33,6 @@ __all__ = [
     "SampleReader",
     "SampleSource",
     "ShardFile",
-    "ShardSource",
     "ShardStream",
     "ShardWriter",
     "StepBatches",

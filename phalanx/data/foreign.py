@@ -59,6 +59,11 @@ class ForeignStream(FileStream):
         self._foreign = files
         self._mapped = mapped
 
+    @property
+    def paths(self) -> list[Path]:
+        """All files of the corpus."""
+        return [path for file in self._foreign for path in (file.path, file.index_path)]
+
     def file_name(self, number: int) -> str:
         """Name of a file of the corpus."""
         return self._foreign[number].path.name

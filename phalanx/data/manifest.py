@@ -34,6 +34,11 @@ class ShardFile(msgspec.Struct, frozen=True, gc=False):
         """The file with the checksums of the blocks and the starts of the documents."""
         return str(Path(self.name).with_suffix(".idx"))
 
+    @property
+    def names(self) -> tuple[str, str]:
+        """Both files of the shard."""
+        return self.name, self.index_name
+
 
 class Origin(msgspec.Struct, frozen=True):
     """What a corpus was made from."""

@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phalanx.data.checksum import crc32c
-from phalanx.data.documents import number_documents
 from phalanx.data.errors import DataError
 from phalanx.data.index import ShardIndex, decode_index
 from phalanx.data.manifest import REDO_FIX, CorpusManifest, read_manifest
@@ -33,12 +32,13 @@ class ShardStream(FileStream):
         folder: str | Path,
         manifest: CorpusManifest | None = None,
         files: Files | None = None,
+        check_sizes: bool = True,
     ) -> None:
         self.home = Path(folder)
         self.manifest = manifest or read_manifest(self.home)
         sizes = [file.tokens for file in self.manifest.files]
         if files is None:
-            files = self._map_files(sizes)
+            files = self._map_files(sizes, check_sizes)
         super().__init__(files, sizes)
         self.vocab = self.manifest.vocab
         self.documents = self.manifest.documents
@@ -92,75 +92,12 @@ class ShardStream(FileStream):
     def _file_of(self, token: int) -> int:
         return token // self.manifest.file_tokens
 
-    def _map_files(self, sizes: list[int]) -> MappedFiles:
+    def _map_files(self, sizes: list[int], check_sizes: bool) -> MappedFiles:
         def path(number: int) -> Path:
             return self.home / self.manifest.files[number].name
 
         files = MappedFiles(path, sizes, self.manifest.stored_type)
-        if len(sizes) <= _SIZES_AT_ONCE:
+        if check_sizes and len(sizes) <= _SIZES_AT_ONCE:
             for number in range(len(sizes)):
                 files.check_size(number)
         return files
-
-
-class ShardSource:
-    """A corpus of token shards cut into samples that share their edge token."""
-
-    def __init__(self, folder: str | Path, sequence: int, vocab: int) -> None:
-        self._stream = ShardStream(folder)
-        self.manifest = self._stream.manifest
-        if self.manifest.vocab > vocab:
-            raise DataError(
-                "model.vocab",
-                vocab,
-                f"the corpus at {folder} was made with a vocabulary of {self.manifest.vocab}",
-                f"set model.vocab to {self.manifest.vocab} or more",
-            )
-        if self.manifest.tokens < sequence + 1:
-            raise DataError(
-                "data.sequence",
-                sequence,
-                f"one sample needs {sequence + 1} tokens, and the corpus at {folder} has "
-                f"{self.manifest.tokens}",
-                f"set data.sequence to {max(1, self.manifest.tokens - 1)} or less",
-            )
-        self.vocab = self.manifest.vocab
-        # The label of a sample's last position is the first token of the next sample.
-        self.samples = (self.manifest.tokens - 1) // sequence
-        self.fingerprint = self.manifest.fingerprint
-        self._sequence = sequence
-
-    def read(self, index: int) -> NDArray[np.int64]:
-        """Tokens of one sample: [sequence + 1]."""
-        if not 0 <= index < self.samples:
-            raise IndexError(f"sample {index} is outside the corpus' {self.samples}")
-        first = index * self._sequence
-        tokens = self.slice(first, self._sequence + 1)
-        if int(tokens.max()) >= self.vocab:
-            raise DataError(
-                "data.path",
-                self._stream.home / self._stream.place(first).file,
-                f"sample {index} holds token {tokens.max()}, outside the vocabulary of "
-                f"{self.vocab}",
-                "the file is damaged: find out with `phalanx data verify`",
-            )
-        return tokens
-
-    def slice(self, first: int, count: int) -> NDArray[np.int64]:
-        """``count`` tokens of the stream from token ``first`` on, across files."""
-        tokens = np.empty(count, np.int64)
-        self._stream.read_tokens(first, count, tokens)
-        return tokens
-
-    def documents(self, tokens: NDArray[np.int64]) -> NDArray[np.int32]:
-        """Document number of each position, counted from 0 along the last dim."""
-        return number_documents(tokens, self.manifest.end_of_document)
-
-
-def verify(folder: Path) -> CorpusManifest:
-    """Read every block and compare its checksum; the first bad one is named."""
-    stream = ShardStream(folder)
-    for number in range(len(stream.manifest.files)):
-        for block in range(len(stream.index(number, proved=True).sums)):
-            stream.check_block(number, block)
-    return stream.manifest

@@ -1,53 +1,69 @@
-"""From text files to token shards, streaming: memory does not grow with the corpus."""
+"""From text to token shards: streaming, on all cores, and going on where a killed run stopped.
+
+The shards depend on the texts, their order and the tokenizer alone: neither the number of
+workers nor an interruption changes a byte.
+"""
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import sysconfig
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+import numpy as np
+from tokenizers import Tokenizer
 
+from phalanx.data.encode import Encoded, EncodeSettings, Run, encode_in_order
 from phalanx.data.errors import DataError
-from phalanx.data.manifest import TOKENIZER_NAME, CorpusManifest
+from phalanx.data.inputs import Piece, read_pieces
+from phalanx.data.journal import Counts, Entry, Journal
+from phalanx.data.manifest import (
+    FORMAT_VERSION,
+    TOKENIZER_NAME,
+    CorpusManifest,
+    Origin,
+    ShardFile,
+    token_type,
+)
+from phalanx.data.records import Unreadable
+from phalanx.data.vocabulary import end_of_document
 from phalanx.data.writer import FILE_BYTES, ShardWriter, write_atomically
 
-END_OF_DOCUMENT = "<|endoftext|>"
-TRAIN_BYTES = 16 << 20  # text that a new tokenizer is trained on
-SUFFIXES = (".txt", ".md", ".rst", ".py")
+UNREADABLE_NAME = "unreadable.jsonl"
+MOST_NAMED = 1000  # unreadable records that are listed; all are counted
 
-_END_NAMES = (END_OF_DOCUMENT, "<|end_of_text|>", "<eos>", "</s>", "<|eos|>")
-_PIECE_CHARACTERS = 1 << 20  # a longer file is encoded in pieces, cut at line ends where it has any
-_BATCH_CHARACTERS = 4 << 20  # handed to the encoder's threads at once
+_RUN_BYTES = 1 << 20  # of text, handed to a worker at once
+
+
+class TokenizeOptions(msgspec.Struct, frozen=True):
+    """How to tokenise; none but the first three changes what the shards hold."""
+
+    end_token: str = ""
+    text_key: str = "text"
+    file_bytes: int = FILE_BYTES
+    workers: int = 1
+    replace: bool = False
+    inputs: tuple[str, ...] = ()  # as the user named them, kept in the manifest
 
 
 class Tokenized(msgspec.Struct, frozen=True):
     """Outcome of ``tokenize_files``."""
 
     manifest: CorpusManifest
-    text_bytes: int
-    unreadable: tuple[str, ...]  # files that are not UTF-8, left out from where they fail
+    resumed_shards: int  # finished by an earlier run that was killed
+    unreadable: tuple[Unreadable, ...]  # the first of them, each naming its file by number
 
 
-def find_files(inputs: Iterable[Path], suffixes: Iterable[str] = SUFFIXES) -> list[Path]:
-    """Files named by ``inputs`` and those with a fitting suffix below its folders, sorted."""
-    wanted = tuple(suffixes)
-    found: set[Path] = set()
-    for path in inputs:
-        if path.is_dir():
-            found.update(file for file in path.rglob("*") if file.suffix in wanted)
-        elif path.is_file():
-            found.add(path)
-        else:
-            raise DataError("input", path, "is neither a file nor a folder", "correct the path")
-    files = sorted(file for file in found if file.is_file())
-    if not files:
-        shown = " ".join(str(path) for path in inputs)
-        rule = f"no file with suffix {', '.join(wanted)} was found"
-        raise DataError("input", shown, rule, "name files, or other suffixes with --suffix")
-    return files
+class Progress(msgspec.Struct, frozen=True):
+    """What was done since the report before."""
+
+    input_bytes: int
+    tokens: int
+    resumed: bool = False  # by an earlier run
 
 
 def stdlib_corpus() -> list[Path]:
@@ -60,129 +76,144 @@ def stdlib_corpus() -> list[Path]:
     return sorted(path for path in sources if left_out.isdisjoint(path.relative_to(root).parts))
 
 
-def train_tokenizer(
-    files: list[Path], vocab_size: int, train_bytes: int = TRAIN_BYTES
-) -> Tokenizer:
-    """Byte-level BPE over an even subsample of ``files``; the end of document is token 0."""
-    least = 257  # every byte and the end of document
-    if vocab_size < least:
-        rule = f"a byte-level vocabulary has at least {least} entries"
-        raise DataError("vocab-size", vocab_size, rule, f"use {least} or more; 4096 is usual")
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        special_tokens=[END_OF_DOCUMENT],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(_subsample(files, train_bytes), trainer=trainer)
-    return tokenizer
-
-
-def load_tokenizer(path: Path) -> Tokenizer:
-    """Read a Hugging Face ``tokenizer.json``."""
-    try:
-        return Tokenizer.from_str(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        rule, fix = "does not exist", "correct the path, or train one with --vocab-size"
-        raise DataError("tokenizer", path, rule, fix) from None
-    except Exception as error:  # the library raises bare Exception
-        rule = f"is no tokenizer.json of Hugging Face tokenizers ({error})"
-        raise DataError("tokenizer", path, rule, "train one with --vocab-size") from None
-
-
-def end_of_document(tokenizer: Tokenizer, name: str = "") -> int:
-    """Id of the token that ends documents: ``name``, or the first of the usual ones."""
-    for candidate in (name,) if name else _END_NAMES:
-        number = tokenizer.token_to_id(candidate)
-        if number is not None:
-            return int(number)
-    rule = f"the tokenizer has no such token (looked for {name or ', '.join(_END_NAMES)})"
-    raise DataError(
-        "end-of-document", name or "(usual names)", rule, "name one with --end-of-document"
-    )
-
-
 def tokenize_files(
-    files: list[Path],
+    files: Sequence[Path],
     tokenizer: Tokenizer,
     out: Path,
-    end_token: str = "",
-    file_bytes: int = FILE_BYTES,
-    replace: bool = False,
-    progress: Callable[[int, int], None] = lambda text_bytes, tokens: None,
+    options: TokenizeOptions | None = None,
+    progress: Callable[[Progress], None] = lambda done: None,
 ) -> Tokenized:
-    """Write ``files``, in their order and one document each, as token shards into ``out``.
-
-    ``progress`` receives the bytes of text and the tokens of each batch.
-    """
-    end = end_of_document(tokenizer, end_token)
-    text = tokenizer.to_str(pretty=False).encode()
+    """Write the documents of ``files``, in their order, as token shards into ``out``."""
+    options = options or TokenizeOptions()
+    text = tokenizer.to_str(pretty=False)
     vocab = max(tokenizer.get_vocab().values()) + 1  # ids may have gaps
-    # A document that spells out "<|endoftext|>" must not end there.
-    tokenizer.encode_special_tokens = True
-    unreadable: list[str] = []
-    text_bytes = 0
-    with ShardWriter(
-        out, vocab, end, hashlib.sha256(text).hexdigest(), file_bytes, replace
-    ) as writer:
-        write_atomically(out / TOKENIZER_NAME, text)
-        for batch in _batches(files, unreadable):
-            encoded = tokenizer.encode_batch_fast(
-                [piece for piece, _ in batch], add_special_tokens=False
+    end = end_of_document(tokenizer, options.end_token)
+    settings = EncodeSettings(text, end, options.text_key, token_type(vocab))
+    out.mkdir(parents=True, exist_ok=True)
+    with _space_errors_in_words(out):
+        journal = Journal(out, _identity(files, settings, options.file_bytes), options.replace)
+        finished = tuple(shard for entry in journal.entries for shard in entry.shards)
+        _check_finished(out, finished, np.dtype(settings.dtype).itemsize)
+        digest = hashlib.sha256(text.encode()).hexdigest()
+        with ShardWriter(
+            out, vocab, end, digest, options.file_bytes, options.replace, finished
+        ) as writer:
+            write_atomically(out / TOKENIZER_NAME, text.encode())
+            work = _Work(writer, journal, progress)
+            runs = _runs(files, options.text_key, work.file, work.piece)
+            for run, encoded in encode_in_order(runs, settings, options.workers):
+                work.add(run, encoded)
+            return work.finish(files, options.inputs, len(finished))
+
+
+class _Work:
+    """The part of tokenising that happens in order: writing, counting, remembering."""
+
+    def __init__(
+        self, writer: ShardWriter, journal: Journal, progress: Callable[[Progress], None]
+    ) -> None:
+        self._writer, self._journal, self._progress = writer, journal, progress
+        self._counts = Counts()
+        self.file = self.piece = self._skip_tokens = 0
+        self._named = [found for entry in journal.entries for found in entry.unreadable]
+        self._unrecorded: list[Unreadable] = []  # named since the last entry
+        if journal.entries:
+            last = journal.entries[-1]
+            self._counts = last.counts
+            self.file, self.piece, self._skip_tokens = last.file, last.piece, last.skip_tokens
+            tokens = sum(shard.tokens for shard in writer.files)
+            progress(Progress(last.counts.input_bytes, tokens, resumed=True))
+
+    def add(self, run: Run, encoded: Encoded) -> None:
+        """Write a run, less what an earlier process wrote of it in finished shards."""
+        new = encoded.starts >= self._skip_tokens
+        before = len(self._writer.files)
+        self._writer.append(
+            encoded.tokens[self._skip_tokens :],
+            encoded.starts[new] - self._skip_tokens,
+            encoded.hashes[new],
+        )
+        if len(self._writer.files) > before:
+            written = len(encoded.tokens) - self._writer.open_tokens
+            shards = tuple(self._writer.files[before:])
+            unreadable, self._unrecorded = tuple(self._unrecorded), []
+            self._journal.append(
+                Entry(shards, run.file, run.piece, written, self._counts, unreadable)
             )
-            for (_, ends_document), encoding in zip(batch, encoded, strict=True):
-                writer.write(encoding.ids)
-                if ends_document:
-                    writer.end_document()
-            batch_bytes = sum(len(piece.encode()) for piece, _ in batch)
-            text_bytes += batch_bytes
-            progress(batch_bytes, sum(len(encoding) for encoding in encoded))
-        manifest = writer.finish()
-    return Tokenized(manifest, text_bytes, tuple(unreadable))
+        input_bytes = sum(piece.input_bytes for piece in run.pieces)
+        self._progress(Progress(input_bytes, len(encoded.tokens) - self._skip_tokens))
+        self._skip_tokens = 0
+        self._count(input_bytes, encoded)
+
+    def finish(
+        self, files: Sequence[Path], inputs: tuple[str, ...], resumed_shards: int
+    ) -> Tokenized:
+        """Complete the corpus, list what could not be read, forget the journal."""
+        listing = self._writer.folder / UNREADABLE_NAME
+        listing.unlink(missing_ok=True)
+        if self._named:
+            lines = [
+                {"file": str(files[found.file]), "line": found.line, "reason": found.reason}
+                for found in self._named
+            ]
+            write_atomically(listing, msgspec.json.Encoder().encode_lines(lines))
+        counts = self._counts
+        source = Origin(inputs, len(files), counts.text_bytes, counts.empty, counts.unreadable)
+        manifest = self._writer.finish(source)
+        self._journal.remove()
+        return Tokenized(manifest, resumed_shards, tuple(self._named))
+
+    def _count(self, input_bytes: int, encoded: Encoded) -> None:
+        counts = self._counts
+        self._counts = Counts(
+            counts.text_bytes + encoded.text_bytes,
+            counts.empty + encoded.empty,
+            counts.unreadable + len(encoded.unreadable),
+            counts.input_bytes + input_bytes,
+        )
+        named = encoded.unreadable[: MOST_NAMED - len(self._named)]
+        self._named += named
+        self._unrecorded += named
 
 
-def _batches(files: list[Path], unreadable: list[str]) -> Iterator[list[tuple[str, bool]]]:
-    """Pieces of text with "ends its document", gathered to the size the encoder works well on."""
-    batch: list[tuple[str, bool]] = []
-    characters = 0
-    for path in files:
-        for piece, last in _pieces(path, unreadable):
-            batch.append((piece, last))
-            characters += len(piece)
-            if characters >= _BATCH_CHARACTERS:
-                yield batch
-                batch, characters = [], 0
-    if batch:
-        yield batch
+def _runs(files: Sequence[Path], text_key: str, first_file: int, first_piece: int) -> Iterator[Run]:
+    """Pieces gathered to the size that a worker takes at once."""
+    place, pieces, size = (0, 0), list[Piece](), 0
+    for file, at, piece in read_pieces(files, text_key, first_file, first_piece):
+        if not pieces:
+            place = (file, at)
+        pieces.append(piece)
+        size += len(piece.content)
+        if size >= _RUN_BYTES:
+            yield Run(*place, pieces)
+            pieces, size = [], 0
+    if pieces:
+        yield Run(*place, pieces)
 
 
-def _pieces(path: Path, unreadable: list[str]) -> Iterator[tuple[str, bool]]:
-    """Text of a file in pieces, the last one marked; an empty file has none."""
-    held = ""
+def _identity(files: Sequence[Path], settings: EncodeSettings, file_bytes: int) -> str:
+    """Equal for runs that would write the same shards from the same files."""
+    stats = [(path, path.stat()) for path in files]
+    seen = [(str(path), stat.st_size, stat.st_mtime_ns) for path, stat in stats]
+    content = msgspec.json.encode((FORMAT_VERSION, settings, file_bytes, seen))
+    return hashlib.sha256(content).hexdigest()
+
+
+def _check_finished(out: Path, finished: tuple[ShardFile, ...], width: int) -> None:
+    for shard in finished:
+        path = out / shard.name
+        if not path.exists() or path.stat().st_size != shard.tokens * width:
+            rule = "was finished by the run that is to be continued, but is gone or changed"
+            raise DataError("out", path, rule, "start afresh with --force")
+
+
+@contextmanager
+def _space_errors_in_words(out: Path) -> Iterator[None]:
     try:
-        with path.open(encoding="utf-8", newline="") as file:
-            while piece := file.read(_PIECE_CHARACTERS):
-                if held:
-                    yield held, False
-                held = piece + file.readline(_PIECE_CHARACTERS)
-    except UnicodeDecodeError:
-        unreadable.append(str(path))
-    if held:
-        yield held, True
-
-
-def _subsample(files: list[Path], most_bytes: int) -> Iterator[str]:
-    """Whole files, evenly spread over the list, until ``most_bytes`` of text are given."""
-    total = sum(path.stat().st_size for path in files)
-    stride = max(1, -(-total // most_bytes))
-    ignored: list[str] = []
-    given = 0
-    for path in [*files[::stride], *(f for at, f in enumerate(files) if at % stride)]:
-        for piece, _ in _pieces(path, ignored):
-            yield piece
-            given += len(piece)
-        if given >= most_bytes:
-            return
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise
+        rule = f"no space left ({error.strerror}); finished shards are kept"
+        fix = "make room and run the same command again to continue"
+        raise DataError("out", out, rule, fix) from None

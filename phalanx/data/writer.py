@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -40,12 +41,12 @@ class ShardWriter:
         tokenizer: str = "",
         file_bytes: int = FILE_BYTES,
         replace: bool = False,
-        finished: tuple[ShardFile, ...] | None = None,
+        finished: tuple[ShardFile, ...] = (),
     ) -> None:
         dtype = token_type(vocab)
         width = np.dtype(dtype).itemsize
         self.folder = folder
-        self.files = list(finished or ())
+        self.files = list(finished)
         self._manifest = CorpusManifest(
             version=FORMAT_VERSION,
             dtype=dtype,
@@ -62,8 +63,7 @@ class ShardWriter:
         self._open: _OpenShard | None = None
         self._in_document = False
         folder.mkdir(parents=True, exist_ok=True)
-        if finished is None:
-            _clear(folder, replace)
+        _clear(folder, replace, keep={name for file in finished for name in file.names})
 
     @property
     def open_tokens(self) -> int:
@@ -179,7 +179,8 @@ class _OpenShard:
         return file
 
     def discard(self) -> None:
-        self._file.close()
+        with suppress(OSError):  # writing what is buffered may fail for want of space
+            self._file.close()
         self._temporary.unlink(missing_ok=True)
 
 
@@ -198,7 +199,7 @@ def write_atomically(path: Path, data: bytes) -> None:
         os.close(folder)
 
 
-def _clear(folder: Path, replace: bool) -> None:
+def _clear(folder: Path, replace: bool, keep: set[str]) -> None:
     """Make room for a new corpus; the manifest goes first, so no half-old corpus is ever read."""
     manifest = folder / MANIFEST_NAME
     if manifest.exists() and not replace:
@@ -206,4 +207,5 @@ def _clear(folder: Path, replace: bool) -> None:
         raise DataError("out", folder, rule, "choose another folder, or replace it with --force")
     manifest.unlink(missing_ok=True)
     for old in folder.glob("shard-*"):
-        old.unlink()
+        if old.name not in keep:
+            old.unlink()

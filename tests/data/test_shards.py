@@ -15,9 +15,11 @@ from phalanx.data import (
     DataError,
     Feed,
     Place,
-    ShardSource,
+    SampleReader,
     ShardStream,
     ShardWriter,
+    open_sources,
+    open_stream,
     read_manifest,
     verify,
     writer,
@@ -39,12 +41,15 @@ def test_the_stored_type_follows_the_vocabulary(tmp_path: Path, vocab: int, dtyp
 @pytest.mark.parametrize("file_bytes", [2, 34, 200, 1 << 20])
 def test_samples_are_cut_from_one_stream_across_files(tmp_path: Path, file_bytes: int) -> None:
     tokens = write_corpus(tmp_path, 300, file_bytes=file_bytes)
-    source = ShardSource(tmp_path, sequence=32, vocab=1000)
+    data = Data(source="shards", path=str(tmp_path), sequence=32)
+    source = open_sources(data, vocab=1000)["corpus"]
     assert source.samples == 299 // 32
     for index in range(source.samples):
-        assert np.array_equal(source.read(index), tokens[index * 32 : index * 32 + 33])
+        window = np.zeros(33, np.int64)
+        source.read(index, window)
+        assert np.array_equal(window, tokens[index * 32 : index * 32 + 33])
     with pytest.raises(IndexError):
-        source.read(source.samples)
+        source.read(source.samples, window)
 
 
 def test_an_epoch_reads_the_corpus_once(tmp_path: Path) -> None:
@@ -76,19 +81,19 @@ def test_a_truncated_shard_is_named_with_both_sizes(tmp_path: Path) -> None:
     shard = tmp_path / "shard-00000.bin"
     shard.write_bytes(shard.read_bytes()[:-6])
     with pytest.raises(DataError, match=r"shard-00000\.bin.*truncated: 994 bytes.*says 1000"):
-        ShardSource(tmp_path, sequence=8, vocab=1000)
+        ShardStream(tmp_path)
 
 
 def test_a_missing_shard_is_named(tmp_path: Path) -> None:
     write_corpus(tmp_path, 500, file_bytes=400)
     (tmp_path / "shard-00001.bin").unlink()
     with pytest.raises(DataError, match=r"shard-00001\.bin.*missing"):
-        ShardSource(tmp_path, sequence=8, vocab=1000)
+        ShardStream(tmp_path)
 
 
 def test_a_folder_without_a_manifest_is_no_corpus(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"no manifest\.json.*phalanx data tokenize"):
-        ShardSource(tmp_path / "nowhere", sequence=8, vocab=1000)
+        ShardStream(tmp_path / "nowhere")
 
 
 def change(key: str, value: object) -> Callable[[dict[str, Any]], None]:
@@ -142,19 +147,30 @@ def test_a_half_written_manifest_is_refused(tmp_path: Path) -> None:
         read_manifest(tmp_path)
 
 
+def test_a_model_with_too_small_a_vocabulary_is_refused(tmp_path: Path) -> None:
+    write_corpus(tmp_path, 100)
+    with pytest.raises(DataError, match=r"model\.vocab = 999.*1000 or more"):
+        open_stream(tmp_path, vocab=999)
+
+
 def test_a_sequence_longer_than_the_corpus_is_refused_with_the_longest_possible(
     tmp_path: Path,
 ) -> None:
     write_corpus(tmp_path, 100)
-    assert ShardSource(tmp_path, sequence=99, vocab=1000).samples == 1
+    data = Data(source="shards", path=str(tmp_path), sequence=100)
     with pytest.raises(DataError, match=r"data\.sequence = 100.*has 100.*to 99 or less"):
-        ShardSource(tmp_path, sequence=100, vocab=1000)
+        open_sources(data, vocab=1000)
 
 
-def test_a_model_with_too_small_a_vocabulary_is_refused(tmp_path: Path) -> None:
-    write_corpus(tmp_path, 100)
-    with pytest.raises(DataError, match=r"model\.vocab = 999.*1000 or more"):
-        ShardSource(tmp_path, sequence=8, vocab=999)
+def test_a_token_outside_the_vocabulary_is_not_handed_to_the_model(tmp_path: Path) -> None:
+    write_corpus(tmp_path, 500, file_bytes=400)
+    shard = tmp_path / "shard-00001.bin"
+    content = np.fromfile(shard, "<u2")
+    content[20] = 1000
+    content.tofile(shard)
+    data = Data(source="shards", path=str(tmp_path), sequence=10)
+    with pytest.raises(DataError, match=r"shard-00001\.bin .*: sample 2[12] holds token 1000"):
+        SampleReader(data, vocab=5000).batch(0, 49)
 
 
 def test_a_flipped_byte_is_found_by_its_checksum(tmp_path: Path) -> None:
@@ -168,22 +184,11 @@ def test_a_flipped_byte_is_found_by_its_checksum(tmp_path: Path) -> None:
         verify(tmp_path)
 
 
-def test_a_token_outside_the_vocabulary_is_not_handed_to_the_model(tmp_path: Path) -> None:
-    write_corpus(tmp_path, 500, file_bytes=400)
-    shard = tmp_path / "shard-00001.bin"
-    content = np.fromfile(shard, "<u2")
-    content[20] = 1000
-    content.tofile(shard)
-    source = ShardSource(tmp_path, sequence=10, vocab=5000)
-    with pytest.raises(DataError, match=r"shard-00001\.bin: sample 22 holds token 1000"):
-        source.read(22)
-
-
 def test_the_fingerprint_follows_the_content(tmp_path: Path) -> None:
     write_corpus(tmp_path / "a", 500)
     write_corpus(tmp_path / "b", 500)
     write_corpus(tmp_path / "c", 501)
-    a, b, c = (ShardSource(tmp_path / name, 8, 1000).fingerprint for name in "abc")
+    a, b, c = (ShardStream(tmp_path / name).fingerprint for name in "abc")
     assert a == b != c
 
 

@@ -12,9 +12,10 @@ import pytest
 from typer.testing import CliRunner
 
 from phalanx.cli.data import app
-from phalanx.data import DataError, ShardSource, read_manifest, tokenize
+from phalanx.data import DataError, ShardStream, inputs, read_manifest, tokenize, vocabulary
 from phalanx.data.manifest import TOKENIZER_NAME
 
+OPTIONS = tokenize.TokenizeOptions(file_bytes=64)
 TEXTS = {
     "b.txt": "the quick brown fox jumps over the lazy dog\n" * 20,
     "a/one.txt": "naïve café — 你好 🙂\r\nsecond line\n" * 10,
@@ -36,9 +37,10 @@ def texts(tmp_path: Path) -> Path:
 
 def decoded_documents(corpus: Path) -> list[str]:
     manifest = read_manifest(corpus)
-    stream = ShardSource(corpus, sequence=1, vocab=manifest.vocab).slice(0, manifest.tokens)
+    stream = np.zeros(manifest.tokens, np.int64)
+    ShardStream(corpus).read_tokens(0, manifest.tokens, stream)
     ends = np.flatnonzero(stream == manifest.end_of_document)
-    encoder = tokenize.load_tokenizer(corpus / TOKENIZER_NAME)
+    encoder = vocabulary.load_tokenizer(corpus / TOKENIZER_NAME)
     starts = [0, *(ends[:-1] + 1)]
     assert ends[-1] == manifest.tokens - 1
     return [
@@ -48,16 +50,16 @@ def decoded_documents(corpus: Path) -> list[str]:
 
 
 def test_documents_decode_to_their_text_in_sorted_order(texts: Path, tmp_path: Path) -> None:
-    files = tokenize.find_files([texts])
-    encoder = tokenize.train_tokenizer(files, vocab_size=300)
-    done = tokenize.tokenize_files(files, encoder, tmp_path / "out", file_bytes=64)
+    files = inputs.find_files([texts])
+    encoder = vocabulary.train_tokenizer(files, vocab_size=300)
+    done = tokenize.tokenize_files(files, encoder, tmp_path / "out", OPTIONS)
     assert decoded_documents(tmp_path / "out") == [
         TEXTS["a/one.txt"],
         TEXTS["a/two.md"],  # its spelled-out end token is text, not an end
         TEXTS["b.txt"],
     ]
     assert done.manifest.documents == 3  # an empty file is no document
-    assert done.text_bytes == sum(
+    assert done.manifest.source.text_bytes == sum(
         len(TEXTS[f].encode()) for f in ("a/one.txt", "a/two.md", "b.txt")
     )
 
@@ -66,29 +68,31 @@ def test_a_long_file_is_one_document(tmp_path: Path, monkeypatch: pytest.MonkeyP
     text = "".join(f"line {number} of a long file\n" for number in range(400))
     path = tmp_path / "long.txt"
     path.write_text(text)
-    encoder = tokenize.train_tokenizer([path], vocab_size=280)
-    monkeypatch.setattr(tokenize, "_PIECE_CHARACTERS", 100)
-    monkeypatch.setattr(tokenize, "_BATCH_CHARACTERS", 350)
+    encoder = vocabulary.train_tokenizer([path], vocab_size=280)
+    monkeypatch.setattr(inputs, "PIECE_CHARACTERS", 100)
+    monkeypatch.setattr(tokenize, "_RUN_BYTES", 350)
     tokenize.tokenize_files([path], encoder, tmp_path / "out")
     assert decoded_documents(tmp_path / "out") == [text]
 
 
 def test_files_that_are_not_utf8_are_left_out_and_named(texts: Path, tmp_path: Path) -> None:
     (texts / "a" / "latin.txt").write_bytes("déjà vu".encode("latin-1"))
-    files = tokenize.find_files([texts])
-    encoder = tokenize.train_tokenizer(files, vocab_size=300)
+    files = inputs.find_files([texts])
+    encoder = vocabulary.train_tokenizer(files, vocab_size=300)
     done = tokenize.tokenize_files(files, encoder, tmp_path / "out")
-    assert done.unreadable == (str(texts / "a" / "latin.txt"),)
+    (found,) = done.unreadable
+    assert files[found.file].name == "latin.txt" and "not UTF-8" in found.reason
+    assert done.manifest.source.unreadable == 1
     assert len(decoded_documents(tmp_path / "out")) == 3
 
 
 def test_suffixes_filter_folders_but_not_named_files(texts: Path) -> None:
-    found = tokenize.find_files([texts, texts / "code.rs", texts / "b.txt"], [".md"])
+    found = inputs.find_files([texts, texts / "code.rs", texts / "b.txt"], [".md"])
     assert [path.name for path in found] == ["two.md", "b.txt", "code.rs"]
     with pytest.raises(DataError, match=r"no file with suffix \.xyz"):
-        tokenize.find_files([texts], [".xyz"])
+        inputs.find_files([texts], [".xyz"])
     with pytest.raises(DataError, match="neither a file nor a folder"):
-        tokenize.find_files([texts / "missing"])
+        inputs.find_files([texts / "missing"])
 
 
 def test_two_processes_write_identical_bytes(texts: Path, tmp_path: Path) -> None:
@@ -118,7 +122,7 @@ def test_training_on_a_subsample_reads_files_from_the_whole_list(tmp_path: Path)
         path = tmp_path / f"{number:02d}.txt"
         path.write_text(f" {word(number)}" * 200)
         files.append(path)
-    encoder = tokenize.train_tokenizer(files, vocab_size=2000, train_bytes=12_000)
+    encoder = vocabulary.train_tokenizer(files, vocab_size=2000, train_bytes=12_000)
     learnt = [n for n in range(40) if len(encoder.encode(f" {word(n)}").ids) == 1]
     assert 5 <= len(learnt) <= 20
     assert min(learnt) < 10 and max(learnt) >= 30
@@ -135,14 +139,14 @@ def test_the_standard_library_is_a_corpus_of_a_few_megabytes() -> None:
 
 def test_a_tokenizer_that_is_none_is_refused(texts: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="does not exist"):
-        tokenize.load_tokenizer(tmp_path / "missing.json")
+        vocabulary.load_tokenizer(tmp_path / "missing.json")
     with pytest.raises(DataError, match=r"is no tokenizer\.json"):
-        tokenize.load_tokenizer(texts / "b.txt")
+        vocabulary.load_tokenizer(texts / "b.txt")
     with pytest.raises(DataError, match="at least 257"):
-        tokenize.train_tokenizer([texts / "b.txt"], vocab_size=100)
-    encoder = tokenize.train_tokenizer([texts / "b.txt"], vocab_size=260)
+        vocabulary.train_tokenizer([texts / "b.txt"], vocab_size=100)
+    encoder = vocabulary.train_tokenizer([texts / "b.txt"], vocab_size=260)
     with pytest.raises(DataError, match="looked for <nothing>"):
-        tokenize.end_of_document(encoder, "<nothing>")
+        vocabulary.end_of_document(encoder, "<nothing>")
 
 
 def run(*arguments: object) -> tuple[int, str, str]:
