@@ -1,0 +1,68 @@
+"""Efficiency constants from microbenchmarks of one device, and constants as a file."""
+
+from __future__ import annotations
+
+from msgspec import Struct, structs
+
+from phalanx.config import ConfigError
+from phalanx.hardware import Gpu, lookup
+from phalanx.plan.constants import Constants
+
+# The planner's name for the fused kernels of each family that torch chooses today.
+KERNELS = {"volta": "flash", "ampere": "flash2"}
+
+
+class Measured(Struct, frozen=True, kw_only=True):
+    """What one device does: rates of large operations, and the gap between small ones."""
+
+    device: str  # as torch names it
+    matmul_flops: dict[str, float]  # FLOP/s by precision
+    matmul_depth: int  # K of the product that was timed
+    attention_flops: float  # forward, causal, heads of 128
+    attention_backward_flops: float
+    memory_bytes_per_second: float
+    kernel_seconds: float
+
+
+def constants_from(measured: Measured, base: Constants) -> Constants:
+    """The base constants with what was measured put in, as shares of the device's peaks."""
+    gpu = lookup(measured.device)
+    if gpu is None:
+        fix = "add it to phalanx/hardware/gpus.toml"
+        raise ConfigError("device", measured.device, "is not in the catalogue", fix)
+    deeper = 1 + base.matmul_depth / measured.matmul_depth
+    shares = {
+        f"{gpu.family}:{kind}": _share(flops * deeper, _peak(gpu, kind))
+        for kind, flops in measured.matmul_flops.items()
+    }
+    kernel = f"{gpu.family}:{KERNELS.get(gpu.family, 'flash3')}"
+    attention = _share(measured.attention_flops, _peak(gpu, "bfloat16"))
+    return structs.replace(
+        base,
+        matmul=base.matmul | shares,
+        attention=base.attention | {kernel: attention},
+        attention_backward=measured.attention_backward_flops / measured.attention_flops,
+        memory=_share(measured.memory_bytes_per_second, gpu.memory_bandwidth),
+        kernel_seconds=measured.kernel_seconds,
+    )
+
+
+def constants_toml(constants: Constants) -> str:
+    """The constants as a file that ``--constants`` reads."""
+    plain, tables = [], []
+    for name in Constants.__struct_fields__:
+        value = getattr(constants, name)
+        if isinstance(value, dict):
+            rows = [f'"{key}" = {entry!r}' for key, entry in value.items()]
+            tables.append("\n".join(["", f"[{name}]", *rows]))
+        else:
+            plain.append(f"{name} = {value!r}")
+    return "\n".join([*plain, *tables]) + "\n"
+
+
+def _peak(gpu: Gpu, kind: str) -> float:
+    return gpu.peak_flops.get(kind) or gpu.peak_flops["float16"]
+
+
+def _share(reached: float, peak: float) -> float:
+    return min(1.0, reached / peak)
