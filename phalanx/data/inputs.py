@@ -30,8 +30,7 @@ SUFFIXES = (
     ".tgz",
 )
 PIECE_CHARACTERS = 1 << 20  # a longer document is encoded in pieces, cut at line ends if it can be
-
-_LINES_BYTES = 1 << 20
+LINES_BYTES = 1 << 20  # of JSON lines in a piece
 
 
 class UnpackError(Exception):
@@ -134,7 +133,7 @@ class _Progress:
 def _line_pieces(stream: IO[bytes], number: int, progress: Callable[[], int]) -> Iterator[Piece]:
     """Runs of whole lines."""
     line = 1
-    while data := stream.read(_LINES_BYTES):
+    while data := stream.read(LINES_BYTES):
         data += stream.readline()
         yield Piece("lines", data, number, line, progress())
         line += data.count(b"\n")

@@ -15,8 +15,10 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+import tokenizers
 from tokenizers import Tokenizer
 
+from phalanx.data import inputs
 from phalanx.data.encode import Encoded, EncodeSettings, Run, encode_in_order
 from phalanx.data.errors import DataError
 from phalanx.data.inputs import Piece, read_pieces
@@ -195,7 +197,9 @@ def _identity(files: Sequence[Path], settings: EncodeSettings, file_bytes: int) 
     """Equal for runs that would write the same shards from the same files."""
     stats = [(path, path.stat()) for path in files]
     seen = [(str(path), stat.st_size, stat.st_mtime_ns) for path, stat in stats]
-    content = msgspec.json.encode((FORMAT_VERSION, settings, file_bytes, seen))
+    # Another library may encode otherwise; other pieces would make recorded places mean others.
+    code = (FORMAT_VERSION, tokenizers.__version__, inputs.LINES_BYTES, inputs.PIECE_CHARACTERS)
+    content = msgspec.json.encode((code, _RUN_BYTES, settings, file_bytes, seen))
     return hashlib.sha256(content).hexdigest()
 
 
