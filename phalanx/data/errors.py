@@ -23,3 +23,10 @@ class DataExhausted(Exception):  # noqa: N818  (an end, not an error)
             f"the next step needs samples up to {needed}, but data.epochs = {epochs} ends at "
             f"{available}; raise data.epochs (0: no limit) or lower train.steps"
         )
+
+
+class StoreError(Exception):
+    """An object store that cannot be read now: unlike damaged data, another time it may."""
+
+    def __init__(self, url: str, name: str, what: str) -> None:
+        super().__init__(f"{url}/{name}: {what}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from phalanx.config import Store
 from phalanx.data.errors import DataError
 from phalanx.data.foreign import is_megatron, open_datatrove, open_megatron
 from phalanx.data.heldout import cut
@@ -23,9 +24,16 @@ def open_stream(
 ) -> Stream:
     """Open one side of a corpus for a model of ``vocab`` tokens.
 
-    ``path`` is a folder of token shards, of Megatron or of datatrove files, or one such file.
+    ``path`` is a folder of token shards, of Megatron or of datatrove files, or one such file, or
+    the URL of a folder of token shards in an object store.
     """
-    whole = open_whole(path, vocab)
+    return one_side(open_whole(path, vocab), path, vocab, validation_fraction, split)
+
+
+def one_side(
+    whole: FileStream, path: str | Path, vocab: int, validation_fraction: float, split: Split
+) -> Stream:
+    """The documents of a corpus that are trained on, or those held out, or all."""
     if whole.vocab > vocab:
         rule = f"the corpus at {path} was made with a vocabulary of {whole.vocab}"
         raise DataError("model.vocab", vocab, rule, f"set model.vocab to {whole.vocab} or more")
@@ -38,12 +46,24 @@ def open_stream(
     return cut(whole, validation_fraction, split, own_hashes=isinstance(whole, ShardStream))
 
 
-def open_whole(path: str | Path, vocab: int = ANY_VOCAB) -> FileStream:
-    """Open all of a corpus."""
+def open_whole(
+    path: str | Path,
+    vocab: int = ANY_VOCAB,
+    store: Store | None = None,
+    check_sizes: bool = True,
+) -> FileStream:
+    """Open all of a corpus; ``store`` says how an object store is read.
+
+    Without ``check_sizes`` shards that are missing or truncated are found when they are read.
+    """
+    if "://" in str(path):
+        from phalanx.data.remote import open_remote  # its event loop loads only where needed
+
+        return open_remote(str(path), store or Store())
     home = Path(path)
     if home.is_dir():
         if (home / MANIFEST_NAME).exists():
-            return ShardStream(home)
+            return ShardStream(home, check_sizes=check_sizes)
         if found := sorted(home.rglob("*.ds")):
             return open_datatrove(home, found, vocab)
         if found := [path for path in sorted(home.rglob("*.idx")) if is_megatron(path)]:

@@ -22,7 +22,6 @@ from phalanx.data.source import (
 log = logging.getLogger(__name__)
 
 PAGE_SAMPLES = 4096  # located at once: numpy's overhead is shared by so many
-_PAGES_KEPT = 4
 
 
 class SampleReader:
@@ -46,6 +45,8 @@ class SampleReader:
         self._sources = tuple(self.sources.values())
         self._vocab = min(source.vocab for source in self._sources)
         self._pages: dict[int, tuple[list[int], list[int]]] = {}
+        self._pages_ahead = _pages_ahead(data)
+        self._announced = 0  # pages before this one have been announced to their sources
 
     @property
     def samples(self) -> int:
@@ -87,6 +88,8 @@ class SampleReader:
 
     def locate(self, numbers: range | NDArray[np.int64]) -> tuple[list[int], list[int]]:
         """Number of the source, and sample of it, that each sample number means."""
+        if self._pages_ahead and len(numbers):
+            self._announce(int(numbers[0]) // PAGE_SAMPLES)
         if not isinstance(numbers, range):
             which, indices = self.draws.locate(numbers) if len(numbers) else (numbers, numbers)
             return which.tolist(), indices.tolist()
@@ -104,10 +107,21 @@ class SampleReader:
         if page not in self._pages:
             numbers = np.arange(page * PAGE_SAMPLES, (page + 1) * PAGE_SAMPLES)
             which, indices = self.draws.locate(numbers)
-            if len(self._pages) >= _PAGES_KEPT:
+            if len(self._pages) >= self._pages_ahead + 4:
                 del self._pages[next(iter(self._pages))]
             self._pages[page] = which.tolist(), indices.tolist()
         return self._pages[page]
+
+    def _announce(self, page: int) -> None:
+        """Tell the sources what will be read until a window from here."""
+        past = page + self._pages_ahead
+        if not page < self._announced <= past:
+            self._announced = page  # the run begins, or went elsewhere
+        while self._announced < past:
+            which, indices = (np.array(part) for part in self._page(self._announced))
+            for number, source in enumerate(self._sources):
+                source.expect(indices[which == number])
+            self._announced += 1
 
     def _read_carefully(self, which: int, index: int, number: int, row: NDArray[np.int64]) -> bool:
         source = self._sources[which]
@@ -142,3 +156,10 @@ class SampleReader:
             f"sample {index} holds token {most}, outside the vocabulary of {source.vocab}",
             "the file is damaged: find out with `phalanx data verify`",
         )
+
+
+def _pages_ahead(data: Data) -> int:
+    """Pages that sources hear of early: none, or a window and what is left of the current one."""
+    if not any("://" in path for path in (data.path, *(s.path for s in data.blend.values()))):
+        return 0
+    return 1 + -(-data.block_tokens * data.window_blocks // (data.sequence * PAGE_SAMPLES))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import msgspec
 import numpy as np
@@ -12,12 +13,18 @@ from numpy.typing import NDArray
 from phalanx.config import Data
 from phalanx.data.documents import number_documents
 from phalanx.data.errors import DataError
-from phalanx.data.opening import open_stream, refuse_mixed_tokenizers
+from phalanx.data.opening import one_side, open_whole, refuse_mixed_tokenizers
 from phalanx.data.stream import Place, Stream
 from phalanx.data.synthetic import SyntheticSource
 
+if TYPE_CHECKING:
+    from phalanx.data.remote import RemoteStream
+
 Split = Literal["train", "validation"]
 Window = NDArray[np.int64]  # [sequence + 1]
+
+
+_EXPECTED_RUNS = 1024  # remembered as asked for: far more than are ever ahead
 
 
 class SampleSource(Protocol):
@@ -44,21 +51,33 @@ class SampleSource(Protocol):
     def place(self, index: int) -> Place | None:
         """Where a sample begins on disk; None for one that is made up."""
 
+    def expect(self, indices: NDArray[np.int64]) -> None:
+        """Prepare to read samples soon; those that lie at hand need no preparation."""
+
 
 class Windows:
     """A stream of tokens as samples that share their edge token.
 
     With ``check_tokens`` the checksums of so many tokens are compared at once, before the first
-    sample among them is read.
+    sample among them is read. ``remote`` is the corpus of which the stream is a side, where it
+    has to be fetched.
     """
 
-    def __init__(self, stream: Stream, sequence: int, check_tokens: int = 0) -> None:
+    def __init__(
+        self,
+        stream: Stream,
+        sequence: int,
+        check_tokens: int = 0,
+        remote: RemoteStream | None = None,
+    ) -> None:
         self.vocab, self.fingerprint = stream.vocab, stream.fingerprint
         # The label of a sample's last position is the first token of the next sample.
         self.samples = (stream.tokens - 1) // sequence
         self._stream, self._sequence = stream, sequence
         self._checked_together = check_tokens and max(1, check_tokens // sequence)
         self._sound: set[int] = set()  # runs of samples whose checksums were found right
+        self._remote = remote
+        self._expected: OrderedDict[int, None] = OrderedDict()  # runs that were asked for
 
     def read(self, index: int, out: Window) -> None:
         """Fill ``out`` with the tokens of one sample; ``DataError`` where they are damaged."""
@@ -80,6 +99,21 @@ class Windows:
     def place(self, index: int) -> Place | None:
         """Where a sample begins on disk."""
         return self._stream.place(index * self._sequence)
+
+    def expect(self, indices: NDArray[np.int64]) -> None:
+        """Begin to fetch the blocks of samples that will be read soon."""
+        if self._remote is None:
+            return
+        for run in np.unique(indices // self._checked_together).tolist():
+            if run in self._expected:
+                continue
+            self._expected[run] = None
+            if len(self._expected) > _EXPECTED_RUNS:
+                self._expected.popitem(last=False)
+            first = run * self._checked_together * self._sequence
+            last = min(first + self._checked_together * self._sequence, self._stream.tokens - 1)
+            for token in [*range(first, last, self._remote.part_tokens), last]:
+                self._remote.request(self._stream.place(token))
 
     def _check(self, index: int) -> None:
         run = index // self._checked_together
@@ -114,6 +148,10 @@ class Part:
         """Where a sample begins on disk."""
         return self._whole.place(self._first + index)
 
+    def expect(self, indices: NDArray[np.int64]) -> None:
+        """Prepare to read samples soon."""
+        self._whole.expect(indices + self._first)
+
 
 def open_sources(data: Data, vocab: int, split: Split = "train") -> dict[str, SampleSource]:
     """Open what ``data`` names, by name, for a model of ``vocab`` tokens.
@@ -126,15 +164,22 @@ def open_sources(data: Data, vocab: int, split: Split = "train") -> dict[str, Sa
     paths = {name: data.blend[name].path for name in drawn_from(data)}
     if not data.blend:
         paths = {"corpus": data.path}
+    strict = data.on_damage == "error"
+    corpora = {name: open_whole(path, vocab, data.store, strict) for name, path in paths.items()}
     streams = {
-        name: open_stream(path, vocab, data.validation_fraction, split)
-        for name, path in paths.items()
+        name: one_side(whole, paths[name], vocab, data.validation_fraction, split)
+        for name, whole in corpora.items()
     }
     refuse_mixed_tokenizers(streams)
     for name, stream in streams.items():
         _refuse_short(stream, data, paths[name], split)
     return {
-        name: Windows(stream, data.sequence, _check_tokens(data, stream))
+        name: Windows(
+            stream,
+            data.sequence,
+            _check_tokens(data, stream, "://" in paths[name]),
+            corpora[name] if "://" in paths[name] else None,  # type: ignore[arg-type]
+        )
         for name, stream in streams.items()
     }
 
@@ -182,9 +227,9 @@ def held_out_part(whole: SampleSource, data: Data, split: Split) -> SampleSource
     return Part(whole, 0, samples - held_out)
 
 
-def _check_tokens(data: Data, stream: Stream) -> int:
+def _check_tokens(data: Data, stream: Stream, remote: bool) -> int:
     """How many tokens are checked at once: a block of the order, where it reads whole blocks."""
-    if data.shuffle == "blocked":
+    if data.shuffle == "blocked" or remote:
         return data.block_tokens
     # Read at random, a sample costs the checksums of all it touches: only where asked for.
     return stream.block_tokens if data.check_blocks or data.on_damage == "weightless" else 0

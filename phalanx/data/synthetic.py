@@ -43,3 +43,6 @@ class SyntheticSource:
     def place(self, index: int) -> Place | None:
         """Generated samples lie nowhere."""
         return None
+
+    def expect(self, indices: NDArray[np.int64]) -> None:
+        """Generated samples need no preparation."""

@@ -31,6 +31,9 @@ class CountingSource:
     def place(self, index: int) -> None:
         return None
 
+    def expect(self, indices: NDArray[np.int64]) -> None:
+        pass
+
 
 def counting_feed(
     samples: int,
