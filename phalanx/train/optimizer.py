@@ -33,7 +33,7 @@ class AdamW:
     def step(self, learning_rate: float, verdict: Verdict) -> None:
         """Apply one update unless the verdict says skip."""
         settings = self.settings
-        self.step_count += (~verdict.skip).float()
+        self.step_count += (~verdict.skip).to(self.step_count)
         home = self.weights[0].master.device
         multiplier, skip = verdict.multiplier.to(home), verdict.skip.to(home)
         count = self.step_count.to(home)

@@ -107,7 +107,7 @@ def test_model_on_gpu_agrees_with_fp32_on_cpu(kind: str, compiled: str) -> None:
         "dense": {},
         "moe": {"model": {"moe": MOE}},
         "moe-bias": {"model": {"moe": {**MOE, "balance": "bias", "score": "sigmoid"}}},
-        "latent": {"model": {"latent": LATENT}},
+        "latent": {"model": {"latent": LATENT, "kv_heads": 8}},
         "documents": {"data": {"document_mask": True}},
     }[kind]
     found = losses(job_with(**sections))
