@@ -43,7 +43,8 @@ def demo(overrides: Set = None) -> None:
         from phalanx.train import run_folder
         from phalanx.train.launch import launch
 
-    folder = run_folder.create(job)
+    with refused_in_words():
+        folder = run_folder.create(job)
     code = launch(job, ranks, folder, waited_seconds=time.monotonic() - began)
     if code == 0:
         print(_what_happened(job, folder, time.monotonic() - began))

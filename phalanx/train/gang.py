@@ -103,7 +103,8 @@ class Gang:
         failed.sort(key=lambda seen: seen.status == ExitCode.LOST_PEER)
         reported = self._folder.read_exit()
         if not failed:
-            done = ExitInfo(code=ExitCode.DONE, reason="done", message="all ranks ended")
+            message = "all ranks ended well, but none could write its report: is the disk full?"
+            done = ExitInfo(code=ExitCode.DONE, reason="no_report", message=message)
             return reported or self._keep(done)
         rank, status = failed[0]
         if status < 0:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import faulthandler
 import gc
+import io
 import os
 import signal
 import socket
 import sys
 import traceback
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from phalanx.train.threads import keep_single_threaded, require_single_thread
 
@@ -53,11 +54,11 @@ def launch(
     output: Output = "json" if json else "auto"
     try:
         refuse(job)
+        require_single_thread()
+        folder = folder or run_folder.create(job)
     except ConfigError as error:
         print_refusal(error, output)
         return ExitCode.CONFIG
-    require_single_thread()
-    folder = folder or run_folder.create(job)
     gang = Gang(folder)
     reader = start_ranks(job, world_size, folder, gang)
     display = open_display(output, job, folder, clock)
@@ -132,9 +133,23 @@ def _redirect_output(log: Path) -> None:
         os.dup2(source, target)
     os.close(output)
     os.close(nothing)
-    sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
-    sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
+    sys.stdout, sys.stderr = _open_log(1), _open_log(2)
     faulthandler.enable(file=2)
+
+
+class _LossyFile(io.FileIO):
+    """A full disk costs lines of the log, never the run or the reason why it ended."""
+
+    def write(self, data: Any, /) -> int:
+        try:
+            return super().write(data)
+        except OSError:
+            return len(data)
+
+
+def _open_log(descriptor: int) -> io.TextIOWrapper:
+    raw = _LossyFile(descriptor, "w", closefd=False)
+    return io.TextIOWrapper(io.BufferedWriter(raw), encoding="utf-8", line_buffering=True)
 
 
 def _set_environment(rank: int, world_size: int, listener: socket.socket) -> None:

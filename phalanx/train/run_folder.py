@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
+import shutil
 from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
 
-from phalanx.config import Job, to_toml
+from phalanx.config import ConfigError, Job, to_toml
+from phalanx.plan.counts import parameters
 from phalanx.train.exits import ExitInfo
 
 ROOMS = ("config", "logs", "metrics", "checkpoints", "provenance")
@@ -68,24 +71,52 @@ class RunFolder:
 
 
 def create(job: Job) -> RunFolder:
-    """Make the folder of a new run and write the resolved configuration into it."""
+    """Make the folder of a new run and write the resolved configuration into it.
+
+    Raises ``ConfigError`` where ``runs`` cannot hold it; no half-made run is left then.
+    """
     parent = Path(job.runs) / job.name
-    parent.mkdir(parents=True, exist_ok=True)
-    while True:
-        stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
-        path = parent / f"{stamp}-{secrets.token_hex(2)}"
-        try:
-            path.mkdir()
-            break
-        except FileExistsError:
-            continue
-    for room in ROOMS:
-        (path / room).mkdir()
-    folder = RunFolder(path.absolute())
-    encoded = msgspec.json.format(msgspec.json.encode(job), indent=2)
-    (folder.config / "job.json").write_bytes(encoded + b"\n")
-    (folder.config / "job.toml").write_text(to_toml(job))
+    stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
+    folder = RunFolder((parent / f"{stamp}-{secrets.token_hex(3)}").absolute())
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        folder.path.mkdir()
+        for room in ROOMS:
+            (folder.path / room).mkdir()
+        encoded = msgspec.json.format(msgspec.json.encode(job), indent=2)
+        (folder.config / "job.json").write_bytes(encoded + b"\n")
+        (folder.config / "job.toml").write_text(to_toml(job))
+    except OSError as error:
+        shutil.rmtree(folder.path, ignore_errors=True)
+        raise _no_place(job, error) from None
     return folder
+
+
+def check_room(job: Job) -> None:
+    """Refuse a job whose first checkpoint would not fit on the disk under ``runs``."""
+    if not (job.checkpoint.every or job.checkpoint.at_end):
+        return
+    # The master weights and at least one moment of each: AdamW keeps two, Muon one.
+    moments = 2 if job.optimizer.kind == "adamw" else 1
+    needed_bytes = 4 * (1 + moments) * parameters(job.model).total
+    runs = Path(job.runs).absolute()
+    existing = next(path for path in (runs, *runs.parents) if path.exists())
+    free_bytes = shutil.disk_usage(existing).free
+    if free_bytes < needed_bytes:
+        unit, name = (2**30, "GiB") if needed_bytes >= 2**30 else (2**20, "MiB")
+        rule = (
+            f"a checkpoint of this model takes {needed_bytes / unit:.1f} {name}, "
+            f"and the disk has {free_bytes / unit:.1f} {name} left"
+        )
+        fix = "free space, set runs to a larger disk, or set checkpoint.at_end = false"
+        raise ConfigError("runs", f'"{job.runs}"', rule, fix)
+
+
+def _no_place(job: Job, error: OSError) -> ConfigError:
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    fix = "free space, or set it to a larger disk" if full else "set it to a folder you may write"
+    rule = f"cannot hold the run: {error.strerror} ({error.filename or job.runs})"
+    return ConfigError("runs", f'"{job.runs}"', rule, fix)
 
 
 def write_synced(path: Path, text: bytes) -> None:

@@ -168,7 +168,7 @@ class Worker:
             if self._folder is not None:
                 self._folder.write_exit(info)
         except OSError as error:  # a full disk must not hide why the run ended
-            log.error("cannot write %s: %s", self._folder, error)
+            log.error("cannot write exit_info.json: %s", error)
 
 
 def choose_device(job: Job, local_rank: int) -> torch.device:
@@ -214,8 +214,9 @@ def prepare(job: Job, world_size: int) -> Job:
 
 
 def refuse(job: Job) -> None:
-    """Raise ``ConfigError`` for what only this machine can tell: packages, files, corpus."""
+    """Raise ``ConfigError`` for what only this machine can tell: packages, disk, files, corpus."""
     check_available(job)
+    run_folder.check_room(job)
     find_parent(job)
     refuse_unreadable(job.data, job.model.vocab)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import resource
@@ -19,9 +20,10 @@ import pytest
 from phalanx.checkpoint import latest, read_manifest
 from phalanx.config import Job
 from phalanx.data import ShardWriter
-from phalanx.train.exits import ExitCode
+from phalanx.train.exits import ExitCode, ExitInfo
 from phalanx.train.launch import launch
 from phalanx.train.records import ValidationRecord, read_records
+from phalanx.train.run_folder import RunFolder
 from phalanx.train.threads import ThreadsError
 from tests.train.forked_runs import Run, alive, small_job, start
 
@@ -249,21 +251,44 @@ def test_a_caller_with_threads_is_told_before_anything_is_made(tmp_path: Path) -
     assert not (tmp_path / "runs").exists()
 
 
+def break_rank_one() -> None:
+    from phalanx.train import worker
+
+    original = worker.Trainer.train_step
+
+    def broken(self, stop_requested=False):  # type: ignore[no-untyped-def]
+        if self.mesh.rank == 1 and self.step == 2:
+            raise RuntimeError("a wire came loose")
+        return original(self, stop_requested)
+
+    worker.Trainer.train_step = broken  # type: ignore[method-assign]
+
+
 def test_an_error_in_one_rank_is_reported_with_that_rank(tmp_path: Path, start: Start) -> None:
-    def break_rank_one() -> None:
-        from phalanx.train import worker
-
-        original = worker.Trainer.train_step
-
-        def broken(self, stop_requested=False):  # type: ignore[no-untyped-def]
-            if self.mesh.rank == 1 and self.step == 2:
-                raise RuntimeError("a wire came loose")
-            return original(self, stop_requested)
-
-        worker.Trainer.train_step = broken  # type: ignore[method-assign]
-
     run = start(small_job(tmp_path), before=break_rank_one)
     assert run.wait() == ExitCode.OTHER
     assert (run.exit.rank, run.exit.step) == (1, 2)
     assert run.exit.message == "a wire came loose"
     assert "Traceback" in run.folder.log(1).read_text()
+
+
+def test_logs_on_a_full_disk_do_not_hide_why_a_rank_failed(tmp_path: Path, start: Start) -> None:
+    def before() -> None:
+        break_rank_one()
+        RunFolder.log = lambda self, rank: Path("/dev/full")  # type: ignore[method-assign]
+
+    run = start(small_job(tmp_path), before=before)
+    assert run.wait() == ExitCode.OTHER
+    assert (run.exit.rank, run.exit.message) == (1, "a wire came loose")
+
+
+def test_a_run_whose_report_cannot_be_written_says_so(tmp_path: Path, start: Start) -> None:
+    def before() -> None:
+        def refuse(self: RunFolder, info: ExitInfo) -> ExitInfo:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        RunFolder.write_exit = refuse  # type: ignore[method-assign]
+
+    run = start(small_job(tmp_path, train__steps=1), before=before)
+    assert run.wait() == 0
+    assert "none could write its report: is the disk full?" in run.text
