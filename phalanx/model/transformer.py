@@ -60,7 +60,8 @@ class Head(nn.Module):
     def forward(self, x: Tensor, labels: Tensor | None, token_weight: Tensor) -> Tensor:
         if labels is None:
             return F.linear(x, self.weight)
-        return linear_cross_entropy(x, self.weight, labels, token_weight).reshape(1)
+        # Not a view: FSDP hooks onto what a module returns.
+        return torch.stack((linear_cross_entropy(x, self.weight, labels, token_weight),))
 
 
 class Transformer(nn.Module):

@@ -118,7 +118,8 @@ class VocabParallelHead(Head):
             return gather(F.linear(x, self.weight), 2, self.group)
         first = dist.get_rank(self.group) * self.weight.shape[0]
         vocab = VocabSlice(first, self._max, self._sum)
-        return linear_cross_entropy(x, self.weight, labels, token_weight, vocab).reshape(1)
+        # Not a view: FSDP hooks onto what a module returns.
+        return torch.stack((linear_cross_entropy(x, self.weight, labels, token_weight, vocab),))
 
     def _max(self, x: Tensor) -> Tensor:
         dist.all_reduce(x, dist.ReduceOp.MAX, self.group)
