@@ -21,10 +21,11 @@ from phalanx.parallel.context import apply_context_parallel, local_positions
 from phalanx.parallel.expert import apply_expert_parallel, share_balance_statistics
 from phalanx.parallel.fsdp import DdpGradients, apply_fsdp, sync_gradients
 from phalanx.parallel.mesh import Mesh
-from phalanx.parallel.pipeline import Pipeline, stage_layers, stages_of_rank
+from phalanx.parallel.pipeline import Pipeline, stages_of_rank
 from phalanx.parallel.precision import MainGradients, cast_parameters, compute_dtype
 from phalanx.parallel.recompute import apply_activation_offload, apply_compile, apply_recompute
 from phalanx.parallel.tensor import apply_tensor_parallel, enable_async_tensor_parallel
+from phalanx.plan.stages import stage_layers
 
 
 class Timer(Protocol):

@@ -1,9 +1,7 @@
-"""Pipeline parallelism: stages balanced by cost, and the schedules that run them."""
+"""Pipeline parallelism: the stages of a rank, and the schedules that run them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -19,11 +17,11 @@ from torch.distributed.pipelining.schedules import (
     ScheduleZBVZeroBubble,
 )
 
-from phalanx.config import Model, Parallel
+from phalanx.config import Parallel
 from phalanx.model import Transformer
 from phalanx.parallel.mesh import Mesh
 from phalanx.parallel.precision import move_to_main
-from phalanx.plan.counts import forward_flops_per_token
+from phalanx.plan.stages import rank_stages
 
 SINGLE = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 MULTI = {"interleaved": ScheduleInterleaved1F1B, "zero-bubble": ScheduleZBVZeroBubble}
@@ -31,51 +29,9 @@ MULTI = {"interleaved": ScheduleInterleaved1F1B, "zero-bubble": ScheduleZBVZeroB
 Schedule = PipelineScheduleSingle | PipelineScheduleMulti
 
 
-def split_layers(costs: Sequence[float], first: float, last: float, stages: int) -> list[range]:
-    """Contiguous layers of each stage such that the costliest stage is as cheap as possible.
-
-    ``first`` and ``last`` are the costs of embedding and head, which ride on the outer
-    stages. Every stage gets at least one layer.
-    """
-    layers = len(costs)
-    assert stages <= layers
-    total = [0.0]
-    for cost in costs:
-        total.append(total[-1] + cost)
-
-    def stage_cost(stage: int, start: int, end: int) -> float:
-        extra = (first if stage == 0 else 0.0) + (last if stage == stages - 1 else 0.0)
-        return total[end] - total[start] + extra
-
-    # best[end]: (cost of the worst stage, start of the last stage) over layers [0, end).
-    best = [[(stage_cost(0, 0, end), 0) for end in range(layers + 1)]]
-    for stage in range(1, stages):
-        row = [(float("inf"), 0)] * (layers + 1)
-        for end in range(stage + 1, layers + 1):
-            row[end] = min(
-                (max(best[-1][start][0], stage_cost(stage, start, end)), start)
-                for start in range(stage, end)
-            )
-        best.append(row)
-    cuts = [layers]
-    for row in reversed(best):
-        cuts.append(row[cuts[-1]][1])
-    cuts.reverse()
-    return [range(a, b) for a, b in pairwise(cuts)]
-
-
-def stage_layers(model: Model, sequence: int, stages: int) -> list[range]:
-    """The layers of every stage, balanced by FLOPs including the head."""
-    flops = forward_flops_per_token(model, sequence)
-    return split_layers(flops.per_layer, 0.0, flops.head, stages)
-
-
 def stages_of_rank(parallel: Parallel, rank: int) -> list[int]:
     """Stage numbers of a pipeline rank: looped, or as a V for the zero-bubble schedule."""
-    ranks, turns = parallel.pipeline, parallel.virtual_stages
-    if parallel.schedule == "zero-bubble":
-        return [rank, 2 * ranks - 1 - rank]
-    return [rank + turn * ranks for turn in range(turns)]
+    return rank_stages(parallel.schedule, parallel.pipeline, parallel.virtual_stages, rank)
 
 
 class _Stage(PipelineStage):

@@ -21,7 +21,7 @@ from phalanx.plan.collectives import (
     group,
 )
 from phalanx.plan.grid import Floats, Grid
-from phalanx.plan.layer import BlockTime, Pricing, Split, tokens_of
+from phalanx.plan.layer import NARROW, BlockTime, Pricing, Split, tokens_of
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,9 @@ def _expert_seconds(split: Split, pricing: Pricing) -> Floats:
     machine, constants = pricing.machine, pricing.constants
     tokens = tokens_of(split, pricing.workload) / split.tensor
     ranks = group(split.expert, np.ones_like(split.expert), machine)
-    nbytes = 2.0 * tokens * moe.top_k * model.dim
+    # Tokens go out in the format that multiplies (8 bits with their scales) and return in 16.
+    width = 2.0 if pricing.precision not in NARROW else 1.5
+    nbytes = width * tokens * moe.top_k * model.dim
     domains = ranks.domains
     distinct = domains * (1 - (1 - 1 / domains) ** moe.top_k)
     dedup = np.where(domains > 1, distinct / moe.top_k, 1.0)
@@ -99,7 +101,8 @@ def _expert_seconds(split: Split, pricing: Pricing) -> Floats:
     inside = all_to_all_seconds(
         nbytes, group(ranks.inside, ranks.inside * 0 + 1, machine), machine, constants
     )
-    return np.where(split.expert > 1, 2 * np.maximum(inside, outside), 0.0)
+    both = 2 * np.maximum(inside, outside) / constants.expert_exchange
+    return np.where(split.expert > 1, both, 0.0)
 
 
 def gathered_block_seconds(

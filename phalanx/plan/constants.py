@@ -28,11 +28,33 @@ class Constants(Struct, frozen=True, kw_only=True):
     straggler: float  # spread of one rank's step time over its mean
     step_seconds: float  # host work between steps
     power: float  # exponent of the power cap's effect on matmul speed
+    expert_matmul: float  # speed of grouped products over that of one large product
+    expert_seconds: float  # routing, sorting and counting in one layer and direction
+    expert_exchange: float  # speed of the all-to-all over that of the model; above 1 part is hidden
     error: dict[str, float]  # spread of log(measured / predicted), by group
+
+
+def read_constants(text: str) -> Constants:
+    """Constants of a TOML file, as ``plan calibrate`` writes it."""
+    return convert(tomllib.loads(text), Constants)
 
 
 @cache
 def shipped() -> Constants:
     """The constants fitted on the published runs in ``data/``."""
     text = resources.files("phalanx.plan").joinpath("data/constants.toml").read_text("utf-8")
-    return convert(tomllib.loads(text), Constants)
+    return read_constants(text)
+
+
+def constants_toml(constants: Constants) -> str:
+    """Constants in the form of ``data/constants.toml``."""
+    tables = ("matmul", "attention", "error")
+    lines = [
+        f"{name} = {getattr(constants, name):.6g}"
+        for name in Constants.__struct_fields__
+        if name not in tables
+    ]
+    for table in tables:
+        lines += ["", f"[{table}]"]
+        lines += [f'"{key}" = {value:.4g}' for key, value in getattr(constants, table).items()]
+    return "\n".join(lines) + "\n"

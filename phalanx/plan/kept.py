@@ -16,7 +16,7 @@ from phalanx.plan.grid import Floats, Grid, Ints
 from phalanx.plan.workload import RECOMPUTES, SCHEDULES, Software, Workload
 
 SCORE_BYTES = 5.0
-NARROW_SHARE = 0.5  # fp8 keeps the inputs of matmuls in one byte
+NARROW = ("fp8", "mxfp8", "nvfp4")  # keep the inputs of matmuls in one byte
 
 
 def block_bytes(workload: Workload, grid: Grid, software: Software, recompute: Ints) -> Floats:
@@ -39,10 +39,14 @@ def block_bytes(workload: Workload, grid: Grid, software: Software, recompute: I
     scores = SCORE_BYTES * model.heads / t * workload.sequence if unfused else 0.0
     masks = 2 * model.dim * stream if unfused else 0.0  # of dropout, a byte each
     everything = 2 * (4 * model.dim * stream + (heads + (gates + 1) * hidden) / t) + masks
+    if grid.precision in NARROW:
+        attended = model.heads * (model.latent.value_head_dim if model.latent else model.head_dim)
+        everything = everything - 2 * model.dim * stream - (hidden + attended) / t
     if unfused:
         selective = everything
     else:
-        selective = 2 * (3 * model.dim * stream + (heads + gates * hidden) / t)
+        products = (heads + gates * hidden) / t * software.selective_share
+        selective = 2 * ((1 + 2 * software.selective_share) * model.dim * stream + products)
     everything = everything + scores
     if not software.fused:
         everything = everything * 1.35
@@ -55,6 +59,21 @@ def block_bytes(workload: Workload, grid: Grid, software: Software, recompute: I
     return tokens * kept
 
 
+def stream_bytes(workload: Workload, grid: Grid, software: Software) -> Floats:
+    """The residual stream of one micro-batch on one rank: what a stage hands on."""
+    tokens = grid.micro_batch * workload.sequence / grid.context
+    split = grid.tensor if software.sequence_parallel else 1
+    return 2.0 * tokens * workload.model.dim / split
+
+
+def gathered_bytes(workload: Workload, grid: Grid, software: Software) -> Floats:
+    """The whole sequence beside its slice: input, gradient and result of a gathered branch."""
+    if not software.sequence_parallel:
+        return np.zeros(len(grid))
+    tokens = grid.micro_batch * workload.sequence / grid.context
+    return np.where(grid.tensor > 1, 3 * 2.0 * tokens * workload.model.dim, 0.0)
+
+
 def logit_bytes(workload: Workload, grid: Grid, software: Software) -> Floats:
     """Logits, their fp32 form and its gradient, of the chunk of tokens that is at work."""
     tokens = grid.micro_batch * workload.sequence / grid.context
@@ -62,19 +81,18 @@ def logit_bytes(workload: Workload, grid: Grid, software: Software) -> Floats:
     return logits * (1.5 if software.chunked_loss else 10.0)
 
 
-def flights(grid: Grid, micro_batches: Ints, position: Ints) -> list[Floats]:
-    """Micro-batches that a pipeline position holds at once, for each of its stages in turn."""
+def flights(grid: Grid, micro_batches: Ints, position: Ints) -> tuple[Ints, Ints]:
+    """Micro-batches that a pipeline position holds at once in each of its stages.
+
+    Returns the number that all of its stages hold, and how many stages hold one more.
+    """
     p, v, m = grid.pipeline, grid.virtual_stages, micro_batches
     code = {name: grid.schedule == i for i, name in enumerate(SCHEDULES)}
-    once = np.minimum(m, p - position)
     chunks = np.minimum(2 * (p - position - 1) + (v - 1) * p + 1, m * v)
-    found = []
-    for turn in range(int(v.max())):
-        looped = chunks // v + (turn < chunks % v)
-        count = np.select(
-            [code["gpipe"], code["interleaved"], code["zero-bubble"], code["dualpipe"]],
-            [m, looped, np.minimum(m, p), np.minimum(m, p + 1)],
-            once,
-        )
-        found.append(np.where(p == 1, 1, count).astype(np.float64))
-    return found
+    every = np.select(
+        [code["gpipe"], code["interleaved"], code["zero-bubble"], code["dualpipe"]],
+        [m, chunks // v, np.minimum(m, p), np.minimum(m, p + 1)],
+        np.minimum(m, p - position),
+    )
+    more = np.where(code["interleaved"] & (p > 1), chunks % v, 0)
+    return np.where(p == 1, 1, every), more

@@ -104,6 +104,8 @@ def block_time(split: Split, pricing: Pricing, *, moe: bool) -> BlockTime:
     forward = pricing.memory_seconds(2 * elements)
     backward = pricing.memory_seconds(2 * 1.5 * elements)
     kernels = pricing.constants.kernel_seconds * (8 if software.fused else 16)
+    if moe:
+        kernels += pricing.constants.expert_seconds
     attended = attention_seconds(split, pricing)
     return BlockTime(
         total.forward,
@@ -123,14 +125,17 @@ def head_time(split: Split, pricing: Pricing) -> BlockTime:
     narrow = pricing.precision if pricing.precision not in NARROW else "bfloat16"
     total.matmul(tokens, model.vocab / split.tensor, model.dim, narrow)
     logits = tokens * model.vocab / split.tensor
+    # Bytes a logit: fused, read and cast once; else fp32 copies for maximum, exponential, sum.
+    passes = 8.0 if pricing.software.chunked_loss else 16.0
+    bandwidth = pricing.machine.memory_bandwidth * pricing.constants.memory
     nothing = np.zeros_like(tokens)
     return BlockTime(
         total.forward,
         nothing,
-        pricing.memory_seconds(6.0 * logits),  # maximum, sum, pick
+        passes * logits / bandwidth,
         total.backward,
         nothing,
-        pricing.memory_seconds(6.0 * logits),
+        passes * logits / bandwidth,
     )
 
 
@@ -148,8 +153,9 @@ def _expert_matmuls(total: _Sum, split: Split, pricing: Pricing) -> Floats:
     routed = here * moe.top_k * load
     experts = moe.experts / split.expert
     each = routed / experts
-    total.matmul(each, 2 * moe.ffn, model.dim, times=experts)
-    total.matmul(each, model.dim, moe.ffn, times=experts)
+    times = experts / pricing.constants.expert_matmul
+    total.matmul(each, 2 * moe.ffn, model.dim, times=times, launches=1)
+    total.matmul(each, model.dim, moe.ffn, times=times, launches=1)
     # Gate and up are read and their product written; rows are permuted in, weighted and summed.
     return routed * (3 * moe.ffn + 6 * model.dim) + here * 3 * moe.shared_ffn
 
@@ -184,15 +190,17 @@ class _Sum:
         k: Floats | float,
         precision: Precision | None = None,
         times: Floats | float = 1.0,
+        launches: Floats | float | None = None,
     ) -> None:
         pricing = self.pricing
         precision = precision or pricing.precision
         n, k = np.asarray(n, dtype=np.float64), np.asarray(k, dtype=np.float64)
         rest = (pricing.machine, precision, pricing.constants)
-        self.forward = self.forward + times * matmul_seconds(m, n, k, *rest)
-        self.backward = self.backward + times * matmul_seconds(m, k, n, *rest)
+        start = pricing.constants.kernel_seconds * (times if launches is None else launches)
+        self.forward = self.forward + times * matmul_seconds(m, n, k, *rest) + start
+        self.backward = self.backward + times * matmul_seconds(m, k, n, *rest) + start
         if pricing.workload.trains == "all":
-            self.backward = self.backward + times * matmul_seconds(n, k, m, *rest)
+            self.backward = self.backward + times * matmul_seconds(n, k, m, *rest) + start
         if precision in NARROW:
             # Read in 16 bits for the largest value and again to cast, written in two layouts.
             self.casts = self.casts + times * pricing.memory_seconds(4.0 * m * k)

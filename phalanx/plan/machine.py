@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from phalanx.hardware import Cluster
+from phalanx.hardware import Cluster, Gpu
 
 # Power at which a family's share of peak is stated; other boards of the family run at other
 # clocks under load.
-REFERENCE_WATTS = {"volta": 300.0, "ampere": 400.0, "hopper": 700.0, "blackwell": 1200.0}
+REFERENCE_WATTS = {
+    "volta": 300.0,
+    "ampere": 400.0,
+    "hopper": 700.0,
+    "blackwell": 1200.0,
+    "blackwell-ultra": 1400.0,
+}
 
 WIDER = {
     "nvfp4": ("fp4", "fp8", "bfloat16", "float16"),
@@ -44,15 +50,15 @@ class Machine(Struct, frozen=True, kw_only=True):
 def machine_of(cluster: Cluster, gpus: int) -> Machine:
     """What a job of so many GPUs sees of a cluster."""
     gpu = cluster.gpu
-    reference = REFERENCE_WATTS.get(gpu.family, gpu.tdp_watts)
+    reference = REFERENCE_WATTS.get(_family(gpu), gpu.tdp_watts)
     return Machine(
-        family=gpu.family,
+        family=_family(gpu),
         peak_flops=gpu.peak_flops,
         memory_bytes=float(gpu.memory_bytes),
         memory_bandwidth=gpu.memory_bandwidth,
         multiprocessors=gpu.sms,
         watts=gpu.tdp_watts / reference,
-        domain=cluster.domain_gpus,
+        domain=_even_domain(cluster.domain_gpus, gpus),
         link_bandwidth=cluster.link.bandwidth * cluster.link.efficiency,
         network_bandwidth=(
             cluster.network_bandwidth * cluster.nic.payload_share * cluster.fabric.share(gpus)
@@ -61,3 +67,16 @@ def machine_of(cluster: Cluster, gpus: int) -> Machine:
         in_switch_reduction=cluster.link.in_network_reduction,
         in_network_reduction=cluster.fabric.in_network_reduction,
     )
+
+
+def _family(gpu: Gpu) -> str:
+    """Blackwell Ultra has other units for exponentials and 4-bit products than Blackwell."""
+    return "blackwell-ultra" if gpu.key in ("b300", "gb300") else gpu.family
+
+
+def _even_domain(domain: int, gpus: int) -> int:
+    """GPUs of a domain that a job uses: 64 of a rack of 72, where that divides the job evenly."""
+    if gpus <= domain:
+        return gpus
+    even = next(size for size in range(domain, 0, -1) if gpus % size == 0)
+    return even if 2 * even > domain else domain

@@ -25,17 +25,15 @@ BYTES = {"float32": 4.0, "float16": 2.0, "bfloat16": 2.0, "fp8": 1.0, "mxfp8": 1
 def sustained_rate(machine: Machine, precision: str, constants: Constants) -> float:
     """FLOP/s that large products reach: peak, less what power and issue limits take."""
     table = constants.matmul
-    share = table.get(f"{machine.family}:{precision}", 0.0)
-    if not share:
-        other = {"float16": "bfloat16", "bfloat16": "float16"}.get(precision, "fp8")
-        share = table.get(f"{machine.family}:{other}", table["default"])
+    kind = "bfloat16" if precision in ("float16", "float32") else precision
+    share = table.get(f"{machine.family}:{kind}", table["default"])
     return machine.peak(precision) * min(1.0, share * float(machine.watts**constants.power))
 
 
 def matmul_seconds(
     m: Floats, n: Floats, k: Floats, machine: Machine, precision: str, constants: Constants
 ) -> Floats:
-    """Seconds of one product on one GPU, elementwise over arrays of shapes."""
+    """Seconds of one product on one GPU once it runs, elementwise over arrays of shapes."""
     processors = machine.multiprocessors
     work: Floats | None = None
     for rows, columns, quality in TILES:
@@ -52,4 +50,5 @@ def matmul_seconds(
     width = BYTES[precision]
     traffic = width * (m * k + k * n) + 2 * m * n
     moving = traffic / (machine.memory_bandwidth * constants.memory)
-    return np.maximum(compute, moving) + constants.kernel_seconds
+    seconds: Floats = np.maximum(compute, moving)
+    return seconds

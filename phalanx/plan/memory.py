@@ -23,13 +23,14 @@ from phalanx.plan.counting import (
     sharded,
 )
 from phalanx.plan.grid import Bools, Floats, Grid, Ints
-from phalanx.plan.kept import block_bytes, flights, logit_bytes
-from phalanx.plan.pipeline import RankLayers, first_moe_layer, rank_layers
+from phalanx.plan.kept import block_bytes, flights, gathered_bytes, logit_bytes, stream_bytes
+from phalanx.plan.pipeline import RankLayers, first_moe_layer, is_folded, rank_layers
 from phalanx.plan.workload import OFFLOADS, SCHEDULES, Software, Workload
 
-CONTEXT_BYTES = 1.2e9  # the driver's context and the libraries' workspaces
-CHANNEL_BYTES = 0.3e9  # NCCL's buffers, for each axis that communicates
-FRAGMENTED = 0.03  # of what the allocator hands out
+CONTEXT_BYTES = 2.0e9  # the driver's context and the libraries' workspaces
+CHANNEL_BYTES = 0.6e9  # NCCL's buffers, for each axis that communicates
+BUCKET_BYTES = 2.0e9  # gradients and weights on their way, where ZeRO 1 or 2 divides the state
+FRAGMENTED = 0.18  # what the allocator cannot reuse, over what is in use
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,8 @@ class Rank:
     moe: Ints
     first: Bools
     last: Bools
-    stage_layers: tuple[Ints, ...]  # of its first, second, ... stage; zero where there is none
+    shape: Ints  # row of layers_before that a mapping has
+    layers_before: Ints  # [shape, turn]: layers of its first, second, ... stages, summed
 
 
 def memory(workload: Workload, grid: Grid, software: Software) -> Memory:
@@ -89,20 +91,23 @@ def rank_memory(workload: Workload, grid: Grid, software: Software, rank: Rank) 
     offload = grid.offload
     optimizer = np.where(offload >= OFFLOADS.index("optimizer"), 0, optimizer)
     weights = np.where(offload == OFFLOADS.index("parameters"), 0, weights)
-    activations = np.zeros(len(grid))
-    for count, layers in zip(flights(grid, many, rank.position), rank.stage_layers, strict=False):
-        activations = activations + count * layers
     per_block = block_bytes(workload, grid, software, grid.recompute)
+    output = np.where(grid.pipeline > 1, stream_bytes(workload, grid, software), 0.0)
+    rounds, extra = flights(grid, many, rank.position)
+    layers = rank.dense + rank.moe
+    more = rank.layers_before[rank.shape, extra]
+    chunks = rounds * grid.virtual_stages + extra
+    activations = (rounds * layers + more) * per_block + chunks * output
     block_all = block_bytes(workload, grid, software, np.zeros_like(grid.recompute))
-    moe_share = rank.moe > 0
     largest = held(block_tensors(model, bool(model.moe)), grid.tensor, grid.expert)
     working = np.where(grid.recompute > 0, block_all, 0.5 * block_all)
+    working = working + gathered_bytes(workload, grid, software)
     working = working + rank.last * logit_bytes(workload, grid, software)
     gathered = np.where((grid.zero == 3) & fsdp, 2 * largest * (2 * 2 + 4), 0)
     axes = sum((size > 1).astype(np.int64) for size in _axes(grid))
     working = working + gathered + CONTEXT_BYTES + CHANNEL_BYTES * axes
-    del moe_share
-    return Memory(weights, gradients, optimizer, activations * per_block, working)
+    working = working + BUCKET_BYTES * ((grid.zero > 0) & (grid.zero < 3))
+    return Memory(weights, gradients, optimizer, activations, working)
 
 
 def uses_fsdp(grid: Grid) -> Bools:
@@ -132,7 +137,6 @@ def _elements(workload: Workload, grid: Grid, rank: Rank) -> tuple[Ints, Ints]:
         np.maximum(1, grid.data // _copies(grid) * grid.context * grid.tensor // grid.expert),
         1,
     )
-    tied = model.tied_embedding and (grid.pipeline == 1)
     whole, own = np.zeros_like(grid.tensor), np.zeros_like(grid.tensor)
     first_moe = first_moe_layer(model)
     kinds = [
@@ -141,7 +145,6 @@ def _elements(workload: Workload, grid: Grid, rank: Rank) -> tuple[Ints, Ints]:
         (rank.first.astype(np.int64), embedding_tensors(model)),
         (rank.last.astype(np.int64), head_tensors(model)),
     ]
-    del tied
     for count, tensors in kinds:
         if tensors:
             whole = whole + count * held(tensors, grid.tensor, grid.expert)
@@ -154,7 +157,7 @@ def _copies(grid: Grid) -> Ints:
 
 
 def _candidates(workload: Workload, grid: Grid, software: Software) -> list[Rank]:
-    folded = grid.schedule == SCHEDULES.index("zero-bubble")
+    folded = is_folded(grid)
     keys = (grid.pipeline * 1024 + grid.virtual_stages) * 2 + folded
     shapes, inverse = np.unique(keys, return_inverse=True)
     widest = int(grid.virtual_stages.max())
@@ -167,7 +170,8 @@ def _candidates(workload: Workload, grid: Grid, software: Software) -> list[Rank
         fullest = next(i for i, rank in enumerate(ranks) if rank.dense + rank.moe == most)
         for slot, position in enumerate((0, fullest, pipeline - 1)):
             chosen[slot].append(_row(position, ranks[position], widest))
-    return [_rank(np.array(rows, dtype=np.int64)[inverse.reshape(-1)]) for rows in chosen]
+    index = inverse.reshape(-1)
+    return [_rank(np.array(rows, dtype=np.int64), index) for rows in chosen]
 
 
 def rank_at(workload: Workload, grid: Grid, software: Software, position: int) -> Rank:
@@ -176,18 +180,17 @@ def rank_at(workload: Workload, grid: Grid, software: Software, position: int) -
     pipeline, virtual = int(grid.pipeline[0]), int(grid.virtual_stages[0])
     ranks = rank_layers(workload, schedule, pipeline, virtual, balanced=software.balances_head)
     row = _row(position, ranks[position], virtual)
-    return _rank(np.tile(np.array(row, dtype=np.int64), (len(grid), 1)))
+    return _rank(np.array([row], dtype=np.int64), np.zeros(len(grid), dtype=np.int64))
 
 
 def _row(position: int, rank: RankLayers, widest: int) -> tuple[int, ...]:
-    stages = rank.stages + (0,) * (widest - len(rank.stages))
-    return (position, rank.dense, rank.moe, int(rank.first), int(rank.last), *stages)
+    before = [sum(rank.stages[:turn]) for turn in range(widest + 1)]
+    return (position, rank.dense, rank.moe, int(rank.first), int(rank.last), *before)
 
 
-def _rank(table: Ints) -> Rank:
-    columns = [table[:, i] for i in range(table.shape[1])]
-    position, dense, moe, first, last, *stages = columns
-    return Rank(position, dense, moe, first.astype(bool), last.astype(bool), tuple(stages))
+def _rank(table: Ints, index: Ints) -> Rank:
+    position, dense, moe, first, last = (table[index, i] for i in range(5))
+    return Rank(position, dense, moe, first.astype(bool), last.astype(bool), index, table[:, 5:])
 
 
 def _larger(one: Memory, other: Memory) -> Memory:

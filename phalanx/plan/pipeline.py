@@ -17,8 +17,8 @@ import numpy as np
 
 from phalanx.config import Model
 from phalanx.plan.counts import forward_flops_per_token
-from phalanx.plan.grid import Floats, Grid, Ints
-from phalanx.plan.stages import rank_stages, stage_layers
+from phalanx.plan.grid import Bools, Floats, Grid
+from phalanx.plan.stages import FOLDED, rank_stages, stage_layers
 from phalanx.plan.workload import SCHEDULES, Software, Workload
 
 IDLE = {
@@ -93,7 +93,7 @@ def bottleneck(workload: Workload, software: Software, grid: Grid) -> Bottleneck
     dense_cost = flops.per_layer[0] if first_moe else 0
     moe_cost = flops.per_layer[-1] if first_moe < workload.model.layers else 0
     # The shape of a pipeline is (ranks, stages a rank, folded or looped).
-    folded = grid.schedule == SCHEDULES.index("zero-bubble")
+    folded = is_folded(grid)
     keys = (grid.pipeline * 1024 + grid.virtual_stages) * 2 + folded
     shapes, inverse = np.unique(keys, return_inverse=True)
     rows = []
@@ -109,21 +109,12 @@ def bottleneck(workload: Workload, software: Software, grid: Grid) -> Bottleneck
     return Bottleneck(table[:, 0], table[:, 1], table[:, 2])
 
 
+def is_folded(grid: Grid) -> Bools:
+    """Where a rank holds a stage of each half of a V."""
+    return np.isin(grid.schedule, [SCHEDULES.index(name) for name in FOLDED])
+
+
 def idle_share(grid: Grid) -> Floats:
     """Micro-batches' worth of time that a rank waits in a step."""
     idle: Floats = (grid.pipeline - 1) / grid.virtual_stages * IDLE_BY_CODE[grid.schedule]
     return idle
-
-
-def in_flight(grid: Grid, micro_batches: Ints) -> Floats:
-    """Micro-batches whose activations the first rank holds at once, over all its stages."""
-    p, v, m = grid.pipeline, grid.virtual_stages, micro_batches
-    names = [SCHEDULES.index(name) for name in ("gpipe", "interleaved", "zero-bubble", "dualpipe")]
-    one = np.minimum(m, p)
-    looped = np.minimum(2 * (p - 1) + (v - 1) * p + 1, m * v) / v
-    count = np.select(
-        [grid.schedule == name for name in names],
-        [m, looped, one, np.minimum(m, p + 1)],
-        one,
-    )
-    return np.where(p == 1, 1.0, count).astype(np.float64)

@@ -189,6 +189,8 @@ def _recompute(text: str) -> Recompute:
 
 def _precision(text: str) -> Precision:
     text = text.lower()
+    if "rowwise" in text:  # these kernels accumulate slowly: no faster than 16 bits
+        return "bfloat16"
     for name in ("nvfp4", "mxfp8", "fp8"):
         if name in text:
             return name
@@ -223,8 +225,10 @@ def _model(row: dict[str, str], pipeline: int) -> Model:
         shape |= {"kv_heads": _integer(row, "kv_heads", heads), "head_dim": wide}
     if moe_text is not None:
         shape["moe"] = _experts(row, int(moe_text[1]), dense_text is not None)
-    layers = row.get("layers") or _layers_from_size(name, dim, vocab, pipeline)
-    return Model(layers=int(layers), **shape)
+    layers = int(row.get("layers") or _layers_from_size(name, dim, vocab, pipeline))
+    if row["vocab"].startswith("~"):
+        shape["vocab"] = _vocab_from_size(name, dim, vocab, layers)
+    return Model(layers=layers, **shape)
 
 
 def _experts(row: dict[str, str], ffn: int, dense_first: bool) -> Moe:
@@ -253,6 +257,14 @@ def _layers_from_size(name: str, dim: int, vocab: int, pipeline: int) -> int:
         raise _RefusedError("layers is missing")
     layers = (float(match[1]) * 1e9 - vocab * dim) / (12 * dim**2)
     return max(1, round(layers / pipeline)) * pipeline
+
+
+def _vocab_from_size(name: str, dim: int, stated: int, layers: int) -> int:
+    """A vocabulary that is only stated roughly, from what the layers leave of the model's size."""
+    match = re.search(r"-(\d+(?:\.\d+)?)b", name)
+    left = float(match[1]) * 1e9 - 12 * layers * dim**2 if match else 0.0
+    implied = left / dim
+    return round(implied / 1024) * 1024 if stated / 2 < implied < 2 * stated else stated
 
 
 def _cluster(row: dict[str, str], gpus: int) -> Cluster:
@@ -305,6 +317,7 @@ def _seconds(
 ) -> float | None:
     iteration = _number(row, "iter_time_s")
     if iteration is not None:
+        _refuse_contradiction(row, workload, traits, iteration * gpus)
         return iteration
     rate = _number(row, "tokens_per_s_per_gpu")
     if rate is not None:
@@ -322,6 +335,18 @@ def _seconds(
         counted = traits.flops
     flops = _counted_flops(workload, counted, traits)
     return flops / (tera * 1e12 * gpus)
+
+
+def _refuse_contradiction(
+    row: dict[str, str], workload: Workload, traits: Traits, gpu_seconds: float
+) -> None:
+    """A row whose time and TFLOP/s differ by half or more describes two different batches."""
+    tera = _number(row, "tflops_per_gpu")
+    if tera is None:
+        return
+    ratio = _counted_flops(workload, traits.flops, traits) / (tera * 1e12 * gpu_seconds)
+    if not 0.5 < ratio < 2.0:
+        raise _RefusedError(f"its time and its TFLOP/s disagree by a factor of {ratio:.2f}")
 
 
 def _counted_flops(workload: Workload, counted: str, traits: Traits) -> float:

@@ -22,9 +22,10 @@ from phalanx.plan.grid import Floats, Grid, Ints
 from phalanx.plan.layer import Pricing, Split, block_time, head_time, tokens_of
 from phalanx.plan.machine import Machine
 from phalanx.plan.pipeline import bottleneck, first_moe_layer, idle_share
-from phalanx.plan.workload import OFFLOADS, RECOMPUTES, Software, Workload
+from phalanx.plan.workload import OFFLOADS, RECOMPUTES, SCHEDULES, Software, Workload
 
 OPTIMIZER_BYTES = 34.0  # read and write fp32 weight and moments, read gradient twice, write bf16
+SPLIT_BACKWARD = [SCHEDULES.index(name) for name in ("zb-h1", "zero-bubble", "dualpipe")]
 FULL, SELECTIVE = RECOMPUTES.index("full"), RECOMPUTES.index("selective")
 
 
@@ -65,6 +66,7 @@ def step_time(
         parts[name] = parts[name] + worst.head * seconds
     mean = mean + sum(head.parts.values()) / grid.pipeline
     elements = elements + worst.head * head.elements
+    parts["elementwise"] = parts["elementwise"] * _split_backward(pricing, grid)
     parts["elementwise"] = parts["elementwise"] + _accumulate_seconds(pricing, elements)
     parts["pipeline"] = _send_seconds(pricing, grid)
     backward = sum(parts.values()) - forward
@@ -150,6 +152,13 @@ def _head_parts(pricing: Pricing, grid: Grid) -> _Block:
     return _Block(parts, time.forward[inverse], elements.astype(np.float64)[inverse])
 
 
+def _split_backward(pricing: Pricing, grid: Grid) -> Floats:
+    """Zero-bubble schedules split backward in two, which the compiler cannot fuse."""
+    factor = pricing.constants.eager if pricing.software.fused else 1.0
+    split = (grid.pipeline > 1) & np.isin(grid.schedule, SPLIT_BACKWARD)
+    return np.where(split, factor, 1.0)
+
+
 def _accumulate_seconds(pricing: Pricing, elements: Floats) -> Floats:
     """Gradients of each micro-batch are added to those before: read and written once."""
     bandwidth = pricing.machine.memory_bandwidth * pricing.constants.memory
@@ -165,7 +174,7 @@ def _send_seconds(pricing: Pricing, grid: Grid) -> Floats:
         )
     )
     nbytes = 2 * tokens_of(split, pricing.workload) * pricing.workload.model.dim
-    nbytes = nbytes / grid.tensor  # sent in slices, gathered inside the domain
+    nbytes = nbytes / grid.tensor  # sent in slices, gathered again inside the domain
     inside = grid.tensor * grid.context * grid.data
     seconds = send_seconds(
         nbytes, inside >= pricing.machine.domain, pricing.machine, pricing.constants

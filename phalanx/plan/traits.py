@@ -57,20 +57,21 @@ def traits_of(row: dict[str, str]) -> Traits:
     if "linear attention" in notes:
         return Traits(project="", software=MEGATRON, refuse="linear attention is not modelled")
     if "llm-foundry" in source:
-        kernel = "flash2" if row.get("gpu", "").startswith("H100") else "flash"
-        return Traits(project="llm-foundry", software=replace(FSDP, attention=kernel))
+        return Traits(project="llm-foundry", software=replace(FSDP, attention="flash"))
     if "torchtitan" in source:
         software = replace(
             FSDP,
             fused="eager" not in notes,
             overlap_tensor="async" in notes,
             reduce_bytes=4,
+            selective_share=0.5,  # every second matmul
         )
         return Traits(project="torchtitan", software=software)
     if "bigscience" in source or "bloom" in source:
         wide = "rebalancing" in source or "2211.05100" in source
+        # fp16 gradients; the later sweep accumulates in fp32 beside bf16 ones.
         software = replace(
-            MEGATRON_2021, gradient_bytes=4 if wide else 2, reduce_bytes=4 if wide else 2
+            MEGATRON_2021, gradient_bytes=6 if wide else 2, reduce_bytes=4 if wide else 2
         )
         return Traits(project="bloom", software=software, flops="hardware")
     if "vtrain" in source:
@@ -81,10 +82,10 @@ def traits_of(row: dict[str, str]) -> Traits:
         return Traits(project="megatron", software=software, flops="hardware")
     if "megatron-bridge" in source or "nemo" in source or "megatron-moe" in source:
         causal = "megatron-bridge" in source or "modelzoo" in source
-        balanced = "force" in notes or "forced balance" in notes
+        balanced = "real routing" not in notes  # their benchmarks force balance
         software = replace(MEGATRON, overlap_expert="overlap" in notes)
         return Traits(
-            project="megatron-moe" if "modelzoo" in source else "nemo",
+            project="nemo",
             software=software,
             attention_flops="causal" if causal else "palm",
             routing_skew=0.0 if balanced else 0.6,
