@@ -6,7 +6,7 @@ import hashlib
 import os
 import signal
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -46,10 +46,11 @@ def job_on(ranks: int, parallel: dict[str, Any], folder: Path) -> Job:
             writer.write(tokens)
             writer.finish()
     sections = {
+        "model": {"layers": 2},
         "parallel": parallel,
         "precision": {"compute": "bfloat16"},
         "data": {"source": "shards", "path": str(corpus), "sequence": 32, "prefetch": 2},
-        "train": {"steps": STEPS, "deterministic": True},
+        "train": {"steps": STEPS, "micro_batch": 2, "deterministic": True},
         "checkpoint": {"at_end": False, "keep": 0},
         "log": {"every": 1, "tensorboard": False},
     }
@@ -131,40 +132,44 @@ def run(ranks: int, *args: Any, **kwargs: Any) -> list[Result]:
     return run_ranks(ranks, call)
 
 
-@pytest.fixture(params=MESHES)
-def mesh(request: pytest.FixtureRequest) -> tuple[int, dict[str, Any]]:
-    return MESHES[request.param]
+class Whole(NamedTuple):
+    """A run that nothing interrupted, which the others are compared with."""
+
+    ranks: int
+    job: Job
+    results: list[Result]
 
 
-def test_two_runs_are_equal_to_the_bit(mesh: tuple[int, dict[str, Any]], tmp_path: Path) -> None:
-    job = job_on(*mesh, tmp_path)
-    first = run(mesh[0], job, tmp_path / "a")
-    assert len(first[0][0]) == STEPS
-    assert run(mesh[0], job, tmp_path / "b") == first
+@pytest.fixture(scope="module", params=MESHES)
+def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Whole:
+    folder = tmp_path_factory.mktemp(request.param)
+    ranks, parallel = MESHES[request.param]
+    job = job_on(ranks, parallel, folder)
+    return Whole(ranks, job, run(ranks, job, folder))
+
+
+def test_two_runs_are_equal_to_the_bit(whole: Whole, tmp_path: Path) -> None:
+    assert len(whole.results[0][0]) == STEPS
+    assert run(whole.ranks, whole.job, tmp_path) == whole.results
 
 
 @pytest.mark.parametrize("cut", [2, 3], ids=["mid-epoch", "epoch-edge"])
-def test_an_interrupted_run_continues_to_the_bit(
-    mesh: tuple[int, dict[str, Any]], tmp_path: Path, cut: int
-) -> None:
-    job = job_on(*mesh, tmp_path)
-    whole = run(mesh[0], job, tmp_path / "whole")
-    first = run(mesh[0], job, tmp_path, save_at=cut)
-    rest = run(mesh[0], job, tmp_path, resume=True)
-    for rank, (losses, state) in enumerate(whole):
-        assert first[rank][0] + rest[rank][0] == losses
-        assert rest[rank][1] == state
+def test_an_interrupted_run_continues_to_the_bit(whole: Whole, tmp_path: Path, cut: int) -> None:
+    first = run(whole.ranks, whole.job, tmp_path, save_at=cut)
+    rest = run(whole.ranks, whole.job, tmp_path, resume=True)
+    assert joined(first, rest) == whole.results
 
 
-def test_sigterm_in_the_middle_of_accumulation_loses_nothing(
-    mesh: tuple[int, dict[str, Any]], tmp_path: Path
-) -> None:
-    job = job_on(*mesh, tmp_path)
-    whole = run(mesh[0], job, tmp_path / "whole")
-    first = run(mesh[0], job, tmp_path, kill_at=2)
+def test_sigterm_in_the_middle_of_accumulation_loses_nothing(whole: Whole, tmp_path: Path) -> None:
+    first = run(whole.ranks, whole.job, tmp_path, kill_at=2)
     done = len(first[0][0])
     assert 2 <= done < STEPS, "the signal ends the run early, after the step it arrived in"
-    rest = run(mesh[0], job, tmp_path, resume=True)
-    for rank, (losses, state) in enumerate(whole):
-        assert first[rank][0] + rest[rank][0] == losses
-        assert rest[rank][1] == state
+    rest = run(whole.ranks, whole.job, tmp_path, resume=True)
+    assert joined(first, rest) == whole.results
+
+
+def joined(first: list[Result], rest: list[Result]) -> list[Result]:
+    """Two parts of a run as one: the losses of both, the state at the end."""
+    return [
+        (before + after, state) for (before, _), (after, state) in zip(first, rest, strict=True)
+    ]

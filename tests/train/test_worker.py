@@ -12,6 +12,7 @@ import pytest
 
 from phalanx.checkpoint import latest
 from phalanx.config import to_toml
+from phalanx.train import worker
 from phalanx.train.exits import ExitCode
 from phalanx.train.records import StepRecord, read_records
 from phalanx.train.run_folder import RunFolder
@@ -51,11 +52,20 @@ def test_under_torchrun_all_ranks_share_one_run_folder(tmp_path: Path) -> None:
     assert "step 3/3" in done.stdout
 
 
-def test_a_wrong_key_is_refused_under_torchrun(tmp_path: Path) -> None:
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_wrong_key_is_refused_by_every_worker_and_named_by_the_first(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    rank: int,
+) -> None:
     path = tmp_path / "job.toml"
-    path.write_text(to_toml(small_job(tmp_path / "runs", 1)))
-    done = torchrun(1, path, "--set", "train.stepz=3")
-    assert "train.stepz" in done.stderr and "did you mean" in done.stderr
+    path.write_text(to_toml(small_job(tmp_path / "runs", 2)))
+    for name, value in {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2}.items():
+        monkeypatch.setenv(name, str(value))  # as torchrun does
+    assert worker.main([str(path), "--set", "train.stepz=3"]) == ExitCode.CONFIG
+    said = capsys.readouterr().err
+    assert ("train.stepz" in said and "did you mean" in said) == (rank == 0)
     assert not (tmp_path / "runs").exists()
 
 
