@@ -137,6 +137,54 @@ def sweep(
 
 
 @app.command()
+def check(
+    runs: Annotated[Path, typer.Argument(metavar="FILE.csv", help="Measured runs, one a row.")],
+    constants: Annotated[
+        Path | None, typer.Option("--constants", help="File made by plan calibrate.")
+    ] = None,
+    rows: Annotated[bool, typer.Option("--rows", help="Print every row.")] = False,
+    json: Json = False,
+) -> None:
+    """Predict every run of a table and compare with what was measured."""
+    from phalanx.plan.check import check_rows
+    from phalanx.plan.request import load_constants
+
+    with refused_in_words(json):
+        chosen = load_constants(constants) if constants is not None else None
+        report = check_rows(_readable(runs), chosen)
+    if json:
+        print_json(report)
+        return
+    from phalanx.cli.plan_reports import print_check
+
+    print_check(report, rows)
+
+
+@app.command()
+def calibrate(
+    runs: Annotated[
+        Path | None, typer.Argument(metavar="[RUNS.csv]", help="Measured runs to fit to.")
+    ] = None,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Time matmul, attention and memory on this GPU.")
+    ] = False,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Write the constants, for --constants.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Fit the efficiency constants to measured runs, or to the machine at hand."""
+    with refused_in_words(json):
+        if (runs is None) != measure:
+            rule = "give either RUNS.csv or --measure"
+            raise ConfigError("calibrate", str(runs or ""), rule, "e.g. plan calibrate runs.csv")
+        if runs is not None:
+            _calibrate_to_runs(_readable(runs), out, json)
+        else:
+            _calibrate_to_device(out, json)
+
+
+@app.command()
 def textbook(
     parameters: Annotated[str, typer.Option(help="Parameters of the model.")] = "1T",
     cluster_name: Annotated[str, typer.Option("--cluster", help="E.g. h100-100k.")] = "h100-100k",
@@ -171,9 +219,49 @@ def textbook(
     if json:
         print_json(lines)
         return
-    from phalanx.cli.plan_tables import print_textbook
+    from phalanx.cli.plan_reports import print_textbook
 
     print_textbook(lines, f"{short(case.parameters)} parameters on {on.gpus:,} {on.gpu.name}")
+
+
+def _calibrate_to_runs(runs: Path, out: Path | None, json: bool) -> None:
+    from phalanx.plan.calibrate import calibrate as fit
+    from phalanx.plan.constants import constants_toml
+
+    found = fit(runs)
+    if out is not None:
+        _write(out, constants_toml(found.constants))
+    if json:
+        print_json(found)
+        return
+    from phalanx.cli.plan_reports import print_calibration
+
+    print_calibration(found)
+
+
+def _calibrate_to_device(out: Path | None, json: bool) -> None:
+    from phalanx.plan.constants import constants_toml, shipped
+    from phalanx.plan.measured import constants_from
+    from phalanx.train.microbench import measure_device  # torch: only where a GPU is timed
+
+    measured = measure_device()
+    constants = constants_from(measured, shipped())
+    if out is not None:
+        _write(out, constants_toml(constants))
+    if json:
+        print_json({"measured": measured, "constants": constants})
+        return
+    print(constants_toml(constants), end="")
+
+
+def _readable(path: Path) -> Path:
+    try:
+        path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError("file", str(path), "no such file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError("file", str(path), f"cannot be read as CSV: {error}") from None
+    return path
 
 
 def _complete(request: Request) -> None:

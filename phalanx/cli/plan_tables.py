@@ -17,7 +17,6 @@ from phalanx.plan.predict import Prediction
 from phalanx.plan.proposal import Proposal, describe
 from phalanx.plan.quantities import duration, short, size
 from phalanx.plan.search import Candidate
-from phalanx.plan.textbook import Line
 from phalanx.plan.workload import Mapping
 
 BAR = 24  # columns
@@ -303,22 +302,3 @@ def _axes(proposal: Proposal) -> str:
     short_names = (("tensor", "tp"), ("pipeline", "pp"), ("data", "dp"), ("context", "cp"))
     axes = [f"{name}{getattr(mapping, axis)}" for axis, name in short_names]
     return " ".join([*axes, *([f"ep{mapping.expert}"] if mapping.expert > 1 else [])])
-
-
-def print_textbook(lines: Sequence[Line], title: str) -> None:
-    """Every formula with its numbers, and below it where they disagree."""
-    out = console()
-    made = table(title, "", "formula", "result", left=2)
-    for line in lines:
-        mark = "" if line.fits else " [yellow](!)[/yellow]"
-        formula = f"{escape(line.formula)}\n[dim]= {escape(line.numbers)}[/dim]"
-        made.add_row(escape(line.topic), formula, escape(line.result) + mark)
-    out.print(made)
-    out.print("(!) where the usual numbers do not fit together:")
-    for line in lines:
-        if not line.fits:
-            out.print(f"  {escape(line.topic)}: {escape(line.result)}; {escape(line.note)}")
-    out.print("Notes:")
-    for line in lines:
-        if line.fits and line.note:
-            out.print(f"  {escape(line.topic)}: {escape(line.note)}")

@@ -248,7 +248,7 @@ def spares_of(cluster: Cluster, settings: FailureSettings) -> tuple[Spares, ...]
         pods = -(-cluster.gpus // pod)
         one = _spares(f"node, in each of {pods} pods", pod, cluster.gpus_per_node, settings)
         found.append(one)
-    if cluster.domain_gpus > cluster.gpus_per_node:
+    if cluster.gpus_per_node < cluster.domain_gpus <= cluster.gpus_per_rack:
         found.append(_spares("NVLink domain", cluster.gpus, cluster.domain_gpus, settings))
     return tuple(found)
 

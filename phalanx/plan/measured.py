@@ -1,4 +1,4 @@
-"""Efficiency constants from microbenchmarks of one device, and constants as a file."""
+"""Efficiency constants from microbenchmarks of one device."""
 
 from __future__ import annotations
 
@@ -45,19 +45,6 @@ def constants_from(measured: Measured, base: Constants) -> Constants:
         memory=_share(measured.memory_bytes_per_second, gpu.memory_bandwidth),
         kernel_seconds=measured.kernel_seconds,
     )
-
-
-def constants_toml(constants: Constants) -> str:
-    """The constants as a file that ``--constants`` reads."""
-    plain, tables = [], []
-    for name in Constants.__struct_fields__:
-        value = getattr(constants, name)
-        if isinstance(value, dict):
-            rows = [f'"{key}" = {entry!r}' for key, entry in value.items()]
-            tables.append("\n".join(["", f"[{name}]", *rows]))
-        else:
-            plain.append(f"{name} = {value!r}")
-    return "\n".join([*plain, *tables]) + "\n"
 
 
 def _peak(gpu: Gpu, kind: str) -> float:

@@ -26,9 +26,9 @@ from phalanx.plan.textbook import CHECKPOINT_BYTES_PER_PARAMETER
 from phalanx.plan.traffic import AxisTraffic, traffic
 from phalanx.plan.workload import Mapping, Precision
 
-# Shares of a cluster that are tried where fewer GPUs may be better: failures and batch limits
-# can make the last GPUs cost more than they bring.
-SHARES = (1.0, 0.75, 0.5, 0.375, 0.25, 0.125)
+# Where fewer GPUs may be better (failures and batch limits can make the last ones cost more than
+# they bring), round numbers down to this share of the cluster are tried.
+LEAST_SHARE = 1 / 16
 # How far a search goes for the nearest number of GPUs that works.
 LARGEST_FACTOR = 4096
 HOST_SHARE = 0.8  # of a host's memory that training state may take
@@ -64,9 +64,8 @@ def propose(question: Question) -> Proposal:
     whole = question.cluster
     if question.objective in ("tokens", "memory"):
         return _propose(question, whole)
-    counts = dict.fromkeys(_whole_nodes(whole, share * whole.gpus) for share in SHARES)
     found = []
-    for gpus in counts:
+    for gpus in _round_counts(whole):
         try:
             found.append(_propose(question, structs.replace(whole, gpus=gpus), hint=False))
         except ConfigError:
@@ -172,6 +171,17 @@ def _other_counts(on: Cluster) -> Iterator[int]:
     while smaller >= node:
         yield _whole_nodes(on, smaller)
         smaller //= 2
+
+
+def _round_counts(on: Cluster) -> Iterator[int]:
+    """All GPUs, and powers of two and three times one below: these divide well."""
+    yield on.gpus
+    power = 1 << (on.gpus.bit_length() - 1)
+    while power >= on.gpus * LEAST_SHARE:
+        for gpus in (power, power * 3 // 4):
+            if gpus < on.gpus and gpus == _whole_nodes(on, gpus):
+                yield gpus
+        power //= 2
 
 
 def _whole_nodes(on: Cluster, gpus: float) -> int:

@@ -13,7 +13,7 @@ from phalanx.config.errors import did_you_mean
 from phalanx.config.numbers import nearest_divisor
 from phalanx.hardware import Cluster, cluster
 from phalanx.hardware.tables import nearest
-from phalanx.plan.constants import Constants, shipped
+from phalanx.plan.constants import Constants, read_constants, shipped
 from phalanx.plan.counts import parameters
 from phalanx.plan.failures import FailureSettings, rate_named
 from phalanx.plan.quantities import quantity, short
@@ -110,12 +110,16 @@ def understand(request: Request) -> Question:
         # Hoffmann et al. 2022: about twenty tokens a parameter.
         tokens = 20 * parameters(model).active
         assumed.append(f"{short(tokens)} tokens, twenty an active parameter")
+    pins = _pins(request, model, on)
+    if "precision" not in pins and "bfloat16" not in on.gpu.peak_flops:
+        pins["precision"] = "float16"
+        assumed.append("float16: the GPU has no bfloat16")
     return Question(
         name=name,
         workload=Workload(model=model, sequence=sequence, global_batch=batch),
         cluster=on,
         tokens=tokens,
-        pins=_pins(request, model, on.gpus),
+        pins=pins,
         objective=_objective(request.objective),
         robust=request.robust,
         failures=_failures(request),
@@ -198,15 +202,16 @@ def _failures(request: Request) -> FailureSettings:
 def load_constants(path: Path) -> Constants:
     """Constants that ``phalanx plan calibrate`` wrote."""
     try:
-        return msgspec.toml.decode(path.read_bytes(), type=Constants)
+        return read_constants(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError("constants", str(path), "no such file") from None
-    except (OSError, msgspec.DecodeError, ValueError) as error:
+    except (OSError, msgspec.ValidationError, ValueError) as error:
         raise ConfigError("constants", str(path), f"cannot be read: {error}") from None
 
 
-def _pins(request: Request, model: Model, gpus: int) -> dict[str, Any]:
+def _pins(request: Request, model: Model, on: Cluster) -> dict[str, Any]:
     pins: dict[str, Any] = {}
+    gpus = on.gpus
     for name in NUMBERS:
         value = getattr(request, name)
         if value is not None:
@@ -223,7 +228,16 @@ def _pins(request: Request, model: Model, gpus: int) -> dict[str, Any]:
                 raise ConfigError(name, f'"{value}"', "unknown", did_you_mean(value, known))
             pins[name] = value
     _check_axes(pins, model, gpus)
+    _check_precision(pins.get("precision", ""), on)
     return pins
+
+
+def _check_precision(precision: str, on: Cluster) -> None:
+    # Devices that have fp4 are those that scale blocks of narrow numbers in hardware.
+    needed = {"mxfp8": "fp4", "nvfp4": "fp4", "float32": ""}.get(precision, precision)
+    if needed and needed not in on.gpu.peak_flops:
+        fix = "its formats: " + ", ".join(on.gpu.peak_flops)
+        raise ConfigError("precision", f'"{precision}"', f"{on.gpu.name} lacks it", fix)
 
 
 def _check_axes(pins: dict[str, Any], model: Model, gpus: int) -> None:

@@ -108,6 +108,41 @@ def test_textbook_shows_formulas_and_contradictions() -> None:
     assert run("textbook", "--cluster", "h100-64").exit_code == 2
 
 
+HEADER = (
+    "source,certainty,model,layers,hidden,heads,kv_heads,ffn,vocab,seq,experts,topk,gpu,num_gpus,tp,"
+    "pp,dp,cp,ep,vpp,zero_fsdp,microbatch,global_batch,precision,recompute,mem_gb,tflops_per_gpu,"
+    "mfu_pct,tokens_per_s_per_gpu,iter_time_s,notes\n"
+)
+ROW = (
+    "a lab,seen,GPT,80,8192,64,64,32768,50368,2048,,,H100-80G-SXM,128,1,1,128,1,,,FULL_SHARD,8,"
+    "1024,amp_bf16,full,,428,43.36,1058,,\n"
+)
+
+
+def test_check_compares_rows_and_counts_those_it_skips(tmp_path: Path) -> None:
+    path = tmp_path / "runs.csv"
+    path.write_text(HEADER + ROW + ROW.replace(",128,1,1,", ",,1,1,"), encoding="utf-8")
+    found = json.loads(run("check", str(path), "--json").stdout)
+    assert found["groups"]["dense"]["n"] == found["groups"]["all"]["n"] == 1
+    assert set(found["groups"]["all"]) == {"n", "mape", "median", "bias", "coverage80"}
+    assert abs(found["rows"][0]["error"]) < 0.5
+    assert [skipped["row"] for skipped in found["skipped"]] == [3]
+    assert "1 rows skipped" in run("check", str(path), "--rows").stdout
+
+
+@pytest.mark.parametrize("command", ["check", "calibrate"])
+def test_files_that_cannot_be_read_are_refused(command: str, tmp_path: Path) -> None:
+    assert run(command, str(tmp_path / "nowhere.csv")).exit_code == 2
+    assert run(command, str(tmp_path)).exit_code == 2
+    binary = tmp_path / "binary.csv"
+    binary.write_bytes(bytes(range(256)))
+    assert "cannot be read" in run(command, str(binary)).stderr
+
+
+def test_calibrate_wants_runs_or_a_gpu() -> None:
+    assert "either" in run("calibrate").stderr
+
+
 def test_planning_needs_no_torch() -> None:
     code = (
         "import sys; from typer.testing import CliRunner; from phalanx.cli.app import app; "

@@ -36,6 +36,12 @@ def test_a_budget_that_nobody_gave_follows_from_the_model() -> None:
     assert question.tokens == pytest.approx(20 * 8.03e9, rel=0.01)
 
 
+def test_a_gpu_without_bfloat16_computes_in_float16() -> None:
+    question = ask(cluster="v100-1024")
+    assert question.pins == {"precision": "float16"}
+    assert "float16" in question.assumed[-1]
+
+
 def test_a_job_file_gives_model_sequence_and_batch(tmp_path: Path) -> None:
     path = tmp_path / "job.toml"
     path.write_text(
@@ -66,6 +72,8 @@ def test_a_job_file_gives_model_sequence_and_batch(tmp_path: Path) -> None:
         ({"zero": 4}, "0 to 3"),
         ({"micro_batch": 0}, "1 to 4,096"),
         ({"precision": "fp9"}, '"fp8"'),
+        ({"precision": "fp8", "cluster": "a100-1024"}, "lacks it"),
+        ({"precision": "nvfp4"}, "lacks it"),
         ({"schedule": "interleave"}, '"interleaved"'),
         ({"objective": "token"}, "tokens"),
         ({"price": -1.0}, "dollars"),
