@@ -259,8 +259,9 @@ class Float8Block(Block):
             x, attended.flatten(0, -2), self.mlp_norm.weight, self.mlp_norm.eps,
             mlp.gate_up.weight, mlp.down.weight, mlp.group_width,
         )  # fmt: skip
-        out: Tensor = x + mixed
-        return out.view(shape)
+        # Views are added, not the sum viewed: a pipeline stage must be able to detach it.
+        out: Tensor = x.view(shape) + mixed.view(shape)
+        return out
 
     def _is_whole(self) -> bool:
         """Whether attention and mlp may be opened: nothing is attached around them."""

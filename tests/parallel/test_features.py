@@ -113,6 +113,14 @@ LOW_PRECISION: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
         {"pipeline": 2, "schedule": "zero-bubble"},
         {"compute": "bfloat16"},
     ),
+    "fp8-single": (1, {}, {"fp8": True, "compute": "bfloat16"}),
+    "fp8-fsdp": (2, {}, {"fp8": True, "compute": "bfloat16"}),
+    "fp8-tp": (2, {"tensor": 2}, {"fp8": True, "compute": "bfloat16"}),
+    "fp8-pp-zero-bubble": (
+        2,
+        {"pipeline": 2, "schedule": "zero-bubble"},
+        {"fp8": True, "compute": "bfloat16"},
+    ),
     "fp16-single": (1, {}, {"compute": "float16", "initial_loss_scale": 1024.0}),
     "fp16-fsdp": (2, {}, {"compute": "float16", "initial_loss_scale": 1024.0}),
 }
