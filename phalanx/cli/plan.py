@@ -15,7 +15,9 @@ from phalanx.hardware import cluster
 from phalanx.plan.quantities import quantity, short
 from phalanx.plan.request import Request, understand
 
-app = typer.Typer(help="Choose a mapping: memory, speed, days, dollars, failures.")
+app = typer.Typer(
+    add_completion=False, help="Choose a mapping: memory, speed, days, dollars, failures."
+)
 
 Plot = Annotated[
     Path | None,

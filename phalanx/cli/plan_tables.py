@@ -242,6 +242,8 @@ def print_comparison(sides: Sequence[tuple[str, Proposal]]) -> None:
     made = table("", "", *(escape(name) for name, _ in sides), "change", left=1)
     first, second = (proposal for _, proposal in sides)
     for (name, one), (_, other) in zip(_figures(first), _figures(second), strict=True):
+        if not one[0] and not other[0]:
+            continue
         change = f"{other[0] / one[0] - 1:+.1%}" if one[0] and other[0] else ""
         made.add_row(name, one[1], other[1], change)
     out.print(made)
