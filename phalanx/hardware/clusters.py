@@ -52,8 +52,8 @@ class ClusterFile(Section, frozen=True, kw_only=True):
     # Google's fleet average of 2024, https://datacenters.google/efficiency
     pue: Annotated[float, Meta(ge=1)] = 1.09
     """Energy of the building over energy of its computers."""
-    # EPA eGRID 2022, United States: 823.1 lb/MWh
-    carbon_kg_per_kwh: Annotated[float, Meta(ge=0)] = 0.373
+    # U.S. Energy Information Administration, 2022: 1,650 Mt for 4,231 TWh
+    carbon_kg_per_kwh: Annotated[float, Meta(ge=0)] = 0.39
     """Carbon dioxide of a kilowatt-hour where the cluster stands."""
     # Latif et al. 2024 (arXiv:2412.08602): at most 8.4 kW of the rated 10.2 on eight H100
     power_load: Annotated[float, Meta(gt=0, le=1)] = 0.82
