@@ -53,6 +53,15 @@ def test_a_job_and_a_picture_are_written(tmp_path: Path) -> None:
     assert "<svg" in page.read_text(encoding="utf-8")
 
 
+def test_the_trainer_dry_runs_an_emitted_job(tmp_path: Path) -> None:
+    job = tmp_path / "job.toml"
+    asked = ("--model", "tiny", "--cluster", "h100-8", "--tokens", "1B", "--tp", "2", "--pp", "2")
+    assert run(*asked, "--emit", str(job)).exit_code == 0
+    result = CliRunner().invoke(app, ["train", str(job), "--dry-run", "--json"])
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["world_size"] == 8
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
