@@ -49,7 +49,7 @@ def attention_seconds(split: Split, pricing: Pricing) -> tuple[Floats, Floats]:
 def attention_rate(machine: Machine, kernel: str, constants: Constants) -> float:
     """FLOP/s of the fused kernel, forward."""
     share = constants.attention.get(f"{machine.family}:{kernel}", constants.attention["default"])
-    return machine.peak("bfloat16") * min(1.0, share * float(machine.watts**constants.power))
+    return machine.peak("bfloat16") * min(1.0, share * float(machine.power**constants.power))
 
 
 def _unfused(full: Floats, scores: Floats, pricing: Pricing) -> tuple[Floats, Floats]:

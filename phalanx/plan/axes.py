@@ -131,7 +131,9 @@ def reduced_seconds(
     size = (grid.data * grid.context).astype(np.float64)
     ranks = group(size, grid.tensor.astype(np.float64), machine)
     gradient_bytes = software.reduce_bytes * held_elements
-    whole = all_reduce_seconds(gradient_bytes, ranks, machine, constants)
+    whole = all_reduce_seconds(
+        gradient_bytes, ranks, machine, constants, in_network=software.in_network_reduction
+    )
     scattered = all_gather_seconds(gradient_bytes, ranks, machine, constants)
     weights = all_gather_seconds(2 * held_elements, ranks, machine, constants)
     sums = np.where(grid.zero == 0, whole, scattered)
@@ -139,4 +141,12 @@ def reduced_seconds(
     if software.overlap_gradients:
         sums = _left_over(sums, backward, pricing)
         gathers = _left_over(gathers, forward, pricing)
-    return np.where(grid.zero == 3, 0.0, sums + gathers)
+    return np.where(grid.zero == 3, _copies_seconds(grid, held_elements, pricing), sums + gathers)
+
+
+def _copies_seconds(grid: Grid, held_elements: Floats, pricing: Pricing) -> Floats:
+    """HSDP: the groups that hold a full set of shards sum theirs once a step."""
+    stride = (grid.tensor * grid.shards).astype(np.float64)
+    ranks = group(grid.replicate.astype(np.float64), stride, pricing.machine)
+    nbytes = pricing.software.reduce_bytes * held_elements / grid.shards
+    return all_reduce_seconds(nbytes, ranks, pricing.machine, pricing.constants)

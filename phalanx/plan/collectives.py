@@ -75,9 +75,14 @@ def all_gather_seconds(
 
 
 def all_reduce_seconds(
-    nbytes: Floats, ranks: Group, machine: Machine, constants: Constants
+    nbytes: Floats,
+    ranks: Group,
+    machine: Machine,
+    constants: Constants,
+    *,
+    in_network: bool = False,
 ) -> Floats:
-    """Sum of ``nbytes`` over the group, on every rank."""
+    """Sum of ``nbytes`` over the group, on every rank; ``in_network``: the switches may add."""
     n, domains = ranks.size, ranks.domains
     bandwidth = bus_bandwidth(ranks, machine, constants)
     moved = 2 * nbytes * (n - 1) / n
@@ -92,6 +97,12 @@ def all_reduce_seconds(
     if machine.in_switch_reduction:
         link = machine.link_bandwidth * SWITCH_SHARE
         best = np.where(domains == 1, np.minimum(best, SWITCH_SECONDS + nbytes / link), best)
+    if in_network and machine.in_network_reduction:
+        # Each byte goes up once and comes back once, whatever the number of domains.
+        network = machine.network_bandwidth * constants.network
+        tree = 2 * SWITCH_SECONDS + nbytes / np.minimum(bandwidth, network * ranks.inside)
+        inside = np.where(ranks.inside > 1, nbytes / (machine.link_bandwidth * SWITCH_SHARE), 0.0)
+        best = np.where(domains > 1, np.minimum(best, tree + inside), best)
     return np.where(n > 1, best, 0.0)
 
 

@@ -6,14 +6,14 @@ from msgspec import Struct
 
 from phalanx.hardware import Cluster, Gpu
 
-# Power at which a family's share of peak is stated; other boards of the family run at other
-# clocks under load.
+# Watts for each 16-bit TFLOP/s of peak on the board for which a family's shares are stated. A
+# board with less power behind its peak cannot keep its clocks up under large products.
 REFERENCE_WATTS = {
-    "volta": 300.0,
-    "ampere": 400.0,
-    "hopper": 700.0,
-    "blackwell": 1200.0,
-    "blackwell-ultra": 1400.0,
+    "volta": 300 / 125,
+    "ampere": 400 / 312,
+    "hopper": 700 / 989.4,
+    "blackwell": 1200 / 2500,
+    "blackwell-ultra": 1400 / 2500,
 }
 
 WIDER = {
@@ -34,7 +34,7 @@ class Machine(Struct, frozen=True, kw_only=True):
     memory_bytes: float
     memory_bandwidth: float
     multiprocessors: int
-    watts: float  # over the family's reference
+    power: float  # watts behind the peak, over the family's reference; at most 1
     domain: int  # GPUs that share NVLink (or its like)
     link_bandwidth: float  # that a large collective reaches
     network_bandwidth: float  # line rate less headers
@@ -50,14 +50,13 @@ class Machine(Struct, frozen=True, kw_only=True):
 def machine_of(cluster: Cluster, gpus: int) -> Machine:
     """What a job of so many GPUs sees of a cluster."""
     gpu = cluster.gpu
-    reference = REFERENCE_WATTS.get(_family(gpu), gpu.tdp_watts)
     return Machine(
         family=_family(gpu),
         peak_flops=gpu.peak_flops,
         memory_bytes=float(gpu.memory_bytes),
         memory_bandwidth=gpu.memory_bandwidth,
         multiprocessors=gpu.sms,
-        watts=gpu.tdp_watts / reference,
+        power=_power(gpu),
         domain=_even_domain(cluster.domain_gpus, gpus),
         link_bandwidth=cluster.link.bandwidth * cluster.link.efficiency,
         network_bandwidth=(
@@ -72,6 +71,12 @@ def machine_of(cluster: Cluster, gpus: int) -> Machine:
 def _family(gpu: Gpu) -> str:
     """Blackwell Ultra has other units for exponentials and 4-bit products than Blackwell."""
     return "blackwell-ultra" if gpu.key in ("b300", "gb300") else gpu.family
+
+
+def _power(gpu: Gpu) -> float:
+    peak = gpu.peak_flops.get("bfloat16", gpu.peak_flops.get("float16", 0.0)) / 1e12
+    reference = REFERENCE_WATTS.get(_family(gpu))
+    return min(1.0, gpu.tdp_watts / peak / reference) if reference and peak else 1.0
 
 
 def _even_domain(domain: int, gpus: int) -> int:

@@ -27,7 +27,7 @@ def sustained_rate(machine: Machine, precision: str, constants: Constants) -> fl
     table = constants.matmul
     kind = "bfloat16" if precision in ("float16", "float32") else precision
     share = table.get(f"{machine.family}:{kind}", table["default"])
-    return machine.peak(precision) * min(1.0, share * float(machine.watts**constants.power))
+    return machine.peak(precision) * min(1.0, share * float(machine.power**constants.power))
 
 
 def matmul_seconds(

@@ -51,6 +51,7 @@ def step_time(
     mean = np.zeros(len(grid))
     forward = np.zeros(len(grid))
     elements = np.zeros(len(grid))
+    mean_elements = np.zeros(len(grid))
     model, first_moe = workload.model, first_moe_layer(workload.model)
     kinds = [(False, worst.dense, first_moe), (True, worst.moe, model.layers - first_moe)]
     for moe, count, layers in kinds:
@@ -59,12 +60,14 @@ def step_time(
             for name, seconds in block.parts.items():
                 parts[name] = parts[name] + count * seconds
             mean = mean + layers / grid.pipeline * sum(block.parts.values())
+            mean_elements = mean_elements + layers / grid.pipeline * block.elements
             forward = forward + count * block.forward
             elements = elements + count * block.elements
     head = _head_parts(pricing, grid)
     for name, seconds in head.parts.items():
         parts[name] = parts[name] + worst.head * seconds
     mean = mean + sum(head.parts.values()) / grid.pipeline
+    mean = mean + _accumulate_seconds(pricing, mean_elements + head.elements / grid.pipeline)
     elements = elements + worst.head * head.elements
     parts["elementwise"] = parts["elementwise"] * _split_backward(pricing, grid)
     parts["elementwise"] = parts["elementwise"] + _accumulate_seconds(pricing, elements)

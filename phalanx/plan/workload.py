@@ -73,6 +73,7 @@ class Software(Struct, frozen=True, kw_only=True):
     overlap_pipeline: bool = True  # sends between stages run beside compute
     overlap_expert: bool = False  # the all-to-all of one micro-batch runs beside another's compute
     chunked_loss: bool = True  # logits never exist for the whole micro-batch
+    in_network_reduction: bool = False  # sums in the network's switches (SHARP), where they can
     selective_share: float = 1.0  # of matmul results that selective recompute keeps
     gradient_bytes: int = 4  # of one gradient while it accumulates
     reduce_bytes: int = 4  # of one gradient while it travels
