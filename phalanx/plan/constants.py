@@ -27,6 +27,7 @@ class Constants(Struct, frozen=True, kw_only=True):
     tensor_hidden: float  # the same for gathers inside a layer
     straggler: float  # spread of one rank's step time over its mean
     step_seconds: float  # host work between steps
+    unmodelled: float  # share of a step that goes to what no term counts
     power: float  # exponent of the power cap's effect on matmul speed
     expert_matmul: float  # speed of grouped products over that of one large product
     expert_seconds: float  # routing, sorting and counting in one layer and direction

@@ -79,6 +79,7 @@ def step_time(
     parts["data"] = parts["data"] + reduced_seconds(grid, elements, forward, backward, pricing)
     parts["optimizer"] = _optimizer_seconds(pricing, grid, elements)
     parts["host"] = np.full(len(grid), constants.step_seconds)
+    parts["host"] = parts["host"] + constants.unmodelled * sum(parts.values())
     busy = sum(parts.values())
     parts["straggler"] = busy * straggler_share(grid.gpus, constants)
     return StepTime(busy + parts["straggler"], parts)
