@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from phalanx.cli.data_view import bar, print_inspected, print_tokenized, show_progress
-from phalanx.cli.options import Json, print_json, refused_in_words
+from phalanx.cli.options import Json, Set, print_json, refused_in_words
 from phalanx.data.errors import DataError
 
 if TYPE_CHECKING:
@@ -107,6 +107,7 @@ def train_tokenizer(
 
         files = _text_files(inputs, suffix, stdlib)
         trained = vocabulary.train_tokenizer(files, vocab_size, train_mb << 20, text_key)
+        out.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(out, trained.to_str(pretty=False).encode())
     size = trained.get_vocab_size()
     if json:
@@ -123,6 +124,7 @@ def inspect(
     check: Annotated[
         bool, typer.Option("--verify", help="Read every byte and compare checksums.")
     ] = False,
+    overrides: Set = None,
     json: Json = False,
 ) -> None:
     """Show what a corpus holds, or (for a JOB.toml) the blend that it trains on."""
@@ -130,7 +132,7 @@ def inspect(
 
     with refused_in_words(json):
         if path.suffix == ".toml":
-            inspect_blend(path, json)
+            inspect_blend(path, overrides or [], json)
             return
         report = inspect_corpus(path, samples, tokens, check)
     print_inspected(report, json)

@@ -218,9 +218,9 @@ def _print_lengths(console: Console, report: InspectReport) -> None:
     console.print(table)
 
 
-def inspect_blend(path: Path, json: bool) -> None:
+def inspect_blend(path: Path, overrides: list[str], json: bool) -> None:
     """The blend of a job: weights, sizes, and how often each source is seen."""
-    job = load_job(path, [])
+    job = load_job(path, overrides)
     samples = job.train.steps * job.train.global_batch
     survey = survey_blend(job.data, resolve(job, 1).model.vocab, samples)
     if json:
@@ -240,6 +240,6 @@ def inspect_blend(path: Path, json: bool) -> None:
         for source in survey.sources:
             share = source.shares[at]
             counts = (f"{source.tokens:,}", f"{source.drawn_tokens:,}", f"{source.epochs:.3g}")
-            picture = "█" * round(40 * share) or ("▏" if share else "")
+            picture = "█" * round(30 * share) or ("▏" if share else "")
             table.add_row(source.name, *counts, f"{100 * share:.2f} %", picture)
         console.print(table)
