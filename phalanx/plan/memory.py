@@ -24,8 +24,9 @@ from phalanx.plan.counting import (
 )
 from phalanx.plan.grid import Bools, Floats, Grid, Ints
 from phalanx.plan.kept import block_bytes, flights, gathered_bytes, logit_bytes, stream_bytes
-from phalanx.plan.pipeline import RankLayers, first_moe_layer, is_folded, rank_layers
-from phalanx.plan.workload import OFFLOADS, SCHEDULES, Software, Workload
+from phalanx.plan.pipeline import first_moe_layer
+from phalanx.plan.ranks import Rank, candidates
+from phalanx.plan.workload import OFFLOADS, Software, Workload
 
 CONTEXT_BYTES = 2.0e9  # the driver's context and the libraries' workspaces
 CHANNEL_BYTES = 0.6e9  # NCCL's buffers, for each axis that communicates
@@ -50,24 +51,12 @@ class Memory:
         return parts * (1 + FRAGMENTED)
 
 
-@dataclass(frozen=True)
-class Rank:
-    """One pipeline position of every mapping: how many blocks it holds, and its place."""
-
-    position: Ints
-    dense: Ints
-    moe: Ints
-    first: Bools
-    last: Bools
-    shape: Ints  # row of layers_before that a mapping has
-    layers_before: Ints  # [shape, turn]: layers of its first, second, ... stages, summed
-
-
 def memory(workload: Workload, grid: Grid, software: Software) -> Memory:
-    """The fullest rank of every mapping: the first, the first with most layers, or the last."""
+    """The fullest rank of every mapping."""
+    common = _Common(workload, grid, software)
     found: Memory | None = None
-    for rank in _candidates(workload, grid, software):
-        here = rank_memory(workload, grid, software, rank)
+    for rank in candidates(workload, grid, software):
+        here = common.at(rank)
         found = here if found is None else _larger(found, here)
     assert found is not None
     return found
@@ -75,39 +64,60 @@ def memory(workload: Workload, grid: Grid, software: Software) -> Memory:
 
 def rank_memory(workload: Workload, grid: Grid, software: Software, rank: Rank) -> Memory:
     """What one pipeline position of every mapping holds."""
-    model = workload.model
-    whole, own = _elements(workload, grid, rank)
-    many = grid.micro_batches(workload.global_batch)
-    fsdp, ddp = uses_fsdp(grid), uses_ddp(grid)
-    width = 4 if grid.precision == "float32" else 2
-    weights = np.where(
-        fsdp, 4 * own + np.where(grid.zero < 3, width, 0) * whole, whole * (4 + width % 4)
-    )
-    plain = ~fsdp & ~ddp & (many == 1)
-    gradient_width = np.where(plain, width, software.gradient_bytes)
-    kept_whole = (grid.zero < 2) | (grid.pipeline > 1) | ~fsdp
-    gradients = gradient_width * np.where(kept_whole, whole, own)
-    optimizer = 8 * own
-    offload = grid.offload
-    optimizer = np.where(offload >= OFFLOADS.index("optimizer"), 0, optimizer)
-    weights = np.where(offload == OFFLOADS.index("parameters"), 0, weights)
-    per_block = block_bytes(workload, grid, software, grid.recompute)
-    output = np.where(grid.pipeline > 1, stream_bytes(workload, grid, software), 0.0)
-    rounds, extra = flights(grid, many, rank.position)
-    layers = rank.dense + rank.moe
-    more = rank.layers_before[rank.shape, extra]
-    chunks = rounds * grid.virtual_stages + extra
-    activations = (rounds * layers + more) * per_block + chunks * output
-    block_all = block_bytes(workload, grid, software, np.zeros_like(grid.recompute))
-    largest = held(block_tensors(model, bool(model.moe)), grid.tensor, grid.expert)
-    working = np.where(grid.recompute > 0, block_all, 0.5 * block_all)
-    working = working + gathered_bytes(workload, grid, software)
-    working = working + rank.last * logit_bytes(workload, grid, software)
-    gathered = np.where((grid.zero == 3) & fsdp, 2 * largest * (2 * 2 + 4), 0)
-    axes = sum((size > 1).astype(np.int64) for size in _axes(grid))
-    working = working + gathered + CONTEXT_BYTES + CHANNEL_BYTES * axes
-    working = working + BUCKET_BYTES * ((grid.zero > 0) & (grid.zero < 3))
-    return Memory(weights, gradients, optimizer, activations, working)
+    return _Common(workload, grid, software).at(rank)
+
+
+class _Common:
+    """What does not depend on the pipeline position, computed once."""
+
+    def __init__(self, workload: Workload, grid: Grid, software: Software) -> None:
+        self.grid, self.software = grid, software
+        self.many = grid.micro_batches(workload.global_batch)
+        self.fsdp = uses_fsdp(grid)
+        self.plain = ~self.fsdp & (grid.gpus == grid.pipeline) & (self.many == 1)
+        self.kinds = _elements(workload, grid, self.fsdp)
+        self.block = block_bytes(workload, grid, software, grid.recompute)
+        stream = stream_bytes(workload, grid, software)
+        self.output = np.where(grid.pipeline > 1, stream, 0.0)
+        self.logits = logit_bytes(workload, grid, software)
+        self.working = self._working(workload)
+
+    def at(self, rank: Rank) -> Memory:
+        grid = self.grid
+        counts = (rank.dense, rank.moe, rank.first, rank.last)
+        whole = sum(count * kind.held for count, kind in zip(counts, self.kinds, strict=True))
+        own = sum(count * kind.own for count, kind in zip(counts, self.kinds, strict=True))
+        width = 4 if grid.precision == "float32" else 2
+        computing = np.where(grid.zero < 3, width, 0) * whole
+        weights = np.where(self.fsdp, 4 * own + computing, whole * (4 + width % 4))
+        gradient_width = np.where(self.plain, width, self.software.gradient_bytes)
+        kept_whole = (grid.zero < 2) | (grid.pipeline > 1) | ~self.fsdp
+        gradients = gradient_width * np.where(kept_whole, whole, own)
+        optimizer = np.where(grid.offload >= OFFLOADS.index("optimizer"), 0, 8 * own)
+        weights = np.where(grid.offload == OFFLOADS.index("parameters"), 0, weights)
+        rounds, extra = flights(grid, self.many, rank.position)
+        blocks = rounds * (rank.dense + rank.moe) + rank.layers_before[rank.shape, extra]
+        chunks = rounds * grid.virtual_stages + extra
+        activations = blocks * self.block + chunks * self.output
+        working = self.working + rank.last * self.logits
+        return Memory(weights, gradients, optimizer, activations, working)
+
+    def _working(self, workload: Workload) -> Floats:
+        """One block at work with what is gathered for it, and the libraries' buffers."""
+        grid = self.grid
+        block = block_bytes(workload, grid, self.software, np.zeros_like(grid.recompute))
+        block = np.where(grid.recompute > 0, block, 0.5 * block)
+        largest = np.maximum(self.kinds[0].held, self.kinds[1].held)
+        # Two blocks of 16-bit weights, and one block's gradients in two formats.
+        weights = np.where((grid.zero == 3) & self.fsdp, 16 * largest, 0)
+        axes = (grid.tensor, grid.pipeline, grid.data, grid.context, grid.expert)
+        channels = sum((size > 1).astype(np.int64) for size in axes)
+        buckets = BUCKET_BYTES * ((grid.zero > 0) & (grid.zero < 3))
+        libraries = CONTEXT_BYTES + CHANNEL_BYTES * channels + buckets
+        working: Floats = (
+            block + gathered_bytes(workload, grid, self.software) + weights + libraries
+        )
+        return working
 
 
 def uses_fsdp(grid: Grid) -> Bools:
@@ -118,79 +128,38 @@ def uses_fsdp(grid: Grid) -> Bools:
     return divided | (grid.tensor > 1) | (grid.expert > 1) | stages
 
 
-def uses_ddp(grid: Grid) -> Bools:
-    """Where plain parameters have copies."""
-    return ~uses_fsdp(grid) & (grid.gpus > grid.pipeline)
+@dataclass(frozen=True)
+class _Kind:
+    """Parameters of a dense block, a block of experts, the embedding or the head."""
+
+    held: Ints  # that a rank computes with
+    own: Ints  # of which it keeps the state
 
 
-def _axes(grid: Grid) -> tuple[Ints, ...]:
-    return (grid.tensor, grid.pipeline, grid.data, grid.context, grid.expert)
-
-
-def _elements(workload: Workload, grid: Grid, rank: Rank) -> tuple[Ints, Ints]:
-    """Parameters that a rank computes with, and those of which it keeps the state."""
+def _elements(workload: Workload, grid: Grid, fsdp: Bools) -> list[_Kind]:
+    """Parameters by kind, counted once for each distinct way to divide them."""
     model = workload.model
-    fsdp = uses_fsdp(grid)
+    copies = np.where(grid.zero == 0, grid.data, grid.replicate)
     over = np.where(fsdp & (grid.zero > 0), grid.shards, 1)
-    expert_over = np.where(
-        fsdp,
-        np.maximum(1, grid.data // _copies(grid) * grid.context * grid.tensor // grid.expert),
-        1,
-    )
-    whole, own = np.zeros_like(grid.tensor), np.zeros_like(grid.tensor)
+    expert_over = np.where(fsdp, grid.data // copies * grid.context * grid.tensor // grid.expert, 1)
+    expert_over = np.maximum(1, expert_over)
+    key = np.zeros_like(over)
+    for column in (grid.tensor, grid.expert, over, expert_over):
+        key = key * (int(column.max()) + 1) + column
+    _, first, inverse = np.unique(key, return_index=True, return_inverse=True)
+    cut = tuple(column[first] for column in (grid.tensor, grid.expert, over, expert_over))
+    everywhere = inverse.reshape(-1)
     first_moe = first_moe_layer(model)
-    kinds = [
-        (rank.dense, block_tensors(model, moe=False) if first_moe else ()),
-        (rank.moe, block_tensors(model, moe=True) if first_moe < model.layers else ()),
-        (rank.first.astype(np.int64), embedding_tensors(model)),
-        (rank.last.astype(np.int64), head_tensors(model)),
+    kinds = (
+        block_tensors(model, moe=False) if first_moe else (),
+        block_tensors(model, moe=True) if first_moe < model.layers else (),
+        embedding_tensors(model),
+        head_tensors(model),
+    )
+    return [
+        _Kind(held(tensors, *cut[:2])[everywhere], sharded(tensors, *cut)[everywhere])
+        for tensors in kinds
     ]
-    for count, tensors in kinds:
-        if tensors:
-            whole = whole + count * held(tensors, grid.tensor, grid.expert)
-            own = own + count * sharded(tensors, grid.tensor, grid.expert, over, expert_over)
-    return whole, own
-
-
-def _copies(grid: Grid) -> Ints:
-    return np.where(grid.zero == 0, grid.data, grid.replicate)
-
-
-def _candidates(workload: Workload, grid: Grid, software: Software) -> list[Rank]:
-    folded = is_folded(grid)
-    keys = (grid.pipeline * 1024 + grid.virtual_stages) * 2 + folded
-    shapes, inverse = np.unique(keys, return_inverse=True)
-    widest = int(grid.virtual_stages.max())
-    chosen: list[list[tuple[int, ...]]] = [[], [], []]
-    for key in shapes.tolist():
-        pipeline, virtual = key // 2048, key // 2 % 1024
-        schedule = "zero-bubble" if key % 2 else "1f1b"
-        ranks = rank_layers(workload, schedule, pipeline, virtual, balanced=software.balances_head)
-        most = max(rank.dense + rank.moe for rank in ranks)
-        fullest = next(i for i, rank in enumerate(ranks) if rank.dense + rank.moe == most)
-        for slot, position in enumerate((0, fullest, pipeline - 1)):
-            chosen[slot].append(_row(position, ranks[position], widest))
-    index = inverse.reshape(-1)
-    return [_rank(np.array(rows, dtype=np.int64), index) for rows in chosen]
-
-
-def rank_at(workload: Workload, grid: Grid, software: Software, position: int) -> Rank:
-    """One position of a grid whose mappings all have the same pipeline."""
-    schedule = SCHEDULES[int(grid.schedule[0])]
-    pipeline, virtual = int(grid.pipeline[0]), int(grid.virtual_stages[0])
-    ranks = rank_layers(workload, schedule, pipeline, virtual, balanced=software.balances_head)
-    row = _row(position, ranks[position], virtual)
-    return _rank(np.array([row], dtype=np.int64), np.zeros(len(grid), dtype=np.int64))
-
-
-def _row(position: int, rank: RankLayers, widest: int) -> tuple[int, ...]:
-    before = [sum(rank.stages[:turn]) for turn in range(widest + 1)]
-    return (position, rank.dense, rank.moe, int(rank.first), int(rank.last), *before)
-
-
-def _rank(table: Ints, index: Ints) -> Rank:
-    position, dense, moe, first, last = (table[index, i] for i in range(5))
-    return Rank(position, dense, moe, first.astype(bool), last.astype(bool), index, table[:, 5:])
 
 
 def _larger(one: Memory, other: Memory) -> Memory:

@@ -12,7 +12,8 @@ from phalanx.plan.constants import Constants, shipped
 from phalanx.plan.counts import flops_per_token
 from phalanx.plan.grid import Grid, grid_of
 from phalanx.plan.machine import machine_of
-from phalanx.plan.memory import memory, rank_at, rank_memory
+from phalanx.plan.memory import memory, rank_memory
+from phalanx.plan.ranks import rank_at
 from phalanx.plan.step import step_time
 from phalanx.plan.uncertainty import Z80, spread
 from phalanx.plan.workload import Mapping, Software, Workload

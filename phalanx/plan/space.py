@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from msgspec import Struct
 
 from phalanx.config import Model, gate_up_groups
 from phalanx.hardware import Cluster
-from phalanx.plan.grid import Grid
+from phalanx.plan.grid import Grid, joined
 from phalanx.plan.workload import OFFLOADS, RECOMPUTES, SCHEDULES, Precision, Workload
 
 MOST_MICRO_BATCH = 64
@@ -33,6 +34,7 @@ class Pins(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     context: int | None = None
     expert: int | None = None
     zero: int | None = None
+    replicate: Literal[1] | None = None  # 1: ZeRO 3 always over all ranks
     micro_batch: int | None = None
     virtual_stages: int | None = None
     recompute: str | None = None
@@ -70,7 +72,27 @@ def enumerate_mappings(
         offload=offload,
         precision=precision,
     )
-    return grid.take(_allowed(grid, pins))
+    grid = grid.take(_allowed(grid, pins))
+    return _with_copies(grid, cluster.domain_gpus) if pins.replicate is None else grid
+
+
+def _with_copies(grid: Grid, domain: int) -> Grid:
+    """ZeRO 3 also within groups (HSDP): shards over a domain, or twice, four times ... as many.
+
+    Without a pipeline only: there every micro-batch gathers the weights again, wherever they are.
+    """
+    found = [grid]
+    whole = grid.take((grid.zero == 3) & (grid.pipeline == 1))
+    ranks = whole.tensor * whole.context
+    shards = domain
+    while len(whole) and shards <= int((whole.data * ranks).max()) // 2:
+        own = np.maximum(1, shards // ranks)  # of the data axis
+        fits = (whole.data % own == 0) & (whole.data > own) & (own * ranks == shards)
+        fits &= (own * ranks) % whole.expert == 0
+        part = whole.take(fits)
+        found.append(replace(part, replicate=part.data // own[fits]))
+        shards *= 2
+    return joined(found)
 
 
 def _allowed(grid: Grid, pins: Pins) -> Any:
