@@ -272,7 +272,7 @@ def _cluster(row: dict[str, str], gpus: int) -> Cluster:
     key = _gpu_key(text)
     if key is None:
         raise _RefusedError(f"unknown gpu {text!r}")
-    described = {"gpu": key, "gpus": gpus}
+    described: dict[str, Any] = {"gpu": key, "gpus": gpus}
     everything = f"{text} {row.get('source', '')} {row.get('notes', '')}"
     cards = re.search(r"(\d+)x(\d+)G\b", everything)
     per_node = re.search(r"(\d+) ?Gbps|(\d+) Gb/s per node", everything)
@@ -283,13 +283,13 @@ def _cluster(row: dict[str, str], gpus: int) -> Cluster:
         gigabits = float(per_node[1] or per_node[2])
     if gigabits:
         described |= {"nic": "hdr", "nics_per_gpu": gigabits / 8 / 200}
-    node = gpus_by_key()[key].node
     if "grand teton" in text.lower():
-        described["node"] = node = "grand-teton"
+        described["node"] = "grand-teton"
+    if "jean zay" in text.lower():
+        described |= {"nic": "opa100", "nics_per_gpu": 0.5, "link": "nvlink3-4"}
     if gpus > 8 and gpus % 8:
         described["gpus_per_node"] = 4 if gpus % 4 == 0 else 1
-    del node
-    return make_cluster(text, ClusterFile(**described))  # type: ignore[arg-type]
+    return make_cluster(text, ClusterFile(**described))
 
 
 def _gpu_key(text: str) -> str | None:
