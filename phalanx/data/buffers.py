@@ -21,10 +21,11 @@ class StepBuffer:
     windows: NDArray[np.int64]  # [rows, sequence + 1]
     tokens: NDArray[np.int64]  # [rows, sequence]
     labels: NDArray[np.int64]  # [rows, sequence]
+    shared: bool  # the two are views of the windows
 
     def publish(self) -> None:
         """Bring what was read into ``windows`` to tokens and labels."""
-        if not np.may_share_memory(self.windows, self.tokens):
+        if not self.shared:
             np.copyto(self.tokens, self.windows[:, :-1])
             np.copyto(self.labels, self.windows[:, 1:])
 
@@ -41,7 +42,7 @@ def step_buffers(steps_ahead: int, rows: int, sequence: int, pin: bool) -> Itera
         tokens, labels = windows[:, :-1], windows[:, 1:]
         if pin:
             tokens, labels = pinned((rows, sequence)), pinned((rows, sequence))
-        made.append(StepBuffer(windows, tokens, labels))
+        made.append(StepBuffer(windows, tokens, labels, shared=not pin))
     return cycle(made)
 
 

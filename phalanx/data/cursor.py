@@ -27,8 +27,10 @@ class Cursor(msgspec.Struct, frozen=True):
     def __post_init__(self) -> None:
         if self.consumed < 0:
             raise ValueError(f"cursor.consumed = {self.consumed}: must not be negative")
+        if not self.skipped:
+            return
         edges = [edge for span in self.skipped for edge in span]
-        if edges and (edges[0] < 0 or any(a >= b for a, b in pairwise(edges))):
+        if edges[0] < 0 or any(a >= b for a, b in pairwise(edges)):
             raise ValueError(
                 f"cursor.skipped = {self.skipped}: ranges must be [first, past) pairs, sorted and "
                 "apart. Add ranges with Cursor.skip, which merges them."
@@ -48,7 +50,7 @@ class Cursor(msgspec.Struct, frozen=True):
 
     def upcoming(self, first: int, count: int) -> range | NDArray[np.int64]:
         """Sample numbers of the ``first``-th to ``first + count - 1``-th samples not yet done."""
-        if not self.skipped or self.skipped[-1][1] <= self.consumed:
+        if not self._skips_ahead:
             return range(self.consumed + first, self.consumed + first + count)
         numbers = np.arange(first, first + count, dtype=np.int64) + self.consumed
         for start, stop in self.skipped:
@@ -58,12 +60,24 @@ class Cursor(msgspec.Struct, frozen=True):
                 numbers[numbers >= start] += stop - start
         return numbers
 
+    def past(self, samples: int) -> int:
+        """Number up to which samples are done after reading the next ``samples`` samples."""
+        if self._skips_ahead and samples > 0:
+            return int(self.upcoming(samples - 1, 1)[0]) + 1
+        return self.consumed + samples
+
     def advance(self, samples: int) -> Cursor:
         """The cursor after reading the next ``samples`` samples."""
-        if samples == 0:
-            return self
-        past = int(self.upcoming(samples - 1, 1)[0]) + 1
-        return msgspec.structs.replace(self, consumed=past)
+        return Cursor(self.past(samples), self.skipped, self.fingerprint)
+
+    @property
+    def next(self) -> int:
+        """Number of the sample that is read next."""
+        return int(self.upcoming(0, 1)[0]) if self._skips_ahead else self.consumed
+
+    @property
+    def _skips_ahead(self) -> bool:
+        return bool(self.skipped) and self.skipped[-1][1] > self.consumed
 
     @property
     def seen(self) -> int:

@@ -84,7 +84,8 @@ class Draws:
         Stages that have not begun, and sources that none has drawn from, are left out: they
         may still be changed.
         """
-        begun = self._curriculum.stage_of(max(0, consumed - 1)) + 1
+        stages = len(self._curriculum.firsts)
+        begun = 1 if stages == 1 else self._curriculum.stage_of(max(0, consumed - 1)) + 1
         if begun not in self._fingerprints:
             self._fingerprints[begun] = self._fingerprint(begun)
         return self._fingerprints[begun]

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -25,8 +25,7 @@ from phalanx.data.source import SampleSource, Split
 WEIGHTLESS = -100  # label of a position that takes no part in the loss
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
+class Batch(msgspec.Struct, frozen=True):
     """One micro-batch; ``documents`` is None unless ``data.document_mask`` is on."""
 
     tokens: NDArray[np.int64]  # [micro_batch, sequence]
@@ -34,8 +33,7 @@ class Batch:
     documents: NDArray[np.int32] | None  # [micro_batch, sequence]
 
 
-@dataclass(frozen=True, slots=True)
-class StepBatches:
+class StepBatches(msgspec.Struct, frozen=True):
     """What one replica computes in one step; the first two fields are the same on all."""
 
     step_first_sample: int
@@ -63,9 +61,8 @@ class StepReader:
         self._data = data
         self._reader = reader
         self._global_batch = global_batch
-        self._micro_batch = micro_batch
-        self._micro_batches = -(-global_batch // (count * micro_batch))
-        self.rows = self._micro_batches * micro_batch
+        self.rows = -(-global_batch // (count * micro_batch)) * micro_batch
+        self._cuts = [slice(at, at + micro_batch) for at in range(0, self.rows, micro_batch)]
         self._first_slot = index * self.rows
         self._real_rows = min(max(global_batch - self._first_slot, 0), self.rows)
         # Validation is measured again and again over the same samples: epochs limit training.
@@ -74,25 +71,26 @@ class StepReader:
 
     def advance(self, cursor: Cursor) -> Cursor:
         """The cursor after the step that starts at ``cursor``."""
-        after = cursor.advance(self._global_batch)
-        fingerprint = self._reader.draws.fingerprint(after.consumed)
-        if fingerprint == after.fingerprint:
-            return after
-        return Cursor(after.consumed, after.skipped, fingerprint)
+        past = cursor.past(self._global_batch)
+        return Cursor(past, cursor.skipped, self._reader.draws.fingerprint(past))
 
     def step(self, cursor: Cursor, buffer: StepBuffer) -> StepBatches:
         """This replica's batches of the step that starts at ``cursor``."""
-        self._refuse_other_order(cursor)
-        self._refuse_exhausted(cursor)
+        expected = self._reader.draws.fingerprint(cursor.consumed)
+        if cursor.fingerprint != expected and not self._data.allow_other_data:
+            raise _other_data(cursor.fingerprint, expected)
+        if self._limit is not None:
+            self._refuse_exhausted(cursor, self._limit)
         windows, real = buffer.windows, self._real_rows
         numbers = cursor.upcoming(self._first_slot, real)
         damaged = self._reader.read(numbers, windows[:real])
-        windows[real:] = 0
+        if real < self.rows:
+            windows[real:] = 0
         buffer.publish()
-        weightless = [*damaged, *range(real, self.rows)]
+        weightless = [*damaged, *range(real, self.rows)] if damaged or real < self.rows else []
         documents = self._documents(numbers, buffer.tokens) if self._data.document_mask else None
         return StepBatches(
-            step_first_sample=int(cursor.upcoming(0, 1)[0]),
+            step_first_sample=cursor.next,
             samples=self._global_batch,
             micro_batches=self._cut(buffer, documents, weightless),
             real_tokens=(real - len(damaged)) * self._data.sequence,
@@ -114,38 +112,33 @@ class StepReader:
         self, buffer: StepBuffer, documents: NDArray[np.int32] | None, weightless: list[int]
     ) -> list[Batch]:
         made = []
-        for first in range(0, self.rows, self._micro_batch):
-            rows = slice(first, first + self._micro_batch)
+        for rows in self._cuts:
             labels = buffer.labels[rows]
-            silent = [row - first for row in weightless if first <= row < rows.stop]
-            if silent:
+            if weightless:
+                silent = [row - rows.start for row in weightless if rows.start <= row < rows.stop]
                 labels = labels.copy()  # tokens may live in the same memory
                 labels[silent] = WEIGHTLESS
-            made.append(
-                Batch(buffer.tokens[rows], labels, None if documents is None else documents[rows])
-            )
+            own = None if documents is None else documents[rows]
+            made.append(Batch(buffer.tokens[rows], labels, own))
         return made
 
-    def _refuse_other_order(self, cursor: Cursor) -> None:
-        expected = self._reader.draws.fingerprint(cursor.consumed)
-        if cursor.fingerprint == expected or self._data.allow_other_data:
-            return
-        before, now = cursor.fingerprint.split(), expected.split()
-        raise DataError(
-            "cursor.fingerprint",
-            " ".join(part for part in before if part not in now) or "(none)",
-            "the cursor was made over other data: here it would be "
-            + " ".join(part for part in now if part not in before),
-            "restore the data settings of that run, start afresh, or go on with other data by "
-            "data.allow_other_data = true",
-        )
+    def _refuse_exhausted(self, cursor: Cursor, limit: int) -> None:
+        needed = cursor.past(self._global_batch)
+        if needed > limit:
+            raise DataExhausted(needed, limit, self._data.epochs)
 
-    def _refuse_exhausted(self, cursor: Cursor) -> None:
-        if self._limit is None:
-            return
-        needed = cursor.advance(self._global_batch).consumed
-        if needed > self._limit:
-            raise DataExhausted(needed, self._limit, self._data.epochs)
+
+def _other_data(before: str, now: str) -> DataError:
+    """What a cursor's fingerprint says of its data, beside what the settings say."""
+    then, here = before.split(), now.split()
+    return DataError(
+        "cursor.fingerprint",
+        " ".join(part for part in then if part not in here) or "(none)",
+        "the cursor was made over other data: here it would be "
+        + " ".join(part for part in here if part not in then),
+        "restore the data settings of that run, start afresh, or go on with other data by "
+        "data.allow_other_data = true",
+    )
 
 
 class Feed:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,6 +72,11 @@ class CutStream:
         for begin, length, _ in self._runs(first, count):
             self._whole.read_tokens(begin, length, out[filled : filled + length])
             filled += length
+
+    def read_rows(self, firsts: Sequence[int], rows: Iterable[NDArray[Any]]) -> None:
+        """Fill each row with the tokens of the stream from its first one on."""
+        for first, row in zip(firsts, rows, strict=True):
+            self.read_tokens(first, len(row), row)
 
     def document_starts(self, first: int, count: int) -> NDArray[np.int64]:
         """Ascending positions in [first, first + count) at which documents start."""

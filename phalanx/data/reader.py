@@ -72,8 +72,12 @@ class SampleReader:
         """
         which, indices = self.locate(numbers)
         try:
-            for row, source, index in zip(out, which, indices, strict=True):
-                self._sources[source].read(index, row)
+            if len(self._sources) == 1:
+                self._sources[0].read(indices, out)
+            else:
+                for number, source in enumerate(self._sources):
+                    rows = [row for row, found in enumerate(which) if found == number]
+                    source.read([indices[row] for row in rows], [out[row] for row in rows])
             if len(out) == 0 or int(out.max()) < self._vocab:
                 return []
         except DataError:
@@ -91,16 +95,14 @@ class SampleReader:
         if self._pages_ahead and len(numbers):
             self._announce(int(numbers[0]) // PAGE_SAMPLES)
         if not isinstance(numbers, range):
-            which, indices = self.draws.locate(numbers) if len(numbers) else (numbers, numbers)
-            return which.tolist(), indices.tolist()
-        found: tuple[list[int], list[int]] = ([], [])
-        at = numbers.start
-        while at < numbers.stop:
-            page, begin = divmod(at, PAGE_SAMPLES)
-            end = min(PAGE_SAMPLES, begin + numbers.stop - at)
-            for every, part in zip(found, self._page(page), strict=True):
-                every += part[begin:end]
-            at += end - begin
+            located = self.draws.locate(numbers) if len(numbers) else (numbers, numbers)
+            return located[0].tolist(), located[1].tolist()
+        page, begin = divmod(numbers.start, PAGE_SAMPLES)
+        which, indices = self._page(page)
+        found = which[begin : begin + len(numbers)], indices[begin : begin + len(numbers)]
+        if len(found[0]) < len(numbers):  # it goes on in the next page
+            rest = self.locate(numbers[len(found[0]) :])
+            found = found[0] + rest[0], found[1] + rest[1]
         return found
 
     def _page(self, page: int) -> tuple[list[int], list[int]]:
@@ -126,7 +128,7 @@ class SampleReader:
     def _read_carefully(self, which: int, index: int, number: int, row: NDArray[np.int64]) -> bool:
         source = self._sources[which]
         try:
-            source.read(index, row)
+            source.read([index], [row])
             self._refuse_foreign_tokens(source, index, row)
         except DataError as error:
             if not self._weightless:

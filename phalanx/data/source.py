@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Literal, Protocol
 
 import msgspec
@@ -42,8 +42,8 @@ class SampleSource(Protocol):
     def fingerprint(self) -> str:
         """Short identity of the content: equal only when every sample is equal."""
 
-    def read(self, index: int, out: Window) -> None:
-        """Fill ``out`` with the tokens of one sample; ``DataError`` where they are damaged."""
+    def read(self, indices: Sequence[int], rows: Iterable[Window]) -> None:
+        """Fill each row with the tokens of a sample; ``DataError`` where any is damaged."""
 
     def documents(self, indices: Sequence[int], tokens: NDArray[np.int64]) -> NDArray[np.int32]:
         """Document number of each position, from 0 in each sample; tokens: [samples, sequence]."""
@@ -79,11 +79,14 @@ class Windows:
         self._remote = remote
         self._expected: OrderedDict[int, None] = OrderedDict()  # runs that were asked for
 
-    def read(self, index: int, out: Window) -> None:
-        """Fill ``out`` with the tokens of one sample; ``DataError`` where they are damaged."""
-        if self._checked_together and index // self._checked_together not in self._sound:
-            self._check(index)
-        self._stream.read_tokens(index * self._sequence, self._sequence + 1, out)
+    def read(self, indices: Sequence[int], rows: Iterable[Window]) -> None:
+        """Fill each row with the tokens of a sample; ``DataError`` where any is damaged."""
+        if self._checked_together:
+            for index in indices:
+                if index // self._checked_together not in self._sound:
+                    self._check(index)
+        sequence = self._sequence
+        self._stream.read_rows([index * sequence for index in indices], rows)
 
     def documents(self, indices: Sequence[int], tokens: NDArray[np.int64]) -> NDArray[np.int32]:
         """Document number of each position, from 0 in each sample; tokens: [samples, sequence]."""
@@ -136,9 +139,9 @@ class Part:
         self.samples = samples
         self._whole, self._first = whole, first
 
-    def read(self, index: int, out: Window) -> None:
-        """Fill ``out`` with the tokens of one sample."""
-        self._whole.read(self._first + index, out)
+    def read(self, indices: Sequence[int], rows: Iterable[Window]) -> None:
+        """Fill each row with the tokens of a sample."""
+        self._whole.read([self._first + index for index in indices], rows)
 
     def documents(self, indices: Sequence[int], tokens: NDArray[np.int64]) -> NDArray[np.int32]:
         """Document number of each position, from 0 in each sample; tokens: [samples, sequence]."""

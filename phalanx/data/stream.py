@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -60,6 +60,9 @@ class Stream(Protocol):
     def read_tokens(self, first: int, count: int, out: NDArray[Any]) -> None:
         """Fill ``out`` with ``count`` tokens of the stream from token ``first`` on."""
 
+    def read_rows(self, firsts: Sequence[int], rows: Iterable[NDArray[Any]]) -> None:
+        """Fill each row with the tokens of the stream from its first one on."""
+
     def document_starts(self, first: int, count: int) -> NDArray[np.int64]:
         """Ascending positions in [first, first + count) at which documents start."""
 
@@ -110,6 +113,16 @@ class FileStream:
             self._files.read(number, at - self._starts[number], out[filled : filled + room])
             filled += room
             number += 1
+
+    def read_rows(self, firsts: Sequence[int], rows: Iterable[NDArray[Any]]) -> None:
+        """Fill each row with the tokens of the stream from its first one on."""
+        starts, file_of, read = self._starts, self._file_of, self._files.read
+        for first, row in zip(firsts, rows, strict=True):
+            number = file_of(first)
+            if first >= 0 and first + len(row) <= starts[number + 1]:  # inside one file
+                read(number, first - starts[number], row)
+            else:
+                self.read_tokens(first, len(row), row)
 
     def document_starts(self, first: int, count: int) -> NDArray[np.int64]:
         """Ascending positions in [first, first + count) at which documents start."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,12 +29,13 @@ class SyntheticSource:
         self.sequence = sequence
         self._seed = seed & _WORD
 
-    def read(self, index: int, out: NDArray[np.int64]) -> None:
-        """Fill ``out`` with the tokens of one sample: [sequence + 1]."""
+    def read(self, indices: Sequence[int], rows: Iterable[NDArray[np.int64]]) -> None:
+        """Fill each row with the tokens of a sample: [sequence + 1]."""
         # Raw Philox words are fixed by its definition; Generator's methods may change with numpy.
-        philox = np.random.Philox(key=np.array([self._seed, index], np.uint64))
-        words = philox.random_raw(self.sequence + 1) >> np.uint64(32)
-        out[:] = (words * np.uint64(self.vocab)) >> np.uint64(32)
+        for index, row in zip(indices, rows, strict=True):
+            philox = np.random.Philox(key=np.array([self._seed, index], np.uint64))
+            words = philox.random_raw(self.sequence + 1) >> np.uint64(32)
+            row[:] = (words * np.uint64(self.vocab)) >> np.uint64(32)
 
     def documents(self, indices: Sequence[int], tokens: NDArray[np.int64]) -> NDArray[np.int32]:
         """Document number of each position, from 0 in each sample; tokens: [samples, sequence]."""

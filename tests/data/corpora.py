@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -21,9 +21,10 @@ class CountingSource:
     def __init__(self, samples: int) -> None:
         self.samples = samples
 
-    def read(self, index: int, out: NDArray[np.int64]) -> None:
-        assert 0 <= index < self.samples
-        out[:] = index
+    def read(self, indices: Sequence[int], rows: Iterable[NDArray[np.int64]]) -> None:
+        for index, row in zip(indices, rows, strict=True):
+            assert 0 <= index < self.samples
+            row[:] = index
 
     def documents(self, indices: Sequence[int], tokens: NDArray[np.int64]) -> NDArray[np.int32]:
         return np.zeros(tokens.shape, np.int32)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable, Sequence
 
 import msgspec
 import numpy as np
@@ -46,9 +47,11 @@ class Numbered(CountingSource):
         super().__init__(samples)
         self._base = base
 
-    def read(self, index: int, out: NDArray[np.int64]) -> None:
-        super().read(index, out)
-        out += self._base
+    def read(self, indices: Sequence[int], rows: Iterable[NDArray[np.int64]]) -> None:
+        rows = list(rows)
+        super().read(indices, rows)
+        for row in rows:
+            row += self._base
 
 
 def open_reader(data: Data, monkeypatch: pytest.MonkeyPatch) -> SampleReader:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import pytest
@@ -172,11 +173,11 @@ class FailingSource(CountingSource):
         self.reads = 0
         self.broken = True
 
-    def read(self, index: int, out: NDArray[np.int64]) -> None:
+    def read(self, indices: Sequence[int], rows: Iterable[NDArray[np.int64]]) -> None:
         self.reads += 1
         if self.broken and self.reads == 3:
             raise OSError("disk on fire")
-        super().read(index, out)
+        super().read(indices, rows)
 
 
 def read_ahead_threads() -> list[threading.Thread]:

@@ -46,10 +46,10 @@ def test_samples_are_cut_from_one_stream_across_files(tmp_path: Path, file_bytes
     assert source.samples == 299 // 32
     for index in range(source.samples):
         window = np.zeros(33, np.int64)
-        source.read(index, window)
+        source.read([index], [window])
         assert np.array_equal(window, tokens[index * 32 : index * 32 + 33])
     with pytest.raises(IndexError):
-        source.read(source.samples, window)
+        source.read([source.samples], [window])
 
 
 def test_an_epoch_reads_the_corpus_once(tmp_path: Path) -> None:

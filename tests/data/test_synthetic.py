@@ -12,7 +12,7 @@ from phalanx.data import DataError, Feed, SyntheticSource
 
 def read(source: SyntheticSource, index: int) -> NDArray[np.int64]:
     out = np.empty(source.sequence + 1, np.int64)
-    source.read(index, out)
+    source.read([index], [out])
     return out
 
 
