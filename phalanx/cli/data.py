@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from phalanx.cli.data_view import bar, print_inspected, print_tokenized, show_progress
-from phalanx.cli.options import Json, Set, print_json, refused_in_words
+from phalanx.cli.options import (
+    JobFile,
+    Json,
+    Set,
+    WorldSize,
+    load,
+    print_json,
+    refused_in_words,
+)
+from phalanx.config import check, resolve
 from phalanx.data.errors import DataError
 
 if TYPE_CHECKING:
@@ -216,6 +225,58 @@ def split(
         f"{record}: {held.documents:,} of {stream.documents:,} documents held out, "
         f"{tokens:,} of {stream.tokens:,} tokens"
     )
+
+
+@app.command()
+def order(
+    path: JobFile,
+    step: Annotated[int, typer.Option(min=1, help="Step, as numbered in the records.")],
+    micro_batch: Annotated[
+        int | None, typer.Option(min=0, help="Only this micro-batch of each rank.")
+    ] = None,
+    rank: Annotated[int | None, typer.Option(min=0, help="Only what this rank reads.")] = None,
+    checkpoint: Annotated[
+        Path | None, typer.Option(help="Folder whose skipped ranges the run went on with.")
+    ] = None,
+    text: Annotated[int, typer.Option(min=0, help="Show so many tokens of each sample.")] = 0,
+    overrides: Set = None,
+    world_size: WorldSize = None,
+    json: Json = False,
+) -> None:
+    """Show what a step reads: source, sample, epoch, file and block of each slot."""
+    from phalanx.cli.data_view import print_readings
+    from phalanx.data.reader import SampleReader
+    from phalanx.data.readings import step_cursor, step_readings
+
+    with refused_in_words(json):
+        job, ranks = load(path, overrides, world_size)
+        check(job, ranks)
+        job = resolve(job, ranks)
+        if rank is not None and rank >= ranks:
+            raise DataError("rank", rank, f"the job has {ranks} ranks", f"use 0 to {ranks - 1}")
+        reader = SampleReader(job.data, job.model.vocab)
+        cursor = step_cursor(step, job.train.global_batch, _skipped(checkpoint))
+        sizes = (job.train.global_batch, job.train.micro_batch, job.parallel.data)
+        # Ranks of one replica differ in the innermost axes (context, tensor) and in the stage.
+        inner = job.parallel.context * job.parallel.tensor
+        readings = [
+            reading
+            for reading in step_readings(reader, cursor, *sizes)
+            if rank is None or reading.replica == rank // inner % job.parallel.data
+            if micro_batch is None or reading.micro_batch == micro_batch
+        ]
+        print_readings(job.data, reader, readings, text, json)
+
+
+def _skipped(checkpoint: Path | None) -> tuple[tuple[int, int], ...]:
+    if checkpoint is None:
+        return ()
+    from phalanx.checkpoint import CheckpointError, read_manifest
+
+    try:
+        return read_manifest(checkpoint).cursor.skipped
+    except CheckpointError as error:
+        raise DataError("checkpoint", checkpoint, str(error), "name a step folder") from None
 
 
 def _text_files(inputs: list[Path] | None, suffix: list[str] | None, stdlib: bool) -> list[Path]:

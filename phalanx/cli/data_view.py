@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
+import numpy as np
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -26,10 +27,13 @@ from phalanx.cli.options import print_json
 from phalanx.config import load_job, resolve
 from phalanx.data.manifest import CorpusManifest
 from phalanx.data.opening import open_whole
+from phalanx.data.readings import Reading
 from phalanx.data.shards import ShardStream
 from phalanx.data.survey import Lengths, measure_lengths, sample_texts, survey_blend, tokenizer_of
 
 if TYPE_CHECKING:
+    from phalanx.config import Data
+    from phalanx.data.reader import SampleReader
     from phalanx.data.tokenize import Progress as Done
     from phalanx.data.tokenize import Tokenized
 
@@ -216,6 +220,49 @@ def _print_lengths(console: Console, report: InspectReport) -> None:
         picture = "█" * -(-40 * part.documents // max(1, most))
         table.add_row(f"{part.least:,}", f"{part.documents:,}", share, picture)
     console.print(table)
+
+
+def print_readings(
+    data: Data, reader: SampleReader, readings: list[Reading], text: int, json: bool
+) -> None:
+    """What a step reads, as a table, with the beginning of each sample if ``text`` tokens."""
+    texts = _beginnings(data, reader, readings, text) if text else []
+    if json:
+        shown = [msgspec.to_builtins(reading) for reading in readings]
+        print_json(
+            [row | {"text": beginning} for row, beginning in zip(shown, texts, strict=True)]
+            if texts
+            else shown
+        )
+        return
+    heads = tuple(name.replace("_", "-") for name in Reading.__struct_fields__)
+    rows = [heads, *(tuple(map(str, msgspec.structs.astuple(reading))) for reading in readings)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:  # lines of their own width: a table would cut what a terminal cannot hold
+        print("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)))
+    console = Console(highlight=False, soft_wrap=True)
+    for reading, beginning in zip(readings, texts, strict=bool(texts)):
+        console.rule(f"sample {reading.sample}")
+        console.print(beginning, markup=False)
+
+
+def _beginnings(data: Data, reader: SampleReader, readings: list[Reading], text: int) -> list[str]:
+    """Decoded where the corpus of the sample came with its tokenizer."""
+    from phalanx.data.vocabulary import load_tokenizer
+
+    texts = []
+    for reading in readings:
+        window = np.empty((1, data.sequence + 1), np.int64)
+        reader.read(range(reading.sample, reading.sample + 1), window)
+        tokens = window[0, :text].tolist()
+        home = data.blend[reading.source].path if data.blend else data.path
+        tokenizer = tokenizer_of(Path(home)) if home else None
+        if tokenizer is None:
+            texts.append(" ".join(map(str, tokens)))
+        else:
+            encoder = load_tokenizer(tokenizer)
+            texts.append(encoder.decode(tokens, skip_special_tokens=False))
+    return texts
 
 
 def inspect_blend(path: Path, overrides: list[str], json: bool) -> None:

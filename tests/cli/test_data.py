@@ -103,3 +103,47 @@ global_batch = 8
     assert "640 tokens in 10 steps" in text and "75.00 %" in text and "25.00 %" in text
     code, text, _ = run("inspect", job, "--json")
     assert [source["drawn_tokens"] for source in msgspec.json.decode(text)["sources"]] == [480, 160]
+
+
+def write_job(folder: Path) -> Path:
+    write_corpus(folder / "corpus", 500, vocab=200)
+    job = folder / "order.toml"
+    job.write_text(
+        f"""
+[model]
+preset = "tiny"
+[data]
+source = "shards"
+path = "{folder}/corpus"
+sequence = 8
+[parallel]
+data = 2
+tensor = 2
+[train]
+steps = 10
+global_batch = 8
+micro_batch = 2
+"""
+    )
+    return job
+
+
+def test_order_tells_what_a_rank_reads(tmp_path: Path) -> None:
+    job = write_job(tmp_path)
+    code, text, error = run("order", job, "--step", 3, "--json")
+    assert code == 0, error
+    rows = msgspec.json.decode(text)
+    assert [row["sample"] for row in rows] == list(range(16, 24))
+    code, text, _ = run("order", job, "--step", 3, "--rank", 2, "--micro-batch", 1, "--json")
+    assert msgspec.json.decode(text) == rows[6:]  # ranks 2 and 3 are the second replica
+    code, text, _ = run("order", job, "--step", 3, "--rank", 1, "--text", 3)
+    assert code == 0 and "shard-00000.bin" in text and "sample 19" in text
+
+
+def test_order_refuses_a_rank_that_is_not_there(tmp_path: Path) -> None:
+    code, _, error = run("order", write_job(tmp_path), "--step", 1, "--rank", 4)
+    assert code == 2 and "the job has 4 ranks" in error
+    code, _, error = run(
+        "order", write_job(tmp_path / "b"), "--step", 1, "--checkpoint", tmp_path / "none"
+    )
+    assert code == 2 and "checkpoint" in error

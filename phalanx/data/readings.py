@@ -1,0 +1,59 @@
+"""What a step reads, sample by sample: what did the model see at the loss spike?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+import numpy as np
+
+from phalanx.data.cursor import Cursor
+from phalanx.data.reader import SampleReader
+
+
+class Reading(msgspec.Struct, frozen=True):
+    """One sample of a step: who reads it, what it is, and where it lies."""
+
+    replica: int
+    micro_batch: int
+    row: int  # within the micro-batch
+    sample: int  # number within the run
+    source: str
+    index: int  # sample of the source
+    epoch: int  # of the source, from 0
+    file: str  # "" for samples that are made up
+    token: int  # first one, within the file
+    block: int
+
+
+def step_cursor(step: int, global_batch: int, skipped: tuple[tuple[int, int], ...] = ()) -> Cursor:
+    """Where a run stands before its step number ``step``, counted from 1."""
+    if step < 1:
+        raise ValueError(f"{step=}: steps are counted from 1")
+    return Cursor(0, skipped).advance((step - 1) * global_batch)
+
+
+def step_readings(
+    reader: SampleReader, cursor: Cursor, global_batch: int, micro_batch: int, replicas: int
+) -> Iterator[Reading]:
+    """All samples of the step that starts at ``cursor``, in the order of replicas and slots."""
+    numbers = np.asarray(cursor.upcoming(0, global_batch), np.int64)
+    which, indices = reader.locate(numbers)
+    names, sources = list(reader.sources), list(reader.sources.values())
+    rows = -(-global_batch // (replicas * micro_batch)) * micro_batch  # of each replica
+    for slot, number in enumerate(numbers.tolist()):
+        source, index = which[slot], indices[slot]
+        drawn = reader.draws.seen(Cursor(number))[names[source]]  # of the source, before this one
+        place = sources[source].place(index)
+        replica, inside = divmod(slot, rows)
+        yield Reading(
+            replica,
+            *divmod(inside, micro_batch),
+            sample=number,
+            source=names[source],
+            index=index,
+            epoch=drawn // sources[source].samples,
+            file=place.file if place else "",
+            token=place.token if place else 0,
+            block=place.block if place else 0,
+        )
