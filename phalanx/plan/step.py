@@ -123,10 +123,11 @@ def _block_parts(pricing: Pricing, grid: Grid, *, moe: bool) -> _Block:
         gathered_block_seconds(split, shards.astype(np.float64), elements, time, pricing),
         0.0,
     )
-    # What each level of recompute repeats: nothing; cheap passes (attention where it is not
-    # fused); the whole forward with its communication.
+    # What each level of recompute repeats: nothing; cheap passes and the products that were not
+    # kept (attention where it is not fused); the whole forward with its communication.
     unfused = pricing.software.attention == "unfused"
-    selective = time.attention if unfused else time.elementwise
+    dropped = time.matmul * (1 - pricing.software.selective_share)
+    selective = time.attention if unfused else time.elementwise + dropped
     again = np.where(
         (grid.recompute == FULL),
         (time.forward + forward.total)[inverse],

@@ -43,7 +43,7 @@ def test_pcie_rates_follow_from_transfers_and_line_code(
         ("b300-64", 900, 100),
         ("gb200-nvl72-576", 900, 50),
         ("mi300x-64", 448, 50),
-        ("jean-zay", 300, 6.25),
+        ("jean-zay", 100, 6.25),
     ],
 )
 def test_rates_of_a_gpu_are_one_way(

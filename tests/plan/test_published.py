@@ -129,3 +129,12 @@ def test_leaving_a_project_out_is_harder_than_fitting_it(published: list[Run]) -
     assert set(found.left_out) == {"vtrain:dense", "megatron:dense"}
     assert 0 < found.mape < 0.5
     assert found.constants.error["dense"] > 0
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+def test_projects_that_were_left_out_are_predicted(published: list[Run]) -> None:
+    found = calibrate_runs([run for run in published if run.seconds is not None])
+    assert found.mape <= 0.12 and found.median <= 0.08
+    assert found.left_out["vtrain:dense"]["mape"] < 0.147
+    assert found.constants.matmul == pytest.approx(shipped().matmul, rel=1e-2)
