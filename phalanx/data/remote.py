@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
+from pathlib import Path
 from typing import Any
 
 from numpy.typing import NDArray
@@ -59,6 +61,7 @@ class RemoteStream(ShardStream):
     def __init__(self, cache: PartCache, manifest: CorpusManifest) -> None:
         self._cache = cache
         self._remote = RemoteFiles(cache, manifest)
+        self._coming: dict[str, Future[bytes]] = {}  # indices that were asked for
         super().__init__(cache.folder, manifest, self._remote)
 
     @property
@@ -69,12 +72,14 @@ class RemoteStream(ShardStream):
     def request(self, place: Place) -> None:
         """Begin to fetch what holds a token, without waiting for it."""
         self._remote.request(place.file, place.token)
+        self._ask_for(str(Path(place.file).with_suffix(".idx")))
 
     def index(self, number: int, proved: bool = False) -> ShardIndex:
         """Checksums and documents of a file; fetched on first use, and then proved."""
         path = self.home / self.manifest.files[number].index_name
-        if not path.exists():
-            write_atomically(path, self._fetch(path.name))
+        if number not in self._indices and not path.exists():
+            self._ask_for(path.name)
+            write_atomically(path, self._coming.pop(path.name).result())
             proved = True
         return super().index(number, proved)
 
@@ -91,8 +96,9 @@ class RemoteStream(ShardStream):
                 path = f"{self._cache.store.url}/{self.file_name(number)}"
                 raise DataError(problem.key, path, problem.rule, problem.fix) from None
 
-    def _fetch(self, name: str) -> bytes:
-        return self._cache.store.submit(self._cache.store.read_all(name)).result()
+    def _ask_for(self, name: str) -> None:
+        if name not in self._coming and not (self.home / name).exists():
+            self._coming[name] = self._cache.store.submit(self._cache.store.read_all(name))
 
 
 def open_remote(url: str, settings: Store) -> RemoteStream:
