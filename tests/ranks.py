@@ -34,7 +34,10 @@ def run_ranks(
         processes = [
             _fork(rank, world_size, Path(folder), function, args) for rank in range(world_size)
         ]
-        _wait(processes, timeout_seconds)
+        try:
+            _wait(processes, timeout_seconds)
+        finally:  # also when the test's own time is up: no rank outlives the test
+            _kill(processes)
         results = [_result(Path(folder) / f"result-{rank}") for rank in range(world_size)]
     errors = [f"rank {rank}:\n{error}" for rank, (error, _) in enumerate(results) if error]
     if errors:
@@ -79,24 +82,29 @@ def _fork(
         dist.destroy_process_group()
     except BaseException:
         error = traceback.format_exc()
-    (folder / f"result-{rank}.part").write_bytes(pickle.dumps((error, value)))
-    (folder / f"result-{rank}.part").rename(folder / f"result-{rank}")
-    os._exit(1 if error else 0)
+    try:
+        (folder / f"result-{rank}.part").write_bytes(pickle.dumps((error, value)))
+        (folder / f"result-{rank}.part").rename(folder / f"result-{rank}")
+    finally:
+        # Whatever happened: a child that returned from here would go on running the tests.
+        os._exit(1 if error else 0)
 
 
 def _wait(processes: list[int], timeout_seconds: float) -> None:
-    """Wait for all; after the first failure the others get a moment, then are killed."""
+    """Wait for all; after the first failure the others get a moment."""
     deadline = time.monotonic() + timeout_seconds
-    left = set(processes)
-    while left and time.monotonic() < deadline:
-        for pid in sorted(left):
+    while processes and time.monotonic() < deadline:
+        for pid in list(processes):
             done, status = os.waitpid(pid, os.WNOHANG)
             if done:
-                left.discard(pid)
+                processes.remove(pid)
                 if status:
                     deadline = min(deadline, time.monotonic() + 3.0)
         time.sleep(0.005)
-    for pid in left:
+
+
+def _kill(processes: list[int]) -> None:
+    for pid in processes:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
 

@@ -14,6 +14,7 @@ import signal
 import socket
 import sys
 import traceback
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -23,6 +24,7 @@ keep_single_threaded()
 
 # ruff: noqa: E402 - these load numpy and torch, whose pools must not exist when ranks are forked
 from phalanx.config import ConfigError, Job
+from phalanx.hardware import count_cuda
 from phalanx.train import run_folder
 from phalanx.train.exits import ExitCode
 from phalanx.train.gang import Gang, die_with_parent
@@ -37,6 +39,8 @@ from phalanx.train.progress import (
 from phalanx.train.run_folder import RunFolder
 from phalanx.train.stop import STOP_SIGNALS
 from phalanx.train.worker import Worker, refuse
+
+RANK_BYTES = 256 << 20  # of its own that a rank takes before it has a model
 
 
 def launch(
@@ -54,6 +58,7 @@ def launch(
     output: Output = "json" if json else "auto"
     try:
         refuse(job)
+        refuse_ranks(job, world_size)
         require_single_thread()
         folder = folder or run_folder.create(job)
     except ConfigError as error:
@@ -69,6 +74,26 @@ def launch(
     info = gang.verdict()
     print_exit(output, info, folder)
     return info.code
+
+
+def refuse_ranks(job: Job, world_size: int) -> None:
+    """Raise ``ConfigError`` where this machine cannot hold so many ranks."""
+    if job.train.device == "cuda" and (found := count_cuda()) < world_size:
+        rule = f"needs one CUDA device a rank, and this machine shows {found} for {world_size}"
+        fix = f"start at most {found} ranks here" if found else 'set it to "cpu", or to "auto"'
+        raise ConfigError("train.device", "cuda", rule, fix)
+    most = max(1, available_bytes() // RANK_BYTES)
+    if world_size > most:
+        rule = f"every rank takes {RANK_BYTES >> 20} MiB before its share of the model"
+        fix = f"at most {most} ranks fit into the memory left here"
+        raise ConfigError("world size", world_size, rule, fix)
+
+
+def available_bytes() -> int:
+    """Memory that new processes can have."""
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    kibibytes = {line.split(":")[0]: int(line.split()[1]) for line in lines}
+    return kibibytes["MemAvailable"] << 10
 
 
 def start_ranks(job: Job, world_size: int, folder: RunFolder, gang: Gang) -> int:
@@ -117,10 +142,13 @@ def _be_rank(
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
         code = worker.run()
     except BaseException:
-        traceback.print_exc()
+        with suppress(BaseException):
+            traceback.print_exc()
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
+        # Whatever fails here, a full disk included, the child must not go on as its launcher.
+        with suppress(BaseException):
+            sys.stdout.flush()
+            sys.stderr.flush()
         # Not sys.exit: exit handlers belong to the launcher, and teardown of a group that
         # lost a peer may wait for it for minutes.
         os._exit(code)

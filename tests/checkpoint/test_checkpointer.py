@@ -397,18 +397,20 @@ def test_a_kill_at_any_step_of_a_save_leaves_only_whole_checkpoints(
     checkpointer.save(1, plain(seed=1), extra())
     child = os.fork()
     if child == 0:
-        owner = Checkpointer if hasattr(Checkpointer, step) else module
-        original = getattr(owner, step)
+        try:
+            owner = Checkpointer if hasattr(Checkpointer, step) else module
+            original = getattr(owner, step)
 
-        def killing(*arguments: object) -> object:
-            if moment == "after":
-                original(*arguments)
-            os.kill(os.getpid(), signal.SIGKILL)
-            return None
+            def killing(*arguments: object) -> object:
+                if moment == "after":
+                    original(*arguments)
+                os.kill(os.getpid(), signal.SIGKILL)
+                return None
 
-        setattr(owner, step, killing)
-        checkpointer.save(2, plain(seed=2), extra())
-        os._exit(1)
+            setattr(owner, step, killing)
+            checkpointer.save(2, plain(seed=2), extra())
+        finally:
+            os._exit(1)
     assert os.waitpid(child, 0)[1] == signal.SIGKILL
     listed = list_checkpoints(tmp_path)
     assert listed

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,6 +14,7 @@ from typer.testing import CliRunner, Result
 from phalanx.cli.app import app
 from phalanx.config import ConfigError, load_job, resolve
 from phalanx.train.run_folder import create
+from tests.limits import file_size_limit
 from tests.ranks import run_alone
 
 JOB = """
@@ -49,15 +48,6 @@ def job(tmp_path: Path, runs: Path) -> Path:
     path = tmp_path / "job.toml"
     path.write_text(JOB.format(runs=runs), encoding="utf-8")
     return path
-
-
-@pytest.fixture
-def no_growth() -> Iterator[None]:
-    """No file can hold a byte, which fails much like a full disk."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def test_a_missing_job_file_is_named_with_the_nearest(job: Path) -> None:
@@ -121,10 +111,10 @@ def test_a_runs_folder_one_may_not_write_is_refused(job: Path, runs: Path) -> No
     assert "runs = " in text and "Permission denied" in text and "you may write" in text
 
 
-def test_a_full_disk_is_refused_and_leaves_no_half_made_run(
-    job: Path, runs: Path, no_growth: None
-) -> None:
-    text = refusal(train(job, "--world-size", "1"))
+def test_a_full_disk_is_refused_and_leaves_no_half_made_run(job: Path, runs: Path) -> None:
+    with file_size_limit(0):
+        result = train(job, "--world-size", "1")
+    text = refusal(result)
     assert "runs = " in text and "free space" in text
     assert not list(runs.glob("*/*"))
 
@@ -146,8 +136,28 @@ def test_a_disk_too_small_for_one_checkpoint_is_refused(
 
 
 def test_a_run_that_saves_nothing_needs_no_room_for_a_checkpoint(
-    job: Path, runs: Path, monkeypatch: pytest.MonkeyPatch, no_growth: None
+    job: Path, runs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=2**20))
-    text = refusal(train(job, "--world-size", "1", "--set", "checkpoint.at_end=false"))
+    with file_size_limit(0):
+        result = train(job, "--world-size", "1", "--set", "checkpoint.at_end=false")
+    text = refusal(result)
     assert "checkpoint" not in text  # what refuses it is the disk without any room at all
+
+
+def test_more_ranks_than_the_memory_holds_are_refused(
+    job: Path, runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("phalanx.train.launch.available_bytes", lambda: 1 << 30)
+    text = refusal(train(job, "--world-size", "8"))
+    assert "at most 4 ranks fit" in text
+    assert not list(runs.glob("*/*"))
+
+
+def test_a_cuda_job_without_a_device_is_refused_before_it_starts(
+    job: Path, runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("phalanx.train.launch.count_cuda", lambda: 0)
+    text = refusal(train(job, "--world-size", "2", "--set", "train.device=cuda"))
+    assert "train.device" in text and 'set it to "cpu"' in text
+    assert not list(runs.glob("*/*"))

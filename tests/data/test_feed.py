@@ -221,11 +221,15 @@ def test_a_forked_child_reads_the_same_and_exits(used_before_fork: bool) -> None
         expected = expected[1:]
     child = os.fork()
     if child == 0:
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.alarm(20)  # a child that hangs must fail the test, not outlive it
-        same = stream(feed, cursor, len(expected)) == expected
-        feed.close()
-        os._exit(0 if same and not read_ahead_threads() else 1)
+        code = 1
+        try:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.alarm(20)  # a child that hangs must fail the test, not outlive it
+            same = stream(feed, cursor, len(expected)) == expected
+            feed.close()
+            code = 0 if same and not read_ahead_threads() else 1
+        finally:
+            os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert stream(feed, cursor, len(expected)) == expected
     feed.close()

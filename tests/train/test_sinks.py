@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import resource
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from unittest.mock import MagicMock
 
@@ -12,6 +11,7 @@ import pytest
 from phalanx.train.records import StepRecord, ValidationRecord, encode, read_records
 from phalanx.train.run_folder import RunFolder, create
 from phalanx.train.sinks import JsonLines, Sinks, TensorBoard, open_sinks
+from tests.limits import file_size_limit
 from tests.train.forked_runs import small_job
 from tests.train.sample_records import checkpoint_record, step_record, validation_record
 
@@ -21,13 +21,9 @@ def folder(tmp_path: Path) -> RunFolder:
     return create(small_job(tmp_path))
 
 
-@pytest.fixture
-def full_disk() -> Iterator[None]:
-    """Files cannot grow beyond one and a half records, which fails much like a full disk."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (len(encode(step_record(1))) * 3 // 2, hard))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+def full_disk() -> AbstractContextManager[None]:
+    """Files cannot grow beyond one and a half records."""
+    return file_size_limit(len(encode(step_record(1))) * 3 // 2)
 
 
 def test_json_lines_keep_each_kind_in_its_file(folder: RunFolder) -> None:
@@ -38,25 +34,21 @@ def test_json_lines_keep_each_kind_in_its_file(folder: RunFolder) -> None:
     sinks.close()
 
 
-def test_a_full_disk_leaves_whole_lines_and_lets_training_go_on(
-    folder: RunFolder, full_disk: None
-) -> None:
+def test_a_full_disk_leaves_whole_lines_and_lets_training_go_on(folder: RunFolder) -> None:
     sinks = Sinks([JsonLines(folder)])
-    sinks.write([step_record(1)])
-    sinks.write([step_record(2)])  # crosses the limit
+    with full_disk():
+        sinks.write([step_record(1)])
+        sinks.write([step_record(2)])  # crosses the limit
     assert "JsonLines" in sinks.failures
     assert folder.steps.read_bytes().endswith(b"\n")
     assert [r.step for r in read_records(folder.steps, StepRecord)] == [1]
 
 
-def test_what_a_full_disk_refused_is_written_when_there_is_room(
-    folder: RunFolder, full_disk: None
-) -> None:
+def test_what_a_full_disk_refused_is_written_when_there_is_room(folder: RunFolder) -> None:
     sinks = Sinks([JsonLines(folder)])
-    sinks.write([step_record(step) for step in range(1, 4)])
+    with full_disk():
+        sinks.write([step_record(step) for step in range(1, 4)])
     assert "JsonLines" in sinks.failures
-    hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
-    resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
     sinks.write([step_record(4)])
     assert [r.step for r in read_records(folder.steps, StepRecord)] == [1, 2, 3, 4]
 
