@@ -123,7 +123,8 @@ class _Run:
         return ExitInfo(
             code=ExitCode.DONE,
             reason=reason,
-            message=f"{message} at step {self.trainer.step}",
+            message=f"{message} at step {self.trainer.step}, "
+            f"{self.meter.data_share:.2%} of the step time waiting for data",
             step=self.trainer.step,
             checkpoint=self.saved_path,
             finished=now(),

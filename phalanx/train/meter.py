@@ -51,6 +51,12 @@ class Meter:
         self._recent_seconds: deque[float] = deque(maxlen=ETA_STEPS)
         self._warming_up = True
         self._non_finite_steps = 0
+        self._step_seconds = self._data_seconds = 0.0
+
+    @property
+    def data_share(self) -> float:
+        """Share of the recorded step time that was spent waiting for data."""
+        return self._data_seconds / self._step_seconds if self._step_seconds else 0.0
 
     def add(self, step: int, tokens_seen: int, outcome: StepOutcome) -> None:
         """Keep the outcome of a finished step; nothing is read from the device."""
@@ -93,6 +99,8 @@ class Meter:
         peak_bytes: int,
     ) -> StepRecord:
         tokens_per_second = outcome.tokens / time.seconds if time.seconds > 0 else 0.0
+        self._step_seconds += time.seconds
+        self._data_seconds += time.parts.data
         mean_seconds = self._mean_seconds(time.seconds)
         parts, estimated = self._parts(time.parts)
         return StepRecord(

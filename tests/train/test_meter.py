@@ -196,3 +196,16 @@ def test_on_cuda_nothing_waits_for_the_device_within_an_interval(tmp_path: Path)
     records = measured.records()
     assert [r.loss for r in records] == [1.5, 2.25, 3.375, 5.0625]
     assert all(0 < r.parts.forward <= r.step_seconds for r in records)
+
+
+def test_the_share_of_time_spent_waiting_for_data_is_over_all_steps(tmp_path: Path) -> None:
+    timer = StepTimer(CPU)
+    measured = Meter(small_job(tmp_path, 1), CPU, timer)
+    assert measured.data_share == 0.0
+    for step in (1, 2):
+        with timer.phase("data"):
+            pass
+        measured.add(step, 64 * step, outcome())
+    records = measured.records()
+    waited = sum(record.parts.data for record in records)
+    assert measured.data_share == waited / sum(record.step_seconds for record in records) > 0
