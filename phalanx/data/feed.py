@@ -116,7 +116,7 @@ class StepReader:
             labels = buffer.labels[rows]
             if weightless:
                 silent = [row - rows.start for row in weightless if rows.start <= row < rows.stop]
-                labels = labels.copy()  # tokens may live in the same memory
+                labels = labels.copy() if buffer.shared else labels
                 labels[silent] = WEIGHTLESS
             own = None if documents is None else documents[rows]
             made.append(Batch(buffer.tokens[rows], labels, own))

@@ -165,6 +165,38 @@ def test_prefetch_never_changes_a_batch() -> None:
             assert same_batches(threaded.next(at).micro_batches, plain.next(at).micro_batches)
 
 
+@pytest.mark.parametrize("prefetch", [0, 3])
+def test_rows_for_a_gpu_are_contiguous_and_the_same(
+    prefetch: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("phalanx.data.buffers.pinned", lambda shape: np.empty(shape, np.int64))
+    data = Data(sequence=16, document_mask=True, prefetch=prefetch)
+    with (
+        Feed(data, 50, global_batch=5, micro_batch=2, index=1, count=2, pin=True) as apart,
+        Feed(data, 50, global_batch=5, micro_batch=2, index=1, count=2) as shared,
+    ):
+        cursor = shared.start()
+        for _ in range(9):  # more steps than there are buffers
+            batches = apart.next(cursor).micro_batches
+            assert same_batches(batches, shared.next(cursor).micro_batches)
+            assert all(batch.tokens.flags.c_contiguous for batch in batches)
+            assert all(batch.labels.flags.c_contiguous for batch in batches)
+            cursor = shared.advance(cursor)
+
+
+@pytest.mark.parametrize("prefetch", [0, 1, 4])
+def test_a_batch_stays_as_it_is_while_the_next_step_is_taken(prefetch: int) -> None:
+    with counting_feed(samples=1000, global_batch=4, prefetch=prefetch) as feed:
+        cursor, held = feed.start(), []
+        for _ in range(20):
+            held.append(feed.next(cursor))
+            now = [real_samples(step) for step in held[-2:]]
+            plain = counting_feed(samples=1000, global_batch=4)
+            before = stream(plain, plain.start(), len(held))[-2:]
+            assert now == before
+            cursor = feed.advance(cursor)
+
+
 class FailingSource(CountingSource):
     """Breaks on its third read, until repaired."""
 
