@@ -28,6 +28,8 @@ soak: $(SOAK_STAMP)
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks.first_step
 	$(BIN)/python -m benchmarks.overlap
+	$(BIN)/python -m benchmarks.data
+	$(BIN)/python -m benchmarks.data_store
 	$(BIN)/python -m benchmarks.tokenizing
 	@if $(BIN)/python -c "import sys, torch; sys.exit(not torch.cuda.is_available())"; then \
 		$(BIN)/python benchmarks/speed.py; \
