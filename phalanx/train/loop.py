@@ -127,5 +127,6 @@ class _Run:
             f"{self.meter.data_share:.2%} of the step time waiting for data",
             step=self.trainer.step,
             checkpoint=self.saved_path,
+            details={"skipped_steps": skipped} if (skipped := self.meter.skipped_steps) else {},
             finished=now(),
         )

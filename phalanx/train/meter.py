@@ -52,6 +52,7 @@ class Meter:
         self._warming_up = True
         self._non_finite_steps = 0
         self._step_seconds = self._data_seconds = 0.0
+        self.skipped_steps = 0
 
     @property
     def data_share(self) -> float:
@@ -101,6 +102,7 @@ class Meter:
         tokens_per_second = outcome.tokens / time.seconds if time.seconds > 0 else 0.0
         self._step_seconds += time.seconds
         self._data_seconds += time.parts.data
+        self.skipped_steps += bool(host.skipped)
         mean_seconds = self._mean_seconds(time.seconds)
         parts, estimated = self._parts(time.parts)
         return StepRecord(

@@ -79,6 +79,7 @@ def test_values_that_are_not_finite_are_flagged_and_written_as_none(tmp_path: Pa
     assert (first.loss, first.non_finite, first.skipped) == (None, True, False)
     assert (second.loss, second.grad_norm, second.non_finite) == (3.0, None, True)
     assert second.skipped and not third.non_finite
+    assert measured.skipped_steps == 1
 
 
 def run_steps(measured: Meter, losses: list[float]) -> None:
