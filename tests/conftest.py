@@ -1,9 +1,25 @@
-"""Settings that every test process needs before torch is imported."""
+"""Settings that every test process needs before torch is imported, and the order of rooms."""
 
 from __future__ import annotations
 
 import os
 
+import pytest
+
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+# These fork ranks from the test process, which must have one thread; libraries that other rooms
+# use start threads of their own and keep them.
+FORKING_ROOMS = ("parallel", "train", "checkpoint")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run the rooms that fork first; the others keep their order."""
+
+    def place(item: pytest.Item) -> int:
+        room = item.path.parent.name
+        return FORKING_ROOMS.index(room) if room in FORKING_ROOMS else len(FORKING_ROOMS)
+
+    items.sort(key=place)

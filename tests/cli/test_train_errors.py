@@ -26,6 +26,12 @@ device = "cpu"
 """
 
 
+@pytest.fixture(autouse=True)
+def threads_of_other_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is forked here, so it does not matter what earlier tests left running."""
+    monkeypatch.setattr("phalanx.train.launch.require_single_thread", lambda: None)
+
+
 def train(path: Path, *arguments: str) -> Result:
     return CliRunner().invoke(app, ["train", str(path), *arguments])
 

@@ -243,7 +243,7 @@ def test_a_caller_with_threads_is_told_before_anything_is_made(tmp_path: Path) -
     other = threading.Thread(target=leave.wait, args=(60,))
     other.start()
     try:
-        with pytest.raises(ThreadsError, match=r"has 2 threads.*phalanx train JOB\.toml"):
+        with pytest.raises(ThreadsError, match=r"has \d+ threads.*phalanx train JOB\.toml"):
             launch(small_job(tmp_path / "runs"), 2)
     finally:
         leave.set()
