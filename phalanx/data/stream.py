@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
@@ -80,7 +81,7 @@ class Files(Protocol):
         """Fill ``out`` with the tokens of file ``number`` from its token ``first`` on."""
 
 
-class FileStream:
+class FileStream(ABC):
     """What all formats share: a stream that runs through files of given lengths.
 
     ``home`` is the corpus as the user names it; what is recorded about it lies there.
@@ -163,21 +164,21 @@ class FileStream:
         """Position of the first token of each file, and the end of the stream."""
         return self._starts
 
+    @abstractmethod
     def file_name(self, number: int) -> str:
         """Name of a file of the corpus."""
-        raise NotImplementedError
 
+    @abstractmethod
     def file_documents(self, number: int) -> Any:
         """Ascending positions within file ``number`` at which documents start."""
-        raise NotImplementedError
 
+    @abstractmethod
     def file_hashes(self, number: int) -> NDArray[np.uint32]:
         """Hash of each document that starts in file ``number``."""
-        raise NotImplementedError
 
+    @abstractmethod
     def check_block(self, number: int, block: int) -> None:
         """Refuse a damaged block of a file."""
-        raise NotImplementedError
 
     def _file_of(self, token: int) -> int:
         return bisect_right(self._starts, token) - 1
