@@ -1,14 +1,24 @@
 """Checkpoints: complete or absent, proved by checksums, loadable from any mesh into any mesh."""
 
-from phalanx.checkpoint.checkpointer import (
-    Checkpointer,
-    latest,
-    list_checkpoints,
-    stored_tensors,
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from phalanx.checkpoint.folder import latest, list_checkpoints
+from phalanx.checkpoint.manifest import (
+    BadCheckpointError,
+    CheckpointError,
+    Extra,
+    Manifest,
+    Shard,
+    read_manifest,
 )
-from phalanx.checkpoint.manifest import CheckpointError, Extra, Manifest, Shard, read_manifest
+
+if TYPE_CHECKING:
+    from phalanx.checkpoint.checkpointer import Checkpointer, stored_tensors
 
 __all__ = [
+    "BadCheckpointError",
     "CheckpointError",
     "Checkpointer",
     "Extra",
@@ -19,3 +29,12 @@ __all__ = [
     "read_manifest",
     "stored_tensors",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """What needs torch is imported when it is used: the keeper and listings do without."""
+    if name in ("Checkpointer", "stored_tensors"):
+        from phalanx.checkpoint import checkpointer
+
+        return getattr(checkpointer, name)
+    raise AttributeError(name)

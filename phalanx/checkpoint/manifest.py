@@ -1,21 +1,24 @@
-"""What a checkpoint says about itself: its place in the run, and every file with its checksum.
+"""What a checkpoint says about itself: its place in the run, and what proves its files.
 
-The manifest is written last and never changed, so a folder that has one is complete.
+The manifest is created last, once, and never changed, so a folder that has one is complete.
+It has two numbers a rank; all else about a shard is in the rank's sidecar, whose checksum is
+one of the two.
 """
 
 from __future__ import annotations
 
-import zlib
+import re
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import msgspec
 
+from phalanx.checkpoint.geometry import Group, Table, digest_of
+from phalanx.data.checksum import crc32c
 from phalanx.data.cursor import Cursor
 
-VERSION = 1
+VERSION = 2  # 1 was a folder of torch.distributed.checkpoint
 MANIFEST_FILE = "manifest.json"
-CHUNK_BYTES = 8 << 20  # of a file read at a time for its checksum
 
 
 class CheckpointError(Exception):
@@ -32,6 +35,10 @@ class CheckpointError(Exception):
         return "\n  ".join(lines) + (f"\n  fix: {self.fix}" if self.fix else "")
 
 
+class BadCheckpointError(CheckpointError):
+    """What is on disk is not what was written: an older checkpoint may do."""
+
+
 class Extra(msgspec.Struct, frozen=True, kw_only=True):
     """What the trainer adds to its tensors so that a run continues bit for bit."""
 
@@ -44,17 +51,11 @@ class Extra(msgspec.Struct, frozen=True, kw_only=True):
     rng: bytes = b""  # this rank's random generators
 
 
-class Shard(msgspec.Struct, frozen=True):
-    """One file of the checkpoint."""
+class Shard(msgspec.Struct, frozen=True, array_like=True):
+    """One rank's file."""
 
-    file: str  # relative to the checkpoint's folder
     bytes: int
-    checksum: int  # crc32
-
-    @classmethod
-    def of(cls, path: Path) -> Self:
-        """Describe a file as it is on disk now."""
-        return cls(path.name, path.stat().st_size, file_checksum(path))
+    checksum: int  # crc32c of the sidecar, which has those of the file's chunks
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -69,15 +70,16 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     world_size: int
     config_hash: str
     created: str  # UTC, ISO 8601
-    shards: tuple[Shard, ...]
+    session: str  # the writers' name, in the names of all files
+    groups: tuple[Group, ...]
+    shards: tuple[Shard, ...] = ()  # by rank
     config: dict[str, Any] = {}
-    checksum: int = 0  # crc32 of this manifest's encoding without this field
-    # Kept in a file a rank, not in the JSON; filled on load when the world size is the same.
+    # Kept in the sidecars, not in the JSON; filled on load when the world size is the same.
     rng: bytes = b""
 
     @property
     def total_bytes(self) -> int:
-        """Size of all files together."""
+        """Size of all shards together."""
         return sum(shard.bytes for shard in self.shards)
 
 
@@ -87,20 +89,42 @@ class _Versioned(msgspec.Struct, frozen=True):
     version: int
 
 
-def file_checksum(path: Path) -> int:
-    """crc32 of a file's content."""
-    checksum = 0
-    with path.open("rb", buffering=0) as file:
-        while chunk := file.read(CHUNK_BYTES):
-            checksum = zlib.crc32(chunk, checksum)
-    return checksum
+class _Sealed(msgspec.Struct, frozen=True):
+    """The file around a manifest, the same in every version."""
+
+    checksum: str
+    manifest: msgspec.Raw
+
+
+def shard_name(rank: int, session: str) -> str:
+    """File of a rank's tensors."""
+    return f"rank-{rank:05d}.{session}.safetensors"
+
+
+def sidecar_name(rank: int, session: str, shard: Shard) -> str:
+    """A sidecar's name says what the manifest must know: a listing is all a commit reads."""
+    return f"rank-{rank:05d}.{session}.{shard.bytes}.{shard.checksum:08x}.json"
+
+
+def parse_sidecar_name(name: str, session: str) -> tuple[int, Shard] | None:
+    """Rank and shard of a sidecar of this session; None for any other file."""
+    match = re.fullmatch(rf"rank-(\d+)\.{session}\.(\d+)\.([0-9a-f]{{8}})\.json", name)
+    return (int(match[1]), Shard(int(match[2]), int(match[3], 16))) if match else None
+
+
+def table_name(digest: str, session: str) -> str:
+    """File of the table that the ranks of a group share."""
+    return f"table-{digest}.{session}.json"
 
 
 def encode(manifest: Manifest) -> bytes:
-    """The manifest as JSON, with its own checksum."""
-    bare = msgspec.structs.replace(manifest, checksum=0, rng=b"")
-    sealed = msgspec.structs.replace(bare, checksum=zlib.crc32(msgspec.json.encode(bare)))
-    return msgspec.json.format(msgspec.json.encode(sealed), indent=1)
+    """The manifest as JSON, with its checksum around it."""
+    return seal(msgspec.json.encode(msgspec.structs.replace(manifest, rng=b"")))
+
+
+def seal(content: bytes) -> bytes:
+    """JSON with its checksum around it."""
+    return b'{"checksum":"%08x","manifest":%s}' % (crc32c(content), content)
 
 
 def read_manifest(path: Path) -> Manifest:
@@ -109,29 +133,34 @@ def read_manifest(path: Path) -> Manifest:
         text = (path / MANIFEST_FILE).read_bytes()
     except OSError as error:
         problem = f"no readable {MANIFEST_FILE} ({error.strerror}): incomplete or no checkpoint"
-        raise CheckpointError(path, problem) from error
+        raise BadCheckpointError(path, problem) from error
     try:
-        version = msgspec.json.decode(text, type=_Versioned).version
-        if version > VERSION:
+        content = bytes(msgspec.json.decode(text, type=_Sealed).manifest)
+        if seal(content) != text:
+            raise BadCheckpointError(
+                path, f"{MANIFEST_FILE} is corrupt: its checksum does not match"
+            )
+        version = msgspec.json.decode(content, type=_Versioned).version
+        if version != VERSION:
             problem = f"{MANIFEST_FILE} has version {version}, this Phalanx reads {VERSION}"
-            raise CheckpointError(path, problem, "load it with a newer Phalanx")
-        manifest = msgspec.json.decode(text, type=Manifest)
+            raise CheckpointError(path, problem, "load it with the Phalanx that wrote it")
+        return msgspec.json.decode(content, type=Manifest)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise CheckpointError(path, f"{MANIFEST_FILE} is corrupt: {error}") from error
-    if encode(manifest) != text:
-        raise CheckpointError(path, f"{MANIFEST_FILE} is corrupt: its checksum does not match")
-    return manifest
+        raise BadCheckpointError(path, f"{MANIFEST_FILE} is corrupt: {error}") from error
 
 
-def verify_shard(path: Path, shard: Shard) -> str | None:
-    """What is wrong with one file of the checkpoint at ``path``, or None."""
-    file = path / shard.file
-    try:
-        size = file.stat().st_size
-        if size != shard.bytes:
-            return f"{shard.file} has {size} bytes instead of {shard.bytes} (truncated or replaced)"
-        if file_checksum(file) != shard.checksum:
-            return f"{shard.file} is corrupt: its checksum does not match the manifest"
-    except OSError as error:
-        return f"{shard.file} cannot be read: {error.strerror}"
-    return None
+def read_tables(path: Path, manifest: Manifest) -> list[tuple[Table, Group]]:
+    """Read and prove what each group of ranks holds."""
+    found = []
+    for group in manifest.groups:
+        name = table_name(group.table, manifest.session)
+        try:
+            text = (path / name).read_bytes()
+        except OSError as error:
+            raise BadCheckpointError(path, f"{name} cannot be read: {error.strerror}") from error
+        if digest_of(text) != group.table:
+            raise BadCheckpointError(
+                path, f"{name} is corrupt: its content does not match its name"
+            )
+        found.append((msgspec.json.decode(text, type=Table), group))
+    return found

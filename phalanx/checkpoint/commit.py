@@ -1,0 +1,116 @@
+"""A save from durable bytes to one manifest: shard, sidecar, and whoever sees all sidecars.
+
+Nothing here waits for another rank, and nobody is special: the last one to put its sidecar
+sees them all. Used by ranks that write themselves and by keepers; it needs no torch.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+
+from phalanx.checkpoint.direct import Pace, sync_folder, write_file, write_synced
+from phalanx.checkpoint.folder import prune, refuse_outdated
+from phalanx.checkpoint.manifest import (
+    MANIFEST_FILE,
+    CheckpointError,
+    Manifest,
+    Shard,
+    encode,
+    parse_sidecar_name,
+    read_manifest,
+    shard_name,
+    sidecar_name,
+    table_name,
+)
+from phalanx.checkpoint.shard import Sidecar
+from phalanx.data.checksum import crc32c
+
+
+class Order(msgspec.Struct, frozen=True, kw_only=True):
+    """One rank's part of a save, but for the bytes of its tensors."""
+
+    path: str  # the checkpoint's folder
+    keep: int
+    draft: Manifest  # all of it but the shards
+    sidecar: Sidecar  # all of it but the checksums
+    table: bytes = b""  # from the first rank of a group
+    bytes_per_second: float = 0.0  # limit of the writing; 0: none
+
+
+def write_shard(order: Order, buffers: Iterable[memoryview]) -> None:
+    """Make this rank's file durable, then say so with its sidecar."""
+    path, side = Path(order.path), order.sidecar
+    path.mkdir(parents=True, exist_ok=True)
+    sync_folder(path.parent)
+    if order.table:
+        digest = next(g.table for g in order.draft.groups if side.rank == g.ranks[0][0])
+        write_synced(path / table_name(digest, side.session), order.table)
+    file = path / shard_name(side.rank, side.session)
+    sums = write_file(file, side.shard_bytes, buffers, Pace(order.bytes_per_second))
+    publish_sidecar(path, msgspec.structs.replace(side, sums=sums))
+
+
+def publish_sidecar(path: Path, sidecar: Sidecar) -> None:
+    """The rank's word that its file is durable; it appears whole."""
+    text = msgspec.json.encode(sidecar)
+    shard = Shard(sidecar.shard_bytes, crc32c(text))
+    name = sidecar_name(sidecar.rank, sidecar.session, shard)
+    draft = path / f"{name}.tmp"
+    write_synced(draft, text)
+    draft.rename(path / name)
+    sync_folder(path)
+
+
+def seen_shards(path: Path, session: str) -> dict[int, Shard]:
+    """The ranks whose sidecars are there, from one listing."""
+    found = {}
+    with os.scandir(path) as entries:
+        for entry in entries:
+            if parsed := parse_sidecar_name(entry.name, session):
+                found[parsed[0]] = parsed[1]
+    return found
+
+
+def try_commit(order: Order) -> bool:
+    """Create the manifest if every sidecar is there; whether the checkpoint is complete now."""
+    path, draft = Path(order.path), order.draft
+    if (path / MANIFEST_FILE).exists():
+        return _ours(path, draft)
+    try:
+        seen = seen_shards(path, draft.session)
+    except FileNotFoundError:  # a newer checkpoint is complete and this one was cleared away
+        return False
+    if len(seen) < draft.world_size:
+        return False
+    refuse_outdated(path.parent, draft.generation)
+    shards = tuple(seen[rank] for rank in range(draft.world_size))
+    complete = msgspec.structs.replace(draft, shards=shards)
+    if not create_manifest(path, complete, order.sidecar.rank):
+        return _ours(path, draft)
+    prune(path.parent, order.keep, path)
+    return True
+
+
+def create_manifest(path: Path, manifest: Manifest, rank: int) -> bool:
+    """The commit: one conditional create. False if somebody else was first."""
+    draft = path / f"{MANIFEST_FILE}.{rank}.{manifest.session}.tmp"
+    write_synced(draft, encode(manifest))
+    try:
+        os.link(draft, path / MANIFEST_FILE)
+    except FileExistsError:
+        return False
+    finally:
+        draft.unlink(missing_ok=True)
+    sync_folder(path)
+    return True
+
+
+def _ours(path: Path, draft: Manifest) -> bool:
+    if read_manifest(path).session != draft.session:
+        problem = f"step {draft.step} of generation {draft.generation} is there already"
+        raise CheckpointError(path, problem, "save with a higher generation, or remove it first")
+    return True

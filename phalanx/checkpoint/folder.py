@@ -1,0 +1,183 @@
+"""The folder of a run's checkpoints: what is in it, who may write, what is removed.
+
+``step-00000010`` holds the files of one checkpoint, with ``.g2`` behind it from the second gang
+on. It counts from the moment that it has a manifest.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import re
+import shutil
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from phalanx.checkpoint.direct import sync_folder, write_synced
+from phalanx.checkpoint.manifest import MANIFEST_FILE, CheckpointError
+
+BAD_FILE = "bad.json"  # in a checkpoint that failed its proof: it is not tried again
+LOCK_FILE = "writer.lock"
+DOOMED = ".removed"  # suffix of a checkpoint that is being deleted
+
+log = logging.getLogger(__name__)
+
+
+class Found(NamedTuple):
+    """A step's folder, complete or not."""
+
+    step: int
+    generation: int
+    path: Path
+
+    @property
+    def complete(self) -> bool:
+        return (self.path / MANIFEST_FILE).is_file()
+
+
+class Fence(NamedTuple):
+    """A gang that formed: what older gangs saved beyond its first step does not count."""
+
+    generation: int
+    from_step: int
+
+
+def checkpoint_path(folder: Path, step: int, generation: int) -> Path:
+    """Where a gang's checkpoint of a step belongs."""
+    return folder / (f"step-{step:08d}" + (f".g{generation}" if generation else ""))
+
+
+def list_checkpoints(folder: Path) -> list[Path]:
+    """Complete checkpoints that may be trusted so far as is known, oldest step first."""
+    fences = read_fences(folder)
+    found: dict[int, Found] = {}
+    for seen in sorted(scan(folder)):
+        outdated = any(f.generation > seen.generation and f.from_step < seen.step for f in fences)
+        if seen.complete and not outdated and not (seen.path / BAD_FILE).exists():
+            found[seen.step] = seen  # of two gangs the later one, which sorts behind
+    return [found[step].path for step in sorted(found)]
+
+
+def latest(folder: Path) -> Path | None:
+    """The complete checkpoint of the highest step, if there is one."""
+    checkpoints = list_checkpoints(folder)
+    return checkpoints[-1] if checkpoints else None
+
+
+def scan(folder: Path) -> Iterator[Found]:
+    """Every step's folder, complete or not."""
+    for path in folder.glob("step-*"):
+        if match := re.fullmatch(r"step-(\d+)(?:\.g(\d+))?", path.name):
+            yield Found(int(match[1]), int(match[2] or 0), path)
+
+
+def read_fences(folder: Path) -> list[Fence]:
+    """Gangs that formed over this folder."""
+    names = (path.name for path in folder.glob("generation-*"))
+    matches = (re.fullmatch(r"generation-(\d+)\.from-(\d+)", name) for name in names)
+    return sorted(Fence(int(match[1]), int(match[2])) for match in matches if match)
+
+
+def raise_fence(folder: Path, generation: int, from_step: int) -> None:
+    """From now on lower generations lose here; refused where a higher one has been."""
+    refuse_outdated(folder, generation)
+    if generation > 0:
+        (folder / f"generation-{generation:08d}.from-{from_step:08d}").touch()
+        sync_folder(folder)
+
+
+def refuse_outdated(folder: Path, generation: int) -> None:
+    """Raise if a gang of a higher generation has formed."""
+    newest = max((fence.generation for fence in read_fences(folder)), default=0)
+    if newest > generation:
+        problem = f"generation {generation} lost its place to generation {newest}"
+        raise CheckpointError(folder, problem, "leave: another gang has taken over this run")
+
+
+def mark_bad(path: Path, problems: list[str]) -> None:
+    """Remember that a checkpoint failed its proof."""
+    log.error("checkpoint %s is bad: %s", path, "; ".join(problems))
+    try:
+        write_synced(path / BAD_FILE, msgspec.json.encode({"problems": problems}))
+    except OSError as error:  # a read-only copy is still worth falling back from
+        log.warning("cannot mark %s as bad: %s", path, error)
+
+
+def read_bad(path: Path) -> list[str]:
+    """Why a checkpoint was found bad; empty if it was not."""
+    try:
+        found = msgspec.json.decode((path / BAD_FILE).read_bytes(), type=dict[str, list[str]])
+        return found["problems"]
+    except FileNotFoundError:
+        return []
+    except (OSError, msgspec.DecodeError, KeyError) as error:
+        return [f"{BAD_FILE} cannot be read: {error}"]
+
+
+def remove(path: Path) -> None:
+    """Remove a checkpoint so that a crash in the middle leaves nothing that looks complete."""
+    doomed = path.with_name(path.name + DOOMED)
+    path.rename(doomed)
+    shutil.rmtree(doomed)
+
+
+def prune(folder: Path, keep: int, newest: Path) -> list[Path]:
+    """Remove all but the newest ``keep`` (0: all stay), and what never became complete before.
+
+    ``newest`` was just committed and is never removed. Returns what was removed.
+    """
+    listed = list_checkpoints(folder)
+    kept = listed[-keep:] if keep > 0 else listed
+    step = next((found.step for found in scan(folder) if found.path == newest), 0)
+    doomed = [path for path in listed if path not in kept and path != newest]
+    doomed += [found.path for found in scan(folder) if found.step < step and not found.complete]
+    removed = []
+    for path in doomed:
+        try:
+            remove(path)
+            removed.append(path)
+        except OSError as error:  # the save itself has succeeded
+            log.warning("cannot remove the old checkpoint %s: %s", path, error)
+    return removed
+
+
+def sweep(folder: Path) -> None:
+    """Remove what killed saves and removals left behind; only while nobody else writes."""
+    for doomed in folder.glob(f"step-*{DOOMED}"):
+        shutil.rmtree(doomed)
+    for found in list(scan(folder)):
+        if not found.complete:
+            remove(found.path)
+
+
+class WriterLock:
+    """At most one job writes into a folder; a dead one holds it no longer."""
+
+    def __init__(self, folder: Path) -> None:
+        path = folder / LOCK_FILE
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            owner = os.pread(self._descriptor, 200, 0).decode(errors="replace").strip()
+            os.close(self._descriptor)
+            self._descriptor = -1
+            problem = f"another job writes here: {owner or 'unknown'}"
+            raise CheckpointError(folder, problem, "give each job a folder of its own") from None
+        os.ftruncate(self._descriptor, 0)
+        os.pwrite(self._descriptor, f"{socket.gethostname()} process {os.getpid()}".encode(), 0)
+
+    def release(self) -> None:
+        """Let another job write; the file stays, since removing it would race."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def __del__(self) -> None:
+        if hasattr(self, "_descriptor"):
+            self.release()

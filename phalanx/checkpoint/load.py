@@ -1,0 +1,261 @@
+"""Loading: each rank reads and proves the chunks that cover what it wants, several at a time."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import local as ThreadLocal
+from typing import NamedTuple
+
+import msgspec
+import torch
+from torch import Tensor
+
+from phalanx.checkpoint.describe import DTYPES, local_part, place
+from phalanx.checkpoint.direct import CHUNK_BYTES, aligned_buffer, chunk_sums, read_chunks
+from phalanx.checkpoint.geometry import ITEM_BYTES, Geometry, Holding
+from phalanx.checkpoint.layout import Block
+from phalanx.checkpoint.manifest import (
+    BadCheckpointError,
+    CheckpointError,
+    Manifest,
+    read_tables,
+    shard_name,
+    sidecar_name,
+)
+from phalanx.checkpoint.shard import Sidecar, Slot, parse_header
+from phalanx.data.checksum import crc32c
+
+READ_BYTES = 16 << 20  # read at a time by one thread
+READERS = 4
+
+
+class Span(NamedTuple):
+    """A contiguous stretch of a file, and what of it goes where."""
+
+    start: int  # byte in the file
+    bytes: int
+    dtype: str
+    sizes: tuple[int, ...]  # of the stretch as a box
+    take: tuple[slice, ...]  # of that box
+    name: str
+    target: Tensor  # receives it; a view of the tensor to fill
+
+
+class Stored:
+    """The tensors of a checkpoint on disk."""
+
+    def __init__(self, path: Path, manifest: Manifest) -> None:
+        self.path, self.manifest = path, manifest
+        self._holder: dict[str, Geometry] = {}
+        for table, group in read_tables(path, manifest):
+            geometry = Geometry(table, group)
+            for name in geometry.by_name:
+                self._holder.setdefault(name, geometry)
+
+    def tensors(self) -> dict[str, tuple[torch.Size, torch.dtype]]:
+        """Full shape and type of every tensor."""
+        entries = (geometry.by_name[name] for name, geometry in self._holder.items())
+        return {entry.name: (torch.Size(entry.shape), DTYPES[entry.dtype]) for entry in entries}
+
+    def check(self, tensors: dict[str, Tensor]) -> None:
+        """Refuse tensors that are not in the checkpoint or have another shape, naming them all."""
+        stored, problems, missing = self.tensors(), [], []
+        for name, tensor in tensors.items():
+            if name not in stored:
+                missing.append(name)
+                problems.append(f"{name} {tuple(tensor.shape)} is not in the checkpoint")
+            elif stored[name][0] != tensor.shape:
+                shapes = f"{tuple(stored[name][0])}, the model has {tuple(tensor.shape)}"
+                problems.append(f"{name} has the shape {shapes}")
+        if problems:
+            fix = "load into the model that was saved, or start from another checkpoint"
+            if len(missing) == len(problems) and not any(n.startswith("model.") for n in missing):
+                fix = "set checkpoint.weights_only = true to take the weights alone"
+            raise CheckpointError(self.path, problems, fix)
+
+    def fill(self, tensors: dict[str, Tensor]) -> None:
+        """Copy this rank's blocks into ``tensors``; every byte that is used has been proved."""
+        by_rank: dict[int, list[tuple[Holding, Tensor]]] = {}
+        for name, tensor in tensors.items():
+            layout, _, coordinate = place(tensor)
+            block = layout.block(tuple(tensor.shape), coordinate)
+            if block.elements == 0:
+                continue
+            target = local_part(tensor)
+            for share in self._holder[name].holding(name, block):
+                part = target[share.wanted.within(block).slices]
+                by_rank.setdefault(share.rank, []).append((share, part))
+        problems: list[str] = []
+        with ThreadPoolExecutor(READERS) as pool:
+            files = list(
+                pool.map(lambda item: self._open(item[0], item[1], problems), by_rank.items())
+            )
+            windows = [(file, window) for file in files if file for window in file.windows()]
+            buffers = ThreadLocal()
+            list(pool.map(lambda item: item[0].load(item[1], buffers, problems), windows))
+        for file in files:
+            if file is not None:
+                os.close(file.descriptor)
+        if problems:
+            raise BadCheckpointError(self.path, sorted(set(problems)))
+
+    def read_sidecar(self, rank: int) -> Sidecar:
+        """The word of a rank about its file, proved by the manifest."""
+        shard = self.manifest.shards[rank]
+        name = sidecar_name(rank, self.manifest.session, shard)
+        try:
+            text = (self.path / name).read_bytes()
+        except OSError as error:
+            raise BadCheckpointError(
+                self.path, f"{name} cannot be read: {error.strerror}"
+            ) from error
+        if crc32c(text) != shard.checksum:
+            raise BadCheckpointError(self.path, f"{name} is corrupt: its checksum does not match")
+        return msgspec.json.decode(text, type=Sidecar)
+
+    def _open(
+        self, rank: int, shares: list[tuple[Holding, Tensor]], problems: list[str]
+    ) -> _File | None:
+        name = shard_name(rank, self.manifest.session)
+        tensors = _named(share.name for share, _ in shares)
+        try:
+            sidecar = self.read_sidecar(rank)
+            descriptor = os.open(self.path / name, os.O_RDONLY | os.O_CLOEXEC)
+        except BadCheckpointError as error:
+            problems += [f"{problem} (with {tensors})" for problem in error.problems]
+            return None
+        except OSError as error:
+            problems.append(f"{name} cannot be read: {error.strerror} (with {tensors})")
+            return None
+        file = _File(name, descriptor, sidecar)
+        size = os.fstat(descriptor).st_size
+        if size != sidecar.shard_bytes:
+            sizes = f"has {size} bytes instead of {sidecar.shard_bytes} (truncated or replaced)"
+            problems.append(f"{name} {sizes} (with {tensors})")
+        elif not file.read_spans(shares):
+            problems.append(f"{name} is corrupt: its header (with {tensors})")
+        return file
+
+
+class _File:
+    """One shard file, its proved header and what is wanted of it."""
+
+    def __init__(self, name: str, descriptor: int, sidecar: Sidecar) -> None:
+        self.name, self.descriptor, self.sidecar = name, descriptor, sidecar
+        self.spans: list[Span] = []
+        self._sums = sidecar.chunk_sums
+
+    def read_spans(self, shares: list[tuple[Holding, Tensor]]) -> bool:
+        """Find what is wanted in the file; False where its header cannot be trusted."""
+        size = self.sidecar.header_bytes
+        chunks = -(-size // CHUNK_BYTES)
+        buffer = aligned_buffer(min(chunks * CHUNK_BYTES, self.sidecar.shard_bytes))
+        count = read_chunks(
+            self.descriptor, buffer[: min(len(buffer), self.sidecar.shard_bytes)], 0
+        )
+        if chunk_sums(buffer[:count]) != self._sums[:chunks].tolist():
+            return False
+        slots = parse_header(bytes(buffer[:size]))
+        for share, target in shares:
+            slot = slots[share.name]
+            box = share.wanted.within(share.written)
+            self.spans += _spans(share.name, slot, box, target)
+        self.spans.sort(key=lambda span: span.start)
+        return True
+
+    def windows(self) -> Iterator[list[Span]]:
+        """Neighbouring spans together, so that no chunk is read for each of its tensors."""
+        window: list[Span] = []
+        for span in self.spans:
+            if window:
+                reach = span.start + span.bytes - window[0].start
+                gap = span.start - (window[-1].start + window[-1].bytes)
+                if reach > READ_BYTES or gap > CHUNK_BYTES:
+                    yield window
+                    window = []
+            window.append(span)
+        if window:
+            yield window
+
+    def load(self, window: list[Span], buffers: ThreadLocal, problems: list[str]) -> None:
+        """Read the chunks around a window, prove them, and hand out what they hold."""
+        first = window[0].start // CHUNK_BYTES
+        end = max(span.start + span.bytes for span in window)
+        last = -(-end // CHUNK_BYTES)
+        start = first * CHUNK_BYTES
+        size = min(last * CHUNK_BYTES, self.sidecar.shard_bytes) - start
+        if not hasattr(buffers, "buffer"):
+            buffers.buffer = aligned_buffer(READ_BYTES + 2 * CHUNK_BYTES)
+        if len(buffers.buffer) < size:
+            buffers.buffer = aligned_buffer(size)
+        buffer: memoryview = buffers.buffer[:size]
+        try:
+            if read_chunks(self.descriptor, buffer, start) < size:
+                problems.append(f"{self.name} ends early (with {_named(s.name for s in window)})")
+                return
+        except OSError as error:
+            names = _named(span.name for span in window)
+            problems.append(f"{self.name} cannot be read: {error.strerror} (with {names})")
+            return
+        good = self._sums[first:last].tolist()
+        wrong = [first + i for i, s in enumerate(chunk_sums(buffer)) if s != good[i]]
+        if wrong:
+            problems += [self._corrupt(chunk, window) for chunk in wrong]
+            return
+        for span in window:
+            _hand_out(span, buffer, span.start - start)
+
+    def _corrupt(self, chunk: int, window: list[Span]) -> str:
+        low, high = chunk * CHUNK_BYTES, (chunk + 1) * CHUNK_BYTES
+        hit = (s.name for s in window if s.start < high and s.start + s.bytes > low)
+        return f"{self.name} is corrupt in bytes {low} to {high}: {_named(hit)}"
+
+
+def _spans(name: str, slot: Slot, box: Block, target: Tensor) -> Iterator[Span]:
+    """A box of a stored part as stretches of its file, each of at most READ_BYTES or a row.
+
+    Where rows are longer than a chunk and only some columns are wanted, row by row.
+    """
+    sizes, item = slot.sizes, ITEM_BYTES[slot.dtype]
+
+    def walk(dim: int, first: int, taken: tuple[slice, ...]) -> Iterator[Span]:
+        if dim == len(sizes):
+            fixed = (1,) * dim
+            yield Span(slot.start + first * item, item, slot.dtype, fixed, (), name, target[taken])
+            return
+        inner = math.prod(sizes[dim + 1 :])
+        row_bytes = inner * item
+        low, count = box.offset[dim], box.sizes[dim]
+        whole = box.sizes[dim + 1 :] == sizes[dim + 1 :]
+        if row_bytes > CHUNK_BYTES and not (whole and row_bytes <= READ_BYTES):
+            for i in range(count):
+                yield from walk(dim + 1, first + (low + i) * inner, (*taken, slice(i, i + 1)))
+            return
+        rest = box.slices[dim + 1 :]
+        step = max(1, READ_BYTES // row_bytes)
+        for i in range(0, count, step):
+            rows = min(step, count - i)
+            shape = (*(1,) * dim, rows, *sizes[dim + 1 :])
+            start = slot.start + (first + (low + i) * inner) * item
+            take = (*(slice(None),) * (dim + 1), *rest)
+            into = target[(*taken, slice(i, i + rows))]
+            yield Span(start, rows * row_bytes, slot.dtype, shape, take, name, into)
+
+    yield from walk(0, 0, ())
+
+
+def _hand_out(span: Span, buffer: memoryview, offset: int) -> None:
+    dtype = DTYPES[span.dtype]
+    flat = torch.frombuffer(buffer, dtype=dtype, count=math.prod(span.sizes), offset=offset)
+    span.target.copy_(flat.view(span.sizes)[span.take])
+
+
+def _named(names: Iterator[str]) -> str:
+    """At most three names, in words."""
+    found = list(dict.fromkeys(names))
+    more = f" and {len(found) - 3} more" if len(found) > 3 else ""
+    return ", ".join(found[:3]) + more
