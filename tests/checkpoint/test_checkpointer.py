@@ -3,25 +3,36 @@
 from __future__ import annotations
 
 import os
+import random
 import resource
+import shutil
 import signal
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
+from safetensors.torch import load_file
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.placement_types import Placement
 
 from phalanx.checkpoint import (
+    BadCheckpointError,
     Checkpointer,
     CheckpointError,
     Extra,
+    commit,
     latest,
     list_checkpoints,
     read_manifest,
 )
+from phalanx.checkpoint import checkpointer as checkpointer_module
+from phalanx.checkpoint import folder as folder_module
+from phalanx.checkpoint.folder import read_bad
+from phalanx.checkpoint.manifest import seal, shard_name
 from phalanx.data import Cursor
 from tests.ranks import RankError, run_ranks
 
@@ -180,7 +191,7 @@ def test_manifest_returns_what_was_saved_and_each_rank_its_own_generators(tmp_pa
         assert manifest.config == {"model": {"dim": 8, "norm_eps": 1e-5}}
 
     run_ranks(2, save_and_load)
-    assert Checkpointer(tmp_path).load(tmp_path / "step-00000009", zeros()).rng == b""
+    assert Checkpointer(tmp_path).load(tmp_path / "step-00000009.g4", zeros()).rng == b""
 
 
 def test_ranks_on_another_backend_agree_over_a_gloo_group_of_their_own(
@@ -215,59 +226,146 @@ def save_two(folder: Path) -> tuple[Path, Path]:
     return older, checkpointer.save(2, plain(seed=2), extra())
 
 
-@pytest.mark.parametrize("name", ["__0_0.distcp", ".metadata", "rng-00000.bin"])
+def shard_of(path: Path, rank: int = 0) -> Path:
+    return path / shard_name(rank, read_manifest(path).session)
+
+
+def flip(file: Path, position: int) -> None:
+    content = bytearray(file.read_bytes())
+    content[position] ^= 1
+    file.write_bytes(content)
+
+
+@pytest.mark.parametrize("pattern", ["rank-*.safetensors", "rank-*.json", "table-*.json"])
 def test_a_flipped_byte_is_detected_and_the_file_and_an_older_checkpoint_named(
-    tmp_path: Path, name: str
+    tmp_path: Path, pattern: str
 ) -> None:
-    checkpointer = Checkpointer(tmp_path)
-    older = checkpointer.save(1, plain(), extra())
-    newer = checkpointer.save(2, plain(), extra(rng=b"generators"))
-    content = bytearray((newer / name).read_bytes())
-    content[len(content) // 2] ^= 1
-    (newer / name).write_bytes(content)
-    state = zeros()
-    with pytest.raises(CheckpointError, match=f"{name} is corrupt") as caught:
-        checkpointer.load(newer, state)
+    older, newer = save_two(tmp_path)
+    (file,) = newer.glob(pattern)
+    flip(file, file.stat().st_size // 2)
+    with pytest.raises(BadCheckpointError, match=f"{file.name} is corrupt") as caught:
+        Checkpointer(tmp_path).load(newer, zeros())
     assert str(older) in str(caught.value) and str(newer) in str(caught.value)
-    assert not any(value.any() for value in state.values())
+
+
+def test_the_tensor_in_a_corrupt_chunk_is_named(tmp_path: Path) -> None:
+    large = {"first": torch.ones(600_000), "second": torch.ones(600_000)}
+    path = Checkpointer(tmp_path).save(1, large, extra())
+    file = shard_of(path)
+    flip(file, file.stat().st_size - 1)
+    with pytest.raises(BadCheckpointError) as caught:
+        Checkpointer(tmp_path).load(path, {name: torch.zeros(600_000) for name in large})
+    assert caught.value.problems == [f"{file.name} is corrupt in bytes 4194304 to 5242880: second"]
+
+
+def test_random_flips_of_any_file_are_always_detected(tmp_path: Path) -> None:
+    flip_anywhere(tmp_path, trials=40)
+
+
+@pytest.mark.soak
+def test_500_random_flips_of_any_file_are_always_detected(tmp_path: Path) -> None:
+    flip_anywhere(tmp_path, trials=500)
+
+
+def flip_anywhere(folder: Path, trials: int) -> None:
+    state = plain(seed=1) | {"large": torch.arange(700_000.0)}
+    path = Checkpointer(folder).save(1, state, extra(rng=b"generators"))
+    files = sorted(path.iterdir())
+    generator = random.Random(4)
+    for _ in range(trials):
+        file = generator.choice(files)
+        position = generator.randrange(file.stat().st_size)
+        flip(file, position)
+        wanted = zeros() | {"large": torch.zeros(700_000)}
+        with pytest.raises(CheckpointError):
+            Checkpointer(folder).load(path, wanted)
+        flip(file, position)
+    wanted = zeros() | {"large": torch.zeros(700_000)}
+    Checkpointer(folder).load(path, wanted)
+    assert all(torch.equal(wanted[name], state[name]) for name in state)
 
 
 def test_every_flipped_byte_of_the_manifest_is_detected(tmp_path: Path) -> None:
     _, newer = save_two(tmp_path)
     manifest = newer / "manifest.json"
-    good = manifest.read_bytes()
-    for position in range(len(good)):
-        bad = bytearray(good)
-        bad[position] ^= 1
-        manifest.write_bytes(bad)
-        with pytest.raises(CheckpointError, match="manifest"):
+    for position in range(manifest.stat().st_size):
+        flip(manifest, position)
+        with pytest.raises(BadCheckpointError, match="manifest"):
             read_manifest(newer)
+        flip(manifest, position)
+    assert read_manifest(newer).step == 2
 
 
 def test_corruption_found_by_one_rank_fails_all_of_them(tmp_path: Path) -> None:
     _, newer = save_two(tmp_path)
-    with (newer / "__0_0.distcp").open("r+b") as file:
-        file.truncate(100)
+    file = shard_of(newer)
+    os.truncate(file, 100)
 
     def load() -> None:
-        with pytest.raises(CheckpointError, match=r"__0_0\.distcp has 100 bytes instead of"):
-            Checkpointer(tmp_path).load(newer, zeros())
+        with pytest.raises(BadCheckpointError, match=f"{file.name} has 100 bytes instead of"):
+            Checkpointer(tmp_path).load(newer, zeros() if dist.get_rank() == 1 else {})
 
     run_ranks(3, load)
 
 
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
+def test_a_missing_file_is_named_with_the_tensors_it_held(tmp_path: Path) -> None:
     _, newer = save_two(tmp_path)
-    (newer / "rng-00000.bin").unlink()
-    with pytest.raises(CheckpointError, match=r"rng-00000\.bin cannot be read: No such file"):
+    shard_of(newer).unlink()
+    with pytest.raises(BadCheckpointError, match=r"cannot be read: No such file.*moment, row"):
         Checkpointer(tmp_path).load(newer, zeros())
 
 
-def test_a_manifest_of_a_newer_version_is_refused(tmp_path: Path) -> None:
+def test_a_bad_checkpoint_gives_way_to_the_older_one_and_is_not_tried_again(
+    tmp_path: Path,
+) -> None:
+    older, newer = save_two(tmp_path)
+    flip(shard_of(newer), 4200)
+
+    def load() -> None:
+        state = zeros()
+        assert Checkpointer(tmp_path).load_newest(newer, state).step == 1
+        assert_state(state, seed=1)
+
+    run_ranks(2, load)
+    assert latest(tmp_path) == older
+    assert "is corrupt" in read_bad(newer)[0]
+
+
+def test_without_an_older_one_the_bad_checkpoint_is_an_error(tmp_path: Path) -> None:
+    path = Checkpointer(tmp_path).save(1, plain(), extra())
+    flip(shard_of(path), 4200)
+    with pytest.raises(BadCheckpointError, match="no older checkpoint"):
+        Checkpointer(tmp_path).load_newest(path, zeros())
+
+
+def test_a_manifest_of_a_newer_version_is_refused_and_not_fallen_back_from(tmp_path: Path) -> None:
     _, newer = save_two(tmp_path)
-    (newer / "manifest.json").write_text('{"version": 99, "layout": "unheard of"}')
-    with pytest.raises(CheckpointError, match="version 99"):
-        Checkpointer(tmp_path).load(newer, zeros())
+    (newer / "manifest.json").write_bytes(seal(b'{"version": 99, "layout": "unheard of"}'))
+    with pytest.raises(CheckpointError, match="version 99") as caught:
+        Checkpointer(tmp_path).load_newest(newer, zeros())
+    assert not isinstance(caught.value, BadCheckpointError) and latest(tmp_path) == newer
+
+
+def test_the_safetensors_library_reads_every_shard(tmp_path: Path) -> None:
+    def save() -> None:
+        Checkpointer(tmp_path).save(1, sharded((2,), [Shard(0)]), extra())
+
+    run_ranks(2, save)
+    path = tmp_path / "step-00000001"
+    parts = [load_file(shard_of(path, rank)) for rank in range(2)]
+    assert torch.equal(torch.cat([part["weight"] for part in parts]), full("weight"))
+    for rank in range(2):
+        length = int.from_bytes(shard_of(path, rank).read_bytes()[:8], "little")
+        assert (8 + length) % 4096 == 0
+
+
+def test_weights_alone_are_loaded_where_the_optimizer_is_missing(tmp_path: Path) -> None:
+    path = Checkpointer(tmp_path).save(1, {"model.w": torch.ones(3)}, extra())
+    state = {"model.w": torch.zeros(3), "optimizer.m": torch.zeros(3)}
+    with pytest.raises(CheckpointError, match=r"checkpoint\.weights_only"):
+        Checkpointer(tmp_path).load(path, state)
+    Checkpointer(tmp_path).load(path, state, weights_only=True)
+    assert state["model.w"].sum() == 3 and state["optimizer.m"].sum() == 0
 
 
 def test_differing_tensors_are_all_listed_with_both_shapes(tmp_path: Path) -> None:
@@ -286,7 +384,7 @@ def test_incomplete_folders_are_not_listed(tmp_path: Path) -> None:
     assert latest(tmp_path) is None and latest(tmp_path / "absent") is None
     older, newer = save_two(tmp_path)
     (newer / "manifest.json").unlink()
-    (tmp_path / "step-00000003.partial").mkdir()
+    (tmp_path / "step-00000003.removed").mkdir()
     (tmp_path / "step-notes").mkdir()
     assert list_checkpoints(tmp_path) == [older]
     with pytest.raises(CheckpointError, match=r"no readable manifest\.json"):
@@ -306,26 +404,43 @@ def test_only_the_newest_are_kept_and_never_is_the_one_just_written_removed(
     assert_state(state, seed=5)
 
 
-def test_saving_a_step_again_replaces_it(tmp_path: Path) -> None:
+def names(folder: Path) -> list[str]:
+    return sorted(entry.name for entry in folder.iterdir() if entry.name != "writer.lock")
+
+
+def test_a_step_is_saved_once_by_a_generation_and_a_later_one_takes_its_place(
+    tmp_path: Path,
+) -> None:
     checkpointer = Checkpointer(tmp_path)
     checkpointer.save(1, plain(seed=1), extra())
-    path = checkpointer.save(1, plain(seed=2), extra())
+    with pytest.raises(CheckpointError, match="saved already"):
+        checkpointer.save(1, plain(seed=2), extra())
+    path = checkpointer.save(1, plain(seed=3), extra(generation=2))
     state = zeros()
+    assert latest(tmp_path) == path
     checkpointer.load(path, state)
-    assert_state(state, seed=2)
-    assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
+    assert_state(state, seed=3)
 
 
-def test_a_kill_between_the_two_renames_of_a_replacement_loses_nothing(tmp_path: Path) -> None:
-    checkpointer = Checkpointer(tmp_path)
-    path = checkpointer.save(1, plain(seed=1), extra())
-    displaced = path.rename(path.with_name(path.name + ".replaced"))
-    assert latest(tmp_path) == displaced
-    state = zeros()
-    checkpointer.load(displaced, state)
-    assert_state(state, seed=1)
-    checkpointer.save(1, plain(seed=3), extra())
-    assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
+def test_a_lower_generation_can_neither_save_nor_be_found_again(tmp_path: Path) -> None:
+    old, new = Checkpointer(tmp_path), Checkpointer(tmp_path)
+    old.save(10, plain(seed=1), extra(generation=1))
+    late = old.save(30, plain(seed=1), extra(generation=1))
+    old.close()
+    new_path = new.save(20, plain(seed=2), extra(generation=2))
+    new.close()
+    assert late not in list_checkpoints(tmp_path) and latest(tmp_path) == new_path
+    with pytest.raises(CheckpointError, match="lost its place to generation 2"):
+        old.save(40, plain(seed=1), extra(generation=1))
+
+
+def test_a_second_job_in_the_same_folder_is_refused(tmp_path: Path) -> None:
+    first = Checkpointer(tmp_path)
+    first.save(1, plain(), extra())
+    with pytest.raises(CheckpointError, match=f"another job writes here.*process {os.getpid()}"):
+        Checkpointer(tmp_path).save(2, plain(), extra())
+    first.close()
+    Checkpointer(tmp_path).save(2, plain(), extra())
 
 
 def test_a_full_disk_on_one_rank_fails_all_and_leaves_the_old_checkpoint(tmp_path: Path) -> None:
@@ -339,7 +454,7 @@ def test_a_full_disk_on_one_rank_fails_all_and_leaves_the_old_checkpoint(tmp_pat
         checkpointer.save(1, plain(seed=1), extra())
         if rank == 1:
             resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
-        with pytest.raises(CheckpointError, match=r"step-00000002.*rank 1.*File too large"):
+        with pytest.raises(CheckpointError, match=r"(?s)step-00000002.*rank 1.*File too large"):
             checkpointer.save(2, {"large": large}, extra())
         if rank == 1:
             limit = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
@@ -351,7 +466,7 @@ def test_a_full_disk_on_one_rank_fails_all_and_leaves_the_old_checkpoint(tmp_pat
         checkpointer.save(3, {"large": large}, extra())  # and the run goes on
 
     run_ranks(2, save)
-    assert [entry.name for entry in checkpoints.iterdir()] == ["step-00000003"]
+    assert names(checkpoints) == ["step-00000003"]
 
 
 def test_a_folder_that_cannot_be_made_is_an_error_on_every_rank(tmp_path: Path) -> None:
@@ -365,8 +480,6 @@ def test_a_folder_that_cannot_be_made_is_an_error_on_every_rank(tmp_path: Path) 
 
 
 def test_a_rank_killed_during_a_save_ends_the_save_of_the_others(tmp_path: Path) -> None:
-    from phalanx.checkpoint import checkpointer as module
-
     checkpoints = tmp_path / "checkpoints"
 
     def save() -> None:
@@ -374,7 +487,7 @@ def test_a_rank_killed_during_a_save_ends_the_save_of_the_others(tmp_path: Path)
         checkpointer = Checkpointer(checkpoints)
         checkpointer.save(1, plain(seed=1), extra())
         if rank == 1:
-            module._seal_own_files = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+            commit.publish_sidecar = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
         checkpointer.save(2, plain(seed=2), extra())
 
     with pytest.raises(RankError, match=r"(?s)rank 0:.*onnection \w+ by peer.*rank 1:\ndid not"):
@@ -382,7 +495,32 @@ def test_a_rank_killed_during_a_save_ends_the_save_of_the_others(tmp_path: Path)
     assert list_checkpoints(checkpoints) == [checkpoints / "step-00000001"]
 
 
-STEPS_OF_A_SAVE = ["_prepare", "_write", "_seal_own_files", "encode", "_sync_folder", "_remove"]
+def in_child(function: Callable[[], object]) -> int:
+    """Status of a forked child that calls ``function``; it never returns into the tests."""
+    child = os.fork()
+    if child == 0:
+        try:
+            function()
+        finally:
+            os._exit(1)
+    return os.waitpid(child, 0)[1]
+
+
+def assert_only_whole_ones(folder: Path) -> None:
+    """What is listed loads and verifies; the next save sweeps the rest away."""
+    listed = list_checkpoints(folder)
+    assert listed
+    checkpointer = Checkpointer(folder, keep=1)
+    for path in listed:
+        state = zeros()
+        number = checkpointer.load(path, state).step
+        assert_state(state, seed=number)
+    checkpointer.save(99, plain(seed=3), extra())
+    assert names(folder) == ["step-00000099"]
+
+
+STEPS_OF_A_SAVE = ["write_file", "publish_sidecar", "try_commit", "create_manifest", "prune"]
+STEPS_OF_A_SAVE += ["encode", "sync_folder", "remove"]
 
 
 @pytest.mark.parametrize("step", STEPS_OF_A_SAVE)
@@ -390,33 +528,65 @@ STEPS_OF_A_SAVE = ["_prepare", "_write", "_seal_own_files", "encode", "_sync_fol
 def test_a_kill_at_any_step_of_a_save_leaves_only_whole_checkpoints(
     tmp_path: Path, step: str, moment: str
 ) -> None:
-    """SIGKILL in the second save (keep = 1): what is listed afterwards loads and verifies."""
-    from phalanx.checkpoint import checkpointer as module
-
+    """SIGKILL in the second save (keep = 1)."""
     checkpointer = Checkpointer(tmp_path, keep=1)
     checkpointer.save(1, plain(seed=1), extra())
-    child = os.fork()
-    if child == 0:
-        try:
-            owner = Checkpointer if hasattr(Checkpointer, step) else module
-            original = getattr(owner, step)
 
-            def killing(*arguments: object) -> object:
-                if moment == "after":
-                    original(*arguments)
-                os.kill(os.getpid(), signal.SIGKILL)
-                return None
+    def save() -> None:
+        owners = (commit, folder_module, checkpointer_module)
+        owner = next(module for module in owners if hasattr(module, step))
+        original = getattr(owner, step)
 
-            setattr(owner, step, killing)
-            checkpointer.save(2, plain(seed=2), extra())
-        finally:
-            os._exit(1)
-    assert os.waitpid(child, 0)[1] == signal.SIGKILL
-    listed = list_checkpoints(tmp_path)
-    assert listed
-    for path in listed:
-        state = zeros()
-        number = checkpointer.load(path, state).step
-        assert_state(state, seed=number)
-    checkpointer.save(3, plain(seed=3), extra())
-    assert [entry.name for entry in tmp_path.iterdir()] == ["step-00000003"]
+        def killing(*arguments: object) -> object:
+            if moment == "after":
+                original(*arguments)
+            os.kill(os.getpid(), signal.SIGKILL)
+            return None
+
+        for module in owners:
+            if hasattr(module, step):
+                setattr(module, step, killing)
+        checkpointer.save(2, plain(seed=2), extra())
+
+    assert in_child(save) == signal.SIGKILL
+    checkpointer.close()
+    assert_only_whole_ones(tmp_path)
+
+
+def kill_at_random_points(folder: Path, points: int) -> None:
+    """SIGKILL after a random time in a series of saves."""
+    generator = random.Random(7)
+    state = plain(seed=2) | {"large": torch.ones(1 << 20)}
+    for point in range(points):
+        target = folder / str(point)
+        Checkpointer(target).save(1, plain(seed=1), extra())
+        child = os.fork()
+        if child == 0:
+            try:
+                checkpointer = Checkpointer(target, keep=2)
+                for step in range(2, 1000):
+                    state["weight"] = full("weight", step)
+                    checkpointer.save(step, state, extra())
+            finally:
+                os._exit(1)
+        time.sleep(generator.uniform(0.0, 0.15))
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        listed = list_checkpoints(target)
+        assert listed
+        for path in listed:
+            weight = {"weight": torch.zeros(10, 6)}
+            step = Checkpointer(target).load(path, weight).step
+            assert torch.equal(weight["weight"], full("weight", step))
+        Checkpointer(target, keep=1).save(2000, plain(), extra())
+        assert names(target) == ["step-00002000"]
+        shutil.rmtree(target)
+
+
+def test_a_kill_at_random_points_leaves_only_whole_checkpoints(tmp_path: Path) -> None:
+    kill_at_random_points(tmp_path, points=10)
+
+
+@pytest.mark.soak
+def test_a_kill_at_200_random_points_leaves_only_whole_checkpoints(tmp_path: Path) -> None:
+    kill_at_random_points(tmp_path, points=200)
