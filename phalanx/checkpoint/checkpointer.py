@@ -10,15 +10,18 @@ import datetime
 import logging
 import secrets
 import shutil
+import socket
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
 import torch
 import torch.distributed as dist
 
+from phalanx.checkpoint.background import Background
 from phalanx.checkpoint.commit import Order, try_commit, write_shard
 from phalanx.checkpoint.describe import Description, current_rank, world_size
 from phalanx.checkpoint.folder import (
@@ -30,7 +33,8 @@ from phalanx.checkpoint.folder import (
     scan,
     sweep,
 )
-from phalanx.checkpoint.geometry import form_groups
+from phalanx.checkpoint.geometry import Group, form_groups
+from phalanx.checkpoint.kept import Kept, NoKeeperError, Outcome, forget_address, start_keeper
 from phalanx.checkpoint.load import Stored
 from phalanx.checkpoint.manifest import (
     MANIFEST_FILE,
@@ -50,33 +54,48 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
+class Arrangement(NamedTuple):
+    """What the ranks know of each other before they write."""
+
+    description: Description
+    snapshot: Snapshot
+    groups: tuple[Group, ...]
+    session: str
+
+
 class Checkpointer:
     """Writes checkpoints into one folder and keeps the newest ``keep`` of them (0: all).
 
     ``save`` and ``load`` are collective: every rank calls them, and all succeed or all raise.
+    After ``prepare_background``, ``save`` talks to no other rank and returns before the
+    checkpoint is complete; ``poll`` and ``finish`` tell what became of it.
     """
 
-    def __init__(self, folder: Path, keep: int = 0) -> None:
+    def __init__(self, folder: Path, keep: int = 0, bytes_per_second: float = 0.0) -> None:
         self.folder = folder
         self.keep = keep
+        self.bytes_per_second = bytes_per_second  # limit of one rank's writing; 0: none
+        self._arranged: Arrangement | None = None
+        self._background: Background | None = None
+        self._keeper: subprocess.Popen[bytes] | None = None
         self._group: dist.ProcessGroup | None = None
         self._lock: WriterLock | None = None
-        self._session = ""
         self._generation = -1
 
     def save(self, step: int, tensors: dict[str, torch.Tensor], extra: Extra) -> Path:
         """Write one checkpoint; plain tensors held by several ranks are replicas, written once."""
         final = checkpoint_path(self.folder, step, extra.generation)
+        if self._background is not None and self._arranged is not None:
+            self._background.save(tensors, self._order(final, self._arranged, step, extra))
+            return final
         with self._together(final):
             self._open(extra.generation, step)
             _refuse_existing(final)
-        with self._together(final):
-            description = Description(tensors)
-        snapshot, draft = self._arrange(step, description, extra)
-        order = self._order(final, description, snapshot, draft, extra)
+        arranged = self._arrange(final, tensors)
+        order = self._order(final, arranged, step, extra)
         try:
             with self._together(final):
-                write_shard(order, snapshot.stream(tensors))
+                write_shard(order, arranged.snapshot.stream(tensors))
             with self._together(final):
                 if current_rank() == 0 and not try_commit(order):
                     raise CheckpointError(final, "sidecars are missing although all were written")
@@ -123,8 +142,74 @@ class Checkpointer:
                 log.error("%s\n  falling back to %s", error, older)
                 path = older
 
+    def prepare_background(
+        self,
+        tensors: dict[str, torch.Tensor],
+        *,
+        generation: int,
+        step: int,
+        device: torch.device,
+        slots: int = 2,
+        lease_seconds: float = 30.0,
+    ) -> bool:
+        """Have later saves of these tensors go through a keeper; False where it has no memory.
+
+        Collective, once: memory is allocated and the ranks learn who writes what.
+        """
+        with self._together(self.folder):
+            self._open(generation, step)
+        self._arranged = self._arrange(self.folder, tensors)
+        address = self._keeper_address(lease_seconds)
+        size, cuda = self._arranged.snapshot.bytes, device.type == "cuda"
+        kept, problem = None, ""
+        try:
+            kept = Kept(address, current_rank(), size, slots, cuda)
+        except (NoKeeperError, OSError) as error:
+            problem = str(error)
+        problems = [each for each in self._gather(problem) if each]
+        if self._keeper is not None:
+            forget_address(address)
+        if problems or kept is None:
+            log.warning("saves will stop training while they write: %s", problems[0])
+            if kept is not None:
+                kept.close()
+            return False
+        self._background = Background(self.folder, kept, self._arranged.snapshot, device)
+        return True
+
+    @property
+    def in_background(self) -> bool:
+        """Whether saves return before they are complete."""
+        return self._background is not None
+
+    def before_update(self) -> None:
+        """To be called before tensors change: a copy that still runs comes first."""
+        if self._background is not None:
+            self._background.before_update()
+
+    def poll(self) -> list[Outcome]:
+        """What became of background saves since the last call; costs nothing to ask."""
+        return [] if self._background is None else self._background.poll()
+
+    def finish(self) -> list[Outcome]:
+        """Wait for background saves; raises on every rank if the newest failed on any."""
+        if self._background is None:
+            return []
+        background, found = self._background, []
+        with self._together(self.folder):
+            background.wait_durable()
+            found = background.poll()
+            if failure := background.failure():
+                raise failure
+        with self._together(self.folder):
+            found += background.wait_complete()
+        return found
+
     def close(self) -> None:
-        """Let another job write here."""
+        """Let another job write here; a keeper finishes what it was given."""
+        if self._background is not None:
+            self._background.close()
+            self._background = None
         if self._lock is not None:
             self._lock.release()
             self._lock = None
@@ -141,14 +226,30 @@ class Checkpointer:
             raise_fence(self.folder, generation, step)
             self._generation = generation
 
-    def _arrange(
-        self, step: int, description: Description, extra: Extra
-    ) -> tuple[Snapshot, Manifest]:
+    def _keeper_address(self, lease_seconds: float) -> str:
+        """The first rank of each node starts its keeper."""
+        hosts = self._gather(socket.gethostname())
+        host = hosts[current_rank()]
+        address = ""
+        if hosts.index(host) == current_rank():
+            try:
+                address, self._keeper = start_keeper(lease_seconds)
+            except OSError as error:  # the others learn of it when they cannot connect
+                log.warning("no keeper can be started: %s", error)
+        return self._gather(address)[hosts.index(host)]
+
+    def _arrange(self, path: Path, tensors: dict[str, torch.Tensor]) -> Arrangement:
         """Learn what all ranks hold, as digests, and agree on the name of this writing."""
+        with self._together(path):
+            description = Description(tensors)
         own = (description.digest, description.stand.bases, secrets.token_hex(4))
         everyone = self._gather(own)
         groups = form_groups((digest, bases) for digest, bases, _ in everyone)
         mine = next(group for group in groups if group.table == description.digest)
+        return Arrangement(description, Snapshot(description, mine), groups, everyone[0][2])
+
+    def _order(self, final: Path, arranged: Arrangement, step: int, extra: Extra) -> Order:
+        rank, snapshot = current_rank(), arranged.snapshot
         draft = Manifest(
             version=VERSION,
             step=step,
@@ -159,37 +260,27 @@ class Checkpointer:
             world_size=world_size(),
             config_hash=extra.config_hash,
             created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-            session=everyone[0][2],
-            groups=groups,
+            session=arranged.session,
+            groups=arranged.groups,
             config=extra.config,
         )
-        return Snapshot(description, mine), draft
-
-    def _order(
-        self,
-        final: Path,
-        description: Description,
-        snapshot: Snapshot,
-        draft: Manifest,
-        extra: Extra,
-    ) -> Order:
-        rank = current_rank()
-        first = any(rank == group.ranks[0][0] for group in draft.groups)
         sidecar = Sidecar(
             rank=rank,
-            step=draft.step,
-            generation=draft.generation,
-            session=draft.session,
+            step=step,
+            generation=extra.generation,
+            session=arranged.session,
             shard_bytes=snapshot.bytes,
             header_bytes=len(snapshot.header),
             rng=extra.rng,
         )
+        first = any(rank == group.ranks[0][0] for group in arranged.groups)
         return Order(
             path=str(final),
             keep=self.keep,
             draft=draft,
             sidecar=sidecar,
-            table=description.encoded if first else b"",
+            table=arranged.description.encoded if first else b"",
+            bytes_per_second=self.bytes_per_second,
         )
 
     @contextmanager

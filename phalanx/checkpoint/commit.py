@@ -50,7 +50,11 @@ def write_shard(order: Order, buffers: Iterable[memoryview]) -> None:
         digest = next(g.table for g in order.draft.groups if side.rank == g.ranks[0][0])
         write_synced(path / table_name(digest, side.session), order.table)
     file = path / shard_name(side.rank, side.session)
-    sums = write_file(file, side.shard_bytes, buffers, Pace(order.bytes_per_second))
+    try:
+        sums = write_file(file, side.shard_bytes, buffers, Pace(order.bytes_per_second))
+    except OSError:
+        file.unlink(missing_ok=True)  # what fills a disk must not stay on it
+        raise
     publish_sidecar(path, msgspec.structs.replace(side, sums=sums))
 
 

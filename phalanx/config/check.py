@@ -262,6 +262,13 @@ def _start(job: Job) -> Iterator[Problem]:
             "a run starts from imported weights or from a checkpoint, not both",
             "leave out checkpoint.resume or checkpoint.load_hf",
         )
+    if start.weights_only and not start.resume:
+        yield problem(
+            "checkpoint.weights_only",
+            "true",
+            "needs a checkpoint to take the weights from",
+            'set checkpoint.resume to one, or to "auto"',
+        )
     if start.load_hf and (job.model.latent is not None or job.model.mlp == "gelu"):
         yield problem(
             "checkpoint.load_hf",

@@ -324,8 +324,18 @@ class Checkpoint(Section, frozen=True, kw_only=True):
     """Newest checkpoints kept; 0: all."""
     at_end: bool = True
     """Save after the last step."""
+    mode: Literal["async", "sync"] = "async"
+    """Periodic saves are written behind training's back by a keeper, or stop it ("sync")."""
+    buffers: Literal[1, 2] = 2
+    """Snapshots in host memory; with 1 a save waits until the one before is written."""
+    write_limit: NonNegative = 0.0
+    """Most GB/s that one rank writes to disk; 0: as fast as it can."""
+    keeper_lease: Positive = 30.0
+    """Seconds that a keeper without workers waits for other nodes before it ends."""
     resume: str = ""
     """Start from "auto" (the newest of this run's name) or a checkpoint's path; "": fresh."""
+    weights_only: bool = False
+    """Take only the weights of the checkpoint: optimizer, step and data start afresh."""
     load_hf: str = ""
     """Folder of Hugging Face safetensors to start from."""
 

@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 from phalanx.checkpoint import Checkpointer, CheckpointError
+from phalanx.checkpoint.kept import Outcome
 from phalanx.data import DataExhausted
 from phalanx.train.exits import ExitCode, ExitInfo, now
 from phalanx.train.meter import Meter
@@ -38,13 +39,16 @@ def train(
                 last = outcome.stop or trainer.step == trainer.job.train.steps
                 if run.checkpoint_is_due() or (last and run.keeps_the_end(outcome.stop)):
                     run.save()
+                run.report_checkpoints(checkpointer.poll())
                 run.meter.add(trainer.step, trainer.tokens, outcome)
                 if last or run.log_is_due():
                     run.report_steps()
                 if run.validation_is_due():
                     run.validate()
                 if outcome.stop:
+                    run.report_checkpoints(checkpointer.finish())
                     return run.ended(stop.reason or "stopped", "stopped on request")
+            run.report_checkpoints(checkpointer.finish())
     except CheckpointError:
         run.report_steps()
         raise
@@ -52,6 +56,7 @@ def train(
         run.report_steps()
         if run.keeps_the_end():
             run.save()
+        run.report_checkpoints(checkpointer.finish())
         raise
     return run.ended("done", "all steps are done")
 
@@ -68,6 +73,7 @@ class _Run:
         self.first_step = trainer.step + 1
         self.saved_step = -1
         self.saved_path = ""
+        self.stalls: dict[int, float] = {}  # seconds that a save took from training, by step
 
     def log_is_due(self) -> bool:
         """At the interval, and at the first step, which a person is waiting for."""
@@ -109,15 +115,25 @@ class _Run:
         trainer = self.trainer
         with trainer.timer.phase("snapshot"):
             path = self.checkpointer.save(trainer.step, trainer.tensors(), trainer.extra())
-        self.saved_step, self.saved_path = trainer.step, str(path)
-        record = CheckpointRecord(
-            job=self.job.name,
-            generation=trainer.generation,
-            step=trainer.step,
-            path=str(path),
-            seconds=time.perf_counter() - began,
-        )
-        self.sinks.write([record])
+        self.saved_step = trainer.step
+        self.stalls[trainer.step] = time.perf_counter() - began
+        if not self.checkpointer.in_background:
+            self.report_checkpoints([Outcome(step=trainer.step, path=str(path))])
+
+    def report_checkpoints(self, outcomes: list[Outcome]) -> None:
+        """Records of saves that are complete, or that failed while training went on."""
+        for outcome in outcomes:
+            if not outcome.problem:
+                self.saved_path = outcome.path
+            record = CheckpointRecord(
+                job=self.job.name,
+                generation=self.trainer.generation,
+                step=outcome.step,
+                path=outcome.path,
+                seconds=self.stalls.pop(outcome.step),
+                problem=outcome.problem,
+            )
+            self.sinks.write([record])
 
     def ended(self, reason: str, message: str) -> ExitInfo:
         return ExitInfo(

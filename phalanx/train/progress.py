@@ -169,6 +169,8 @@ def event_text(record: ValidationRecord | CheckpointRecord) -> str:
     """A validation or checkpoint on one line."""
     if isinstance(record, CheckpointRecord):
         where = from_here(Path(record.path))
+        if record.problem:
+            return f"step {record.step} is NOT SAVED: {record.problem} ({where})"
         return f"checkpoint of step {record.step} in {record.seconds:.1f} s: {where}"
     loss = "not finite" if record.loss is None else f"{record.loss:.4f}"
     return f"validation loss after step {record.step}: {loss}"

@@ -70,14 +70,15 @@ class ValidationRecord(
 class CheckpointRecord(
     msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="checkpoint"
 ):
-    """A complete checkpoint on disk."""
+    """A complete checkpoint on disk, or why there is none."""
 
     version: int = VERSION
     job: str
     generation: int
     step: int
     path: str
-    seconds: float
+    seconds: float  # taken from training
+    problem: str = ""  # why it was not saved, though training went on
 
 
 Record = StepRecord | ValidationRecord | CheckpointRecord

@@ -57,7 +57,14 @@ def newest_of_name(runs: Path) -> Path | None:
 def load_start(job: Job, trainer: Trainer, checkpointer: Checkpointer, parent: Path | None) -> None:
     """Put the trainer where the run starts from; collective over all ranks."""
     if parent is not None:
-        trainer.restore(checkpointer.load(parent, trainer.tensors()))
+        # A path that somebody named is loaded or refused; "auto" takes the newest that is whole.
+        load = checkpointer.load_newest if job.checkpoint.resume == "auto" else checkpointer.load
+        weights_only = job.checkpoint.weights_only
+        manifest = load(parent, trainer.tensors(), weights_only=weights_only)
+        if weights_only:
+            trainer.publish_weights()
+        else:
+            trainer.restore(manifest)
     elif job.checkpoint.load_hf:
         load_foreign_weights(trainer, Path(job.checkpoint.load_hf))
 

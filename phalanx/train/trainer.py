@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -43,6 +44,7 @@ class Trainer:
         configure_torch(job, device)
         self.job, self.mesh, self.device = job, mesh, device
         self.generation = 0
+        self.before_update: Callable[[], None] = lambda: None  # a copy of the state may still run
         self.engine = Engine(job, mesh)
         offload = job.memory.offload == "optimizer" and device.type == "cuda"
         self.optimizer = build_optimizer(self.engine.weights, job.optimizer, offload=offload)
@@ -78,6 +80,7 @@ class Trainer:
         norm = squares.sqrt() / scale
         verdict = self.guard.judge(norm, scale)
         rate = self.learning_rate
+        self.before_update()
         self.optimizer.step(rate, verdict)
         self.loss_scale.update(verdict.overflowed)
         update_expert_biases(self.engine.parts, self.mesh.stage_group, verdict.skip)

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store, TCPStore
 
-from phalanx.checkpoint import Checkpointer, latest
+from phalanx.checkpoint import latest
 from phalanx.config import ConfigError, Job, check, load_job, resolve
 from phalanx.data import refuse_unreadable
 from phalanx.parallel.mesh import build_mesh
@@ -32,6 +32,7 @@ from phalanx.train.progress import Plain, WaitClock, print_refusal, process_age_
 from phalanx.train.provenance import write_provenance
 from phalanx.train.resume import find_parent, load_start
 from phalanx.train.run_folder import RunFolder
+from phalanx.train.saving import open_checkpointer, prepare_saves
 from phalanx.train.sinks import Sink, Sinks, open_sinks
 from phalanx.train.stop import StopFlag
 from phalanx.train.trackers import check_available
@@ -81,14 +82,16 @@ class Worker:
 
         mesh = build_mesh(self.job, self._device)
         self._trainer = trainer = Trainer(self.job, mesh, self._device)
-        checkpointer = Checkpointer(folder.checkpoints, self.job.checkpoint.keep)
+        checkpointer = open_checkpointer(self.job, folder)
         load_start(self.job, trainer, checkpointer, parent)
+        prepare_saves(self.job, trainer, checkpointer)
         sinks = Sinks(self._sinks(folder))
         try:
             info = loop.train(trainer, folder, sinks, self.stop, checkpointer)
         finally:
             sinks.close()
             trainer.close()
+            checkpointer.close()
         dist.destroy_process_group()
         lost = {f"{sink} failed": error for sink, error in sinks.failures.items()}
         return msgspec.structs.replace(info, details={**info.details, **lost})

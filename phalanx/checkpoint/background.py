@@ -1,0 +1,116 @@
+"""Saves that training hardly notices: a copy into the keeper's memory, the rest behind its back."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from phalanx.checkpoint.commit import Order
+from phalanx.checkpoint.kept import Kept, Outcome
+from phalanx.checkpoint.manifest import CheckpointError
+from phalanx.checkpoint.snapshot import Snapshot
+
+COMMIT_SECONDS = 60.0  # for the manifest, once every rank's shard is known to be durable
+
+log = logging.getLogger(__name__)
+
+
+class Background:
+    """One rank's asynchronous saves. Nothing here talks to another rank."""
+
+    def __init__(self, folder: Path, kept: Kept, snapshot: Snapshot, device: torch.device) -> None:
+        self._folder, self._kept, self._snapshot = folder, kept, snapshot
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._copied: torch.cuda.Event | None = None
+        self._sealing: tuple[int, Order] | None = None  # copied on the device's own time
+        self._failed: Outcome | None = None  # of the newest save
+
+    def save(self, tensors: dict[str, Tensor], order: Order) -> None:
+        """Copy the state and hand it over; waits only where all memory is still being written."""
+        with self._keeper_needed():
+            self._seal(wait=True)
+            slot, buffer = self._kept.slot()
+        self._failed = None
+        self._sealing = (slot, order)
+        if self._stream is None:
+            self._snapshot.copy_into(buffer, tensors)
+        else:
+            self._stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self._stream):
+                self._snapshot.copy_into(buffer, tensors)
+                self._copied = torch.cuda.Event()
+                self._copied.record()
+        with self._keeper_needed():
+            self._seal(wait=False)
+
+    def before_update(self) -> None:
+        """The state is about to change: the device waits for copies that are not done, not we."""
+        if self._copied is not None:
+            torch.cuda.current_stream().wait_event(self._copied)
+
+    def poll(self, timeout_seconds: float = 0.0) -> list[Outcome]:
+        """What became of saves since the last call; failures are logged here, loudly."""
+        with self._keeper_needed():
+            self._seal(wait=False)
+            found = self._kept.outcomes(timeout_seconds)
+        for outcome in found:
+            if outcome.problem:
+                log.error("checkpoint %s is not saved: %s", outcome.path, outcome.problem)
+                self._failed = outcome
+        return found
+
+    def wait_durable(self) -> None:
+        """Until this rank's shards are on disk or have failed."""
+        with self._keeper_needed():
+            self._seal(wait=True)
+            self._kept.wait_durable()
+
+    def failure(self) -> CheckpointError | None:
+        """Why the newest save failed, if it did."""
+        if self._failed is None:
+            return None
+        return CheckpointError(Path(self._failed.path), self._failed.problem)
+
+    def wait_complete(self) -> list[Outcome]:
+        """Until the manifest is there, which nothing can hinder once every shard is durable."""
+        found: list[Outcome] = []
+        deadline = time.monotonic() + COMMIT_SECONDS
+        while self._kept.waiting:
+            found += self.poll(timeout_seconds=1.0)
+            if time.monotonic() > deadline:
+                problem = f"no manifest {COMMIT_SECONDS:.0f} s after the last shard was written"
+                raise CheckpointError(self._folder, problem)
+        return found + self.poll()
+
+    def close(self) -> None:
+        """Leave the keeper to its work."""
+        self._kept.close()
+
+    def _seal(self, wait: bool) -> None:
+        """Hand over a snapshot whose copy is done."""
+        if self._sealing is None:
+            return
+        if self._copied is not None:
+            if wait:
+                self._copied.synchronize()
+            elif not self._copied.query():
+                return
+            self._copied = None
+        slot, order = self._sealing
+        self._sealing = None
+        self._kept.hand_over(slot, order)
+
+    @contextmanager
+    def _keeper_needed(self) -> Iterator[None]:
+        try:
+            yield
+        except (EOFError, OSError) as error:
+            problem = "the keeper process of this node is gone, so nothing more can be saved"
+            fix = "see why it was killed, then resume"
+            raise CheckpointError(self._folder, problem, fix) from error

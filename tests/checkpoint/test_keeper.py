@@ -1,0 +1,188 @@
+"""Background saves: a keeper process writes what ranks handed over, whatever becomes of them."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+from phalanx.checkpoint import Checkpointer, CheckpointError, Extra, latest, list_checkpoints
+from phalanx.checkpoint.keeper import refuse_memory
+from phalanx.data import Cursor
+from tests.ranks import RankError, run_ranks
+
+CPU = torch.device("cpu")
+
+
+def extra(**fields: object) -> Extra:
+    defaults = {"tokens": 1, "cursor": Cursor(), "mesh": {}, "config_hash": "h", "rng": b"dice"}
+    return Extra(**{**defaults, **fields})
+
+
+def state(value: float, rows: int = 4096) -> dict[str, torch.Tensor]:
+    """1 MiB a copy, shared by two ranks, and a scalar."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),)) if dist.is_initialized() else None
+    whole = torch.arange(rows * 64.0).view(rows, 64) + value
+    scalar = torch.tensor(value)
+    if mesh is None:
+        return {"model.w": whole, "scale": scalar}
+    parts = distribute_tensor(whole, mesh, [Shard(0)])
+    return {
+        "model.w": parts,
+        "copy": distribute_tensor(whole, mesh, [Replicate()]),
+        "scale": scalar,
+    }
+
+
+def prepared(folder: Path, tensors: dict[str, torch.Tensor], **settings: object) -> Checkpointer:
+    checkpointer = Checkpointer(folder, keep=2)
+    made = checkpointer.prepare_background(
+        tensors, generation=0, step=0, device=CPU, lease_seconds=5.0, **settings
+    )
+    assert made
+    return checkpointer
+
+
+def keepers() -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        command = process.info["cmdline"] or []
+        if "phalanx.checkpoint.keeper" in command and process.status() != psutil.STATUS_ZOMBIE:
+            found.append(process)
+    return found
+
+
+def eventually(condition: Callable[[], bool], seconds: float = 20.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def test_state_may_change_as_soon_as_save_returns(tmp_path: Path) -> None:
+    def train() -> None:
+        tensors = state(0.0)
+        checkpointer = prepared(tmp_path, tensors)
+        for step in range(1, 6):
+            for tensor in tensors.values():
+                tensor += 1
+            checkpointer.save(step, tensors, extra())
+        outcomes = checkpointer.finish()
+        assert outcomes[-1].step == 5 and not any(outcome.problem for outcome in outcomes)
+        checkpointer.close()
+        for path, value in zip(list_checkpoints(tmp_path), (4.0, 5.0), strict=True):
+            loaded, expected = state(0.0), state(value)
+            assert checkpointer.load(path, loaded).rng == b"dice"
+            for name, tensor in loaded.items():
+                whole = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+                other = expected[name]
+                assert torch.equal(whole, getattr(other, "full_tensor", lambda o=other: o)())
+
+    before = len(keepers())
+    run_ranks(2, train)
+    assert eventually(lambda: len(keepers()) <= before)
+
+
+def test_what_was_handed_over_is_committed_although_the_worker_is_killed(tmp_path: Path) -> None:
+    def train() -> None:
+        tensors = state(7.0)
+        checkpointer = prepared(tmp_path, tensors)
+        checkpointer.save(3, tensors, extra())
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    with pytest.raises(RankError):
+        run_ranks(2, train)
+    assert eventually(lambda: latest(tmp_path) is not None)
+    loaded = {"model.w": torch.zeros(4096, 64), "scale": torch.zeros(())}
+    assert Checkpointer(tmp_path).load(tmp_path / "step-00000003", loaded).step == 3
+    assert loaded["scale"] == 7.0 and loaded["model.w"][-1, -1] == 4096 * 64 - 1 + 7.0
+    assert eventually(lambda: not keepers())  # no orphan stays
+
+
+def test_a_worker_killed_before_the_hand_over_leaves_nothing_that_looks_complete(
+    tmp_path: Path,
+) -> None:
+    def train() -> None:
+        tensors = state(7.0)
+        checkpointer = prepared(tmp_path, tensors)
+        if dist.get_rank() == 0:
+            checkpointer.save(3, tensors, extra())
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    with pytest.raises(RankError):
+        run_ranks(2, train)
+    assert eventually(lambda: not keepers())  # after its lease
+    assert list_checkpoints(tmp_path) == []
+
+
+def test_a_full_disk_is_told_while_training_goes_on_and_the_older_checkpoint_stays(
+    tmp_path: Path,
+) -> None:
+    tensors = state(1.0)
+    checkpointer = prepared(tmp_path, tensors)
+    checkpointer.save(1, tensors, extra())
+    checkpointer.finish()
+    (keeper,) = psutil.Process().children()
+    unlimited = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+    resource.prlimit(keeper.pid, resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
+    checkpointer.save(2, tensors, extra())
+    told = []
+    assert eventually(lambda: bool(told.extend(checkpointer.poll()) or told))
+    assert "File too large" in told[0].problem and told[0].step == 2
+    with pytest.raises(CheckpointError, match="File too large"):
+        checkpointer.finish()
+    assert list_checkpoints(tmp_path) == [tmp_path / "step-00000001"]
+    assert not list((tmp_path / "step-00000002").glob("*.safetensors"))
+    resource.prlimit(keeper.pid, resource.RLIMIT_FSIZE, unlimited)
+    checkpointer.save(3, tensors, extra())
+    assert [outcome.step for outcome in checkpointer.finish()] == [3]
+    checkpointer.close()
+
+
+def test_a_killed_keeper_is_an_error_of_the_next_save(tmp_path: Path) -> None:
+    tensors = state(1.0)
+    checkpointer = prepared(tmp_path, tensors)
+    for keeper in psutil.Process().children():
+        keeper.kill()
+        keeper.wait()
+
+    def save_often() -> None:
+        for step in range(1, 4):
+            checkpointer.save(step, tensors, extra())
+
+    with pytest.raises(CheckpointError, match="keeper process of this node is gone"):
+        save_often()
+    checkpointer.close()
+
+
+def test_with_one_buffer_a_save_waits_for_the_one_before(tmp_path: Path) -> None:
+    tensors = state(1.0)
+    checkpointer = prepared(tmp_path, tensors, slots=1)
+    for step in (1, 2, 3):
+        checkpointer.save(step, tensors, extra())
+    outcomes = checkpointer.finish()
+    assert [outcome.step for outcome in outcomes] == [1, 2, 3]
+    checkpointer.close()
+
+
+def test_without_memory_saves_are_synchronous(tmp_path: Path) -> None:
+    assert "are free" in refuse_memory(1 << 60) and not refuse_memory(4096)
+    tensors = {"model.w": torch.ones(16)}
+    checkpointer = Checkpointer(tmp_path)
+    made = checkpointer.prepare_background(
+        tensors, generation=0, step=0, device=CPU, slots=1 << 40, lease_seconds=1.0
+    )
+    assert not made and not checkpointer.in_background
+    assert checkpointer.save(1, tensors, extra()) == latest(tmp_path)
