@@ -152,17 +152,19 @@ class Client:
             send(self._connection, message, *files)
 
     def _listen(self) -> None:
-        while True:
-            message = receive_from_worker(self._connection)
-            match message:
-                case Hello():
-                    self._allocate(message)
-                case Flush():
-                    self._keeper.took()
-                    self._work.put(message)
-                case _:  # Bye, or the end of a worker that was killed
-                    self._work.put(None)
-                    return
+        try:
+            while True:
+                message = receive_from_worker(self._connection)
+                match message:
+                    case Hello():
+                        self._allocate(message)
+                    case Flush():
+                        self._keeper.took()
+                        self._work.put(message)
+                    case _:  # Bye, or the end of a worker that was killed
+                        return
+        finally:  # also after words that nobody understands
+            self._work.put(None)
 
     def _allocate(self, hello: Hello) -> None:
         size = hello.slots * aligned(hello.slot_bytes)
@@ -183,18 +185,19 @@ class Client:
 
     def _write(self) -> None:
         while (flush := self._work.get()) is not None:
-            order, began = flush.order, time.monotonic()
+            order, began, slot = flush.order, time.monotonic(), flush.slot
             step = order.draft.step
             try:
                 write_shard(order, self._views(flush))
-                self.tell(Durable(flush.slot, step, time.monotonic() - began))
+                self.tell(Durable(slot, step, time.monotonic() - began))
+                slot = -1  # given back: what fails from here on is the commit
                 committed = try_commit(order)
                 if committed:
                     self.tell(Committed(step, order.path))
                 self._keeper.finished(self, order, committed)
             except Exception as error:  # a full disk must not end the keeper
                 log.error("step %d is not saved: %s", step, error)
-                self.tell(Failed(flush.slot, step, order.path, problem_of(error)))
+                self.tell(Failed(slot, step, order.path, problem_of(error)))
                 self._keeper.failed()
         self._keeper.left()
 

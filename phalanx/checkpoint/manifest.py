@@ -134,6 +134,7 @@ def read_manifest(path: Path) -> Manifest:
     except OSError as error:
         problem = f"no readable {MANIFEST_FILE} ({error.strerror}): incomplete or no checkpoint"
         raise BadCheckpointError(path, problem) from error
+    _refuse_old(path, text)
     try:
         content = bytes(msgspec.json.decode(text, type=_Sealed).manifest)
         if seal(content) != text:
@@ -147,6 +148,16 @@ def read_manifest(path: Path) -> Manifest:
         return msgspec.json.decode(content, type=Manifest)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadCheckpointError(path, f"{MANIFEST_FILE} is corrupt: {error}") from error
+
+
+def _refuse_old(path: Path, text: bytes) -> None:
+    """Version 1 had no seal around it."""
+    try:
+        version = msgspec.json.decode(text, type=_Versioned).version
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return
+    problem = f"was written as version {version}, a folder of torch.distributed.checkpoint"
+    raise CheckpointError(path, problem, f"phalanx ckpt import {path} NEW_FOLDER")
 
 
 def read_tables(path: Path, manifest: Manifest) -> list[tuple[Table, Group]]:

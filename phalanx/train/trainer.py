@@ -78,9 +78,9 @@ class Trainer:
         squares = squared_norm(self.engine.weights).to(self.device)
         total, squares = all_sum(torch.stack((share / scale, squares))).unbind()
         norm = squares.sqrt() / scale
+        self.before_update()
         verdict = self.guard.judge(norm, scale)
         rate = self.learning_rate
-        self.before_update()
         self.optimizer.step(rate, verdict)
         self.loss_scale.update(verdict.overflowed)
         update_expert_biases(self.engine.parts, self.mesh.stage_group, verdict.skip)

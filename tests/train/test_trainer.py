@@ -318,6 +318,20 @@ def test_training_learns_a_batch_by_heart(kind: str, model: str) -> None:
     assert losses[-1] < losses[0] - 0.7
 
 
+@pytest.mark.parametrize("compute", ["float32", "float16"])
+def test_no_saved_state_changes_before_a_running_copy_is_waited_for(compute: str) -> None:
+    trainer = make_trainer(precision={"compute": compute}, model=MODELS["moe-bias"])
+    trainer.train_step()
+    before = {name: tensor.clone() for name, tensor in trainer.tensors().items()}
+    seen: list[dict[str, Tensor]] = []
+    trainer.before_update = lambda: seen.append(
+        {name: tensor.clone() for name, tensor in trainer.tensors().items()}
+    )
+    trainer.train_step()
+    assert [name for name in before if not torch.equal(seen[0][name], before[name])] == []
+    assert any(not torch.equal(t, before[name]) for name, t in trainer.tensors().items())
+
+
 def test_the_learning_rate_follows_the_schedule() -> None:
     trainer = make_trainer(
         schedule={"kind": "wsd", "warmup_steps": 2, "decay_steps": 4, "final_fraction": 0.5}
