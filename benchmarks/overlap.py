@@ -32,10 +32,10 @@ from rich.console import Console
 from rich.table import Table
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from benchmarks.intervals import share, total
 from benchmarks.traces import LAYER_RANGE, StepTrace
 from phalanx.config import Job, check, job_from_table, resolve
 from phalanx.parallel import build_mesh
+from phalanx.train.intervals import share, total
 from phalanx.train.trainer import Trainer
 from tests.ranks import run_ranks
 

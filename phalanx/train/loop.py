@@ -32,7 +32,7 @@ def train(
     run = _Run(trainer, sinks, checkpointer)
     trainer.timer.restart()  # building and loading are not part of the first step
     try:
-        with StepProfiler(trainer.job.log, run_folder) as profiler:
+        with StepProfiler(trainer.job.log, run_folder, trainer.timer, run.first_step) as profiler:
             while trainer.step < trainer.job.train.steps:
                 with profiler.step(trainer.step + 1):
                     outcome = trainer.train_step(stop.requested)
@@ -40,7 +40,7 @@ def train(
                 if run.checkpoint_is_due() or (last and run.keeps_the_end(outcome.stop)):
                     run.save()
                 run.report_checkpoints(checkpointer.poll())
-                run.meter.add(trainer.step, trainer.tokens, outcome)
+                run.meter.add(trainer.step, trainer.tokens, outcome, profiler.exposed_seconds)
                 if last or run.log_is_due():
                     run.report_steps()
                 if run.validation_is_due():
@@ -139,8 +139,7 @@ class _Run:
         return ExitInfo(
             code=ExitCode.DONE,
             reason=reason,
-            message=f"{message} at step {self.trainer.step}, "
-            f"{self.meter.data_share:.2%} of the step time waiting for data",
+            message=f"{message} at step {self.trainer.step}, {self.meter.waiting_text()}",
             step=self.trainer.step,
             checkpoint=self.saved_path,
             details={"skipped_steps": skipped} if (skipped := self.meter.skipped_steps) else {},

@@ -47,7 +47,8 @@ class Meter:
             job.model, job.data.sequence, job.log.mfu, job.memory.recompute
         )
         self._peak = device_peak(job, device, self._world_size)
-        self._pending: list[tuple[int, int, StepOutcome]] = []
+        self._pending: list[_Pending] = []
+        self._exposed_share: float | None = None  # of the work of the step sampled last
         self._recent_seconds: deque[float] = deque(maxlen=ETA_STEPS)
         self._warming_up = True
         self._non_finite_steps = 0
@@ -59,23 +60,36 @@ class Meter:
         """Share of the recorded step time that was spent waiting for data."""
         return self._data_seconds / self._step_seconds if self._step_seconds else 0.0
 
-    def add(self, step: int, tokens_seen: int, outcome: StepOutcome) -> None:
-        """Keep the outcome of a finished step; nothing is read from the device."""
+    def waiting_text(self) -> str:
+        """How much of the step time made no progress, in words."""
+        text = f"{self.data_share:.2%} of the step time waiting for data"
+        if self._exposed_share is not None and self._world_size > 1:
+            text += f", about {self._exposed_share:.0%} in communication that nothing hid"
+        return text
+
+    def add(
+        self,
+        step: int,
+        tokens_seen: int,
+        outcome: StepOutcome,
+        exposed_seconds: float | None = None,
+    ) -> None:
+        """Keep the outcome of a finished step; nothing is read from the device.
+
+        ``exposed_seconds`` is its exposed communication, where the step was traced.
+        """
         self._timer.close_step()
-        self._pending.append((step, tokens_seen, outcome))
+        self._pending.append(_Pending(step, tokens_seen, outcome, exposed_seconds))
 
     def records(self) -> list[StepRecord]:
         """Records of the steps since the last call, for one transfer from the device."""
         if not self._pending:
             return []
-        values = _to_host([outcome for _, _, outcome in self._pending])
+        values = _to_host([pending.outcome for pending in self._pending])
         times = self._timer.drain()
         peak_bytes = peak_memory_bytes(self._device)
         steps = zip(self._pending, values, times, strict=True)
-        made = [
-            self._record(step, seen, outcome, host, time, peak_bytes)
-            for (step, seen, outcome), host, time in steps
-        ]
+        made = [self._record(pending, host, time, peak_bytes) for pending, host, time in steps]
         self._pending = []
         return made
 
@@ -91,20 +105,15 @@ class Meter:
                 raise NonFiniteLoss(first, self._non_finite_steps)
 
     def _record(
-        self,
-        step: int,
-        tokens_seen: int,
-        outcome: StepOutcome,
-        host: HostValues,
-        time: StepTime,
-        peak_bytes: int,
+        self, pending: _Pending, host: HostValues, time: StepTime, peak_bytes: int
     ) -> StepRecord:
+        step, tokens_seen, outcome, _ = pending
         tokens_per_second = outcome.tokens / time.seconds if time.seconds > 0 else 0.0
         self._step_seconds += time.seconds
         self._data_seconds += time.parts.data
         self.skipped_steps += bool(host.skipped)
         mean_seconds = self._mean_seconds(time.seconds)
-        parts, estimated = self._parts(time.parts)
+        parts, estimated = self._parts(time, pending.exposed_seconds)
         return StepRecord(
             job=self._job.name,
             generation=self._generation,
@@ -139,10 +148,24 @@ class Meter:
         recent.append(seconds)
         return sum(recent) / len(recent)
 
-    def _parts(self, parts: StepParts) -> tuple[StepParts, tuple[str, ...]]:
+    def _parts(
+        self, time: StepTime, exposed_seconds: float | None
+    ) -> tuple[StepParts, tuple[str, ...]]:
         """Fill in what was not measured, and name what is attributed instead."""
         if self._world_size == 1:  # nobody to talk to
-            return msgspec.structs.replace(parts, exposed_communication=0.0), ()
+            return msgspec.structs.replace(time.parts, exposed_communication=0.0), ()
+        parts, estimated = self._split_pipeline(time.parts)
+        # What the ranks do together; they wait for data and snapshots each by itself.
+        work = max(time.seconds - parts.data - parts.snapshot, 0.0)
+        if exposed_seconds is not None:
+            exposed_seconds = min(exposed_seconds, work)
+            self._exposed_share = exposed_seconds / work if work else 0.0
+        elif self._exposed_share is not None:
+            exposed_seconds = self._exposed_share * work
+            estimated = (*estimated, "exposed_communication")
+        return msgspec.structs.replace(parts, exposed_communication=exposed_seconds), estimated
+
+    def _split_pipeline(self, parts: StepParts) -> tuple[StepParts, tuple[str, ...]]:
         if self._job.parallel.pipeline == 1:
             return parts, ()
         # A schedule interleaves the two, so only their sum is measured. Backward costs twice
@@ -155,6 +178,15 @@ class Meter:
     def _share_of_peak(self, flops_per_second: float) -> float | None:
         peak = self._peak.flops_per_second
         return flops_per_second / peak if peak else None
+
+
+class _Pending(NamedTuple):
+    """A finished step whose values are still on the device."""
+
+    step: int
+    tokens_seen: int
+    outcome: StepOutcome
+    exposed_seconds: float | None
 
 
 class HostValues(NamedTuple):

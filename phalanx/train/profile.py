@@ -1,30 +1,48 @@
-"""Traces of chosen steps, for a person to open in a trace viewer."""
+"""Traced steps: chosen ones for a person, and a rare sample that measures communication."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import os
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NamedTuple, Self
+from typing import Self
 
 import msgspec
 import torch
 import torch.distributed as dist
-from torch._C._autograd import DeviceType
-from torch.autograd.profiler_util import FunctionEvent
+from torch._C._autograd import _profiler_enabled as profiler_is_on
 from torch.profiler import ProfilerActivity, profile
 
 from phalanx.config import Log
+from phalanx.train.exposure import Communication, activity_of, communication
 from phalanx.train.run_folder import RunFolder
+from phalanx.train.timing import StepTimer
+
+# Else each trace is announced in the rank's log; read when the first one begins.
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+
+WARM_UP_STEPS = 3  # of a process, before the first sample: they compile, allocate and connect
 
 
 class StepProfiler:
-    """Writes ``logs/trace-rank-N.json`` of the steps ``log.profile_steps = [first, last)``."""
+    """Decides which steps are traced, and reads the traces.
 
-    def __init__(self, log: Log, run_folder: RunFolder) -> None:
-        self._steps = range(*log.profile_steps) if log.profile_steps else range(0)
+    ``log.profile_steps = [first, last)`` becomes ``logs/trace-rank-N.json``. With several ranks,
+    every ``log.communication_every``-th step leaves its exposed communication and no file.
+    """
+
+    def __init__(
+        self, settings: Log, run_folder: RunFolder, timer: StepTimer, first_step: int
+    ) -> None:
+        self._steps = range(*settings.profile_steps) if settings.profile_steps else range(0)
         rank = dist.get_rank() if dist.is_initialized() else 0
         self._path = run_folder.logs / f"trace-rank-{rank}.json"
         self._profile: profile | None = None
+        self._timer = timer
+        alone = not dist.is_initialized() or dist.get_world_size() == 1
+        self._every = 0 if alone else settings.communication_every
+        self._next_sample = first_step + WARM_UP_STEPS
+        self.exposed_seconds: float | None = None  # of the step made last, if it was a sample
 
     def __enter__(self) -> Self:
         return self
@@ -36,73 +54,59 @@ class StepProfiler:
 
     @contextmanager
     def step(self, step: int) -> Iterator[None]:
-        """Trace what runs inside if this step is asked for."""
+        """Trace what runs inside if this step is asked for, or its turn has come."""
+        self.exposed_seconds = None
         if step in self._steps and self._profile is None:
-            self._profile = self._started()
-        yield
+            self._profile = self._started([ProfilerActivity.CPU, *_device_activity()])
+        if self._every and step >= self._next_sample and not profiler_is_on():
+            self._next_sample = step + self._every
+            with self._sampled():
+                yield
+        else:
+            yield
         if self._profile is not None and step >= self._steps[-1]:
             self._finish(self._profile)
 
-    def _started(self) -> profile:
-        activities = [ProfilerActivity.CPU]
-        if torch.cuda.is_available():
-            activities.append(ProfilerActivity.CUDA)
+    @contextmanager
+    def _sampled(self) -> Iterator[None]:
+        tracer = self._started(_device_activity() or [ProfilerActivity.CPU])
+        try:
+            yield
+        finally:
+            found = self._stopped(tracer, steps=1)
+        if found is not None:
+            self.exposed_seconds = found.exposed_seconds_per_step
+
+    def _started(self, activities: list[ProfilerActivity]) -> profile:
         tracer = profile(activities=activities)
-        tracer.start()
+        _wait_for_device()
+        with self._timer.phase("tracing"):
+            tracer.start()
         return tracer
+
+    def _stopped(self, tracer: profile, steps: int) -> Communication | None:
+        """What the trace says, at the cost of no step's time."""
+        _wait_for_device()
+        with self._timer.phase("tracing"):
+            tracer.stop()
+            results = tracer.profiler.kineto_results if tracer.profiler is not None else None
+            activity = activity_of(results.events()) if results is not None else None
+        return communication(activity, steps) if activity is not None else None
 
     def _finish(self, tracer: profile) -> None:
         self._profile = None
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-        tracer.stop()
-        tracer.export_chrome_trace(str(self._path))
-        kernels = [kernel_of(event) for event in tracer.events() or () if is_kernel(event)]
-        if kernels:
-            summary = msgspec.json.encode(communication(kernels, len(self._steps)))
-            self._path.with_suffix(".communication.json").write_bytes(summary + b"\n")
+        found = self._stopped(tracer, len(self._steps))
+        with self._timer.phase("tracing"):
+            tracer.export_chrome_trace(str(self._path))
+            if found is not None:
+                summary = self._path.with_suffix(".communication.json")
+                summary.write_bytes(msgspec.json.encode(found) + b"\n")
 
 
-class Kernel(NamedTuple):
-    """When a kernel ran on the device."""
-
-    start_seconds: float
-    end_seconds: float
-    communicates: bool
+def _device_activity() -> list[ProfilerActivity]:
+    return [ProfilerActivity.CUDA] if torch.cuda.is_available() else []
 
 
-class Communication(msgspec.Struct, frozen=True):
-    """Time of collectives on the device in one step, and the part that no compute hid."""
-
-    seconds_per_step: float
-    exposed_seconds_per_step: float
-
-
-def is_kernel(event: FunctionEvent) -> bool:
-    """Whether a profiled event ran on a CUDA device."""
-    return event.device_type == DeviceType.CUDA
-
-
-def kernel_of(event: FunctionEvent) -> Kernel:
-    """When it ran; NCCL's kernels carry its name."""
-    times = event.time_range
-    return Kernel(times.start / 1e6, times.end / 1e6, "nccl" in event.name.lower())
-
-
-def communication(kernels: Sequence[Kernel], steps: int) -> Communication:
-    """Measure collectives against the compute that ran at the same time."""
-    talking = _union(kernel for kernel in kernels if kernel.communicates)
-    busy = _union(kernels)
-    computing = _union(kernel for kernel in kernels if not kernel.communicates)
-    return Communication(talking / steps, (busy - computing) / steps)
-
-
-def _union(kernels: Iterable[Kernel]) -> float:
-    """Seconds in which at least one of the kernels ran."""
-    total = reached = 0.0
-    for start, end, _ in sorted(kernels):
-        start = max(start, reached)
-        if end > start:
-            total += end - start
-            reached = end
-    return total
+def _wait_for_device() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()

@@ -162,6 +162,9 @@ def figures(record: StepRecord) -> str:
         f"{record.tokens_per_second:,.0f} tok/s",
         f"mfu {mfu}",
     ]
+    exposed = record.parts.exposed_communication
+    if exposed and record.step_seconds:
+        pieces.append(f"comm {exposed / record.step_seconds:.0%}")
     return "  ".join(pieces + ["skipped"] * record.skipped)
 
 

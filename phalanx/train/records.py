@@ -23,7 +23,7 @@ class StepParts(msgspec.Struct, frozen=True, kw_only=True):
     backward: float = 0.0
     optimizer: float = 0.0
     snapshot: float = 0.0
-    exposed_communication: float | None = None  # None: not measured; counted in the parts above
+    exposed_communication: float | None = None  # None: unknown; lies within the parts above
 
 
 class StepRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="step"):

@@ -11,10 +11,10 @@ import torch
 
 from phalanx.train.records import StepParts
 
-Phase = Literal["data", "forward", "backward", "optimizer", "snapshot"]
+Phase = Literal["data", "forward", "backward", "optimizer", "snapshot", "tracing"]
 
 # In these the host itself waits, so the host's clock is the one that counts.
-HOST_PHASES = frozenset({"data", "snapshot"})
+HOST_PHASES = frozenset({"data", "snapshot", "tracing"})
 
 
 class StepTime(NamedTuple):
@@ -78,7 +78,8 @@ class StepTimer:
             clock = _HOST_CLOCK if name in HOST_PHASES else self._clock
             totals[name] = totals.get(name, 0.0) + clock.seconds(start, end)
             clock.release(start, end)
-        seconds = self._clock.seconds(before, after)
+        # Starting and reading a trace is no part of the step that it looks at.
+        seconds = self._clock.seconds(before, after) - totals.pop("tracing", 0.0)
         self._clock.release(before, after)
         return StepTime(seconds, StepParts(**totals))
 

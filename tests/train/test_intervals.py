@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.intervals import Interval, intersect, merge, share, subtract, total
+from phalanx.train.intervals import Interval, intersect, merge, share, subtract, total
 
 interval = st.tuples(st.integers(0, 30), st.integers(0, 30))
 spans = st.lists(interval, max_size=8)

@@ -38,12 +38,15 @@ def subtract(a: Iterable[Interval], b: Iterable[Interval]) -> list[Interval]:
     """The time of ``a`` that is not in ``b``."""
     holes = merge(b)
     found: list[Interval] = []
+    first = 0  # holes before this one end before anything that is still to come
     for start, end in merge(a):
-        for hole_start, hole_end in holes:
-            if hole_end <= start or hole_start >= end:
-                continue
-            found.append((start, hole_start))
-            start = hole_end
+        while first < len(holes) and holes[first][1] <= start:
+            first += 1
+        hole = first
+        while hole < len(holes) and holes[hole][0] < end:
+            found.append((start, holes[hole][0]))
+            start = holes[hole][1]
+            hole += 1
         found.append((start, end))
     return merge(found)
 
