@@ -1,0 +1,178 @@
+"""Everything that the core orders. Delivered at least once; agents drop what they know already."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Struct
+
+from phalanx.cluster.messages import Source
+from phalanx.cluster.reasons import Reason
+
+
+class Order(Struct, frozen=True, kw_only=True, tag_field="kind", omit_defaults=True):
+    """Base of all command bodies."""
+
+    reason: Reason
+
+
+# To agents.
+
+
+class Form(Order, frozen=True, tag=True):
+    """Join a new generation of a gang; whatever ran of an older one is aborted first.
+
+    Survivors keep their processes and snapshots; the others start workers.
+    """
+
+    job: int
+    generation: int
+    nodes: tuple[int, ...]  # by slot: the whole gang, in rank order
+    gpus: tuple[int, ...]  # mask by slot; (): whole nodes
+    spares: tuple[int, ...] = ()  # keep warm workers
+    replicas: int = 1
+    slot_gpus: int = 0
+    store: int = 0  # node that hosts the rendezvous
+    wards: dict[int, int] = {}  # lost slot of the last generation: node that keeps its snapshot
+    deadline_ns: int = 0  # until all have joined
+    micro_batches: tuple[int, ...] = ()  # by replica, where they are unequal
+    payload: str = ""
+
+
+class Restore(Order, frozen=True, tag=True):
+    """Everybody has joined: load ``step`` and go on. Survivors use their own snapshot of it."""
+
+    job: int
+    generation: int
+    step: int
+    source: Source  # for those without their own
+    wards: dict[int, int] = {}  # lost slot of the last generation: node that keeps its snapshot
+    skip_samples: tuple[int, int] = (0, 0)  # [first, last) of a batch to leave out
+    deadline_ns: int = 0
+
+
+class Abort(Order, frozen=True, tag=True):
+    """Leave the collective of a generation, keep processes and snapshots."""
+
+    job: int
+    generation: int
+
+
+class Drain(Order, frozen=True, tag=True):
+    """Finish the step, make it durable, leave before the deadline."""
+
+    job: int
+    generation: int
+    deadline_ns: int
+
+
+class Stop(Order, frozen=True, tag=True):
+    """End a job on a node at once; below or at this generation nothing of it may run."""
+
+    job: int
+    generation: int
+
+
+class Adopt(Order, frozen=True, tag=True):
+    """What the node reported is right: go on."""
+
+    job: int
+    generation: int
+
+
+class Check(Order, frozen=True, tag=True):
+    """Run a check on a node and report its result."""
+
+    check: Literal["quick", "full"]
+    node: int
+
+
+class Replay(Order, frozen=True, tag=True):
+    """Compute one micro-batch of a step again on these nodes and report fingerprints."""
+
+    job: int
+    generation: int
+    step: int
+    slots: tuple[int, ...]
+
+
+class Rebalance(Order, frozen=True, tag=True):
+    """New numbers of micro-batches by replica, from the next step on."""
+
+    job: int
+    generation: int
+    micro_batches: tuple[int, ...]
+
+
+class Flush(Order, frozen=True, tag=True):
+    """A gang may write its durable checkpoint now, at most this fast."""
+
+    job: int
+    generation: int
+    bytes_per_second: int
+    until_ns: int
+
+
+# To the shell, for people.
+
+
+class Accept(Order, frozen=True, tag=True):
+    request: str
+    job: int = 0
+
+
+class Refuse(Order, frozen=True, tag=True):
+    request: str
+    job: int = 0
+
+
+class Ask(Order, frozen=True, tag=True):
+    """The core will not go on with something until a person answers."""
+
+    question: int
+    nodes: tuple[int, ...] = ()
+    job: int = 0
+
+
+class Notify(Order, frozen=True, tag=True):
+    """Something that a person wants to know: a job ended, a budget is nearly used."""
+
+    job: int = 0
+    node: int = -1
+    level: Literal["info", "warning", "error"] = "info"
+
+
+class Proposal(Order, frozen=True, tag=True):
+    """The answer to Defragment: (job, from node, to node)."""
+
+    request: str
+    moves: tuple[tuple[int, int, int], ...]
+
+
+CommandBody = (
+    Form
+    | Restore
+    | Abort
+    | Drain
+    | Stop
+    | Adopt
+    | Check
+    | Replay
+    | Rebalance
+    | Flush
+    | Accept
+    | Refuse
+    | Ask
+    | Notify
+    | Proposal
+)
+
+
+class Command(Struct, frozen=True):
+    """(sequence, index) is its id; ``target``: nodes it goes to, () for the shell itself."""
+
+    sequence: int
+    index: int
+    controller_epoch: int
+    target: tuple[int, ...]
+    body: CommandBody

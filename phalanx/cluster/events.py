@@ -1,0 +1,386 @@
+"""Everything that the core is told. An event is stored before its commands go out.
+
+Facts come from agents and detectors, orders from people, ticks from the shell when the deadline
+that the core asked for has come. Nodes and jobs are named by number.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Struct
+
+from phalanx.cluster.fleet import Node
+from phalanx.cluster.job import JobSpec
+from phalanx.cluster.messages import Inventory, Source
+
+
+class Body(Struct, frozen=True, kw_only=True, tag_field="kind", gc=False, omit_defaults=True):
+    """Base of all event bodies."""
+
+
+# Orders of people and of other programs. ``request`` comes back in the answer.
+
+
+class Submit(Body, frozen=True, tag=True):
+    spec: JobSpec
+    request: str = ""
+
+
+class Cancel(Body, frozen=True, tag=True):
+    job: int
+    request: str = ""
+
+
+class Requeue(Body, frozen=True, tag=True):
+    """Stop a running job with a snapshot and put it back into the queue."""
+
+    job: int
+    request: str = ""
+
+
+class Hold(Body, frozen=True, tag=True):
+    """Keep a pending job out of the queue (or let it in again)."""
+
+    job: int
+    held: bool = True
+    request: str = ""
+
+
+class Scale(Body, frozen=True, tag=True):
+    """A new number of replicas for an elastic job."""
+
+    job: int
+    replicas: int
+    request: str = ""
+
+
+class RaiseBudget(Body, frozen=True, tag=True):
+    """More budget for a job, or leave to go on above it."""
+
+    job: int
+    budget_gpu_ns: int
+    forced: bool = False
+    request: str = ""
+
+
+class DrainNode(Body, frozen=True, tag=True):
+    """Empty a node by a time (0: at once) and give it no new work."""
+
+    node: int
+    deadline_ns: int = 0
+    request: str = ""
+
+
+class ReadmitNode(Body, frozen=True, tag=True):
+    """Give a drained, quarantined or dead node back to the fleet; it is tested first."""
+
+    node: int
+    tested: bool = False  # a person vouches for it
+    request: str = ""
+
+
+class QuarantineNode(Body, frozen=True, tag=True):
+    node: int
+    request: str = ""
+
+
+class SetQuota(Body, frozen=True, tag=True):
+    """GPUs that a team owns; it may borrow up to ``ceiling`` (0: no limit)."""
+
+    team: str
+    gpus: int
+    ceiling: int = 0
+    weight: int = 1  # of its fair share
+    request: str = ""
+
+
+class SetReservation(Body, frozen=True, tag=True):
+    """Nodes kept for some teams, or (without teams) empty for maintenance, for a time."""
+
+    name: str
+    start_ns: int
+    end_ns: int  # not after start_ns: the reservation is removed
+    nodes: tuple[int, ...] = ()
+    gpus: int = 0  # or any nodes with this many GPUs in all
+    teams: tuple[str, ...] = ()
+    request: str = ""
+
+
+class Answer(Body, frozen=True, tag=True):
+    """A person's answer to an ``Ask``."""
+
+    question: int
+    approve: bool
+    by: str = ""
+
+
+class Defragment(Body, frozen=True, tag=True):
+    """Ask which moves would make room for large gangs."""
+
+    request: str = ""
+
+
+# Facts about nodes.
+
+
+class NodeJoined(Body, frozen=True, tag=True):
+    """An agent registered: a new node, or a known one again."""
+
+    node: Node
+    inventory: Inventory
+    healthy: bool = True  # it passed its check at start
+
+
+class NodeSilent(Body, frozen=True, tag=True):
+    """Liveness lost a node; ``connection_lost``: its connection broke rather than went quiet."""
+
+    node: int
+    connection_lost: bool = False
+
+
+class NodeSeen(Body, frozen=True, tag=True):
+    """A silent node speaks again, with what still runs there."""
+
+    node: int
+    inventory: Inventory
+
+
+class NodeNotice(Body, frozen=True, tag=True):
+    """The site will take a node away (host maintenance, spot reclaim)."""
+
+    node: int
+    deadline_ns: int
+    cause: str = "host_maintenance"
+
+
+class DeviceError(Body, frozen=True, tag=True):
+    """Something on a node reported an error. ``cause``: a key of the table of causes."""
+
+    node: int
+    cause: str
+    gpu: int = -1  # -1: not one GPU's
+    rail: int = -1
+    job: int = 0
+    detail: str = ""
+
+
+class CheckResult(Body, frozen=True, tag=True):
+    """A check that the core asked for, or one that the agent ran by itself."""
+
+    node: int
+    check: str
+    passed: bool
+    command: int = 0  # sequence of the command that asked for it
+    cause: str = ""
+    detail: str = ""
+
+
+class NodeRepaired(Body, frozen=True, tag=True):
+    """Somebody repaired a node; it is tested and comes back."""
+
+    node: int
+
+
+# Facts about gangs.
+
+
+class WorkerExited(Body, frozen=True, tag=True):
+    job: int
+    generation: int
+    node: int
+    rank: int
+    cause: str  # a key of the table of causes
+    step: int = -1
+    detail: str = ""
+
+
+class GangJoined(Body, frozen=True, tag=True):
+    """Every slot has joined a generation.
+
+    ``step``: the least committed step over ranks, lost ones counted by what their buddies keep;
+    -1: some rank's state is in nobody's memory, or there is none yet.
+    """
+
+    job: int
+    generation: int
+    step: int
+
+
+class GangReady(Body, frozen=True, tag=True):
+    """Every rank has restored ``step`` and can go on."""
+
+    job: int
+    generation: int
+    step: int
+
+
+class GangStuck(Body, frozen=True, tag=True):
+    """Some slots have not answered within the derived deadline."""
+
+    job: int
+    generation: int
+    phase: Literal["join", "restore", "drain", "abort"]
+    nodes: tuple[int, ...]
+
+
+class GangDrained(Body, frozen=True, tag=True):
+    """The gang has stopped, with ``step`` safe."""
+
+    job: int
+    generation: int
+    step: int
+    durable: bool = True
+
+
+class RestoreFailed(Body, frozen=True, tag=True):
+    """A source was refused (corrupt, gone); the next one is used."""
+
+    job: int
+    generation: int
+    node: int
+    source: Source
+    step: int
+    detail: str = ""
+
+
+class Progress(Body, frozen=True, tag=True):
+    """How far a gang is. Times are of the whole gang since its last report, as measured."""
+
+    job: int
+    generation: int
+    step: int
+    committed: int
+    durable: int
+    at_ns: int  # when ``step`` was completed
+    data_wait_ns: int = 0
+    checkpoint_ns: int = 0
+    straggler_ns: int = 0  # lost to ranks that were slower than the median
+
+
+class JobFinished(Body, frozen=True, tag=True):
+    """The workers have done all steps and left."""
+
+    job: int
+    generation: int
+    step: int
+
+
+# What detectors found in the records of a gang.
+
+
+class NoProgress(Body, frozen=True, tag=True):
+    """No step within the derived deadline. ``nodes``: who is behind, if the evidence says."""
+
+    job: int
+    generation: int
+    step: int
+    nodes: tuple[int, ...] = ()
+    detail: str = ""
+
+
+class SlowRank(Body, frozen=True, tag=True):
+    job: int
+    generation: int
+    node: int
+    rank: int
+    part: Literal["compute", "communication"]
+    slowdown_ppm: int  # above the median of its peers
+
+
+class ThroughputRegression(Body, frozen=True, tag=True):
+    job: int
+    generation: int
+    step: int
+    slowdown_ppm: int
+
+
+class DataStarved(Body, frozen=True, tag=True):
+    job: int
+    generation: int
+    share_ppm: int  # of the time waits for data
+
+
+class LossSpike(Body, frozen=True, tag=True):
+    job: int
+    generation: int
+    step: int
+    not_finite: bool = False
+
+
+class Corruption(Body, frozen=True, tag=True):
+    """Replicas disagree. ``nodes``: the culprits, if the vote or the replay named them."""
+
+    job: int
+    generation: int
+    step: int  # first step at which fingerprints differed
+    clean_step: int  # last step at which all agreed
+    nodes: tuple[int, ...] = ()
+
+
+class StorageSlow(Body, frozen=True, tag=True):
+    """Remote storage gives this many bytes a second now (0: nothing)."""
+
+    bytes_per_second: int
+
+
+# The controller's own.
+
+
+class ControllerStarted(Body, frozen=True, tag=True):
+    """A controller took over; commands carry its epoch from here on."""
+
+    epoch: int
+
+
+class Tick(Body, frozen=True, tag=True):
+    """A deadline has come."""
+
+
+EventBody = (
+    Submit
+    | Cancel
+    | Requeue
+    | Hold
+    | Scale
+    | RaiseBudget
+    | DrainNode
+    | ReadmitNode
+    | QuarantineNode
+    | SetQuota
+    | SetReservation
+    | Answer
+    | Defragment
+    | NodeJoined
+    | NodeSilent
+    | NodeSeen
+    | NodeNotice
+    | DeviceError
+    | CheckResult
+    | NodeRepaired
+    | WorkerExited
+    | GangJoined
+    | GangReady
+    | GangStuck
+    | GangDrained
+    | RestoreFailed
+    | Progress
+    | JobFinished
+    | NoProgress
+    | SlowRank
+    | ThroughputRegression
+    | DataStarved
+    | LossSpike
+    | Corruption
+    | StorageSlow
+    | ControllerStarted
+    | Tick
+)
+
+
+class Event(Struct, frozen=True):
+    """One entry of the log. Sequences have no gap; time never runs backwards in the core."""
+
+    sequence: int
+    time_ns: int
+    body: EventBody

@@ -1,0 +1,220 @@
+"""What is asked of the cluster (JobSpec), and what becomes of it (Job)."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Struct
+
+from phalanx.cluster.reasons import Reason
+from phalanx.plan import Mapping
+from phalanx.plan.traffic import AxisTraffic
+
+SECOND_NS = 1_000_000_000
+HOUR_NS = 3600 * SECOND_NS
+
+
+class GangShape(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A gang: ``replicas`` copies of tensor * context * pipeline ranks, one rank a GPU.
+
+    Ranks are laid out pipeline, data, context, tensor (tensor innermost), as in the mesh. A slot
+    is the job's share of one node; rank r runs in slot r // slot_gpus. A CPU-only gang has
+    ``slot_gpus = 0`` and one slot a replica.
+    """
+
+    replicas: int = 1  # wanted length of the data axis
+    least_replicas: int = 0  # elastic down to this many; 0: not elastic
+    most_replicas: int = 0  # elastic up to this many; 0: as wanted
+    tensor: int = 1
+    context: int = 1
+    pipeline: int = 1
+    slot_gpus: int = 1
+    slot_cpus: int = 1
+    slot_memory_bytes: int = 0
+    whole_nodes: bool = False  # nothing else runs on its nodes, whatever a slot needs
+    traffic: tuple[AxisTraffic, ...] = ()  # what a GPU sends in a step, by axis
+
+    @property
+    def replica_ranks(self) -> int:
+        """Ranks of one replica."""
+        return self.tensor * self.context * self.pipeline
+
+    @property
+    def floor(self) -> int:
+        """Fewest replicas that the job accepts."""
+        return self.least_replicas or self.replicas
+
+    @property
+    def ceiling(self) -> int:
+        """Most replicas that the job can use."""
+        return max(self.most_replicas, self.replicas)
+
+    def slots(self, replicas: int) -> int:
+        """Slots (so: nodes) that this many replicas need."""
+        if not self.slot_gpus:
+            return replicas
+        return -(-self.replica_ranks * replicas // self.slot_gpus)
+
+    def gpus(self, replicas: int) -> int:
+        """GPUs that this many replicas occupy."""
+        return self.replica_ranks * replicas if self.slot_gpus else 0
+
+    def replica_slots(self, replica: int, replicas: int) -> tuple[int, ...]:
+        """Slots that hold ranks of one replica, out of ``replicas``."""
+        if not self.slot_gpus:
+            return (replica,)
+        inner = self.tensor * self.context
+        found: dict[int, None] = {}
+        for stage in range(self.pipeline):
+            first = (stage * replicas + replica) * inner
+            for slot in range(first // self.slot_gpus, (first + inner - 1) // self.slot_gpus + 1):
+                found[slot] = None
+        return tuple(found)
+
+    def slot_replicas(self, slot: int, replicas: int) -> tuple[int, ...]:
+        """Replicas with ranks in one slot."""
+        if not self.slot_gpus:
+            return (slot,)
+        inner = self.tensor * self.context
+        first = slot * self.slot_gpus
+        last = min(first + self.slot_gpus, self.gpus(replicas)) - 1
+        blocks = range(first // inner, last // inner + 1)
+        return tuple(dict.fromkeys(block % replicas for block in blocks))
+
+
+class Expected(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Times that the plan predicts; the core replaces them by what it measures.
+
+    Recovery compares its choices by these, and every timeout is derived from them.
+    """
+
+    steps: int = 0  # of the whole job; 0: unknown
+    step_ns: int = SECOND_NS
+    exposed_ns: int = 0  # of a step: communication that nothing hides (estimated)
+    bubble_ns: int = 0  # of a step: pipeline bubble (estimated)
+    snapshot_steps: int = 1  # steps between snapshots in shared memory; 0: none are made
+    snapshot_ns: int = 0  # a snapshot stops training this long
+    checkpoint_steps: int = 0  # steps between durable checkpoints; 0: none are made
+    checkpoint_ns: int = 0  # a durable checkpoint stops training this long
+    checkpoint_bytes: int = 0  # of the whole gang
+    start_ns: int = 30 * SECOND_NS  # a worker process until it can join
+    form_ns: int = 5 * SECOND_NS  # process groups of the gang
+    restore_peer_ns: int = 5 * SECOND_NS
+    restore_disk_ns: int = 60 * SECOND_NS
+    restore_remote_ns: int = 300 * SECOND_NS
+    samples_per_step: int = 0
+
+
+class Dependency(Struct, frozen=True):
+    """This job waits for others. singleton: for every job of the same name and user."""
+
+    kind: Literal["afterok", "afterany", "singleton"]
+    job: int = 0
+
+
+class Array(Struct, frozen=True):
+    """Many jobs from one submission, at most ``width`` at a time (0: any number)."""
+
+    count: int
+    width: int = 0
+
+
+class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A submission. What it runs (``payload``) is the shell's business."""
+
+    name: str
+    user: str = ""
+    team: str = "default"
+    partition: str = ""  # "": any
+    qos: str = "normal"
+    priority: int = 0
+    gang: GangShape = GangShape()
+    expected: Expected = Expected()
+    constraint: str = ""  # e.g. "a100|h100 & nvlink"
+    time_limit_ns: int = 0  # of running; 0: none
+    preemptible: bool = False
+    retries: int = 3  # returns to the queue after failures of its own
+    after: tuple[Dependency, ...] = ()
+    array: Array | None = None
+    budget_gpu_ns: int = 0  # 0: none
+    forced: bool = False  # goes on above its budget
+    spares: int = 0  # nodes held with the gang, idle, to replace one of its own
+    payload: str = ""
+
+
+def shape_of(
+    mapping: Mapping,
+    traffic: tuple[AxisTraffic, ...],
+    slot_gpus: int,
+    least_replicas: int = 0,
+    most_replicas: int = 0,
+) -> GangShape:
+    """The gang of a plan's mapping on nodes that give ``slot_gpus`` GPUs each."""
+    return GangShape(
+        replicas=mapping.data,
+        least_replicas=least_replicas,
+        most_replicas=most_replicas,
+        tensor=mapping.tensor,
+        context=mapping.context,
+        pipeline=mapping.pipeline,
+        slot_gpus=min(slot_gpus, mapping.gpus),
+        traffic=traffic,
+    )
+
+
+JobState = Literal[
+    "pending",  # in the queue, or waiting for a dependency: see Job.why
+    "forming",  # placed; workers start, join, restore
+    "running",
+    "draining",  # asked to stop: snapshot, then gone
+    "done",
+    "failed",
+    "cancelled",
+]
+ENDED: tuple[JobState, ...] = ("done", "failed", "cancelled")
+
+
+class Placement(Struct, frozen=True):
+    """Where a gang stands. The order of nodes is the order of ranks."""
+
+    nodes: tuple[int, ...]  # by slot
+    gpus: tuple[int, ...]  # mask by slot; () where a slot is a whole node
+    spares: tuple[int, ...] = ()
+    replicas: int = 1
+    cost_ns: int = 0  # predicted exposed communication of a step on these nodes
+    reason: Reason = Reason("placed")
+
+
+class Job(Struct, kw_only=True, omit_defaults=True):
+    """A job in the core. Plain data; the modules beside this one change it."""
+
+    id: int
+    spec: JobSpec
+    submitted_ns: int
+    state: JobState = "pending"
+    why: Reason = Reason("submitted")  # of its state; while pending: what it waits for
+    eligible: bool = True  # no dependency, hold or array cap keeps it out of the queue
+    queued_ns: int = 0  # since when it is eligible
+    started_ns: int = 0  # of the current allocation
+    ran_ns: int = 0  # in earlier allocations
+    ended_ns: int = 0
+    placement: Placement | None = None
+    generation: int = 0  # of the gang; rises with every formation and never falls
+    step: int = 0  # highest step ever completed
+    committed: int = 0  # least step that every rank has sealed and every buddy acknowledged
+    durable: int = 0  # newest checkpoint on remote storage
+    retries_used: int = 0
+    preemptions: int = 0
+    array_parent: int = 0  # id of the array's first job; 0: no array
+    array_index: int = 0
+    held: bool = False  # a person keeps it out of the queue
+
+    @property
+    def ended(self) -> bool:
+        """It will never run again."""
+        return self.state in ENDED
+
+    @property
+    def allocated(self) -> bool:
+        """It holds nodes."""
+        return self.placement is not None

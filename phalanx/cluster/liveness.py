@@ -1,0 +1,82 @@
+"""Who is alive: heartbeats in, ``NodeSilent`` and ``NodeSeen`` out.
+
+This sub-state is not logged (a fleet sends thousands of heartbeats a second); the facts it emits
+are. It goes by the controller's own clock: what an agent's clock says does not matter.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+
+import numpy as np
+
+from phalanx.cluster.events import NodeSilent
+
+NEVER = -(1 << 62)
+WATCHED = 0
+SILENT = 1  # reported; a heartbeat makes the shell ask for its inventory
+UNWATCHED = 2  # not connected yet
+
+
+class Liveness:
+    """Last word of every node; one integer each."""
+
+    def __init__(self, silent_after_ns: int, nodes: int = 0) -> None:
+        self.silent_after_ns = silent_after_ns
+        self._last = array("q", [NEVER]) * nodes
+        self._status = array("b", [UNWATCHED]) * nodes
+        self._incarnation = array("q", [0]) * nodes
+
+    def watch(self, node: int, now_ns: int, incarnation: int = 0) -> None:
+        """A node has connected (or the controller has just taken over): its time starts now."""
+        while len(self._last) <= node:
+            self._last.append(NEVER)
+            self._status.append(UNWATCHED)
+            self._incarnation.append(0)
+        self._last[node] = now_ns
+        self._status[node] = WATCHED
+        self._incarnation[node] = incarnation
+
+    def unwatch(self, node: int) -> None:
+        """A node was taken out of the fleet: its silence means nothing."""
+        self._status[node] = UNWATCHED
+
+    def heartbeat(self, node: int, now_ns: int, incarnation: int = 0) -> bool:
+        """A sign of life. True when the node was silent: the shell asks for its inventory.
+
+        A heartbeat of an earlier incarnation is a late echo of an agent that is gone.
+        """
+        if incarnation < self._incarnation[node]:
+            return False
+        self._last[node] = now_ns
+        return self._status[node] == SILENT or incarnation > self._incarnation[node]
+
+    def heartbeats(self, nodes: Sequence[int] | np.ndarray, now_ns: int) -> None:
+        """Signs of life of many watched nodes at once."""
+        np.frombuffer(self._last, np.int64)[nodes] = now_ns
+
+    def lost(self, node: int) -> NodeSilent | None:
+        """A node's connection broke."""
+        if self._status[node] != WATCHED:
+            return None
+        self._status[node] = SILENT
+        return NodeSilent(node=node, connection_lost=True)
+
+    def silent(self, now_ns: int) -> list[NodeSilent]:
+        """Nodes that have been quiet for too long, each reported once."""
+        last = np.frombuffer(self._last, np.int64)
+        status = np.frombuffer(self._status, np.int8)
+        late = np.nonzero((last <= now_ns - self.silent_after_ns) & (status == WATCHED))[0]
+        found = [int(node) for node in late]
+        del last, status, late  # an array with a view cannot grow
+        for node in found:
+            self._status[node] = SILENT
+        return [NodeSilent(node=node) for node in found]
+
+    def next_deadline_ns(self) -> int | None:
+        """When the first node would be late if nothing came any more."""
+        last = np.frombuffer(self._last, np.int64)
+        status = np.frombuffer(self._status, np.int8)
+        watched = last[status == WATCHED]
+        return int(watched.min()) + self.silent_after_ns if len(watched) else None

@@ -1,0 +1,359 @@
+"""Messages of the gang's protocol: agents to the controller, workers to their agent and back.
+
+The controller's commands are in ``commands``. Each message carries the generation it speaks of; a
+lower one loses everywhere.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Struct
+
+Source = Literal["none", "peer", "disk", "remote"]
+
+
+class Message(Struct, frozen=True, kw_only=True, tag_field="kind", gc=False, omit_defaults=True):
+    """Base of all messages."""
+
+
+class Holding(Struct, frozen=True, gc=False):
+    """What an agent has of one job."""
+
+    job: int
+    generation: int
+    phase: Literal["joined", "running", "drained", "aborted"]
+    step: int
+    committed: int
+
+
+class Inventory(Struct, frozen=True):
+    """What runs on a node, reported on every (re)connection."""
+
+    incarnation: int = 0  # rises when the agent starts anew
+    jobs: tuple[Holding, ...] = ()
+    snapshots: tuple[tuple[int, int], ...] = ()  # (job, step) in the keeper's memory
+
+
+# Agent to controller.
+
+
+class Heartbeat(Message, frozen=True, tag=True):
+    node: int
+    incarnation: int
+
+
+class Hello(Message, frozen=True, tag=True):
+    """First message of a connection."""
+
+    node: int
+    inventory: Inventory
+
+
+class Applied(Message, frozen=True, tag=True):
+    """A command has been carried out (or was known already): stop sending it."""
+
+    node: int
+    sequence: int
+    index: int
+
+
+class Joined(Message, frozen=True, tag=True):
+    """The node's workers of a generation are up and can restore."""
+
+    node: int
+    job: int
+    generation: int
+    committed: int  # least committed step of the ranks here; -1: nothing is kept here
+    previous: int = -1  # the one before it, still kept
+    ward: int = -1  # newest committed step of the slot that this node is the buddy of
+    ward_previous: int = -1
+    reached: int = 0  # highest step completed here, in any generation
+    reached_ns: int = 0
+
+
+class Ready(Message, frozen=True, tag=True):
+    node: int
+    job: int
+    generation: int
+    step: int
+
+
+class Drained(Message, frozen=True, tag=True):
+    node: int
+    job: int
+    generation: int
+    step: int
+
+
+class Finished(Message, frozen=True, tag=True):
+    node: int
+    job: int
+    generation: int
+    step: int
+
+
+class Exited(Message, frozen=True, tag=True):
+    """A worker died."""
+
+    node: int
+    job: int
+    generation: int
+    rank: int
+    cause: str
+    step: int
+    detail: str = ""
+
+
+class Refused(Message, frozen=True, tag=True):
+    """A restore source was not usable."""
+
+    node: int
+    job: int
+    generation: int
+    source: Source
+    step: int
+    detail: str = ""
+
+
+class Steps(Message, frozen=True, tag=True):
+    """Progress of the ranks on a node since the last such message."""
+
+    node: int
+    job: int
+    generation: int
+    step: int
+    committed: int
+    durable: int
+    at_ns: int
+    data_wait_ns: int = 0
+    checkpoint_ns: int = 0
+    straggler_ns: int = 0
+
+
+class Trouble(Message, frozen=True, tag=True):
+    """A device error that the agent saw."""
+
+    node: int
+    cause: str
+    gpu: int = -1
+    rail: int = -1
+    job: int = 0
+    detail: str = ""
+
+
+class Checked(Message, frozen=True, tag=True):
+    node: int
+    check: str
+    passed: bool
+    command: int = 0
+    cause: str = ""
+    detail: str = ""
+
+
+AgentMessage = (
+    Heartbeat
+    | Hello
+    | Applied
+    | Joined
+    | Ready
+    | Drained
+    | Finished
+    | Exited
+    | Refused
+    | Steps
+    | Trouble
+    | Checked
+)
+
+
+# Workers, keeper and devices to their agent.
+
+
+class WorkerUp(Message, frozen=True, tag=True):
+    """A worker process is there and has taken its rank."""
+
+    job: int
+    generation: int
+    rank: int
+
+
+class WorkerLeft(Message, frozen=True, tag=True):
+    """A worker process is gone. ``cause`` "": it had done all steps, or was asked to leave."""
+
+    job: int
+    generation: int
+    rank: int
+    step: int
+    cause: str = ""
+    detail: str = ""
+
+
+class Restored(Message, frozen=True, tag=True):
+    """A worker has loaded a step, or ``refused`` says why it could not."""
+
+    job: int
+    generation: int
+    rank: int
+    step: int
+    source: Source = "none"
+    refused: str = ""
+
+
+class Sealed(Message, frozen=True, tag=True):
+    """A rank completed a step; ``acknowledged``: its snapshot is sealed and its buddy has it."""
+
+    job: int
+    generation: int
+    rank: int
+    step: int
+    at_ns: int
+    acknowledged: bool = True
+    durable: int = 0  # newest durable checkpoint that the rank knows of
+    data_wait_ns: int = 0
+    checkpoint_ns: int = 0
+    straggler_ns: int = 0
+
+
+class WardSealed(Message, frozen=True, tag=True):
+    """The keeper holds a neighbour's snapshot."""
+
+    job: int
+    generation: int
+    step: int
+
+
+class Fault(Message, frozen=True, tag=True):
+    """A device error on this node."""
+
+    cause: str
+    gpu: int = -1
+    rail: int = -1
+    job: int = 0
+    detail: str = ""
+
+
+class CheckDone(Message, frozen=True, tag=True):
+    check: str
+    passed: bool
+    command: int = 0
+    cause: str = ""
+    detail: str = ""
+
+
+class Connected(Message, frozen=True, tag=True):
+    """There is a connection to a controller."""
+
+
+class Disconnected(Message, frozen=True, tag=True):
+    """The connection to the controller is gone."""
+
+
+class Wake(Message, frozen=True, tag=True):
+    """A deadline that the machine asked for has come."""
+
+
+LocalFact = (
+    WorkerUp
+    | WorkerLeft
+    | Restored
+    | Sealed
+    | WardSealed
+    | Fault
+    | CheckDone
+    | Connected
+    | Disconnected
+    | Wake
+)
+
+
+# Agent to its workers.
+
+
+class WorkerForm(Message, frozen=True, tag=True):
+    """Take these ranks in this generation; the agent starts processes for those it lacks."""
+
+    job: int
+    generation: int
+    ranks: tuple[int, ...]
+    world: int
+    store: int  # node that hosts the rendezvous
+    gpus: int = 0  # mask; 0: all
+    warm: bool = False  # only keep processes ready: this node is a spare
+    micro_batches: tuple[int, ...] = ()
+    payload: str = ""
+
+
+class WorkerRestore(Message, frozen=True, tag=True):
+    job: int
+    generation: int
+    step: int
+    source: Source
+
+
+class WorkerAbort(Message, frozen=True, tag=True):
+    """Leave the collective; keep the process and the snapshot."""
+
+    job: int
+    generation: int
+
+
+class WorkerDrain(Message, frozen=True, tag=True):
+    """Finish the step, make a durable checkpoint, leave before the deadline."""
+
+    job: int
+    generation: int
+    deadline_ns: int
+
+
+class WorkerStop(Message, frozen=True, tag=True):
+    """End now; nothing of the job stays on the node."""
+
+    job: int
+    generation: int
+    keep_snapshots: bool = False
+
+
+class RunCheck(Message, frozen=True, tag=True):
+    """Run a check of this node; ``command`` comes back in ``CheckDone``."""
+
+    check: str
+    command: int
+
+
+class WorkerRebalance(Message, frozen=True, tag=True):
+    """New numbers of micro-batches by replica, from the next step on."""
+
+    job: int
+    generation: int
+    micro_batches: tuple[int, ...]
+
+
+class WorkerFlush(Message, frozen=True, tag=True):
+    """The job may write its durable checkpoint until then, at most this fast."""
+
+    job: int
+    generation: int
+    bytes_per_second: int
+    until_ns: int
+
+
+class WorkerReplay(Message, frozen=True, tag=True):
+    """Compute a micro-batch of a step again and report its fingerprint."""
+
+    job: int
+    generation: int
+    step: int
+
+
+AgentAction = (
+    WorkerForm
+    | WorkerRestore
+    | WorkerAbort
+    | WorkerDrain
+    | WorkerStop
+    | RunCheck
+    | WorkerRebalance
+    | WorkerFlush
+    | WorkerReplay
+)

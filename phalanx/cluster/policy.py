@@ -1,0 +1,133 @@
+"""What a site decides: every number that the core weighs, in one tree of frozen structs.
+
+Times are integer nanoseconds, shares are parts per million: decisions are made on integers.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Struct, field
+
+from phalanx.cluster.job import HOUR_NS, SECOND_NS
+
+MILLION = 1_000_000
+DAY_NS = 24 * HOUR_NS
+
+
+class Part(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of all parts of the policy."""
+
+
+class Quota(Part, frozen=True):
+    """GPUs that a team owns; unused ones of others may be borrowed up to ``ceiling``."""
+
+    gpus: int
+    ceiling: int = 0  # 0: no limit on borrowing
+    weight: int = 1  # of its fair share
+
+
+class Qos(Part, frozen=True):
+    """A class of service."""
+
+    priority: int = 0  # added to the job's own
+    preempts: bool = False  # may evict preemptible jobs of lower priority
+    most_gpus_per_job: int = 0  # 0: no limit
+    most_time_ns: int = 0
+
+
+class QueuePolicy(Part, frozen=True):
+    """Order of the queue."""
+
+    quotas: dict[str, Quota] = {}  # a team that is not here owns nothing and may borrow
+    qos: dict[str, Qos] = field(default_factory=lambda: {"normal": Qos()})
+    half_life_ns: int = 7 * DAY_NS  # of usage, in the fair share
+    age_weight: int = 1000  # priority gained by waiting ``age_full_ns``
+    age_full_ns: int = 7 * DAY_NS
+    fair_share_weight: int = 1000
+    size_weight: int = 100
+    backfill_depth: int = 1000  # jobs looked at behind the first that does not fit
+    reservations: int = 1  # blocked jobs that get a reserved start
+    grace_ns: int = 60 * SECOND_NS  # of a preempted job, to make a checkpoint
+    starving_ns: int = 2 * DAY_NS  # a job that waited this long gets a reservation of its own
+    delay_ns: int = 100_000_000  # changes are gathered this long before the queue is looked at
+
+
+class SparePolicy(Part, frozen=True):
+    """Nodes kept free to replace others."""
+
+    nodes: int = 0  # of the fleet's pool; -1: from failure rate and repair time (binomial)
+    quantile_ppm: int = 990_000
+    down_ppm: int = 5_000  # chance of a node to be away at a moment: failure rate * repair time
+    per: Literal["fleet", "pod", "leaf"] = "fleet"
+
+
+class TimeoutPolicy(Part, frozen=True):
+    """What timeouts are derived from; see ``timeouts.derive``."""
+
+    heartbeat_ns: int = 5 * SECOND_NS
+    missed_heartbeats: int = 4
+    round_trip_ns: int = SECOND_NS  # of a message, at the 99.9th percentile
+    hang_steps: int = 5  # a step may take this many times its usual time
+    least_hang_ns: int = 60 * SECOND_NS
+    lease_margin_ns: int = 30 * SECOND_NS
+    slack_ppm: int = 2 * MILLION  # a phase may take this many times what is expected
+
+
+class HealthPolicy(Part, frozen=True):
+    """Suspicion, tests, quarantine, and what stops them."""
+
+    test_ns: int = 5 * 60 * SECOND_NS  # a check may take this long
+    strikes: int = 2  # suspicions within ``strike_window_ns`` that mean quarantine
+    strike_window_ns: int = DAY_NS
+    breaker_nodes_ppm: int = 20_000  # of the fleet that may be evicted within the window
+    breaker_least_nodes: int = 4
+    breaker_window_ns: int = HOUR_NS
+    false_alarms_per_week: int = 1  # of each detector, before it only warns
+    lemon_score: int = 3_000  # thousandths of an incident, decayed
+    lemon_half_life_ns: int = 14 * DAY_NS
+
+
+class RecoveryPolicy(Part, frozen=True):
+    """Which ways out of a failure a site allows."""
+
+    in_place: bool = True
+    swap: bool = True
+    shrink: bool = True
+    rebalance: bool = True
+    degraded: bool = True
+    peer_memory: bool = True
+    same_step_failures: int = 3  # the same step failing so often stops the job
+    slow_swap_ppm: int = 150_000  # a rank slower than this is replaced, below it gets less work
+    spike_rollback_steps: int = 0  # behind a loss spike; 0: only say it
+    skip_batch: bool = False
+    grow_after_ns: int = 10 * 60 * SECOND_NS  # between reshapes that are not forced
+
+
+class StoragePolicy(Part, frozen=True):
+    """The remote storage that all jobs share."""
+
+    bytes_per_second: int = 0  # 0: not limited
+    flushes: int = 0  # jobs that may write at a time; 0: any number
+
+
+class PricePolicy(Part, frozen=True):
+    """What a GPU costs, for reports."""
+
+    micro_dollars_per_gpu_hour: int = 2_500_000
+    watts_per_gpu: int = 1_200
+    idle_watts_per_gpu: int = 300
+    budget_warning_ppm: int = 800_000
+
+
+class Policy(Part, frozen=True):
+    """Everything a site decides."""
+
+    queue: QueuePolicy = QueuePolicy()
+    spares: SparePolicy = SparePolicy()
+    timeouts: TimeoutPolicy = TimeoutPolicy()
+    health: HealthPolicy = HealthPolicy()
+    recovery: RecoveryPolicy = RecoveryPolicy()
+    storage: StoragePolicy = StoragePolicy()
+    price: PricePolicy = PricePolicy()
+    seed: int = 0

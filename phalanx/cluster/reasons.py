@@ -1,0 +1,37 @@
+"""Why something was decided: a code and its facts as data, and the sentence a person reads."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+Fact = int | str
+
+
+class Reason(Struct, frozen=True):
+    """A decision's reason. ``code`` is for machines; ``facts`` fill the sentence of the code."""
+
+    code: str
+    facts: dict[str, Fact] = {}
+
+    def __str__(self) -> str:
+        sentence = SENTENCES.get(self.code)
+        if sentence is None:
+            known = ", ".join(f"{name} {value}" for name, value in self.facts.items())
+            return self.code.replace("_", " ") + (f" ({known})" if known else "")
+        return sentence.format_map(self.facts)
+
+
+def reason(code: str, **facts: Fact) -> Reason:
+    """A reason with its facts as keywords."""
+    return Reason(code, facts)
+
+
+# One line a code. A code that is not here reads as its words with the facts behind them.
+SENTENCES: dict[str, str] = {}
+
+
+def sentences(table: dict[str, str]) -> None:
+    """Adds a module's sentences; a code has one owner."""
+    twice = [code for code in table if code in SENTENCES]
+    assert not twice, f"reasons written twice: {twice}"
+    SENTENCES.update(table)
