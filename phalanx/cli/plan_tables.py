@@ -14,7 +14,7 @@ from phalanx.plan.explain import WORDS, Change, Explanation
 from phalanx.plan.failures import DAY_SECONDS, LEAST_RECOVERY_SECONDS, Outlook
 from phalanx.plan.money import Range
 from phalanx.plan.predict import Prediction
-from phalanx.plan.proposal import Proposal, describe
+from phalanx.plan.proposal import Proposal, describe, not_run
 from phalanx.plan.quantities import duration, short, size
 from phalanx.plan.search import Candidate
 from phalanx.plan.workload import Mapping
@@ -47,9 +47,12 @@ def print_proposal(proposal: Proposal) -> None:
     out.print(_alternatives(proposal.alternatives, proposal.prediction))
     if proposal.assumed:
         out.print(escape("assumed: " + "; ".join(proposal.assumed)))
+    refused = not_run(proposal)
+    if refused:
+        out.print(f"[yellow]phalanx train does not run this plan[/yellow]: {escape(refused)}")
     out.print(
-        f"{proposal.considered:,} mappings priced in {proposal.search_seconds:.2f} s, "
-        f"{proposal.fitting:,} fit"
+        f"{proposal.considered:,} mappings searched in {proposal.search_seconds:.2f} s, "
+        f"{proposal.priced:,} priced in full"
     )
 
 
@@ -128,10 +131,17 @@ def _memory(prediction: Prediction) -> str:
     )
     rest = fullest.total_bytes - sum(count for _, count in parts)
     held = ", ".join(f"{name} {count / 2**30:.1f}" for name, count in (*parts, ("fragments", rest)))
-    return (
+    text = (
         f"{prediction.memory_bytes / 2**30:.1f} of {prediction.memory_limit / 2**30:.0f} GiB, "
         f"{prediction.memory_margin:.0%} free ({held})"
     )
+    for place, count, limit in (
+        ("host memory", prediction.host_bytes, prediction.host_limit),
+        ("NVMe", prediction.nvme_bytes, prediction.nvme_limit),
+    ):
+        if count:
+            text += f"; {size(count)} of {size(limit)} a GPU in {place}"
+    return text
 
 
 def _waterfall(parts: dict[str, float], title: str) -> Table:

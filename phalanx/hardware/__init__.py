@@ -14,11 +14,12 @@ from phalanx.hardware.links import (
     nics,
     pcie_bandwidth,
 )
-from phalanx.hardware.nodes import Node, nodes
+from phalanx.hardware.nodes import Drives, Node, nodes
 
 __all__ = [
     "Cluster",
     "ClusterFile",
+    "Drives",
     "Fabric",
     "Gpu",
     "Link",

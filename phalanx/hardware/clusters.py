@@ -14,7 +14,7 @@ from phalanx.config import ConfigError, Section
 from phalanx.config.tree import build, mistakes
 from phalanx.hardware.gpus import Gpu, gpu, gpus_by_key
 from phalanx.hardware.links import Fabric, Link, Nic, fabrics, links, nics
-from phalanx.hardware.nodes import Node, nodes
+from phalanx.hardware.nodes import Drives, Node, nodes
 from phalanx.hardware.tables import find, nearest, table
 
 MOST_GPUS = 10_000_000
@@ -47,6 +47,12 @@ class ClusterFile(Section, frozen=True, kw_only=True):
     """Rate inside a pod over rate between pods; 0: as in the fabric."""
     host_memory_gib: Annotated[int, Meta(ge=0)] = 0
     """Memory of a server's hosts; 0: as in the kind of server."""
+    nvme_terabytes: Annotated[float, Meta(ge=0)] | None = None
+    """Local NVMe of a server; 0: it has none. Left out: as in the kind of server."""
+    nvme_read_gb_per_second: Annotated[float, Meta(ge=0)] = 0.0
+    """Of all drives of a server together; 0: as in the kind of server."""
+    nvme_write_gb_per_second: Annotated[float, Meta(ge=0)] = 0.0
+    """Of all drives of a server together; 0: as in the kind of server."""
     price_per_gpu_hour: Annotated[float, Meta(ge=0)] = 0.0
     """Dollars; 0: the catalogue's."""
     # Google's fleet average of 2024, https://datacenters.google/efficiency
@@ -75,6 +81,8 @@ class Cluster(Struct, frozen=True, kw_only=True):
     fabric: Fabric
     host_bandwidth: float  # bytes per second between a GPU and host memory, one way
     host_memory_per_gpu: float  # bytes
+    host_memory_bandwidth: float  # bytes per second of host memory, a GPU's share
+    nvme: Drives  # a GPU's share of the local drives
     node_watts: float  # rated
     power_load: float  # share of the rating that training draws
     pue: float
@@ -149,6 +157,8 @@ def make_cluster(name: str, described: ClusterFile) -> Cluster:
         host_bandwidth=node.host_bandwidth,
         host_memory_per_gpu=(described.host_memory_gib * 2**30 or node.host_memory_bytes)
         / gpus_per_node,
+        host_memory_bandwidth=node.host_memory_bandwidth / gpus_per_node,
+        nvme=_nvme(described, node, gpus_per_node),
         node_watts=_node_watts(node, device, min(gpus_per_node, described.gpus)),
         power_load=described.power_load,
         pue=described.pue,
@@ -208,6 +218,20 @@ def _check_count(gpus: int, gpus_per_node: int) -> None:
 def _node_watts(node: Node, device: Gpu, gpus: int) -> float:
     # A server used in part is charged its GPUs' share of the hosts.
     return gpus * (node.watts / node.gpus + device.tdp_watts - node.gpu_watts)
+
+
+def _nvme(described: ClusterFile, node: Node, gpus_per_node: int) -> Drives:
+    usual, given = node.drives, described.nvme_terabytes
+    capacity = usual.capacity_bytes if given is None else given * 1e12
+    if capacity <= 0:
+        return Drives()
+    read = described.nvme_read_gb_per_second * 1e9 or usual.read_bandwidth
+    write = described.nvme_write_gb_per_second * 1e9 or usual.write_bandwidth
+    if not read or not write:
+        rule = "needs the speed of the drives"
+        fix = "set nvme_read_gb_per_second and nvme_write_gb_per_second"
+        raise ConfigError("nvme_terabytes", given, rule, fix)
+    return Drives(capacity / gpus_per_node, read / gpus_per_node, write / gpus_per_node)
 
 
 def _domain(described: ClusterFile, node: Node, gpus_per_node: int) -> int:

@@ -43,15 +43,15 @@ def block_exposed(
     """Exposed communication of a block in forward and in backward."""
     tensor = _tensor_seconds(split, pricing, moe=moe)
     ring = _ring_seconds(split, pricing)
-    forward_ring = _left_over(ring, time.attention, pricing)
-    backward_ring = _left_over(2 * ring, time.attention_backward, pricing)
+    forward_ring = left_over(ring, time.attention, pricing)
+    backward_ring = left_over(2 * ring, time.attention_backward, pricing)
     expert = _expert_seconds(split, pricing) if moe else np.zeros_like(tensor)
     if pricing.software.overlap_expert:
-        expert = _left_over(expert, time.forward, pricing)
+        expert = left_over(expert, time.forward, pricing)
     return Exposed(tensor, forward_ring, expert), Exposed(tensor, backward_ring, expert)
 
 
-def _left_over(seconds: Floats, compute: Floats, pricing: Pricing) -> Floats:
+def left_over(seconds: Floats, compute: Floats, pricing: Pricing) -> Floats:
     """What is left of communication that runs beside ``compute``, with its interference."""
     hidden = np.minimum(seconds * pricing.constants.hidden, compute)
     return seconds - hidden * (1 - pricing.constants.interference)
@@ -115,8 +115,8 @@ def gathered_block_seconds(
     gradients = all_gather_seconds(pricing.software.reduce_bytes * held_elements, *rest)
     if not pricing.software.overlap_gradients:
         return 2 * weights + gradients
-    forward = _left_over(weights, time.forward, pricing)
-    backward = _left_over(weights + gradients, time.backward, pricing)
+    forward = left_over(weights, time.forward, pricing)
+    backward = left_over(weights + gradients, time.backward, pricing)
     return forward + backward
 
 
@@ -139,8 +139,8 @@ def reduced_seconds(
     sums = np.where(grid.zero == 0, whole, scattered)
     gathers = np.where(grid.zero == 0, 0.0, weights)
     if software.overlap_gradients:
-        sums = _left_over(sums, backward, pricing)
-        gathers = _left_over(gathers, forward, pricing)
+        sums = left_over(sums, backward, pricing)
+        gathers = left_over(gathers, forward, pricing)
     return np.where(grid.zero == 3, _copies_seconds(grid, held_elements, pricing), sums + gathers)
 
 

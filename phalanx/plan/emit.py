@@ -39,7 +39,7 @@ def job_of(
         data=Data(sequence=workload.sequence),
         parallel=_parallel(mapping),
         precision=_precision(mapping),
-        memory=Memory(recompute=mapping.recompute, offload=mapping.offload),
+        memory=_memory(mapping),
         train=Train(
             steps=max(1, -(-tokens // workload.tokens)),
             global_batch=workload.global_batch,
@@ -68,6 +68,18 @@ def _parallel(mapping: Mapping) -> Parallel:
         schedule=schedule if mapping.pipeline > 1 else "1f1b",
         virtual_stages=mapping.virtual_stages if mapping.pipeline > 1 else 1,
     )
+
+
+def _memory(mapping: Mapping) -> Memory:
+    state, _, kept = mapping.offload.partition("+")
+    if state.startswith("activations"):
+        state, kept = "none", state
+    if "nvme" in mapping.offload:
+        rule = "the trainer offloads to host memory only, not to NVMe"
+        fix = f"plan with --offload {mapping.offload.replace('-nvme', '')}, or on more GPUs"
+        raise ConfigError("offload", mapping.offload, rule, fix)
+    where: Any = state
+    return Memory(recompute=mapping.recompute, offload=where, offload_activations=bool(kept))
 
 
 def _precision(mapping: Mapping) -> Precision:

@@ -11,7 +11,7 @@ from phalanx.hardware import Cluster
 from phalanx.plan.constants import Constants
 from phalanx.plan.emit import job_of
 from phalanx.plan.predict import Prediction, predict
-from phalanx.plan.workload import Mapping, Software, Workload
+from phalanx.plan.workload import OFFLOADS, Mapping, Software, Workload
 
 WORDS = {
     "matmul": "matrix products",
@@ -23,6 +23,7 @@ WORDS = {
     "expert": "exposed expert traffic and waiting for the busiest expert",
     "pipeline": "exposed sends between stages",
     "data": "exposed gradients and gathered weights",
+    "offload": "traffic to host memory or NVMe, and the update there",
     "bubble": "pipeline bubble",
     "optimizer": "optimizer step",
     "host": "host work between steps",
@@ -154,8 +155,10 @@ def _mappings(mapping: Mapping) -> Iterator[tuple[str, Mapping]]:
     for zero in range(4):
         if zero != mapping.zero:
             yield f"ZeRO {zero}", structs.replace(mapping, zero=zero)
-    if mapping.offload != "none":
-        yield "no offload", structs.replace(mapping, offload="none")
+    for offload in OFFLOADS:
+        if mapping.offload not in ("none", offload):
+            words = "no offload" if offload == "none" else f"offload {offload}"
+            yield words, structs.replace(mapping, offload=offload)
 
 
 def _workloads(workload: Workload) -> Iterator[tuple[str, Workload]]:

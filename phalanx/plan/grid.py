@@ -67,14 +67,6 @@ CODED = {"recompute": RECOMPUTES, "schedule": SCHEDULES, "offload": OFFLOADS}
 ARRAYS = tuple(field.name for field in fields(Grid) if field.name != "precision")
 
 
-def joined(grids: Sequence[Grid]) -> Grid:
-    """Mappings of several grids, in their order."""
-    columns: dict[str, Any] = {
-        name: np.concatenate([getattr(grid, name) for grid in grids]) for name in ARRAYS
-    }
-    return replace(grids[0], **columns)
-
-
 def grid_of(mappings: Sequence[Mapping]) -> Grid:
     """Mappings of one precision as arrays."""
     (precision,) = {mapping.precision for mapping in mappings}

@@ -38,7 +38,12 @@ class Machine(Struct, frozen=True, kw_only=True):
     domain: int  # GPUs that share NVLink (or its like)
     link_bandwidth: float  # that a large collective reaches
     network_bandwidth: float  # line rate less headers
-    host_bandwidth: float
+    host_bandwidth: float  # to host memory
+    host_memory_bytes: float  # a GPU's share of its host, as the four below
+    host_memory_bandwidth: float
+    nvme_bytes: float
+    nvme_read: float
+    nvme_write: float
     in_switch_reduction: bool  # by NVSwitch, inside a domain
     in_network_reduction: bool  # by the network's switches
 
@@ -63,6 +68,11 @@ def machine_of(cluster: Cluster, gpus: int) -> Machine:
             cluster.network_bandwidth * cluster.nic.payload_share * cluster.fabric.share(gpus)
         ),
         host_bandwidth=cluster.host_bandwidth,
+        host_memory_bytes=cluster.host_memory_per_gpu,
+        host_memory_bandwidth=cluster.host_memory_bandwidth,
+        nvme_bytes=cluster.nvme.capacity_bytes,
+        nvme_read=cluster.nvme.read_bandwidth,
+        nvme_write=cluster.nvme.write_bandwidth,
         in_switch_reduction=cluster.link.in_network_reduction,
         in_network_reduction=cluster.fabric.in_network_reduction,
     )

@@ -24,9 +24,10 @@ from phalanx.plan.counting import (
 )
 from phalanx.plan.grid import Bools, Floats, Grid, Ints
 from phalanx.plan.kept import block_bytes, flights, gathered_bytes, logit_bytes, stream_bytes
+from phalanx.plan.offload import ACTIVATIONS_AWAY, OPTIMIZER_AWAY, PARAMETERS_AWAY, Away, bytes_away
 from phalanx.plan.pipeline import first_moe_layer
 from phalanx.plan.ranks import Rank, candidates
-from phalanx.plan.workload import OFFLOADS, Software, Workload
+from phalanx.plan.workload import Software, Workload
 
 CONTEXT_BYTES = 2.0e9  # the driver's context and the libraries' workspaces
 CHANNEL_BYTES = 0.6e9  # NCCL's buffers, for each axis that communicates
@@ -43,6 +44,7 @@ class Memory:
     optimizer: Ints
     activations: Floats
     working: Floats
+    away: Away  # what is offloaded
 
     @property
     def total(self) -> Floats:
@@ -86,27 +88,36 @@ class _Common:
         grid = self.grid
         counts = (rank.dense, rank.moe, rank.first, rank.last)
         whole = sum(count * kind.held for count, kind in zip(counts, self.kinds, strict=True))
-        own = sum(count * kind.own for count, kind in zip(counts, self.kinds, strict=True))
+        own = np.zeros_like(rank.dense)
+        for count, kind in zip(counts, self.kinds, strict=True):
+            own = own + count * kind.own
         width = 4 if grid.precision == "float32" else 2
         computing = np.where(grid.zero < 3, width, 0) * whole
         weights = np.where(self.fsdp, 4 * own + computing, whole * (4 + width % 4))
         gradient_width = np.where(self.plain, width, self.software.gradient_bytes)
         kept_whole = (grid.zero < 2) | (grid.pipeline > 1) | ~self.fsdp
         gradients = gradient_width * np.where(kept_whole, whole, own)
-        optimizer = np.where(grid.offload >= OFFLOADS.index("optimizer"), 0, 8 * own)
-        weights = np.where(grid.offload == OFFLOADS.index("parameters"), 0, weights)
+        optimizer = np.where(OPTIMIZER_AWAY[grid.offload], 0, 8 * own)
+        # Masters leave with the moments; what computes stays, or leaves with the parameters.
+        stays = np.where((grid.zero == 3) & self.fsdp, 4 * own, width * whole)
+        weights = np.where(OPTIMIZER_AWAY[grid.offload], stays, weights)
+        weights = np.where(PARAMETERS_AWAY[grid.offload], 0, weights)
+        gradients = np.where(PARAMETERS_AWAY[grid.offload] & ~kept_whole, 0, gradients)
         rounds, extra = flights(grid, self.many, rank.position)
         blocks = rounds * (rank.dense + rank.moe) + rank.layers_before[rank.shape, extra]
         chunks = rounds * grid.virtual_stages + extra
-        activations = blocks * self.block + chunks * self.output
+        kept = blocks * self.block
+        away = bytes_away(grid, own, kept)
+        activations = np.where(ACTIVATIONS_AWAY[grid.offload], 0.0, kept) + chunks * self.output
         working = self.working + rank.last * self.logits
-        return Memory(weights, gradients, optimizer, activations, working)
+        return Memory(weights, gradients, optimizer, activations, working, away)
 
     def _working(self, workload: Workload) -> Floats:
         """One block at work with what is gathered for it, and the libraries' buffers."""
         grid = self.grid
         block = block_bytes(workload, grid, self.software, np.zeros_like(grid.recompute))
-        block = np.where(grid.recompute > 0, block, 0.5 * block)
+        alone = (grid.recompute > 0) | ACTIVATIONS_AWAY[grid.offload]
+        block = np.where(alone, block, 0.5 * block)
         largest = np.maximum(self.kinds[0].held, self.kinds[1].held)
         # Two blocks of 16-bit weights, and one block's gradients in two formats.
         weights = np.where((grid.zero == 3) & self.fsdp, 16 * largest, 0)
@@ -168,4 +179,7 @@ def _larger(one: Memory, other: Memory) -> Memory:
         name: np.where(take, getattr(other, name), getattr(one, name))
         for name in ("weights", "gradients", "optimizer", "activations", "working")
     }
-    return Memory(**parts)
+    away = Away(
+        np.maximum(one.away.host, other.away.host), np.maximum(one.away.nvme, other.away.nvme)
+    )
+    return Memory(**parts, away=away)

@@ -12,6 +12,7 @@ directions of p/2 - 1 micro-batches and has half the ranks to fill.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -47,17 +48,24 @@ def rank_layers(
     workload: Workload, schedule: str, pipeline: int, virtual: int, *, balanced: bool
 ) -> list[RankLayers]:
     """What each pipeline rank holds under a schedule."""
-    model = workload.model
+    folded = schedule in FOLDED
+    return _rank_layers(workload.model, workload.sequence, folded, pipeline, virtual, balanced)
+
+
+@lru_cache(maxsize=8192)
+def _rank_layers(
+    model: Model, sequence: int, folded: bool, pipeline: int, virtual: int, balanced: bool
+) -> list[RankLayers]:
     total = pipeline * virtual
     if balanced or model.layers % total:
-        split = stage_layers(model, workload.sequence, total)
+        split = stage_layers(model, sequence, total)
     else:
         each = model.layers // total
         split = [range(i * each, (i + 1) * each) for i in range(total)]
     first_moe = first_moe_layer(model)
     found = []
     for rank in range(pipeline):
-        numbers = rank_stages(schedule, pipeline, virtual, rank)
+        numbers = rank_stages(FOLDED[0] if folded else "", pipeline, virtual, rank)
         layers = [layer for number in numbers for layer in split[number]]
         dense = sum(layer < first_moe for layer in layers)
         found.append(

@@ -22,7 +22,9 @@ USEFUL, EXPOSED, IDLE, INK, SOFT = "#2f6f8f", "#d08a2e", "#b9534b", "#22303a", "
 # Work that the mathematics needs, traffic that nothing hides, and waiting.
 KINDS = {
     **dict.fromkeys(("matmul", "attention", "elementwise", "optimizer"), USEFUL),
-    **dict.fromkeys(("tensor", "context", "expert", "pipeline", "data", "recompute"), EXPOSED),
+    **dict.fromkeys(
+        ("tensor", "context", "expert", "pipeline", "data", "recompute", "offload"), EXPOSED
+    ),
     **dict.fromkeys(("bubble", "straggler", "host"), IDLE),
 }
 

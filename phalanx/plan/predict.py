@@ -13,6 +13,7 @@ from phalanx.plan.counts import flops_per_token
 from phalanx.plan.grid import Grid, grid_of
 from phalanx.plan.machine import machine_of
 from phalanx.plan.memory import memory, rank_memory
+from phalanx.plan.offload import ROOM_SHARE
 from phalanx.plan.ranks import rank_at
 from phalanx.plan.step import step_time
 from phalanx.plan.uncertainty import Z80, spread
@@ -49,11 +50,16 @@ class Prediction(Struct, frozen=True, kw_only=True):
     memory: tuple[StageMemory, ...]
     memory_bytes: float  # of the fullest rank
     memory_limit: float
+    host_bytes: float = 0.0  # that a rank keeps in host memory
+    host_limit: float = 0.0
+    nvme_bytes: float = 0.0  # and on local drives
+    nvme_limit: float = 0.0
 
     @property
     def fits(self) -> bool:
-        """Whether the fullest rank has room."""
-        return self.memory_bytes <= self.memory_limit
+        """Whether the fullest rank has room on the device and for what is offloaded."""
+        away = self.host_bytes <= self.host_limit and self.nvme_bytes <= self.nvme_limit
+        return self.memory_bytes <= self.memory_limit and away
 
     @property
     def memory_margin(self) -> float:
@@ -86,6 +92,7 @@ def predict(
     per_token = flops_per_token(workload.model, workload.sequence)
     flops = per_token.model_flops * workload.tokens
     stages = _stages(workload, grid, software)
+    fullest = memory(workload, grid, software)
     return Prediction(
         workload=workload,
         mapping=mapping,
@@ -99,8 +106,12 @@ def predict(
         parts=parts,
         bound_by=max(parts, key=lambda name: parts[name]),
         memory=stages,
-        memory_bytes=float(memory(workload, grid, software).total[0]),
+        memory_bytes=float(fullest.total[0]),
         memory_limit=machine.memory_bytes,
+        host_bytes=float(fullest.away.host[0]),
+        host_limit=ROOM_SHARE * machine.host_memory_bytes,
+        nvme_bytes=float(fullest.away.nvme[0]),
+        nvme_limit=ROOM_SHARE * machine.nvme_bytes,
     )
 
 

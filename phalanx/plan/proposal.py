@@ -31,7 +31,6 @@ from phalanx.plan.workload import Mapping, Precision
 LEAST_SHARE = 1 / 16
 # How far a search goes for the nearest number of GPUs that works.
 LARGEST_FACTOR = 4096
-HOST_SHARE = 0.8  # of a host's memory that training state may take
 
 
 class Proposal(Struct, frozen=True, kw_only=True):
@@ -53,7 +52,7 @@ class Proposal(Struct, frozen=True, kw_only=True):
     alternatives: tuple[Candidate, ...]
     pareto: tuple[Candidate, ...]
     considered: int
-    fitting: int
+    priced: int
     search_seconds: float
     constants: Constants
     assumed: tuple[str, ...]
@@ -110,7 +109,7 @@ def _propose(question: Question, on: Cluster, hint: bool = True) -> Proposal:
         alternatives=result.top,
         pareto=result.pareto,
         considered=result.considered,
-        fitting=result.fitting,
+        priced=result.priced,
         search_seconds=result.seconds,
         constants=question.constants,
         assumed=question.assumed,
@@ -118,7 +117,7 @@ def _propose(question: Question, on: Cluster, hint: bool = True) -> Proposal:
 
 
 def _search(question: Question, on: Cluster) -> SearchResult:
-    pins = _within_hosts(question, on)
+    pins = dict(question.pins)
     precision: Precision = pins.pop("precision", "bfloat16")
     return search(
         question.workload,
@@ -129,19 +128,6 @@ def _search(question: Question, on: Cluster) -> SearchResult:
         precision=precision,
         constants=question.constants,
     )
-
-
-def _within_hosts(question: Question, on: Cluster) -> dict[str, Any]:
-    """The pins; without offload where the hosts could not hold the state."""
-    pins = dict(question.pins)
-    state = CHECKPOINT_BYTES_PER_PARAMETER * parameters(question.workload.model).total / on.gpus
-    room = HOST_SHARE * on.host_memory_per_gpu
-    if state <= room:
-        return pins
-    if pins.setdefault("offload", "none") != "none":
-        rule = f"{size(state)} of state a GPU exceed its {size(room)} of host memory"
-        raise ConfigError("offload", f'"{pins["offload"]}"', rule, "leave it out")
-    return pins
 
 
 def _with_nearest(error: ConfigError, question: Question) -> ConfigError:
@@ -206,8 +192,24 @@ def describe(mapping: Mapping) -> str:
     if mapping.recompute != "none":
         rest.append(f"{mapping.recompute} recompute")
     if mapping.offload != "none":
-        rest.append(f"{mapping.offload} in host memory")
+        rest += [_where(part) for part in mapping.offload.split("+")]
     return ", ".join([*rest, mapping.precision])
+
+
+def _where(part: str) -> str:
+    what = part.removesuffix("-nvme")
+    return f"{what} {'on NVMe' if what != part else 'in host memory'}"
+
+
+def not_run(proposal: Proposal) -> str:
+    """Why ``phalanx train`` would refuse the plan; "" where it runs it."""
+    prediction = proposal.prediction
+    try:
+        job_of("plan", prediction.workload, prediction.mapping, proposal.tokens, 0)
+    except ConfigError as error:
+        first = error.problems[0]
+        return f"{first.rule}; {first.fix}"
+    return ""
 
 
 def emitted(proposal: Proposal, command: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 
@@ -53,7 +54,8 @@ def rank_at(workload: Workload, grid: Grid, software: Software, position: int) -
 
 
 def _row(position: int, rank: RankLayers, widest: int) -> tuple[int, ...]:
-    before = [sum(rank.stages[:turn]) for turn in range(widest + 1)]
+    before = list(accumulate(rank.stages, initial=0))
+    before += [before[-1]] * (widest + 1 - len(before))
     return (position, rank.dense, rank.moe, int(rank.first), int(rank.last), *before)
 
 

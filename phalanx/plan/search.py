@@ -1,8 +1,16 @@
-"""The best mapping of a workload onto a cluster, from the whole valid space."""
+"""The best mapping of a workload onto a cluster, from the whole valid space.
+
+Every way to divide the GPUs first gets a floor: its step without recompute, without traffic of
+the data axis, without optimizer and offload, which no choice of those can beat. Divisions are
+then priced from the lowest floor up, and left alone once their floor says that they can neither
+be among the best nor lie on the front of time against memory. Offload only ever adds time: it
+is tried where a mapping does not fit without it, or where it is pinned.
+"""
 
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -11,19 +19,21 @@ from msgspec import Struct
 from phalanx.config import ConfigError
 from phalanx.hardware import Cluster
 from phalanx.plan.constants import Constants, shipped
-from phalanx.plan.grid import Floats, Grid
-from phalanx.plan.machine import machine_of
+from phalanx.plan.front import Found, One, Priced, Smallest
+from phalanx.plan.grid import Bools, Floats, Grid, Ints
+from phalanx.plan.machine import Machine, machine_of
 from phalanx.plan.memory import memory
+from phalanx.plan.offload import ROOM_SHARE, has_room
 from phalanx.plan.predict import Prediction, predict
-from phalanx.plan.space import Pins, enumerate_mappings
-from phalanx.plan.step import step_time
-from phalanx.plan.uncertainty import Z80, spread
+from phalanx.plan.quantities import size
+from phalanx.plan.space import Pins, Space, least_held, offloaded
+from phalanx.plan.step import floor_seconds, step_time
+from phalanx.plan.uncertainty import Z80, least_spread, spread
 from phalanx.plan.workload import Mapping, Precision, Software, Workload
 
 Objective = Literal["tokens", "dollars", "days", "memory"]
 CHUNK = 16384  # mappings priced at once: their arrays stay in the cache
 HEADROOM = 0.02  # of the device that a plan leaves free
-SHOWN = 10
 
 
 class Candidate(Struct, frozen=True):
@@ -41,9 +51,10 @@ class SearchResult(Struct, frozen=True, kw_only=True):
     best: Prediction
     objective: Objective
     top: tuple[Candidate, ...]  # the best few, best first
-    pareto: tuple[Candidate, ...]  # no other is both faster and smaller; fastest first
-    considered: int
-    fitting: int
+    # No other is both faster and smaller, up to twice the fastest step; fastest first.
+    pareto: tuple[Candidate, ...]
+    considered: int  # valid mappings
+    priced: int  # of these (and of their offloaded variants), those that bounds did not exclude
     seconds: float
 
     @property
@@ -63,69 +74,145 @@ def search(
     precision: Precision = "bfloat16",
     constants: Constants | None = None,
     software: Software | None = None,
+    exhaustive: bool = False,
 ) -> SearchResult:
-    """Price every valid mapping and choose; ``robust`` chooses by the 90th percentile.
+    """Find the best mapping; ``robust`` chooses by the 90th percentile.
 
-    Raises ConfigError where no mapping is valid or none fits into memory.
+    ``exhaustive`` prices every mapping that fits, with the same result. Raises ConfigError where
+    no mapping is valid or none fits into memory.
     """
     began = time.perf_counter()
     gpus = gpus or cluster.gpus
-    pins, software, constants = pins or Pins(), software or Software(), constants or shipped()
     if gpus > cluster.gpus:
         raise ConfigError(
             "gpus", gpus, f"the cluster has {cluster.gpus:,}", f"at most {cluster.gpus}"
         )
-    grid = enumerate_mappings(workload, cluster, gpus, pins, precision)
-    if len(grid) == 0:
+    pins = pins or Pins()
+    space = Space(workload, cluster, gpus, pins, precision)
+    asked = _Asked(
+        workload,
+        machine_of(cluster, gpus),
+        constants or shipped(),
+        software or Software(),
+        precision,
+        "memory" if objective == "memory" else "late" if robust else "seconds",
+        exhaustive,
+        may_offload=pins.offload is None,
+    )
+    considered = int(space.allowed(space.rows).sum())
+    if not considered:
         raise _nothing_valid(workload, gpus)
-    machine = machine_of(cluster, gpus)
-    limit = machine.memory_bytes * (1 - HEADROOM)
-    kept: list[tuple[Grid, Floats, Floats, Floats]] = []
-    smallest = (np.inf, grid.mapping(0))
-    for start in range(0, len(grid), CHUNK):
-        part = grid.take(slice(start, start + CHUNK))
-        held = memory(workload, part, software).total
-        least = int(np.argmin(held))
-        if held[least] < smallest[0]:
-            smallest = (float(held[least]), part.mapping(least))
-        fits = held <= limit
-        if fits.any():
-            part, held = part.take(fits), held[fits]
-            priced = step_time(workload, part, machine, constants, software)
-            sure = np.exp(Z80 * spread(workload, machine, priced, precision, constants))
-            kept.append((part, priced.seconds, priced.seconds * sure, held))
-    if not kept:
-        raise _nothing_fits(smallest, limit, gpus)
-    seconds = np.concatenate([k[1] for k in kept])
-    late = np.concatenate([k[2] for k in kept])
-    held = np.concatenate([k[3] for k in kept])
-    score = held if objective == "memory" else late if robust else seconds
-    order = np.lexsort((held, score))  # of equals, the one with more room
-    offsets = np.cumsum([0] + [len(k[0]) for k in kept])
-
-    def candidate(index: int) -> Candidate:
-        chunk = int(np.searchsorted(offsets, index, side="right")) - 1
-        mapping = kept[chunk][0].mapping(int(index - offsets[chunk]))
-        return Candidate(mapping, float(seconds[index]), float(late[index]), float(held[index]))
-
-    best = candidate(int(order[0]))
+    found = asked.run(space)
+    if not found.priced:
+        assert found.smallest is not None
+        raise _nothing_fits(found.smallest, asked.limit, asked.machine, gpus)
+    top, front = found.result()
+    best = top[0].mapping
     return SearchResult(
-        best=predict(workload, best.mapping, cluster, constants=constants, software=software),
+        best=predict(workload, best, cluster, constants=asked.constants, software=asked.software),
         objective=objective,
-        top=tuple(candidate(int(index)) for index in order[:SHOWN]),
-        pareto=tuple(candidate(int(index)) for index in _front(seconds, held)),
-        considered=len(grid),
-        fitting=len(seconds),
+        top=tuple(_candidate(one) for one in top),
+        pareto=tuple(_candidate(one) for one in front),
+        considered=considered,
+        priced=found.priced,
         seconds=time.perf_counter() - began,
     )
 
 
-def _front(seconds: Floats, held: Floats) -> list[int]:
-    """Indices that nothing beats in both time and memory, fastest first."""
-    order = np.lexsort((held, seconds))
-    least = np.minimum.accumulate(held[order])
-    new = np.concatenate(([True], least[1:] < least[:-1]))
-    return [int(index) for index in order[new]]
+@dataclass(frozen=True)
+class _Asked:
+    """One search: what is priced, and on what."""
+
+    workload: Workload
+    machine: Machine
+    constants: Constants
+    software: Software
+    precision: Precision
+    score: Literal["late", "seconds", "memory"]
+    exhaustive: bool
+    may_offload: bool
+
+    @property
+    def limit(self) -> float:
+        """Bytes of a device that a plan may use."""
+        return self.machine.memory_bytes * (1 - HEADROOM)
+
+    def run(self, space: Space) -> Found:
+        """Price the space from the lowest floor up."""
+        rows, floors = space.rows, self._floors(space)
+        order = np.argsort(floors, kind="stable")
+        found = Found(self.score, self._surely())
+        each = max(1, CHUNK // len(space.choices))
+        for start in range(0, len(rows), each):
+            chunk = order[start : start + each]
+            if not self.exhaustive and found.is_beyond(float(floors[chunk[0]])):
+                break
+            self._price(space, rows[chunk], floors[chunk], found)
+        return found
+
+    def _floors(self, space: Space) -> Floats:
+        grid = space.divisions()
+        parts = [
+            floor_seconds(
+                self.workload,
+                grid.take(slice(start, start + CHUNK)),
+                self.machine,
+                self.constants,
+                self.software,
+            )
+            for start in range(0, len(grid), CHUNK)
+        ]
+        return np.concatenate(parts)
+
+    def _surely(self) -> float:
+        """What the 90th percentile of any step is at least, over its mean."""
+        least = least_spread(self.workload, self.machine, self.precision, self.constants)
+        return float(np.exp(Z80 * least))
+
+    def _price(self, space: Space, rows: Ints, floors: Floats, found: Found) -> None:
+        which, grid = space.grid(rows)
+        fitting = self._fitting(grid, floors[which], found)
+        if self.may_offload and not fitting.all():
+            which, grid = which[~fitting], grid.take(~fitting)
+            hopeful = self._hopeful(grid, found)
+            which, grid = which[hopeful], grid.take(hopeful)
+            each = CHUNK // 8  # a mapping has up to fourteen offloaded variants
+            for start in range(0, len(grid), each):
+                part = slice(start, start + each)
+                origin, many = offloaded(grid.take(part))
+                self._fitting(many, floors[which[part]][origin], found)
+
+    def _hopeful(self, grid: Grid, found: Found) -> Bools:
+        """Mappings that some offload makes fit, and that matter even if it cost no time."""
+        least = np.full(len(grid), np.inf)
+        for variant in least_held(grid):
+            least = np.minimum(least, memory(self.workload, variant, self.software).total)
+        hopeful: Bools = least <= self.limit
+        if self.exhaustive or not hopeful.any():
+            return hopeful
+        kept = grid.take(hopeful)
+        bare = step_time(self.workload, kept, self.machine, self.constants, self.software)
+        hopeful[hopeful] = found.may_matter(bare.seconds, least[hopeful])
+        return hopeful
+
+    def _fitting(self, grid: Grid, floors: Floats, found: Found) -> Bools:
+        """Price the mappings that fit; returns which those are."""
+        held = memory(self.workload, grid, self.software)
+        total = held.total
+        fits = (total <= self.limit) & has_room(held.away, self.machine)
+        found.saw(grid, total, held.away)
+        wanted = fits if self.exhaustive else fits & found.may_matter(floors, total)
+        if wanted.any():
+            part = grid.take(wanted)
+            priced = step_time(self.workload, part, self.machine, self.constants, self.software)
+            wide = spread(self.workload, self.machine, priced, self.precision, self.constants)
+            late = priced.seconds * np.exp(Z80 * wide)
+            found.add(Priced(part, priced.seconds, late, total[wanted]))
+        return fits
+
+
+def _candidate(one: One) -> Candidate:
+    return Candidate(one.mapping, one.seconds, one.late, one.held)
 
 
 def _nothing_valid(workload: Workload, gpus: int) -> ConfigError:
@@ -140,16 +227,31 @@ def _nothing_valid(workload: Workload, gpus: int) -> ConfigError:
     )
 
 
-def _nothing_fits(smallest: tuple[float, Mapping], limit: float, gpus: int) -> ConfigError:
-    held, mapping = smallest
-    times = held / limit
+def _nothing_fits(least: Smallest, limit: float, machine: Machine, gpus: int) -> ConfigError:
+    mapping = least.mapping
+    what = (
+        f"tensor {mapping.tensor}, pipeline {mapping.pipeline}, zero {mapping.zero}, recompute "
+        f"{mapping.recompute}, offload {mapping.offload}"
+    )
+    if least.held <= limit:
+        places = (
+            ("host memory", least.host, ROOM_SHARE * machine.host_memory_bytes),
+            ("NVMe", least.nvme, ROOM_SHARE * machine.nvme_bytes),
+        )
+        short = [
+            f"{size(wanted)} a GPU exceed the {size(room)} of {place}"
+            for place, wanted, room in places
+            if wanted > room
+        ]
+        rule = f"nothing fits: {' and '.join(short)} ({what})"
+        return ConfigError("gpus", gpus, rule, "more GPUs, or servers with more of it")
+    times = least.held / limit
     enough = 1 << math_ceil_log2(gpus * times)
     return ConfigError(
         "gpus",
         gpus,
-        f"nothing fits: the smallest mapping needs {held / 2**30:.1f} GiB a GPU of "
-        f"{limit / 2**30:.1f} (tensor {mapping.tensor}, pipeline {mapping.pipeline}, zero "
-        f"{mapping.zero}, recompute {mapping.recompute})",
+        f"nothing fits: the smallest mapping needs {least.held / 2**30:.1f} GiB a GPU of "
+        f"{limit / 2**30:.1f} ({what})",
         f"try about {enough} GPUs, or GPUs with {times:.1f} times the memory",
     )
 

@@ -17,7 +17,8 @@ from msgspec import Struct
 
 from phalanx.config import Model, gate_up_groups
 from phalanx.hardware import Cluster
-from phalanx.plan.grid import Grid, joined
+from phalanx.plan.grid import Bools, Grid, Ints
+from phalanx.plan.offload import PARAMETERS_AWAY
 from phalanx.plan.workload import OFFLOADS, RECOMPUTES, SCHEDULES, Precision, Workload
 
 MOST_MICRO_BATCH = 64
@@ -42,75 +43,132 @@ class Pins(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     offload: str | None = None
 
 
+class Space:
+    """All valid mappings onto exactly ``gpus`` GPUs, without writing every one of them down.
+
+    ``rows`` are the ways to divide the GPUs, the batch and the layers; each is crossed with the
+    levels of ZeRO and of recompute that mean something for it.
+    """
+
+    def __init__(
+        self, workload: Workload, cluster: Cluster, gpus: int, pins: Pins, precision: Precision
+    ) -> None:
+        self.pins, self.precision = pins, precision
+        found = list(_divisions(workload, cluster, gpus, pins))
+        rows = np.array(found, dtype=np.int64).reshape(len(found), len(COLUMNS) - 1)
+        rows = np.concatenate((rows, np.ones((len(rows), 1), dtype=np.int64)), axis=1)
+        if pins.replicate is None and pins.zero in (None, 3):
+            rows = np.concatenate((rows, _copies(rows, cluster.domain_gpus)))
+        self.rows = rows
+        self.choices = np.array(
+            [
+                (zero, recompute)
+                for zero in _chosen(range(4), pins.zero)
+                for recompute in _codes(RECOMPUTES, pins.recompute)
+            ],
+            dtype=np.int64,
+        )
+        self.offload = OFFLOADS.index(pins.offload or "none")
+
+    def allowed(self, rows: Ints) -> Bools:
+        """[row, choice]: combinations that mean something."""
+        _, pipeline, data, context, expert, _, schedule, _, replicate = rows.T[:, :, None]
+        tensor = rows.T[0][:, None]
+        zero, recompute = self.choices.T[:, None, :]
+        # ZeRO needs ranks to divide over.
+        found: Bools = (data * context > 1) | (zero == 0) | (self.pins.zero is not None)
+        folded = schedule == SCHEDULES.index("zero-bubble")
+        found &= ~(folded & (zero == 3))  # weights must stay until their late gradients
+        # Its backward runs in two halves, and what selective recompute keeps serves only one.
+        found &= ~(folded & (recompute == RECOMPUTES.index("selective")))
+        # Without ZeRO every replica is a full copy: experts divide over the other axes alone.
+        found &= (zero > 0) | (context * tensor % expert == 0)
+        # Without a pipeline only: there every micro-batch gathers the weights again.
+        found &= (replicate == 1) | ((zero == 3) & (pipeline == 1))
+        # Parameters in host memory are FSDP's business: they must be divided by it.
+        found &= (zero == 3) | (not PARAMETERS_AWAY[self.offload])
+        return found
+
+    def divisions(self) -> Grid:
+        """Every row once, without ZeRO and recompute."""
+        nothing = np.zeros(len(self.rows), dtype=np.int64)
+        columns = dict(zip(COLUMNS, self.rows.T, strict=True))
+        return Grid(
+            **columns, zero=nothing, recompute=nothing, offload=nothing, precision=self.precision
+        )
+
+    def grid(self, rows: Ints) -> tuple[Ints, Grid]:
+        """The mappings of these rows with every choice that they allow, and the row of each."""
+        which, choice = np.nonzero(self.allowed(rows))
+        columns = dict(zip(COLUMNS, rows[which].T, strict=True))
+        zero, recompute = self.choices[choice].T
+        grid = Grid(
+            **columns,
+            zero=zero,
+            recompute=recompute,
+            offload=np.full(len(which), self.offload),
+            precision=self.precision,
+        )
+        return which, grid
+
+
+COLUMNS = (
+    "tensor",
+    "pipeline",
+    "data",
+    "context",
+    "expert",
+    "micro_batch",
+    "schedule",
+    "virtual_stages",
+    "replicate",
+)
+
+
 def enumerate_mappings(
     workload: Workload, cluster: Cluster, gpus: int, pins: Pins, precision: Precision
 ) -> Grid:
-    """All valid mappings onto exactly ``gpus`` GPUs."""
-    rows = list(_divisions(workload, cluster, gpus, pins))
-    table = np.array(rows, dtype=np.int64).reshape(len(rows), 8)
-    zeros = _chosen(range(4), pins.zero)
-    recomputes = _codes(RECOMPUTES, pins.recompute)
-    offloads = _codes(OFFLOADS, pins.offload)
-    choices = np.array(
-        [(z, r, o) for z in zeros for r in recomputes for o in offloads], dtype=np.int64
-    ).reshape(-1, 3)
-    many = np.repeat(table, len(choices), axis=0)
-    zero, recompute, offload = np.tile(choices, (len(table), 1)).T
-    tensor, pipeline, data, context, expert, micro_batch, schedule, virtual = many.T
-    grid = Grid(
-        tensor=tensor,
-        pipeline=pipeline,
-        data=data,
-        context=context,
-        expert=expert,
-        zero=zero,
-        replicate=np.ones_like(tensor),
-        micro_batch=micro_batch,
-        virtual_stages=virtual,
-        recompute=recompute,
-        schedule=schedule,
-        offload=offload,
-        precision=precision,
-    )
-    grid = grid.take(_allowed(grid, pins))
-    return _with_copies(grid, cluster.domain_gpus) if pins.replicate is None else grid
+    """All valid mappings onto exactly ``gpus`` GPUs, with the pinned offload or none."""
+    space = Space(workload, cluster, gpus, pins, precision)
+    return space.grid(space.rows)[1]
 
 
-def _with_copies(grid: Grid, domain: int) -> Grid:
-    """ZeRO 3 also within groups (HSDP): shards over a domain, or twice, four times ... as many.
+def offloaded(grid: Grid) -> tuple[Ints, Grid]:
+    """Each mapping with every offload that it allows but "none", and the index of each in grid."""
+    codes = np.arange(1, len(OFFLOADS))
+    found = (grid.zero[:, None] == 3) | ~PARAMETERS_AWAY[codes]
+    which, code = np.nonzero(found)
+    return which, replace(grid.take(which), offload=codes[code])
 
-    Without a pipeline only: there every micro-batch gathers the weights again, wherever they are.
+
+def least_held(grid: Grid) -> tuple[Grid, Grid]:
+    """The offloads that hold least on the device: all state away, and activations too.
+
+    (Both: a block whose activations leave is kept whole while it works.)
     """
-    found = [grid]
-    whole = grid.take((grid.zero == 3) & (grid.pipeline == 1))
-    ranks = whole.tensor * whole.context
+    found = []
+    for rest in ("", "+activations"):
+        codes = [OFFLOADS.index(state + rest) for state in ("optimizer", "parameters")]
+        found.append(replace(grid, offload=np.where(grid.zero == 3, codes[1], codes[0])))
+    return found[0], found[1]
+
+
+def _copies(rows: Ints, domain: int) -> Ints:
+    """ZeRO 3 also within groups (HSDP): shards over a domain, or twice, four times ... as many."""
+    whole = rows[rows[:, COLUMNS.index("pipeline")] == 1]
+    tensor, _, data, context, expert = whole.T[:5]
+    ranks = tensor * context
+    found = [whole[:0]]
     shards = domain
-    while len(whole) and shards <= int((whole.data * ranks).max()) // 2:
+    while len(whole) and shards <= int((data * ranks).max()) // 2:
         own = np.maximum(1, shards // ranks)  # of the data axis
-        fits = (whole.data % own == 0) & (whole.data > own) & (own * ranks == shards)
-        fits &= (own * ranks) % whole.expert == 0
-        part = whole.take(fits)
-        found.append(replace(part, replicate=part.data // own[fits]))
+        fits = (data % own == 0) & (data > own) & (own * ranks == shards)
+        fits &= (own * ranks) % expert == 0
+        part = whole[fits].copy()
+        part[:, COLUMNS.index("replicate")] = data[fits] // own[fits]
+        found.append(part)
         shards *= 2
-    return joined(found)
-
-
-def _allowed(grid: Grid, pins: Pins) -> Any:
-    """Combinations that mean something: ZeRO needs ranks to divide over, and so on."""
-    ranks = grid.data * grid.context
-    alone = (ranks == 1) & (grid.zero > 0)
-    if pins.zero is None:
-        allowed = ~alone
-    else:
-        allowed = np.ones(len(grid), dtype=bool)
-    folded = grid.schedule == SCHEDULES.index("zero-bubble")
-    allowed &= ~(folded & (grid.zero == 3))  # weights must stay until their late gradients
-    # Its backward runs in two halves, and what selective recompute keeps serves only one.
-    allowed &= ~(folded & (grid.recompute == RECOMPUTES.index("selective")))
-    # Without ZeRO every replica is a full copy: experts divide over the other axes alone.
-    allowed &= (grid.zero > 0) | (grid.context * grid.tensor % grid.expert == 0)
-    # Parameters in host memory are FSDP's business: they must be divided by it.
-    return allowed & ~((grid.offload == OFFLOADS.index("parameters")) & (grid.zero < 3))
+    return np.concatenate(found)
 
 
 def _divisions(

@@ -14,15 +14,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from phalanx.plan.axes import block_exposed, gathered_block_seconds, reduced_seconds
+from phalanx.plan.axes import block_exposed, gathered_block_seconds, left_over, reduced_seconds
 from phalanx.plan.collectives import send_seconds
 from phalanx.plan.constants import Constants
 from phalanx.plan.counting import block_tensors, head_tensors, held
 from phalanx.plan.grid import Floats, Grid, Ints
+from phalanx.plan.kept import block_bytes
 from phalanx.plan.layer import Pricing, Split, block_time, head_time, tokens_of
 from phalanx.plan.machine import Machine
+from phalanx.plan.offload import activation_seconds, fetch_seconds, update_seconds
 from phalanx.plan.pipeline import bottleneck, first_moe_layer, idle_share
-from phalanx.plan.workload import OFFLOADS, RECOMPUTES, SCHEDULES, Software, Workload
+from phalanx.plan.workload import RECOMPUTES, SCHEDULES, Software, Workload
 
 OPTIMIZER_BYTES = 34.0  # read and write fp32 weight and moments, read gradient twice, write bf16
 SPLIT_BACKWARD = [SCHEDULES.index(name) for name in ("zb-h1", "zero-bubble", "dualpipe")]
@@ -78,11 +80,26 @@ def step_time(
     parts["bubble"] = idle_share(grid) * mean
     parts["data"] = parts["data"] + reduced_seconds(grid, elements, forward, backward, pricing)
     parts["optimizer"] = _optimizer_seconds(pricing, grid, elements)
+    parts["offload"] = _offload_seconds(
+        pricing, grid, elements, (worst.dense + worst.moe), m, forward, backward
+    )
     parts["host"] = np.full(len(grid), constants.step_seconds)
     parts["host"] = parts["host"] + constants.unmodelled * sum(parts.values())
     busy = sum(parts.values())
     parts["straggler"] = busy * straggler_share(grid.gpus, constants)
     return StepTime(busy + parts["straggler"], parts)
+
+
+def floor_seconds(
+    workload: Workload, grid: Grid, machine: Machine, constants: Constants, software: Software
+) -> Floats:
+    """What no level of ZeRO, recompute or offload can bring a step of these mappings below.
+
+    The grid must be without them: then only the data axis and the optimizer are taken away.
+    """
+    time = step_time(workload, grid, machine, constants, software)
+    less = (time.parts["data"] + time.parts["optimizer"]) * (1 + constants.unmodelled)
+    return time.seconds - less * (1 + straggler_share(grid.gpus, constants))
 
 
 def straggler_share(gpus: Ints, constants: Constants) -> Floats:
@@ -190,10 +207,28 @@ def _send_seconds(pricing: Pricing, grid: Grid) -> Floats:
 
 
 def _optimizer_seconds(pricing: Pricing, grid: Grid, elements: Floats) -> Floats:
-    """The update passes over the rank's share of the state; offloaded state crosses to the host."""
+    """The update passes over the rank's share of the state."""
     own = elements / np.where(grid.zero > 0, grid.shards, 1)
-    machine = pricing.machine
-    passes = OPTIMIZER_BYTES * own / (machine.memory_bandwidth * pricing.constants.memory)
-    moved = np.array([0.0, 24.0, 28.0])[grid.offload]  # state there and back
-    assert len(OFFLOADS) == 3
-    return passes + moved * own / machine.host_bandwidth
+    return OPTIMIZER_BYTES * own / (pricing.machine.memory_bandwidth * pricing.constants.memory)
+
+
+def _offload_seconds(
+    pricing: Pricing,
+    grid: Grid,
+    elements: Floats,
+    blocks: Floats,
+    m: Floats,
+    forward: Floats,
+    backward: Floats,
+) -> Floats:
+    """What a step waits for state and activations that are not on the device."""
+    if not grid.offload.any():
+        return np.zeros(len(grid))
+    machine, software = pricing.machine, pricing.software
+    own = elements / np.where(grid.zero > 0, grid.shards, 1)
+    fetched = left_over(fetch_seconds(grid, own, machine), forward + backward, pricing)
+    kept = blocks * block_bytes(pricing.workload, grid, software, grid.recompute)
+    moved = activation_seconds(grid, kept, machine)
+    if software.overlap_offload:
+        moved = left_over(moved, forward + backward, pricing)
+    return m * (fetched + moved) + update_seconds(grid, own, machine)

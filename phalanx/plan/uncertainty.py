@@ -18,15 +18,22 @@ from phalanx.plan.step import StepTime
 from phalanx.plan.workload import Workload
 
 Z80 = 1.2815515655446004  # deviations to either side that hold 80 %; above: the 90th percentile
-COMMUNICATION = ("tensor", "context", "expert", "data", "pipeline")
+COMMUNICATION = ("tensor", "context", "expert", "data", "pipeline", "offload")
+
+
+def least_spread(
+    workload: Workload, machine: Machine, precision: str, constants: Constants
+) -> float:
+    """The spread of a step without any exposed communication."""
+    kind = "moe" if workload.model.moe is not None else "dense"
+    table = constants.error
+    return table.get(f"{kind}:{machine.family}:{precision}", table[kind])
 
 
 def spread(
     workload: Workload, machine: Machine, time: StepTime, precision: str, constants: Constants
 ) -> Floats:
     """Standard deviation of log(measured / predicted), for each mapping."""
-    kind = "moe" if workload.model.moe is not None else "dense"
-    table = constants.error
-    compute = table.get(f"{kind}:{machine.family}:{precision}", table[kind])
+    compute = least_spread(workload, machine, precision, constants)
     exposed = sum(time.parts[name] for name in COMMUNICATION) / time.seconds
-    return np.sqrt(compute**2 + (exposed * table["communication"]) ** 2)
+    return np.sqrt(compute**2 + (exposed * constants.error["communication"]) ** 2)

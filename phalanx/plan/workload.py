@@ -10,12 +10,18 @@ from phalanx.config import Model
 
 SCHEDULES = ("1f1b", "gpipe", "interleaved", "zb-h1", "zero-bubble", "dualpipe")
 RECOMPUTES = ("none", "selective", "full")
-OFFLOADS = ("none", "optimizer", "parameters")
+_STATE = ("none", "optimizer", "parameters", "optimizer-nvme", "parameters-nvme")
+_ACTIVATIONS = ("none", "activations", "activations-nvme")
+# What leaves the device, for host memory or local NVMe, e.g. "parameters-nvme+activations"
+OFFLOADS = tuple(
+    "+".join(part for part in (state, kept) if part != "none") or "none"
+    for kept in _ACTIVATIONS
+    for state in _STATE
+)
 PRECISIONS = ("float32", "float16", "bfloat16", "fp8", "mxfp8", "nvfp4")
 
 Schedule = Literal["1f1b", "gpipe", "interleaved", "zb-h1", "zero-bubble", "dualpipe"]
 Recompute = Literal["none", "selective", "full"]
-Offload = Literal["none", "optimizer", "parameters"]
 Precision = Literal["float32", "float16", "bfloat16", "fp8", "mxfp8", "nvfp4"]
 AttentionKernel = Literal["unfused", "flash", "flash2", "flash3"]
 
@@ -50,7 +56,7 @@ class Mapping(Struct, frozen=True, kw_only=True):
     schedule: Schedule = "1f1b"
     virtual_stages: int = 1
     precision: Precision = "bfloat16"
-    offload: Offload = "none"
+    offload: str = "none"  # one of OFFLOADS
 
     @property
     def gpus(self) -> int:
@@ -72,6 +78,7 @@ class Software(Struct, frozen=True, kw_only=True):
     overlap_tensor: bool = False  # gathers of the tensor axis run beside their matmuls
     overlap_pipeline: bool = True  # sends between stages run beside compute
     overlap_expert: bool = False  # the all-to-all of one micro-batch runs beside another's compute
+    overlap_offload: bool = False  # activations go to the host and back beside compute
     chunked_loss: bool = True  # logits never exist for the whole micro-batch
     in_network_reduction: bool = False  # sums in the network's switches (SHARP), where they can
     selective_share: float = 1.0  # of matmul results that selective recompute keeps

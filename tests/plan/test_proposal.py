@@ -70,11 +70,10 @@ def test_a_model_that_cannot_fit_says_the_least_that_would() -> None:
 
 
 def test_state_goes_to_host_memory_only_where_the_hosts_can_hold_it() -> None:
-    with pytest.raises(ConfigError, match="the least that would"):
-        plan(model="llama3-405b", cluster="h100-16")
     with pytest.raises(ConfigError, match="of host memory"):
         plan(model="llama3-405b", cluster="h100-16", offload="parameters")
-    assert plan(model="llama3-405b", cluster="h100-64").prediction.mapping.offload == "parameters"
+    roomy = plan(model="llama3-405b", cluster="h100-64", offload="parameters").prediction
+    assert 0 < roomy.host_bytes <= roomy.host_limit
 
 
 def test_the_least_that_would_fit_does_fit() -> None:

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec import structs
 
 from phalanx.config import PRESETS, ConfigError, resolve
-from phalanx.hardware import cluster
+from phalanx.hardware import Cluster, cluster
 from phalanx.plan import Mapping, Pins, Workload, predict, search
 from phalanx.plan.emit import job_of
+from phalanx.plan.memory import memory
+from phalanx.plan.search import Objective
 from phalanx.plan.space import enumerate_mappings
+from phalanx.plan.workload import Precision, Software
 
 SMALL = Workload(model=PRESETS["llama3-8b"], sequence=8192, global_batch=256)
 
@@ -79,7 +88,73 @@ def test_pins_are_kept() -> None:
 
 def test_the_memory_objective_takes_the_smallest() -> None:
     result = search(SMALL, cluster("h100-64"), objective="memory")
-    assert result.best.memory_bytes == min(c.memory_bytes for c in result.pareto)
+    everything = enumerate_mappings(SMALL, cluster("h100-64"), 64, Pins(), "bfloat16")
+    assert result.best.memory_bytes == memory(SMALL, everything, Software()).total.min()
+
+
+SMALL_SPACES = [
+    ("llama3-8b", "h100-16", 64, Pins()),
+    ("llama3-70b", "h100-64", 64, Pins()),
+    ("llama3-70b", "a100-40g-64", 32, Pins(pipeline=8)),
+    ("mixtral-8x7b", "h100-16", 32, Pins()),
+    ("deepseek-v3", "h100-128", 128, Pins(tensor=1, micro_batch=1)),
+]
+
+
+@pytest.mark.parametrize("objective", ["tokens", "memory"])
+@pytest.mark.parametrize("robust", [True, False])
+@pytest.mark.parametrize(("preset", "on", "batch", "pins"), SMALL_SPACES)
+def test_bounds_leave_out_nothing_that_matters(
+    preset: str, on: str, batch: int, pins: Pins, robust: bool, objective: Objective
+) -> None:
+    question = Workload(model=PRESETS[preset], sequence=4096, global_batch=batch)
+    options: dict[str, Any] = {"pins": pins, "robust": robust, "objective": objective}
+    quick = search(question, cluster(on), **options)
+    whole = search(question, cluster(on), exhaustive=True, **options)
+    assert quick.best == whole.best
+    assert quick.top == whole.top
+    assert quick.pareto == whole.pareto
+    assert quick.considered == whole.considered and quick.priced < whole.priced
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    preset=st.sampled_from(["llama3-8b", "llama3-70b", "mixtral-8x7b"]),
+    on=st.sampled_from(["a100-40g-32", "h100-64", "v100-64", "mi300x-16"]),
+    factor=st.sampled_from([1.1, 1.5, 2.0, 8.0]),
+    part=st.sampled_from(["HBM size", "HBM bandwidth", "FLOP/s", "link", "network"]),
+)
+def test_a_better_device_never_gives_a_worse_plan(
+    preset: str, on: str, factor: float, part: str
+) -> None:
+    question = Workload(model=PRESETS[preset], sequence=2048, global_batch=64)
+    before = _chosen(question, cluster(on))
+    assert _chosen(question, better(cluster(on), part, factor)) <= before * (1 + 1e-12)
+
+
+def better(on: Cluster, part: str, factor: float) -> Cluster:
+    gpu, link, nic = on.gpu, on.link, on.nic
+    if part == "HBM size":
+        gpu = structs.replace(gpu, memory_bytes=int(factor * gpu.memory_bytes))
+    elif part == "HBM bandwidth":
+        gpu = structs.replace(gpu, memory_bandwidth=factor * gpu.memory_bandwidth)
+    elif part == "FLOP/s":
+        peaks = {kind: factor * flops for kind, flops in gpu.peak_flops.items()}
+        gpu = structs.replace(gpu, peak_flops=peaks)
+    elif part == "link":
+        link = structs.replace(link, link_bandwidth=factor * link.link_bandwidth)
+    else:
+        nic = structs.replace(nic, bandwidth=factor * nic.bandwidth)
+    return structs.replace(on, gpu=gpu, link=link, nic=nic)
+
+
+def _chosen(question: Workload, on: Cluster) -> float:
+    """The 90th percentile of the chosen step: what a robust choice makes small."""
+    precision: Precision = "bfloat16" if "bfloat16" in on.gpu.peak_flops else "float16"
+    try:
+        return search(question, on, precision=precision).top[0].step_seconds_p90
+    except ConfigError:
+        return math.inf
 
 
 def test_a_model_that_cannot_fit_says_the_least_that_would() -> None:
