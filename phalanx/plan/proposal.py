@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from msgspec import Struct, structs
 
@@ -17,7 +16,7 @@ from phalanx.plan.machine import machine_of
 from phalanx.plan.money import Bill, Range, bill
 from phalanx.plan.plot import Picture, Point
 from phalanx.plan.predict import Prediction
-from phalanx.plan.quantities import duration, short, size
+from phalanx.plan.quantities import duration, short
 from phalanx.plan.request import Question
 from phalanx.plan.roofline import kernels
 from phalanx.plan.search import Candidate, SearchResult, search
