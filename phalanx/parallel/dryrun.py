@@ -57,15 +57,16 @@ class DryRunReport(msgspec.Struct, frozen=True):
 def dry_run(job: Job, world_size: int) -> DryRunReport:
     """Build the job for one rank of every pipeline position and count."""
     began = time.perf_counter()
+    kept = [activation_bytes(job, position) for position in range(job.parallel.pipeline)]
     train = msgspec.structs.replace(job.train, compile="off")
     precision = msgspec.structs.replace(job.precision, fp8=False)  # fp8 casts; it stores nothing
     job = msgspec.structs.replace(job, train=train, precision=precision)
     rows = []
     for position in range(job.parallel.pipeline):
         first_rank = position * (world_size // job.parallel.pipeline)
-        with _pretended_group(first_rank, world_size):
+        with pretended_group(first_rank, world_size):
             mesh = build_mesh(job, torch.device("cpu"))
-            rows.append(_row(job, mesh, position, build_parts(job, mesh)))
+            rows.append(_row(job, mesh, position, build_parts(job, mesh), kept[position]))
     return DryRunReport(
         name=job.name,
         world_size=world_size,
@@ -79,7 +80,7 @@ def dry_run(job: Job, world_size: int) -> DryRunReport:
 
 
 @contextmanager
-def _pretended_group(rank: int, world_size: int) -> Iterator[None]:
+def pretended_group(rank: int, world_size: int) -> Iterator[None]:
     """A process group of any size in which collectives do nothing."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -90,7 +91,9 @@ def _pretended_group(rank: int, world_size: int) -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def _row(job: Job, mesh: Mesh, position: int, parts: list[Transformer]) -> StageRow:
+def _row(
+    job: Job, mesh: Mesh, position: int, parts: list[Transformer], activations: int
+) -> StageRow:
     whole = held = sharded = 0
     for part in parts:
         for parameter in part.parameters():
@@ -100,7 +103,8 @@ def _row(job: Job, mesh: Mesh, position: int, parts: list[Transformer]) -> Stage
     weights = _weight_bytes(job, mesh, held, sharded)
     gradients = _gradient_bytes(job, mesh, held, sharded)
     optimizer = (8 if job.optimizer.kind == "adamw" else 4) * sharded
-    activations = activation_bytes(job, position, [len(part.layers) for part in parts])
+    if job.memory.offload != "none":
+        optimizer = 0
     return StageRow(
         pipeline_rank=position,
         stages=stages_of_rank(job.parallel, position),
@@ -131,6 +135,10 @@ def _model_shards(parameter: torch.Tensor) -> int:
 def _weight_bytes(job: Job, mesh: Mesh, held: int, sharded: int) -> int:
     """fp32 masters where they are sharded, and the weights that compute where they are kept."""
     width = compute_dtype(job.precision).itemsize
+    if job.memory.offload == "parameters":
+        return 0
+    if job.memory.offload == "optimizer":  # masters leave with the moments
+        return 4 * sharded if mesh.uses_fsdp and job.parallel.zero == 3 else width * held
     if not mesh.uses_fsdp:
         return held * (4 if width == 4 else 4 + width)
     return 4 * sharded + (width * held if job.parallel.zero < 3 else 0)
@@ -142,6 +150,8 @@ def _gradient_bytes(job: Job, mesh: Mesh, held: int, sharded: int) -> int:
     if not mesh.uses_fsdp and micro_batches(job) == 1 and not mesh.uses_ddp:
         width = compute_dtype(job.precision).itemsize
     kept_whole = job.parallel.zero < 2 or job.parallel.pipeline > 1
+    if job.memory.offload == "parameters" and not kept_whole:
+        return 0  # FSDP adds them up in host memory
     return width * (held if kept_whole or not mesh.uses_fsdp else sharded)
 
 
@@ -152,6 +162,8 @@ def _notes(job: Job) -> list[str]:
             "pipeline schedules reduce gradients once a step, so whole gradients are held "
             "although parallel.zero >= 2"
         )
+    if job.memory.offload != "none" or job.memory.offload_activations:
+        notes.append("what is offloaded is in host memory and not counted")
     if job.parallel.zero == 3:
         notes.append("gathered weights of the running layer and those prefetched come on top")
     return notes

@@ -52,6 +52,34 @@ def job_of(
     return job
 
 
+def workload_of(job: Job) -> Workload:
+    """What a resolved job computes in a step."""
+    return Workload(
+        model=job.model, sequence=job.data.sequence, global_batch=job.train.global_batch
+    )
+
+
+def mapping_of(job: Job) -> Mapping:
+    """The mapping that a resolved job describes."""
+    axes, memory = job.parallel, job.memory
+    away = (memory.offload, "activations" if memory.offload_activations else "none")
+    return Mapping(
+        tensor=axes.tensor,
+        pipeline=axes.pipeline,
+        data=axes.data,
+        context=axes.context,
+        expert=axes.expert,
+        zero=axes.zero,
+        replicate=1 if axes.zero == 0 else axes.replicate,
+        micro_batch=job.train.micro_batch,
+        recompute=memory.recompute,
+        schedule=axes.schedule,
+        virtual_stages=axes.virtual_stages,
+        precision="fp8" if job.precision.fp8 else job.precision.compute,
+        offload="+".join(part for part in away if part != "none") or "none",
+    )
+
+
 def _parallel(mapping: Mapping) -> Parallel:
     if mapping.schedule in NEAREST_SCHEDULE:
         fix = f"plan with --schedule {NEAREST_SCHEDULE[mapping.schedule]}"

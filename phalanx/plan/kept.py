@@ -1,11 +1,18 @@
 """Bytes of activations that stay until backward.
 
-Of each block and token, in 16-bit elements: the inputs of both norms and of both branches
-(4 dim), queries, keys, values and the attended heads, and the MLP's hidden widths. Tensor
-parallelism divides what lies inside the branches, sequence parallelism the rest as well.
-Attention that is not fused keeps its scores: 5 bytes a head and key. Selective recompute drops
-what is cheap to redo (the scores, or the results of elementwise work), full recompute all but a
-block's input.
+Of each block and token, in elements of the compute format:
+
+    attention  the norm's input, the branch's input, queries, keys, values and attended heads
+    MLP        the norm's input, the branch's input, hidden widths before and after the gate
+    experts    the norm's input, the router's in fp32, the shared experts' input; routed tokens as
+               they arrive and as they return, and hidden widths, for each of top_k experts
+
+Tensor parallelism divides what lies inside the branches, sequence parallelism the norms' inputs
+as well. The branch's input is gathered: software that keeps it for the weights' gradient holds
+the whole of it on every rank, software that gathers again in backward its slice. Attention that
+is not fused keeps its scores: 5 bytes a head and key. Selective recompute drops what is cheap to
+redo (the scores, or the results of elementwise work; of a block of experts, attention's alone),
+full recompute all but a block's input.
 """
 
 from __future__ import annotations
@@ -16,38 +23,33 @@ from phalanx.plan.grid import Floats, Grid, Ints
 from phalanx.plan.workload import RECOMPUTES, SCHEDULES, Software, Workload
 
 SCORE_BYTES = 5.0
+ROUTER_INPUTS = 3  # the normed input for the experts, and in fp32 for the router
 NARROW = ("fp8", "mxfp8", "nvfp4")  # keep the inputs of matmuls in one byte
 
 
-def block_bytes(workload: Workload, grid: Grid, software: Software, recompute: Ints) -> Floats:
+def block_bytes(
+    workload: Workload, grid: Grid, software: Software, recompute: Ints, *, moe: bool
+) -> Floats:
     """Bytes that one block keeps of one micro-batch, on one rank."""
     model = workload.model
     tokens = grid.micro_batch * workload.sequence / grid.context
     t = grid.tensor
     stream = 1.0 / t if software.sequence_parallel else np.ones(len(grid))
-    if model.latent is not None:
-        latent = model.latent
-        heads = model.heads * (2 * model.head_dim + 2 * latent.value_head_dim)
-    else:
-        heads = (2 * model.heads + 2 * model.kv_heads) * model.head_dim
-    gates = 2 if model.mlp == "swiglu" else 1
-    hidden = float(model.ffn)
-    if model.moe is not None:
-        hidden = model.moe.top_k * model.moe.ffn + model.moe.shared_ffn
-        gates = 2
-    unfused = software.attention == "unfused"
-    scores = SCORE_BYTES * model.heads / t * workload.sequence if unfused else 0.0
-    masks = 2 * model.dim * stream if unfused else 0.0  # of dropout, a byte each
-    everything = 2 * (4 * model.dim * stream + (heads + (gates + 1) * hidden) / t) + masks
+    gathers = software.sequence_parallel and software.keeps_gathered
+    whole = np.ones(len(grid)) if gathers else stream
+    attention = 2 * (model.dim * (stream + whole) + _head_elements(workload) / t)
+    feed_forward = _feed_forward_bytes(workload, software, t, stream, whole, moe=moe)
+    everything = attention + feed_forward
     if grid.precision in NARROW:
-        attended = model.heads * (model.latent.value_head_dim if model.latent else model.head_dim)
-        everything = everything - 2 * model.dim * stream - (hidden + attended) / t
-    if unfused:
+        everything = everything - _narrow_savings(workload, t, stream, moe=moe)
+    if software.attention == "unfused":
+        everything = everything + 2 * model.dim * stream  # masks of dropout, a byte each
         selective = everything
+        everything = everything + SCORE_BYTES * model.heads / t * workload.sequence
     else:
-        products = (heads + gates * hidden) / t * software.selective_share
-        selective = 2 * ((1 + 2 * software.selective_share) * model.dim * stream + products)
-    everything = everything + scores
+        selective = _selective_bytes(workload, software, t, stream, whole, moe=moe)
+        if moe:
+            selective = selective + feed_forward
     if not software.fused:
         everything = everything * 1.35
         selective = selective * 1.1
@@ -56,7 +58,60 @@ def block_bytes(workload: Workload, grid: Grid, software: Software, recompute: I
         [recompute == RECOMPUTES.index(name) for name in RECOMPUTES],
         [everything, selective, full],
     )
-    return tokens * kept
+    return tokens * kept * (2 if grid.precision == "float32" else 1)
+
+
+def _head_elements(workload: Workload) -> float:
+    """Queries, keys, values and what they attend to, of a token."""
+    model = workload.model
+    if model.latent is not None:
+        return float(model.heads * (2 * model.head_dim + 2 * model.latent.value_head_dim))
+    return float((2 * model.heads + 2 * model.kv_heads) * model.head_dim)
+
+
+def _feed_forward_bytes(
+    workload: Workload, software: Software, t: Ints, stream: Floats, whole: Floats, *, moe: bool
+) -> Floats:
+    model = workload.model
+    if not moe:
+        return 2 * (model.dim * (stream + whole) + (_gates(workload) + 1) * model.ffn / t)
+    experts = model.moe
+    assert experts is not None
+    # Each rank routes its own slice of the sequence: nothing is gathered.
+    hidden = 3 * (experts.top_k * experts.ffn + experts.shared_ffn)
+    routed = software.routed_copies * experts.top_k * model.dim
+    router = ROUTER_INPUTS * model.dim + experts.experts * 2  # scores in fp32
+    return 2 * (model.dim * stream + (router + routed + hidden) / t)
+
+
+def _selective_bytes(
+    workload: Workload, software: Software, t: Ints, stream: Floats, whole: Floats, *, moe: bool
+) -> Floats:
+    """The input, and the results of attention and of the products that are kept.
+
+    Products over slices give sums that are whole until they are scattered; both are kept.
+    """
+    model, share = workload.model, software.selective_share
+    branches = 1 if moe else 2
+    sums = branches * model.dim * np.where(whole > stream, stream + whole, stream)
+    hidden = 0.0 if moe else _gates(workload) * model.ffn
+    products = share * (sums + (_head_elements(workload) + hidden) / t)
+    return 2 * (model.dim * stream + products)
+
+
+def _narrow_savings(workload: Workload, t: Ints, stream: Floats, *, moe: bool) -> Floats:
+    """Bytes that inputs of matmuls in one byte instead of two leave out."""
+    model = workload.model
+    value = model.latent.value_head_dim if model.latent else model.head_dim
+    hidden = float(model.ffn)
+    if moe:
+        assert model.moe is not None
+        hidden = model.moe.top_k * model.moe.ffn + model.moe.shared_ffn
+    return 2 * model.dim * stream + (hidden + model.heads * value) / t
+
+
+def _gates(workload: Workload) -> int:
+    return 2 if workload.model.mlp == "swiglu" else 1
 
 
 def stream_bytes(workload: Workload, grid: Grid, software: Software) -> Floats:

@@ -78,7 +78,12 @@ class _Common:
         self.fsdp = uses_fsdp(grid)
         self.plain = ~self.fsdp & (grid.gpus == grid.pipeline) & (self.many == 1)
         self.kinds = _elements(workload, grid, self.fsdp)
-        self.block = block_bytes(workload, grid, software, grid.recompute)
+        first_moe = first_moe_layer(workload.model)
+        nothing = np.zeros(len(grid))
+        options = (workload, grid, software, grid.recompute)
+        self.dense = block_bytes(*options, moe=False) if first_moe else nothing
+        sparse = first_moe < workload.model.layers
+        self.moe = block_bytes(*options, moe=True) if sparse else nothing
         stream = stream_bytes(workload, grid, software)
         self.output = np.where(grid.pipeline > 1, stream, 0.0)
         self.logits = logit_bytes(workload, grid, software)
@@ -104,9 +109,10 @@ class _Common:
         weights = np.where(PARAMETERS_AWAY[grid.offload], 0, weights)
         gradients = np.where(PARAMETERS_AWAY[grid.offload] & ~kept_whole, 0, gradients)
         rounds, extra = flights(grid, self.many, rank.position)
-        blocks = rounds * (rank.dense + rank.moe) + rank.layers_before[rank.shape, extra]
+        # A stage that holds one micro-batch more: its layers count as the larger kind.
+        more = rank.layers_before[rank.shape, extra] * np.maximum(self.dense, self.moe)
         chunks = rounds * grid.virtual_stages + extra
-        kept = blocks * self.block
+        kept = rounds * (rank.dense * self.dense + rank.moe * self.moe) + more
         away = bytes_away(grid, own, kept)
         activations = np.where(ACTIVATIONS_AWAY[grid.offload], 0.0, kept) + chunks * self.output
         working = self.working + rank.last * self.logits
@@ -115,7 +121,9 @@ class _Common:
     def _working(self, workload: Workload) -> Floats:
         """One block at work with what is gathered for it, and the libraries' buffers."""
         grid = self.grid
-        block = block_bytes(workload, grid, self.software, np.zeros_like(grid.recompute))
+        options = (workload, grid, self.software, np.zeros_like(grid.recompute))
+        moe = first_moe_layer(workload.model) < workload.model.layers
+        block = block_bytes(*options, moe=moe)
         alone = (grid.recompute > 0) | ACTIVATIONS_AWAY[grid.offload]
         block = np.where(alone, block, 0.5 * block)
         largest = np.maximum(self.kinds[0].held, self.kinds[1].held)

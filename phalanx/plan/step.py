@@ -23,7 +23,7 @@ from phalanx.plan.kept import block_bytes
 from phalanx.plan.layer import Pricing, Split, block_time, head_time, tokens_of
 from phalanx.plan.machine import Machine
 from phalanx.plan.offload import activation_seconds, fetch_seconds, update_seconds
-from phalanx.plan.pipeline import bottleneck, first_moe_layer, idle_share
+from phalanx.plan.pipeline import Bottleneck, bottleneck, first_moe_layer, idle_share
 from phalanx.plan.workload import RECOMPUTES, SCHEDULES, Software, Workload
 
 OPTIMIZER_BYTES = 34.0  # read and write fp32 weight and moments, read gradient twice, write bf16
@@ -80,9 +80,7 @@ def step_time(
     parts["bubble"] = idle_share(grid) * mean
     parts["data"] = parts["data"] + reduced_seconds(grid, elements, forward, backward, pricing)
     parts["optimizer"] = _optimizer_seconds(pricing, grid, elements)
-    parts["offload"] = _offload_seconds(
-        pricing, grid, elements, (worst.dense + worst.moe), m, forward, backward
-    )
+    parts["offload"] = _offload_seconds(pricing, grid, elements, worst, m, forward, backward)
     parts["host"] = np.full(len(grid), constants.step_seconds)
     parts["host"] = parts["host"] + constants.unmodelled * sum(parts.values())
     busy = sum(parts.values())
@@ -216,7 +214,7 @@ def _offload_seconds(
     pricing: Pricing,
     grid: Grid,
     elements: Floats,
-    blocks: Floats,
+    worst: Bottleneck,
     m: Floats,
     forward: Floats,
     backward: Floats,
@@ -227,7 +225,11 @@ def _offload_seconds(
     machine, software = pricing.machine, pricing.software
     own = elements / np.where(grid.zero > 0, grid.shards, 1)
     fetched = left_over(fetch_seconds(grid, own, machine), forward + backward, pricing)
-    kept = blocks * block_bytes(pricing.workload, grid, software, grid.recompute)
+    kept = np.zeros(len(grid))
+    for moe, blocks in ((False, worst.dense), (True, worst.moe)):
+        if blocks.any():
+            options = (pricing.workload, grid, software, grid.recompute)
+            kept = kept + blocks * block_bytes(*options, moe=moe)
     moved = activation_seconds(grid, kept, machine)
     if software.overlap_offload:
         moved = left_over(moved, forward + backward, pricing)

@@ -19,6 +19,7 @@ MEGATRON_2021 = Software(
     attention="unfused",
     fused=True,
     sequence_parallel=False,
+    keeps_gathered=False,
     overlap_gradients=False,
     overlap_tensor=False,
     overlap_pipeline=False,
@@ -31,6 +32,8 @@ MEGATRON = Software(
     overlap_pipeline=True,
     chunked_loss=False,
     balances_head=True,
+    keeps_gathered=False,  # gathered again in backward
+    routed_copies=1,  # weights are applied before the second product
 )
 FSDP = Software(attention="flash2", fused=False, chunked_loss=False, reduce_bytes=2)
 

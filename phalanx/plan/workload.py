@@ -74,6 +74,8 @@ class Software(Struct, frozen=True, kw_only=True):
     attention: AttentionKernel = "flash3"  # flash3 stands for cuDNN's fused kernels as well
     fused: bool = True  # elementwise work is compiled into few passes over memory
     sequence_parallel: bool = True  # the tensor axis also splits what lies between the matmuls
+    keeps_gathered: bool = True  # what is gathered for a branch stays for backward, whole
+    routed_copies: int = 2  # of routed tokens that stay: as they arrive, and as they return
     overlap_gradients: bool = True  # gradients (and gathered weights) travel during compute
     overlap_tensor: bool = False  # gathers of the tensor axis run beside their matmuls
     overlap_pipeline: bool = True  # sends between stages run beside compute
