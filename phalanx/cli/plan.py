@@ -120,22 +120,34 @@ def sweep(
     gpus: Annotated[
         str, typer.Option("--gpus", help="Counts, e.g. 1k,4k,16k (default: halvings).")
     ] = "",
+    plot: Annotated[
+        Path | None,
+        typer.Option("--plot", help="Draw speed, MFU and price: .png, .svg, .html."),
+    ] = None,
     json: Json = False,
 ) -> None:
     """A scaling curve: the best plan at each number of GPUs."""
+    from phalanx.plan.plot import check_path
+    from phalanx.plan.plot_sweep import draw_sweep
     from phalanx.plan.sweep import counts_of
     from phalanx.plan.sweep import sweep as plans_at
 
     with refused_in_words(json):
         _complete(request)
+        if plot is not None:
+            check_path(plot)
         question = understand(request)
         result = plans_at(question, counts_of(gpus, question.cluster))
+        if plot is not None:
+            draw_sweep(result, plot)
     if json:
         print_json(result)
         return
     from phalanx.cli.plan_tables import print_sweep
 
     print_sweep(result.plans, result.failed)
+    if plot is not None:
+        print(f"wrote {plot}")
 
 
 @app.command()

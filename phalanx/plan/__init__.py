@@ -1,37 +1,89 @@
-"""What a mapping costs: memory, step time, collectives, and the search for the best mapping."""
+"""What a mapping costs: memory, step time, collectives, failures, money, and the search for it.
+
+``propose(understand(Request(...)))`` is ``phalanx plan``; ``plan_of`` makes of its answer the
+Plan that other rooms read. ``search`` chooses a mapping, ``predict`` prices one.
+"""
 
 from __future__ import annotations
 
 from phalanx.plan.calibrate import Calibration, calibrate
 from phalanx.plan.check import CheckReport, check_rows
 from phalanx.plan.constants import Constants, constants_toml, read_constants, shipped
+from phalanx.plan.contract import Plan, plan_of
 from phalanx.plan.counts import ParameterCount, StepFlops, flops_per_token, parameters
+from phalanx.plan.emit import job_of, mapping_of, workload_of
+from phalanx.plan.explain import Explanation, explain_plan
+from phalanx.plan.failures import (
+    FailureSettings,
+    Outlook,
+    best_interval,
+    failures_per_day,
+    goodput,
+    mtbf_seconds,
+    outlook,
+    spare_units,
+    young_interval,
+)
+from phalanx.plan.money import Bill, Range, bill
 from phalanx.plan.predict import Prediction, StageMemory, predict
+from phalanx.plan.proposal import Proposal, emitted, propose
+from phalanx.plan.request import Question, Request, understand
 from phalanx.plan.search import Candidate, SearchResult, search
 from phalanx.plan.space import Pins
+from phalanx.plan.sweep import Sweep, sweep
+from phalanx.plan.traffic import AxisTraffic, traffic
 from phalanx.plan.workload import Mapping, Software, Workload
 
 __all__ = [
+    "AxisTraffic",
+    "Bill",
     "Calibration",
     "Candidate",
     "CheckReport",
     "Constants",
+    "Explanation",
+    "FailureSettings",
     "Mapping",
+    "Outlook",
     "ParameterCount",
     "Pins",
+    "Plan",
     "Prediction",
+    "Proposal",
+    "Question",
+    "Range",
+    "Request",
     "SearchResult",
     "Software",
     "StageMemory",
     "StepFlops",
+    "Sweep",
     "Workload",
+    "best_interval",
+    "bill",
     "calibrate",
     "check_rows",
     "constants_toml",
+    "emitted",
+    "explain_plan",
+    "failures_per_day",
     "flops_per_token",
+    "goodput",
+    "job_of",
+    "mapping_of",
+    "mtbf_seconds",
+    "outlook",
     "parameters",
+    "plan_of",
     "predict",
+    "propose",
     "read_constants",
     "search",
     "shipped",
+    "spare_units",
+    "sweep",
+    "traffic",
+    "understand",
+    "workload_of",
+    "young_interval",
 ]

@@ -138,17 +138,22 @@ def cold_recovery_seconds(gpus: int) -> float:
 
 
 def young_interval(mtbf: float, stall: float) -> float:
-    """Young's interval between checkpoints: right when it is small against the MTBF."""
+    """Young's interval between checkpoints, in seconds: right when small against the MTBF."""
+    _refuse_times(mtbf, stall)
     return math.sqrt(2 * stall * mtbf)
 
 
 def best_interval(mtbf: float, stall: float) -> float:
     """The interval of most goodput under exponential failures: exp((t + w)/M) (1 - t/M) = 1.
 
-    Newton from Young's value on x = t/M, on the logarithm of the equation.
+    All in seconds: ``mtbf`` M between interruptions of the whole job, ``stall`` w that a
+    checkpoint stops it. Newton from Young's value on x = t/M, on the logarithm of the equation.
     """
-    if stall <= 0:
+    _refuse_times(mtbf, stall)
+    if stall == 0:
         return 0.0
+    if math.isinf(mtbf):
+        return math.inf
     ratio = stall / mtbf
     if ratio > 30:
         return mtbf  # to 13 digits
@@ -165,6 +170,7 @@ def best_interval(mtbf: float, stall: float) -> float:
 def goodput(mtbf: float, interval: float, stall: float, recovery: float) -> float:
     """Share of time that is kept work, exactly, under exponential failures (renewal form).
 
+    All in seconds; ``recovery`` is from a failure to the next step, detection included.
     A segment of interval + stall seconds that fails is repeated, recoveries may fail too: it
     takes M exp(R/M) (exp((t + w)/M) - 1) on average.
     """
@@ -177,6 +183,13 @@ def goodput(mtbf: float, interval: float, stall: float, recovery: float) -> floa
     return interval / mtbf * math.exp(-recovery / mtbf) / math.expm1(segment)
 
 
+def _refuse_times(mtbf: float, stall: float) -> None:
+    if not mtbf > 0:
+        raise ConfigError("mtbf", mtbf, "must be seconds above 0")
+    if not 0 <= stall < math.inf:
+        raise ConfigError("stall", stall, "must be seconds, 0 or more")
+
+
 def linear_goodput(mtbf: float, interval: float, stall: float, recovery: float) -> float:
     """The usual approximation (ETTR of Kokolis et al.), good while all times are short."""
     return max(0.0, (1 - (recovery + interval / 2) / mtbf) / (1 + stall / interval))
@@ -184,6 +197,12 @@ def linear_goodput(mtbf: float, interval: float, stall: float, recovery: float) 
 
 def spare_units(units: int, down_probability: float, quantile: float) -> int:
     """Fewest spares k with P(at most k of units + k are down) >= quantile, binomial."""
+    if not 0 <= down_probability < 1:
+        raise ConfigError("down_probability", down_probability, "must be 0 or more, below 1")
+    if not 0 < quantile < 1:
+        raise ConfigError("quantile", quantile, "must be between 0 and 1", "e.g. 0.99")
+    if not down_probability or units < 1:
+        return 0
     spares = 0
     while _binomial_cdf(units + spares, down_probability, spares) < quantile:
         shortfall = _quantile(units + spares, down_probability, quantile) - spares

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -73,17 +74,26 @@ def check_path(path: Path) -> None:
 def draw(picture: Picture, path: Path) -> None:
     """Write the picture as PNG, SVG, or an HTML page that needs nothing else."""
     check_path(path)
-    figure = _figure(picture)
+    rows = [(name, duration(seconds)) for name, seconds in picture.parts.items()]
+    write(_figure(picture), path, picture.title, rows)
+
+
+def write(figure: Figure, path: Path, title: str, rows: Sequence[Sequence[str]]) -> None:
+    """The figure as a file; a page also has its numbers as a table."""
     kind = path.suffix.lower()
-    if kind == ".html":
-        text = io.StringIO()
-        figure.savefig(text, format="svg", bbox_inches="tight")
-        path.write_text(_page(picture, text.getvalue()), encoding="utf-8")
-    else:
-        figure.savefig(path, format=kind[1:], dpi=150, bbox_inches="tight")
+    try:
+        if kind == ".html":
+            text = io.StringIO()
+            figure.savefig(text, format="svg", bbox_inches="tight")
+            path.write_text(_page(title, text.getvalue(), rows), encoding="utf-8")
+        else:
+            figure.savefig(path, format=kind[1:], dpi=150, bbox_inches="tight")
+    except OSError as error:
+        raise ConfigError("plot", str(path), f"cannot be written: {error}") from None
 
 
-def _figure(picture: Picture) -> Figure:
+def new_figure(title: str) -> Figure:
+    """An empty figure with its title."""
     try:
         from matplotlib.figure import Figure as NewFigure
     except ImportError:
@@ -91,16 +101,25 @@ def _figure(picture: Picture) -> Figure:
         raise ConfigError("plot", "", "needs matplotlib, which is not installed", fix) from None
     # A figure of its own and no pyplot: no window system, no global state.
     figure = NewFigure(figsize=(15, 5.2), facecolor="white", layout="constrained")
-    waterfall, front, roof = figure.subplots(1, 3, width_ratios=(1.25, 1, 1))
-    title = f"{picture.title}\n{picture.subtitle}"
     figure.suptitle(title, x=0.01, ha="left", fontsize=11, weight="bold", color=INK)
+    return figure
+
+
+def _figure(picture: Picture) -> Figure:
+    figure = new_figure(f"{picture.title}\n{picture.subtitle}")
+    waterfall, front, roof = figure.subplots(1, 3, width_ratios=(1.25, 1, 1))
     _waterfall(waterfall, picture)
     _front(front, picture)
     _roofline(roof, picture)
-    for axes in (waterfall, front, roof):
+    plain(waterfall, front, roof)
+    return figure
+
+
+def plain(*every: Axes) -> None:
+    """Axes without a box, in the colour of the text."""
+    for axes in every:
         axes.spines[["top", "right"]].set_visible(False)
         axes.tick_params(colors=INK, labelsize=8)
-    return figure
 
 
 def _waterfall(axes: Axes, picture: Picture) -> None:
@@ -161,11 +180,10 @@ def _roofline(axes: Axes, picture: Picture) -> None:
     axes.set_title(f"Roofline of one {picture.gpu}", fontsize=9, loc="left", color=INK)
 
 
-def _page(picture: Picture, svg: str) -> str:
+def _page(title: str, svg: str, rows: Sequence[Sequence[str]]) -> str:
     drawing = svg[svg.index("<svg") :]
-    rows = "".join(
-        f"<tr><td>{escape(name)}</td><td>{duration(seconds)}</td></tr>"
-        for name, seconds in picture.parts.items()
+    cells = "".join(
+        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
     )
     style = (
         "body{font:15px system-ui,sans-serif;color:#22303a;margin:2rem;max-width:100rem}"
@@ -174,6 +192,6 @@ def _page(picture: Picture, svg: str) -> str:
     )
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        f"<title>{escape(picture.title)}</title><style>{style}</style></head>"
-        f"<body>{drawing}<table>{rows}</table></body></html>\n"
+        f"<title>{escape(title)}</title><style>{style}</style></head>"
+        f"<body>{drawing}<table>{cells}</table></body></html>\n"
     )

@@ -180,3 +180,19 @@ def _whole(units: int, spares: int, down: float) -> float:
         )
         for k in range(spares + 1)
     )
+
+
+def test_times_and_probabilities_that_cannot_be_are_refused() -> None:
+    for mtbf, stall in ((0.0, 1.0), (-1.0, 1.0), (math.nan, 1.0), (1.0, -1.0), (1.0, math.inf)):
+        with pytest.raises(ConfigError, match="seconds"):
+            best_interval(mtbf, stall)
+        with pytest.raises(ConfigError, match="seconds"):
+            young_interval(mtbf, stall)
+    for probability, quantile in ((1.0, 0.99), (-0.1, 0.99), (0.1, 1.0), (0.1, 0.0)):
+        with pytest.raises(ConfigError, match="must be"):
+            spare_units(100, probability, quantile)
+
+
+def test_a_job_that_never_fails_needs_no_checkpoint_and_no_spare() -> None:
+    assert best_interval(math.inf, 1.0) == math.inf
+    assert spare_units(1000, 0.0, 0.99) == 0

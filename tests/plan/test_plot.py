@@ -9,7 +9,10 @@ from typing import Any
 import pytest
 
 from phalanx.config import ConfigError
+from phalanx.plan import Request, sweep, understand
 from phalanx.plan.plot import Kernel, Picture, Point, check_path, draw
+from phalanx.plan.plot_sweep import draw_sweep
+from phalanx.plan.sweep import Sweep
 
 PICTURE = Picture(
     title="a <model> on a cluster",
@@ -62,3 +65,17 @@ def test_a_missing_library_is_named_with_its_extra(
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(ConfigError, match=r"phalanx\[plot\]"):
         draw(PICTURE, tmp_path / "a.png")
+
+
+def test_a_scaling_curve_is_drawn_with_its_numbers(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    question = understand(Request(model="llama3-8b", cluster="h100-256", tokens="1T"))
+    result = sweep(question, (64, 256))
+    for name, start in (("a.png", b"\x89PNG"), ("a.html", b"<!doctype html>")):
+        draw_sweep(result, tmp_path / name)
+        assert (tmp_path / name).read_bytes().startswith(start)
+    page = (tmp_path / "a.html").read_text(encoding="utf-8")
+    for plan in result.plans:
+        assert f"<td>{plan.prediction.mfu:.1%}</td>" in page
+    with pytest.raises(ConfigError, match="no number of GPUs"):
+        draw_sweep(Sweep((), ((8, "too small"),)), tmp_path / "b.png")
