@@ -56,12 +56,12 @@ def machine_of(cluster: Cluster, gpus: int) -> Machine:
     """What a job of so many GPUs sees of a cluster."""
     gpu = cluster.gpu
     return Machine(
-        family=_family(gpu),
+        family=family_of(gpu),
         peak_flops=gpu.peak_flops,
         memory_bytes=float(gpu.memory_bytes),
         memory_bandwidth=gpu.memory_bandwidth,
         multiprocessors=gpu.sms,
-        power=_power(gpu),
+        power=power_of(gpu),
         domain=_even_domain(cluster.domain_gpus, gpus),
         link_bandwidth=cluster.link.bandwidth * cluster.link.efficiency,
         network_bandwidth=(
@@ -78,14 +78,15 @@ def machine_of(cluster: Cluster, gpus: int) -> Machine:
     )
 
 
-def _family(gpu: Gpu) -> str:
+def family_of(gpu: Gpu) -> str:
     """Blackwell Ultra has other units for exponentials and 4-bit products than Blackwell."""
     return "blackwell-ultra" if gpu.key in ("b300", "gb300") else gpu.family
 
 
-def _power(gpu: Gpu) -> float:
+def power_of(gpu: Gpu) -> float:
+    """Watts behind a GPU's peak over those of its family's reference board; at most 1."""
     peak = gpu.peak_flops.get("bfloat16", gpu.peak_flops.get("float16", 0.0)) / 1e12
-    reference = REFERENCE_WATTS.get(_family(gpu))
+    reference = REFERENCE_WATTS.get(family_of(gpu))
     return min(1.0, gpu.tdp_watts / peak / reference) if reference and peak else 1.0
 
 

@@ -7,6 +7,7 @@ from msgspec import Struct, structs
 from phalanx.config import ConfigError
 from phalanx.hardware import Gpu, lookup
 from phalanx.plan.constants import Constants
+from phalanx.plan.machine import family_of, power_of
 
 # The planner's name for the fused kernels of each family that torch chooses today.
 KERNELS = {"volta": "flash", "ampere": "flash2"}
@@ -30,13 +31,19 @@ def constants_from(measured: Measured, base: Constants) -> Constants:
     if gpu is None:
         fix = "add it to phalanx/hardware/gpus.toml"
         raise ConfigError("device", measured.device, "is not in the catalogue", fix)
+    family = family_of(gpu)
+    # The step model lowers shares for boards with little power: what was measured has that in it.
+    undone = power_of(gpu) ** -base.power
     deeper = 1 + base.matmul_depth / measured.matmul_depth
     shares = {
-        f"{gpu.family}:{kind}": _share(flops * deeper, _peak(gpu, kind))
+        # Every 16-bit format goes by one name: the units run them alike.
+        f"{family}:{'bfloat16' if kind == 'float16' else kind}": _share(
+            flops * deeper * undone, _peak(gpu, kind)
+        )
         for kind, flops in measured.matmul_flops.items()
     }
-    kernel = f"{gpu.family}:{KERNELS.get(gpu.family, 'flash3')}"
-    attention = _share(measured.attention_flops, _peak(gpu, "bfloat16"))
+    kernel = f"{family}:{KERNELS.get(family, 'flash3')}"
+    attention = _share(measured.attention_flops * undone, _peak(gpu, "bfloat16"))
     return structs.replace(
         base,
         matmul=base.matmul | shares,

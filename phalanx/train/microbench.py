@@ -1,26 +1,37 @@
-"""Times a few large operations on the device at hand, for the planner's constants."""
+"""Times a few large operations on the device at hand, for the planner's constants.
+
+Each operation first runs until the clocks have settled under its own load, then in several
+batches between CUDA events; the median batch counts. A few seconds in all.
+"""
 
 from __future__ import annotations
 
+import statistics
+import time
 from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
+from torch.nn.attention import sdpa_kernel
 
 from phalanx.config import ConfigError
+from phalanx.hardware import lookup
+from phalanx.model import ops
+from phalanx.model.attention import CUDA_BACKENDS
 from phalanx.plan.measured import Measured
 
 SIDE = 8192  # of a square product
 HEADS, SEQUENCE, HEAD_DIM = 32, 8192, 128
 MEMORY_ELEMENTS = 2**28
 SMALL_KERNELS = 500
+FREE_BYTES = 6 * 2**30  # that the largest of these takes, with room to spare
+SETTLE_SECONDS = 0.5  # of load before the clock is read: power limits bite by then
+BATCH_SECONDS, BATCHES = 0.05, 9
 
 
 def measure_device() -> Measured:
     """Rates of matmul, attention and memory passes, and the time of an empty kernel."""
-    if not torch.cuda.is_available():
-        fix = "run it on a node with a GPU, or give a CSV of measured runs"
-        raise ConfigError("measure", "", "this machine has no CUDA device", fix)
+    _refuse()
     forward, backward = _attention()
     return Measured(
         device=torch.cuda.get_device_name(),
@@ -33,30 +44,58 @@ def measure_device() -> Measured:
     )
 
 
-def _seconds(work: Callable[[], object], times: int = 20) -> float:
-    for _ in range(3):
+def _refuse() -> None:
+    if not torch.cuda.is_available():
+        fix = "run it on a node with a GPU, or give a CSV of measured runs"
+        raise ConfigError("measure", "", "this machine has no CUDA device", fix)
+    name = torch.cuda.get_device_name()
+    if lookup(name) is None:
+        fix = "add it to phalanx/hardware/gpus.toml: shares need its peaks"
+        raise ConfigError("measure", name, "is not in the catalogue", fix)
+    free, _ = torch.cuda.mem_get_info()
+    if free < FREE_BYTES:
+        rule = f"has {free / 2**30:.1f} GiB free, {FREE_BYTES / 2**30:.0f} are needed"
+        raise ConfigError("measure", name, rule, "stop what else runs on it")
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    """Seconds of one call, the device being warm and busy with nothing else."""
+    work()
+    torch.cuda.synchronize()
+    began, calls = time.perf_counter(), 0
+    while time.perf_counter() - began < SETTLE_SECONDS:
         work()
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    start.record()
-    for _ in range(times):
-        work()
-    end.record()
-    end.synchronize()
-    return float(start.elapsed_time(end)) / 1e3 / times
+        calls += 1
+        if calls % 4 == 0:  # the queue must not run ahead of the clock
+            torch.cuda.synchronize()
+    torch.cuda.synchronize()
+    each = (time.perf_counter() - began) / calls
+    times = max(1, round(BATCH_SECONDS / each))
+    found = []
+    for _ in range(BATCHES):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        for _ in range(times):
+            work()
+        end.record()
+        end.synchronize()
+        found.append(start.elapsed_time(end) / 1e3 / times)
+    return statistics.median(found)
+
+
+def _half() -> torch.dtype:
+    """The 16-bit format that the device trains in."""
+    return torch.bfloat16 if torch.cuda.get_device_capability() >= (8, 0) else torch.float16
 
 
 def _matmuls() -> dict[str, float]:
     # Normal numbers, not zeros: the power that switching bits draws limits the clock.
-    left, right = (torch.randn(SIDE, SIDE, device="cuda").bfloat16() for _ in range(2))
+    left, right = (torch.randn(SIDE, SIDE, device="cuda").to(_half()) for _ in range(2))
     flops = 2 * SIDE**3
-    found = {}
-    kinds = {"float16": torch.float16}
-    if torch.cuda.get_device_capability() >= (8, 0):
-        kinds["bfloat16"] = torch.bfloat16
-    for name, kind in kinds.items():
-        a, b = left.to(kind), right.to(kind)
-        found[name] = flops / _seconds(lambda a=a, b=b: a @ b)  # type: ignore[misc]
-    if torch.cuda.get_device_capability() >= (8, 9):
+    name = "bfloat16" if _half() is torch.bfloat16 else "float16"
+    found = {name: flops / _seconds(lambda: ops.matmul(left, right))}
+    # AMD's first fp8 is another format (e4m3fnuz); the trainer has no kernels for it.
+    if torch.version.hip is None and torch.cuda.get_device_capability() >= (8, 9):
         one = torch.ones((), device="cuda")
         a8, b8 = left.to(torch.float8_e4m3fn), right.to(torch.float8_e4m3fn).t()
         found["fp8"] = flops / _seconds(
@@ -68,27 +107,35 @@ def _matmuls() -> dict[str, float]:
 
 
 def _attention() -> tuple[float, float]:
-    shape = (1, HEADS, SEQUENCE, HEAD_DIM)
+    """Causal attention as the trainer calls it: its kernels, and its layout of heads."""
+    shape = (1, SEQUENCE, HEADS, HEAD_DIM)
     q, k, v = (
-        torch.randn(shape, device="cuda", dtype=torch.bfloat16, requires_grad=True)
-        for _ in range(3)
+        torch.randn(shape, device="cuda", dtype=_half(), requires_grad=True) for _ in range(3)
     )
+
+    def attend() -> torch.Tensor:
+        heads = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+        with sdpa_kernel(CUDA_BACKENDS, set_priority=True):
+            return F.scaled_dot_product_attention(*heads, is_causal=True)
+
     flops = 2 * SEQUENCE**2 * HEADS * HEAD_DIM  # both products, causal half
     with torch.no_grad():
-        forward = _seconds(lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True))
-    out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-    ones = torch.ones_like(out)
-    backward = _seconds(lambda: torch.autograd.grad(out, (q, k, v), ones, retain_graph=True))
+        forward = _seconds(attend)
+    out = attend()
+    slope = torch.randn_like(out)
+    backward = _seconds(lambda: torch.autograd.grad(out, (q, k, v), slope, retain_graph=True))
     return flops / forward, 2.5 * flops / backward
 
 
 def _memory() -> float:
-    a, b, out = (torch.zeros(MEMORY_ELEMENTS, device="cuda", dtype=torch.bfloat16) for _ in "abc")
+    a, b, out = (torch.randn(MEMORY_ELEMENTS, device="cuda", dtype=_half()) for _ in range(3))
     return 3 * 2 * MEMORY_ELEMENTS / _seconds(lambda: torch.add(a, b, out=out))
 
 
 def _small_kernel() -> float:
     value = torch.zeros(16, device="cuda")
+    value.add_(1)  # a kernel must be loaded before it can be captured
+    torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         for _ in range(SMALL_KERNELS):

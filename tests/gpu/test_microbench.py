@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
+from pathlib import Path
 
+import pytest
+from typer.testing import CliRunner
+
+from phalanx.cli.app import app
 from phalanx.hardware import lookup
-from phalanx.plan.constants import shipped
+from phalanx.plan.constants import constants_toml, read_constants, shipped
 from phalanx.plan.measured import constants_from
 from phalanx.train.microbench import measure_device
 
@@ -21,4 +25,24 @@ def test_a_device_is_measured_below_its_peaks() -> None:
     assert 0.5 * gpu.memory_bandwidth < measured.memory_bytes_per_second < gpu.memory_bandwidth
     assert measured.attention_backward_flops < 1.2 * measured.attention_flops
     assert 1e-7 < measured.kernel_seconds < 1e-4
-    assert constants_from(measured, shipped()).memory < 1
+    assert 0.2 * gpu.peak_flops["bfloat16"] < measured.attention_flops < gpu.peak_flops["bfloat16"]
+    constants = constants_from(measured, shipped())
+    assert constants.memory < 1
+    assert read_constants(constants_toml(constants)).matmul.keys() == constants.matmul.keys()
+
+
+def test_the_same_device_measures_the_same_twice() -> None:
+    one, other = measure_device(), measure_device()
+    for kind, flops in one.matmul_flops.items():
+        assert other.matmul_flops[kind] == pytest.approx(flops, rel=0.05)
+    assert other.attention_flops == pytest.approx(one.attention_flops, rel=0.05)
+    assert other.memory_bytes_per_second == pytest.approx(one.memory_bytes_per_second, rel=0.05)
+
+
+def test_the_command_writes_constants_that_the_planner_takes(tmp_path: Path) -> None:
+    out = tmp_path / "constants.toml"
+    made = CliRunner().invoke(app, ["plan", "calibrate", "--measure", "--out", str(out)])
+    assert made.exit_code == 0, made.output
+    asked = ["plan", "--model", "llama3-8b", "--cluster", "h200-8", "--constants", str(out)]
+    planned = CliRunner().invoke(app, asked)
+    assert planned.exit_code == 0, planned.output

@@ -6,9 +6,15 @@ from pathlib import Path
 
 import pytest
 from msgspec import structs
+from typer.testing import CliRunner
 
+from phalanx.cli.app import app
 from phalanx.config import ConfigError
+from phalanx.hardware import cluster
+from phalanx.plan.attention import attention_rate
 from phalanx.plan.constants import constants_toml, shipped
+from phalanx.plan.machine import machine_of
+from phalanx.plan.matmul import sustained_rate
 from phalanx.plan.measured import Measured, constants_from
 from phalanx.plan.request import load_constants
 
@@ -31,6 +37,41 @@ def test_rates_become_shares_of_the_peaks() -> None:
     assert found.attention_backward == pytest.approx(488 / 588)
     assert found.memory == pytest.approx(4.2 / 4.8)
     assert found.matmul["ampere:bfloat16"] == shipped().matmul["ampere:bfloat16"]
+
+
+@pytest.mark.parametrize(
+    ("gpu", "device", "kind"),
+    [
+        ("h200", "NVIDIA H200", "bfloat16"),
+        ("b200", "NVIDIA B200", "fp8"),
+        ("b300", "NVIDIA B300", "bfloat16"),
+        ("v100", "Tesla V100-SXM2-32GB", "float16"),
+    ],
+)
+def test_the_step_model_gives_back_the_rate_that_was_measured(
+    gpu: str, device: str, kind: str
+) -> None:
+    machine = machine_of(cluster(f"{gpu}-8"), 8)
+    reached = 0.6 * machine.peak(kind)
+    side = 8192.0
+    measured = structs.replace(
+        H200, device=device, matmul_flops={kind: reached}, attention_flops=0.4 * machine.peak(kind)
+    )
+    found = constants_from(measured, shipped())
+    rate = sustained_rate(machine, kind, found)
+    assert rate * side / (side + found.matmul_depth) == pytest.approx(reached, rel=1e-6)
+    kernel = "flash" if gpu == "v100" else "flash3"
+    attended = attention_rate(machine, kernel, found)
+    assert attended == pytest.approx(0.4 * machine.peak(kind), rel=1e-6) or kind == "fp8"
+
+
+def test_a_machine_without_a_gpu_is_told_so() -> None:
+    torch = pytest.importorskip("torch")
+    if torch.cuda.is_available():
+        pytest.skip("this machine has one")
+    result = CliRunner().invoke(app, ["plan", "calibrate", "--measure"])
+    assert result.exit_code == 2
+    assert "no CUDA device" in result.output and "CSV" in result.output
 
 
 def test_no_share_exceeds_the_whole() -> None:
