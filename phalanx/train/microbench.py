@@ -79,7 +79,7 @@ def _seconds(work: Callable[[], object]) -> float:
             work()
         end.record()
         end.synchronize()
-        found.append(start.elapsed_time(end) / 1e3 / times)
+        found.append(float(start.elapsed_time(end)) / 1e3 / times)
     return statistics.median(found)
 
 
