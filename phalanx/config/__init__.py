@@ -8,8 +8,10 @@ from phalanx.config.errors import ConfigError, Problem
 from phalanx.config.explain import KeyDoc, explain
 from phalanx.config.load import job_from_table, load_job
 from phalanx.config.presets import PRESETS
+from phalanx.config.ramp import BatchRamp, batch_ramp, constant_batch
 from phalanx.config.resolve import default_world_size, resolve, resolve_model
 from phalanx.config.schema import (
+    BatchStage,
     BlendSource,
     Checkpoint,
     Data,
@@ -34,6 +36,8 @@ from phalanx.config.show import to_toml
 
 __all__ = [
     "PRESETS",
+    "BatchRamp",
+    "BatchStage",
     "BlendSource",
     "Checkpoint",
     "ConfigError",
@@ -55,7 +59,9 @@ __all__ = [
     "Stage",
     "Store",
     "Train",
+    "batch_ramp",
     "check",
+    "constant_batch",
     "default_world_size",
     "explain",
     "gate_up_groups",

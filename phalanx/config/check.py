@@ -236,13 +236,21 @@ def _schedule(job: Job) -> Iterator[Problem]:
 
 
 def _train(job: Job) -> Iterator[Problem]:
-    if job.train.micro_batch > job.train.global_batch:
-        yield problem(
-            "train.micro_batch",
-            job.train.micro_batch,
-            f"must be at most train.global_batch ({job.train.global_batch})",
-            f"nearest: {job.train.global_batch}",
-        )
+    train = job.train
+    batches = {"train.global_batch": train.global_batch}
+    before = 0
+    for number, stage in enumerate(train.batch_ramp):
+        key = f"train.batch_ramp[{number}]"
+        batches[f"{key}.global_batch"] = stage.global_batch
+        if stage.until_tokens <= before:
+            rule = f"must be above {before}, where the stage before it ends"
+            fix = "sort the stages by until_tokens; train.global_batch follows the last"
+            yield problem(f"{key}.until_tokens", stage.until_tokens, rule, fix)
+        before = max(before, stage.until_tokens)
+    key, least = min(batches.items(), key=lambda one: one[1])
+    if train.micro_batch > least:
+        rule = f"must be at most {key} ({least})"
+        yield problem("train.micro_batch", train.micro_batch, rule, f"nearest: {least}")
     traced = job.log.profile_steps
     if traced and not 0 <= traced[0] < traced[1] <= job.train.steps:
         yield problem(

@@ -7,12 +7,18 @@ from collections.abc import Iterator
 
 from phalanx.config.errors import Problem, problem
 from phalanx.config.numbers import nearest_divisor, nearest_multiple
+from phalanx.config.ramp import batch_ramp
 from phalanx.config.schema import Job, Model, Parallel, gate_up_groups
 
 
 def micro_batches(job: Job) -> int:
-    """Micro-batches of a step on each replica; padded so that all replicas have as many."""
-    return math.ceil(job.train.global_batch / (job.parallel.data * job.train.micro_batch))
+    """Micro-batches of the largest step on each replica."""
+    return _micro_batches(job, batch_ramp(job).largest)
+
+
+def _micro_batches(job: Job, batch: int) -> int:
+    """Padded so that all replicas have as many."""
+    return math.ceil(batch / (job.parallel.data * job.train.micro_batch))
 
 
 def mesh_problems(job: Job, world_size: int) -> list[Problem]:
@@ -212,12 +218,19 @@ def _virtual_stages(axes: Parallel) -> Iterator[Problem]:
 
 
 def _enough_micro_batches(job: Job) -> Iterator[Problem]:
-    axes, count = job.parallel, micro_batches(job)
+    for number, stage in enumerate(job.train.batch_ramp):
+        key = f"train.batch_ramp[{number}].global_batch"
+        yield from _enough_for_schedule(job, stage.global_batch, key)
+    yield from _enough_for_schedule(job, job.train.global_batch, "train.global_batch")
+
+
+def _enough_for_schedule(job: Job, batch: int, key: str) -> Iterator[Problem]:
+    axes, count = job.parallel, _micro_batches(job, batch)
     per_micro_batch = axes.data * job.train.micro_batch
     if axes.schedule in ("1f1b", "zero-bubble") and count < axes.pipeline:
         yield problem(
-            "train.global_batch",
-            job.train.global_batch,
+            key,
+            batch,
             f"gives {count} micro-batches a replica, and {axes.schedule} over {axes.pipeline} "
             f"ranks needs at least {axes.pipeline}",
             f"nearest: {(axes.pipeline - 1) * per_micro_batch + 1}, or a smaller train.micro_batch",
@@ -226,8 +239,8 @@ def _enough_micro_batches(job: Job) -> Iterator[Problem]:
     if axes.schedule == "interleaved" and count % rounds:
         near = nearest_multiple(count, axes.pipeline)
         yield problem(
-            "train.global_batch",
-            job.train.global_batch,
+            key,
+            batch,
             f"gives {count} micro-batches a replica, which interleaved over {axes.pipeline} ranks "
             f"cannot cut into {rounds} equal rounds",
             f"nearest: {near * per_micro_batch}",

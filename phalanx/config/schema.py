@@ -286,6 +286,15 @@ class Schedule(Section, frozen=True, kw_only=True):
     """Learning rate at the end, as a share of the peak."""
 
 
+class BatchStage(Section, frozen=True, kw_only=True):
+    """A batch of the beginning of a run, before train.global_batch."""
+
+    until_tokens: Count
+    """Tokens of the run after which the next batch holds."""
+    global_batch: Count
+    """Samples in a step until then."""
+
+
 class Train(Section, frozen=True, kw_only=True):
     """Length, batch and behaviour of the loop."""
 
@@ -293,6 +302,8 @@ class Train(Section, frozen=True, kw_only=True):
     """Optimizer steps of the whole run."""
     global_batch: Count = 8
     """Samples in a step, whatever the number of replicas."""
+    batch_ramp: tuple[BatchStage, ...] = ()
+    """Other batches at the start: tables [[train.batch_ramp]], each until a token count."""
     micro_batch: Count = 1
     """Samples in one forward pass of one replica."""
     seed: Seed = 0

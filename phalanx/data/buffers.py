@@ -23,6 +23,12 @@ class StepBuffer:
     labels: NDArray[np.int64]  # [rows, sequence]
     shared: bool  # the two are views of the windows
 
+    def first(self, rows: int) -> StepBuffer:
+        """The beginning of the buffer, for a step of fewer rows."""
+        if rows == len(self.windows):
+            return self
+        return StepBuffer(self.windows[:rows], self.tokens[:rows], self.labels[:rows], self.shared)
+
     def publish(self) -> None:
         """Bring what was read into ``windows`` to tokens and labels."""
         if not self.shared:

@@ -12,48 +12,72 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from phalanx.data.skips import Ranges, Skips, pack, unpack
+
 
 class Cursor(msgspec.Struct, frozen=True):
-    """Every sample number below ``consumed`` is done: read, or in a ``skipped`` range.
+    """Every sample number below ``consumed`` is done: read, or in one of the ``ranges`` skipped.
 
     Ranges are half-open, sorted and apart; they stay in the list once passed, as the record
-    of what the model never saw.
+    of what the model never saw. The list has a bounded size: where a new range does not fit, the
+    oldest ones that are passed become a mere count.
     """
 
     consumed: int = 0
-    skipped: tuple[tuple[int, int], ...] = ()
+    skipped: str | Ranges = ""  # given as ranges, kept packed
     fingerprint: str = ""
 
     def __post_init__(self) -> None:
         if self.consumed < 0:
             raise ValueError(f"cursor.consumed = {self.consumed}: must not be negative")
-        if not self.skipped:
+        if isinstance(self.skipped, str):
+            unpack(self.skipped)
             return
         edges = [edge for span in self.skipped for edge in span]
-        if edges[0] < 0 or any(a >= b for a, b in pairwise(edges)):
+        if edges and (edges[0] < 0 or any(a >= b for a, b in pairwise(edges))):
             raise ValueError(
                 f"cursor.skipped = {self.skipped}: ranges must be [first, past) pairs, sorted and "
                 "apart. Add ranges with Cursor.skip, which merges them."
             )
+        packed = pack(Skips(0, 0, tuple(self.skipped)), self.consumed)
+        msgspec.structs.force_setattr(self, "skipped", packed)
+
+    @property
+    def ranges(self) -> Ranges:
+        """Sample numbers never to be read, as far as they are remembered one by one."""
+        return self.skips.ranges
+
+    @property
+    def skips(self) -> Skips:
+        """All that is known of skipped samples."""
+        assert isinstance(self.skipped, str)
+        return unpack(self.skipped)
 
     def skip(self, first: int, past: int) -> Cursor:
         """The cursor with sample numbers [first, past) added to those never to be read."""
+        known = self.skips
         if not 0 <= first < past:
             raise ValueError(f"skip range [{first}, {past}): must be 0 <= first < past")
+        if first < known.floor:
+            raise ValueError(
+                f"skip range [{first}, {past}): ranges before {known.floor} are only counted by "
+                "now. Start from the checkpoint before it, whose cursor still knows them."
+            )
         merged: list[tuple[int, int]] = []
-        for start, stop in sorted([*self.skipped, (first, past)]):
+        for start, stop in sorted([*known.ranges, (first, past)]):
             if merged and start <= merged[-1][1]:
                 merged[-1] = (merged[-1][0], max(stop, merged[-1][1]))
             else:
                 merged.append((start, stop))
-        return msgspec.structs.replace(self, skipped=tuple(merged))
+        packed = pack(known._replace(ranges=tuple(merged)), self.consumed)
+        return msgspec.structs.replace(self, skipped=packed)
 
     def upcoming(self, first: int, count: int) -> range | NDArray[np.int64]:
         """Sample numbers of the ``first``-th to ``first + count - 1``-th samples not yet done."""
         if not self._skips_ahead:
             return range(self.consumed + first, self.consumed + first + count)
         numbers = np.arange(first, first + count, dtype=np.int64) + self.consumed
-        for start, stop in self.skipped:
+        for start, stop in self.ranges:
             start = max(start, self.consumed)
             if start < stop:
                 # Sorted, disjoint ranges: each moves on all numbers that reach it.
@@ -77,11 +101,11 @@ class Cursor(msgspec.Struct, frozen=True):
 
     @property
     def _skips_ahead(self) -> bool:
-        return bool(self.skipped) and self.skipped[-1][1] > self.consumed
+        return bool(self.skipped) and self.ranges[-1][1] > self.consumed
 
     @property
     def seen(self) -> int:
         """Samples actually read: those done less those skipped."""
-        return self.consumed - sum(
-            max(0, min(stop, self.consumed) - start) for start, stop in self.skipped
-        )
+        if not self.skipped:
+            return self.consumed
+        return self.consumed - self.skips.before(self.consumed)

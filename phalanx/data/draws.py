@@ -55,9 +55,15 @@ class Draws:
         return which, indices
 
     def seen(self, cursor: Cursor) -> dict[str, int]:
-        """Samples of each source that a run at ``cursor`` has read; skipped ones left out."""
+        """Samples of each source that a run at ``cursor`` has read; skipped ones left out.
+
+        Skipped samples that the cursor only counts are taken from the sources in proportion.
+        """
         counts = self._curriculum.counts(cursor.consumed)
-        for first, past in cursor.skipped:
+        skips = cursor.skips
+        if skips.forgotten:
+            counts -= _apportioned(skips.forgotten, self._curriculum.counts(skips.floor))
+        for first, past in skips.ranges:
             past = min(past, cursor.consumed)
             if first < past:
                 counts -= self._curriculum.counts(past) - self._curriculum.counts(first)
@@ -104,6 +110,13 @@ class Draws:
             f"order={VERSION} split={self._split} corpus={_digest(corpus)} blend={_digest(blend)} "
             f"seed={data.seed} sequence={data.sequence} shuffle={data.shuffle}{blocks}"
         )
+
+
+def _apportioned(total: int, counts: Numbers) -> Numbers:
+    """``total`` cut into whole parts that stand to each other as ``counts`` do."""
+    edges = [int(count) * total // int(counts.sum()) for count in np.cumsum(counts)]
+    parts: Numbers = np.diff([0, *edges])
+    return parts
 
 
 def _shuffle(data: Data, source: str, samples: int) -> GlobalShuffle | BlockedShuffle:

@@ -1,20 +1,21 @@
 """Batches for one replica, as a pure function of the cursor.
 
-A step's global batch is the next ``global_batch`` sample numbers. Replicas take equal,
-contiguous runs of slots from it; slots past its end are padding that carries no weight, so
-that any number of replicas makes the same step.
+A step's global batch is the next sample numbers, as many as the batch ramp has for a run that
+has read so much. Replicas take equal, contiguous runs of slots from it; slots past its end are
+padding that carries no weight, so that any number of replicas makes the same step.
 """
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from phalanx.config import Data
+from phalanx.config import BatchRamp, Data, constant_batch
 from phalanx.data.ahead import ReadAhead
 from phalanx.data.buffers import StepBuffer, step_buffers
 from phalanx.data.cursor import Cursor
@@ -43,6 +44,22 @@ class StepBatches(msgspec.Struct, frozen=True):
     damaged: int = 0  # samples of this replica that carry none because they cannot be read
 
 
+class _Share(NamedTuple):
+    """The slots of one replica in a step of ``batch`` samples."""
+
+    batch: int
+    rows: int
+    real_rows: int  # the rest is padding
+    first_slot: int
+    cuts: list[slice]  # micro-batches
+
+    @classmethod
+    def of(cls, batch: int, micro_batch: int, index: int, count: int) -> _Share:
+        rows = -(-batch // (count * micro_batch)) * micro_batch
+        cuts = [slice(at, at + micro_batch) for at in range(0, rows, micro_batch)]
+        return cls(batch, rows, min(max(batch - index * rows, 0), rows), index * rows, cuts)
+
+
 class StepReader:
     """Reads the batches of any step, given the cursor before it; keeps no state between steps."""
 
@@ -50,28 +67,30 @@ class StepReader:
         self,
         data: Data,
         reader: SampleReader,
-        global_batch: int,
+        global_batch: int | BatchRamp,
         micro_batch: int,
         index: int,
         count: int,
         split: Split,
     ) -> None:
-        if not (global_batch > 0 and micro_batch > 0 and 0 <= index < count):
+        if isinstance(global_batch, int):
+            global_batch = constant_batch(global_batch)
+        if not (min(global_batch.batches) > 0 and micro_batch > 0 and 0 <= index < count):
             raise ValueError(f"{global_batch=} {micro_batch=} {index=} {count=}: impossible")
         self._data = data
         self._reader = reader
-        self._global_batch = global_batch
-        self.rows = -(-global_batch // (count * micro_batch)) * micro_batch
-        self._cuts = [slice(at, at + micro_batch) for at in range(0, self.rows, micro_batch)]
-        self._first_slot = index * self.rows
-        self._real_rows = min(max(global_batch - self._first_slot, 0), self.rows)
+        self._ramp = global_batch
+        self._shares = {
+            batch: _Share.of(batch, micro_batch, index, count) for batch in global_batch.batches
+        }
+        self.most_rows = max(share.rows for share in self._shares.values())
         # Validation is measured again and again over the same samples: epochs limit training.
         limited = data.epochs > 0 and split == "train"
         self._limit = reader.draws.limit(data.epochs) if limited else None
 
     def advance(self, cursor: Cursor) -> Cursor:
         """The cursor after the step that starts at ``cursor``."""
-        past = cursor.past(self._global_batch)
+        past = cursor.past(self._ramp.at(cursor.seen))
         return Cursor(past, cursor.skipped, self._reader.draws.fingerprint(past))
 
     def step(self, cursor: Cursor, buffer: StepBuffer) -> StepBatches:
@@ -81,18 +100,19 @@ class StepReader:
             raise _other_data(cursor.fingerprint, expected)
         if self._limit is not None:
             self._refuse_exhausted(cursor, self._limit)
-        windows, real = buffer.windows, self._real_rows
-        numbers = cursor.upcoming(self._first_slot, real)
-        damaged = self._reader.read(numbers, windows[:real])
-        if real < self.rows:
-            windows[real:] = 0
+        share = self._shares[self._ramp.at(cursor.seen)]
+        buffer, rows, real = buffer.first(share.rows), share.rows, share.real_rows
+        numbers = cursor.upcoming(share.first_slot, real)
+        damaged = self._reader.read(numbers, buffer.windows[:real])
+        if real < rows:
+            buffer.windows[real:] = 0
         buffer.publish()
-        weightless = [*damaged, *range(real, self.rows)] if damaged or real < self.rows else []
+        weightless = [*damaged, *range(real, rows)] if damaged or real < rows else []
         documents = self._documents(numbers, buffer.tokens) if self._data.document_mask else None
         return StepBatches(
             step_first_sample=cursor.next,
-            samples=self._global_batch,
-            micro_batches=self._cut(buffer, documents, weightless),
+            samples=share.batch,
+            micro_batches=self._cut(buffer, share.cuts, documents, weightless),
             real_tokens=(real - len(damaged)) * self._data.sequence,
             damaged=len(damaged),
         )
@@ -109,10 +129,14 @@ class StepReader:
         return documents
 
     def _cut(
-        self, buffer: StepBuffer, documents: NDArray[np.int32] | None, weightless: list[int]
+        self,
+        buffer: StepBuffer,
+        cuts: list[slice],
+        documents: NDArray[np.int32] | None,
+        weightless: list[int],
     ) -> list[Batch]:
         made = []
-        for rows in self._cuts:
+        for rows in cuts:
             labels = buffer.labels[rows]
             if weightless:
                 silent = [row - rows.start for row in weightless if rows.start <= row < rows.stop]
@@ -123,7 +147,7 @@ class StepReader:
         return made
 
     def _refuse_exhausted(self, cursor: Cursor, limit: int) -> None:
-        needed = cursor.past(self._global_batch)
+        needed = cursor.past(self._ramp.at(cursor.seen))
         if needed > limit:
             raise DataExhausted(needed, limit, self._data.epochs)
 
@@ -151,7 +175,7 @@ class Feed:
         self,
         data: Data,
         vocab: int,
-        global_batch: int,
+        global_batch: int | BatchRamp,
         micro_batch: int,
         index: int,
         count: int,
@@ -219,4 +243,4 @@ class Feed:
 
     def _make_buffers(self) -> Iterator[StepBuffer]:
         # New ones whenever the order of steps is left: batches handed out stay as they are.
-        return step_buffers(self._depth, self._steps.rows, self._sequence, self._pin)
+        return step_buffers(self._depth, self._steps.most_rows, self._sequence, self._pin)

@@ -7,7 +7,9 @@ from collections.abc import Iterator
 import msgspec
 import numpy as np
 
+from phalanx.config import BatchRamp
 from phalanx.data.cursor import Cursor
+from phalanx.data.errors import DataError
 from phalanx.data.reader import SampleReader
 
 
@@ -26,17 +28,27 @@ class Reading(msgspec.Struct, frozen=True):
     block: int
 
 
-def step_cursor(step: int, global_batch: int, skipped: tuple[tuple[int, int], ...] = ()) -> Cursor:
-    """Where a run stands before its step number ``step``, counted from 1."""
+def step_cursor(step: int, ramp: BatchRamp, known: Cursor | None = None) -> Cursor:
+    """Where a run stands before its step number ``step``, counted from 1.
+
+    ``known`` is a later cursor of the run, whose skipped ranges it went on with.
+    """
     if step < 1:
         raise ValueError(f"{step=}: steps are counted from 1")
-    return Cursor(0, skipped).advance((step - 1) * global_batch)
+    skipped = (known or Cursor()).skipped
+    remembered = Cursor((known or Cursor()).skips.floor, skipped)
+    ahead = ramp.samples(step - 1) - remembered.seen
+    if ahead < 0:
+        rule = "lies before what the checkpoint's cursor remembers of skipped samples"
+        raise DataError("step", step, rule, "name an older checkpoint, written soon after it")
+    return remembered.advance(ahead)
 
 
 def step_readings(
-    reader: SampleReader, cursor: Cursor, global_batch: int, micro_batch: int, replicas: int
+    reader: SampleReader, cursor: Cursor, ramp: BatchRamp, micro_batch: int, replicas: int
 ) -> Iterator[Reading]:
     """All samples of the step that starts at ``cursor``, in the order of replicas and slots."""
+    global_batch = ramp.at(cursor.seen)
     numbers = np.asarray(cursor.upcoming(0, global_batch), np.int64)
     which, indices = reader.locate(numbers)
     names, sources = list(reader.sources), list(reader.sources.values())

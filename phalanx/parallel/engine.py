@@ -136,7 +136,7 @@ class Engine:
 
     def __init__(self, job: Job, mesh: Mesh) -> None:
         self.job, self.mesh = job, mesh
-        self.micro_batches = micro_batches(job)
+        self.micro_batches = micro_batches(job)  # of the largest step
         self.parts = build_parts(job, mesh)
         for part in self.parts:
             part.to_empty(device="cpu" if mesh.offloads_parameters else mesh.device)
@@ -152,7 +152,7 @@ class Engine:
         if mesh.uses_ddp:
             self.ddp = DdpGradients(self.parts[0], job, mesh.stage_group)
         if job.parallel.pipeline > 1:
-            self.pipeline = Pipeline(self.parts, mesh, self.micro_batches)
+            self.pipeline = Pipeline(self.parts, mesh, job.train.micro_batch)
 
     def run(self, batches: list[Batch], token_weight: Tensor, timer: Timer) -> Tensor:
         """Forward and backward of this rank's micro-batches; returns its share of the loss.

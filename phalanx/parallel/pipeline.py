@@ -52,24 +52,19 @@ class _Stage(PipelineStage):
 class Pipeline:
     """The stages of this rank under their schedule."""
 
-    def __init__(self, parts: list[Transformer], mesh: Mesh, micro_batches: int) -> None:
+    def __init__(self, parts: list[Transformer], mesh: Mesh, micro_batch: int) -> None:
         parallel = mesh.parallel
         numbers = stages_of_rank(parallel, mesh.coordinates["pipeline"])
         total = parallel.pipeline * len(numbers)
-        stages: list[Any] = [
+        self._held: list[Any] = [
             _Stage(part, number, total, mesh.device, group=mesh.group("pipeline"))
             for part, number in zip(parts, numbers, strict=True)
         ]
         self.parallel, self.group, self.stages = parallel, mesh.group("pipeline"), total
         self.parts = dict(zip(numbers, parts, strict=True))
         self.is_first, self.is_last = 0 in numbers, total - 1 in numbers
-        options: dict[str, Any] = {"loss_fn": _loss, "scale_grads": False}
-        self.schedule: Schedule
-        if parallel.schedule in SINGLE:
-            (stage,) = stages
-            self.schedule = SINGLE[parallel.schedule](stage, micro_batches, **options)
-        else:
-            self.schedule = MULTI[parallel.schedule](stages, micro_batches, **options)
+        self._micro_batch = micro_batch
+        self._schedules: dict[int, Schedule] = {}
 
     def train(self, tokens: Tensor, labels: Tensor, documents: Tensor | None) -> Tensor:
         """Forward and backward over all micro-batches; the loss on the rank of the last stage.
@@ -82,7 +77,8 @@ class Pipeline:
             keywords["documents"] = documents
         inputs = (tokens,) if self.is_first else ()
         target = labels if self.is_last else None
-        self.schedule.step(*inputs, target=target, losses=losses, **keywords)
+        schedule = self._schedule(len(labels) // self._micro_batch)
+        schedule.step(*inputs, target=target, losses=losses, **keywords)
         if not self.is_last:
             return torch.zeros((), device=labels.device)
         return torch.stack([loss.detach().sum() for loss in losses]).sum()
@@ -108,6 +104,18 @@ class Pipeline:
         if self.is_last:
             loss += x.sum()
         return loss
+
+    def _schedule(self, micro_batches: int) -> Schedule:
+        """Made for a number of micro-batches, which changes where the global batch does."""
+        if micro_batches not in self._schedules:
+            kind = self.parallel.schedule
+            options: dict[str, Any] = {"loss_fn": _loss, "scale_grads": False}
+            self._schedules[micro_batches] = (
+                SINGLE[kind](self._held[0], micro_batches, **options)
+                if kind in SINGLE
+                else MULTI[kind](self._held, micro_batches, **options)
+            )
+        return self._schedules[micro_batches]
 
     def _global_rank(self, stage: int) -> int:
         """Who holds a stage."""

@@ -142,6 +142,6 @@ class _Run:
             message=f"{message} at step {self.trainer.step}, {self.meter.waiting_text()}",
             step=self.trainer.step,
             checkpoint=self.saved_path,
-            details={"skipped_steps": skipped} if (skipped := self.meter.skipped_steps) else {},
+            details={name: count for name, count in self.meter.oddities.items() if count},
             finished=now(),
         )

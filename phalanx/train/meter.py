@@ -11,7 +11,7 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from phalanx.config import Job
+from phalanx.config import Job, batch_ramp
 from phalanx.hardware import lookup
 from phalanx.plan.counts import flops_per_token
 from phalanx.train.exits import NonFiniteLoss
@@ -46,6 +46,7 @@ class Meter:
         self._flops = flops_per_token(
             job.model, job.data.sequence, job.log.mfu, job.memory.recompute
         )
+        self._ramp = batch_ramp(job)
         self._peak = device_peak(job, device, self._world_size)
         self._pending: list[_Pending] = []
         self._exposed_share: float | None = None  # of the work of the step sampled last
@@ -53,12 +54,17 @@ class Meter:
         self._warming_up = True
         self._non_finite_steps = 0
         self._step_seconds = self._data_seconds = 0.0
-        self.skipped_steps = 0
+        self.skipped_steps = self.damaged_samples = 0
 
     @property
     def data_share(self) -> float:
         """Share of the recorded step time that was spent waiting for data."""
         return self._data_seconds / self._step_seconds if self._step_seconds else 0.0
+
+    @property
+    def oddities(self) -> dict[str, int]:
+        """What a run should have none of."""
+        return {"skipped_steps": self.skipped_steps, "damaged_samples": self.damaged_samples}
 
     def waiting_text(self) -> str:
         """How much of the step time made no progress, in words."""
@@ -112,7 +118,9 @@ class Meter:
         self._step_seconds += time.seconds
         self._data_seconds += time.parts.data
         self.skipped_steps += bool(host.skipped)
-        mean_seconds = self._mean_seconds(time.seconds)
+        self.damaged_samples += outcome.damaged
+        sample_seconds = self._sample_seconds(time.seconds / outcome.samples)
+        samples_left = self._ramp.samples(self._job.train.steps) - self._ramp.samples(step)
         parts, estimated = self._parts(time, pending.exposed_seconds)
         return StepRecord(
             job=self._job.name,
@@ -123,6 +131,7 @@ class Meter:
             samples=outcome.samples,
             tokens=outcome.tokens,
             tokens_seen=tokens_seen,
+            damaged=outcome.damaged,
             loss=_finite(host.loss),
             grad_norm=_finite(host.grad_norm),
             learning_rate=outcome.learning_rate,
@@ -134,12 +143,12 @@ class Meter:
             hfu=self._share_of_peak(tokens_per_second * self._flops.hardware_flops),
             mfu_basis=self._peak.basis,
             peak_memory_bytes=peak_bytes,
-            eta_seconds=max(self._job.train.steps - step, 0) * mean_seconds,
+            eta_seconds=max(samples_left, 0) * sample_seconds,
             skipped=bool(host.skipped),
             non_finite=not (math.isfinite(host.loss) and math.isfinite(host.grad_norm)),
         )
 
-    def _mean_seconds(self, seconds: float) -> float:
+    def _sample_seconds(self, seconds: float) -> float:
         """Mean of recent steps, without the first: it compiles and warms up."""
         recent = self._recent_seconds
         if self._warming_up and recent:

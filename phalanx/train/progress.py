@@ -85,7 +85,7 @@ class Plain:
         self._last = record
         if first:
             print(self._clock.text(), flush=True)
-        if first or record.skipped or record.step % self._job.log.every == 0:
+        if first or record.skipped or record.damaged or record.step % self._job.log.every == 0:
             self._show(record)
 
     def flush(self) -> None:
@@ -165,6 +165,7 @@ def figures(record: StepRecord) -> str:
     exposed = record.parts.exposed_communication
     if exposed and record.step_seconds:
         pieces.append(f"comm {exposed / record.step_seconds:.0%}")
+    pieces += [f"{record.damaged} damaged samples"] * bool(record.damaged)
     return "  ".join(pieces + ["skipped"] * record.skipped)
 
 

@@ -38,6 +38,7 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", ta
     samples: int
     tokens: int  # of the global batch
     tokens_seen: int
+    damaged: int = 0  # samples of the global batch that could not be read and carried no weight
     loss: float | None  # None: not finite
     grad_norm: float | None  # None: not finite
     learning_rate: float
@@ -111,6 +112,7 @@ def scalars(record: Record) -> dict[str, float]:
                 "train/learning_rate": record.learning_rate,
                 "train/tokens_seen": record.tokens_seen,
                 "train/skipped": float(record.skipped),
+                "train/damaged_samples": record.damaged,
                 "speed/tokens_per_second": record.tokens_per_second,
                 "speed/mfu": record.mfu,
                 "speed/hfu": record.hfu,

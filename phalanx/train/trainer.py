@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from phalanx.checkpoint import Extra, Manifest
-from phalanx.config import Job
+from phalanx.config import BatchRamp, Job, batch_ramp
 from phalanx.data import Feed, StepBatches
 from phalanx.model import Router
 from phalanx.parallel import Engine, LossScale, Mesh, all_sum, update_expert_biases
@@ -32,6 +32,7 @@ class StepOutcome(NamedTuple):
     first_sample: int
     samples: int
     tokens: int
+    damaged: int  # samples of the global batch that cannot be read and carry no weight
     stop: bool  # all ranks agreed to stop after this step
 
 
@@ -52,7 +53,7 @@ class Trainer:
         self.guard = Guard(job.optimizer, device, always_finite=self.loss_scale.active)
         self.agreement = Agreement(mesh)
         self.timer = StepTimer(device)
-        self.feed = feed or self._open_feed("train", job.train.global_batch)
+        self.feed = feed or self._open_feed("train", batch_ramp(job))
         self.cursor = self.feed.start()
         self.step = 0
         self.tokens = 0
@@ -61,7 +62,7 @@ class Trainer:
         """One optimizer step over the next global batch."""
         with self.timer.phase("data"):
             batches = self.feed.next(self.cursor)
-        tokens = self.agreement.start(batches.real_tokens, stop_requested)
+        tokens = self.agreement.start(batches.real_tokens, batches.damaged, stop_requested)
         token_weight = self.loss_scale.value / tokens
         loss = self.engine.run(batches.micro_batches, token_weight, self.timer)
         with self.timer.phase("optimizer"):
@@ -69,7 +70,8 @@ class Trainer:
         self.step += 1
         self.tokens += outcome.tokens
         self.cursor = self.feed.advance(self.cursor)
-        return outcome._replace(stop=self.agreement.stop())
+        stop, damaged = self.agreement.outcome()
+        return outcome._replace(stop=stop, damaged=damaged)
 
     def _update(self, loss: Tensor, batches: StepBatches) -> StepOutcome:
         """Reduce what the ranks know of the step, judge it, and apply it or not."""
@@ -93,6 +95,7 @@ class Trainer:
             first_sample=batches.step_first_sample,
             samples=batches.samples,
             tokens=batches.samples * self.job.data.sequence,
+            damaged=0,
             stop=False,
         )
 
@@ -158,7 +161,7 @@ class Trainer:
         """End the reading thread."""
         self.feed.close()
 
-    def _open_feed(self, split: Literal["train", "validation"], batch: int) -> Feed:
+    def _open_feed(self, split: Literal["train", "validation"], batch: int | BatchRamp) -> Feed:
         job = self.job
         return Feed(
             job.data,
@@ -173,35 +176,38 @@ class Trainer:
 
 
 class Agreement:
-    """One small reduction a step: how many tokens count, and whether anybody wants to stop.
+    """One small reduction a step: how many tokens count, how many samples are damaged, and
+    whether anybody wants to stop.
 
-    The count stays on the device. The wish to stop is copied to the host behind the step's
-    work and read at its end, when the device passed this point long ago.
+    The tokens stay on the device. The rest is copied to the host behind the step's work and read
+    at its end, when the device passed this point long ago.
     """
 
     def __init__(self, mesh: Mesh) -> None:
         self._mesh = mesh
         cuda = mesh.device.type == "cuda"
-        # Pinned, or the copies would make the host wait; reused, which `stop` makes safe.
-        self._host = torch.zeros(2, dtype=torch.float64, pin_memory=cuda)
-        self._answer = torch.zeros(2, dtype=torch.float64, pin_memory=cuda)
+        # Pinned, or the copies would make the host wait; reused, which `outcome` makes safe.
+        self._host = torch.zeros(3, dtype=torch.float64, pin_memory=cuda)
+        self._answer = torch.zeros(3, dtype=torch.float64, pin_memory=cuda)
         self._event = torch.cuda.Event() if cuda else None
 
-    def start(self, real_tokens: int, stop_requested: bool) -> Tensor:
+    def start(self, real_tokens: int, damaged: int, stop_requested: bool) -> Tensor:
         """Tell the others; returns the real tokens of the global batch, on the device."""
         self._host[0] = real_tokens / self._mesh.ranks_per_sample
-        self._host[1] = float(stop_requested)
+        self._host[1] = damaged / self._mesh.ranks_per_sample
+        self._host[2] = float(stop_requested)
         values = all_sum(self._host.to(self._mesh.device, non_blocking=True, copy=True))
         self._answer.copy_(values, non_blocking=True)
         if self._event is not None:
             self._event.record()
         return values[0].round().float()
 
-    def stop(self) -> bool:
-        """Whether all ranks leave after this step."""
+    def outcome(self) -> tuple[bool, int]:
+        """Whether all ranks leave after this step, and the damaged samples of its batch."""
         if self._event is not None:
             self._event.synchronize()
-        return bool(self._answer[1] > 0)
+        _, damaged, stop = self._answer.tolist()
+        return stop > 0, round(damaged)
 
 
 def config_hash(job: Job) -> str:

@@ -55,7 +55,7 @@ def test_a_range_skipped_behind_the_cursor_changes_nothing_ahead() -> None:
 
 def test_overlapping_and_touching_ranges_are_merged() -> None:
     cursor = Cursor().skip(8, 16).skip(0, 4).skip(16, 24).skip(10, 12)
-    assert cursor.skipped == ((0, 4), (8, 24))
+    assert cursor.ranges == ((0, 4), (8, 24))
 
 
 @pytest.mark.parametrize(
@@ -71,3 +71,48 @@ def test_a_cursor_survives_a_round_trip_and_stays_small() -> None:
     text = msgspec.json.encode(cursor)
     assert msgspec.json.decode(text, type=Cursor) == cursor
     assert len(text) <= 256
+
+
+def test_ranges_written_as_pairs_by_earlier_versions_are_read() -> None:
+    text = b'{"consumed":50,"skipped":[[3,7],[60,70]],"fingerprint":"f"}'
+    cursor = msgspec.json.decode(text, type=Cursor)
+    assert cursor == Cursor(50, ((3, 7), (60, 70)), "f")
+    assert cursor.ranges == ((3, 7), (60, 70)) and cursor.seen == 46
+
+
+@given(skips=st.lists(st.tuples(st.integers(1, 10**12), st.integers(1, 10**6)), max_size=4))
+def test_packing_keeps_every_range(skips: list[tuple[int, int]]) -> None:
+    at, spans = 0, []
+    for gap, length in skips:
+        spans.append((at + gap, at + gap + length))
+        at += gap + length
+    assert Cursor(0, tuple(spans)).ranges == tuple(spans)
+
+
+def test_old_ranges_become_a_count_and_those_ahead_stay_exact() -> None:
+    cursor = Cursor(10**9)
+    spans = [(at * 10**7, at * 10**7 + 1000) for at in range(1, 60)] + [(2 * 10**9, 2 * 10**9 + 5)]
+    for first, past in spans:
+        cursor = cursor.skip(first, past)
+    known = cursor.skips
+    assert known.ranges == tuple(spans[-len(known.ranges) :]) and len(known.ranges) >= 4
+    assert known.forgotten == 1000 * (60 - len(known.ranges))
+    assert cursor.seen == 10**9 - 59_000
+    assert cursor.advance(10**9 + 1).seen == 2 * 10**9 + 1 - 59_000
+    with pytest.raises(ValueError, match="only counted by now"):
+        cursor.skip(5, 6)
+
+
+def test_more_ranges_ahead_than_a_cursor_holds_are_refused() -> None:
+    def spans(count: int) -> tuple[tuple[int, int], ...]:
+        return tuple((at * 10**9, at * 10**9 + 4096) for at in range(1, count + 1))
+
+    assert Cursor(0, spans(6)).ranges == spans(6)
+    with pytest.raises(ValueError, match="join them"):
+        Cursor(0, spans(40))
+
+
+@pytest.mark.parametrize("text", ["~", '"', "00000", "zzz|"])
+def test_a_damaged_list_of_ranges_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="no packed list"):
+        Cursor(5, text)

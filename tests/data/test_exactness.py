@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from phalanx.config import BlendSource, Data, Stage
+from phalanx.config import BatchRamp, BlendSource, Data, Stage
 from phalanx.data import Cursor, DataError, SampleReader
 from phalanx.data.draws import Draws
 from phalanx.data.feed import StepReader, step_buffers
@@ -63,12 +63,19 @@ def open_reader(data: Data, monkeypatch: pytest.MonkeyPatch) -> SampleReader:
     return SampleReader(data, 1 << 30)
 
 
-def step_of_all(reader: SampleReader, data: Data, cursor: Cursor, count: int) -> list[int]:
+def step_of_all(
+    reader: SampleReader,
+    data: Data,
+    cursor: Cursor,
+    count: int,
+    batch: int | BatchRamp = BATCH,
+    micro_batch: int = 1,
+) -> list[int]:
     """Samples of one step, gathered over replicas in their order."""
     found = []
     for index in range(count):
-        steps = StepReader(data, reader, BATCH, 1, index, count, "train")
-        buffer = next(step_buffers(0, steps.rows, data.sequence, pin=False))
+        steps = StepReader(data, reader, batch, micro_batch, index, count, "train")
+        buffer = next(step_buffers(0, steps.most_rows, data.sequence, pin=False))
         found += real_samples(steps.step(cursor, buffer))
     return found
 
@@ -123,6 +130,57 @@ def test_a_run_cut_and_resumed_at_other_sizes_reads_the_uncut_sequence(
     assert read == uncut
 
 
+RAMP = BatchRamp(edges=(40, 41, 290), batches=(9, 5, 23, 70))  # the second stage is stepped over
+
+
+def test_a_ramp_counts_samples_as_steps_do() -> None:
+    read, sizes = 0, []
+    for step in range(40):
+        assert RAMP.samples(step) == read
+        sizes.append(RAMP.at(read))
+        read += sizes[-1]
+    assert sizes[:17] == [9] * 5 + [23] * 11 + [70]
+    assert RAMP.largest == 70
+
+
+@EITHER
+@pytest.mark.parametrize("seed", range(4))
+def test_a_ramped_run_cut_and_resumed_at_other_sizes_reads_the_uncut_sequence(
+    data: Data, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chance = random.Random(seed)
+    total, steps_made = 22, 0
+    uncut = open_reader(data, monkeypatch).batch(0, RAMP.samples(total))[:, 0].tolist()
+    read: list[int] = []
+    saved = msgspec.json.encode(Cursor(0, (), Draws(data, "train", SOURCES).fingerprint(0)))
+    while steps_made < total:
+        reader = open_reader(data, monkeypatch)  # a new process knows only the cursor
+        cursor = msgspec.json.decode(saved, type=Cursor)
+        count, micro_batch = chance.choice(DP_SIZES[:7]), chance.choice((1, 2, 3))
+        steps = StepReader(data, reader, RAMP, micro_batch, 0, count, "train")
+        for _ in range(min(chance.randint(1, 4), total - steps_made)):
+            step = step_of_all(reader, data, cursor, count, RAMP, micro_batch)
+            assert len(step) == RAMP.at(len(read))
+            read += step
+            cursor = steps.advance(cursor)
+            steps_made += 1
+        saved = msgspec.json.encode(cursor)
+    assert read == uncut
+
+
+def test_the_edges_of_a_ramp_count_what_was_read_not_what_was_skipped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reader = open_reader(CURRICULUM, monkeypatch)
+    cursor = Cursor(36, (), reader.draws.fingerprint(36)).skip(36, 300)
+    steps = StepReader(CURRICULUM, reader, RAMP, 1, 0, 1, "train")
+    sizes = []
+    for _ in range(3):
+        sizes.append(len(step_of_all(reader, CURRICULUM, cursor, 2, RAMP)))
+        cursor = steps.advance(cursor)
+    assert sizes == [9, 23, 23] and cursor.seen == RAMP.samples(7)
+
+
 @EITHER
 def test_each_source_is_drawn_epoch_by_epoch_through_all_stages(
     data: Data, monkeypatch: pytest.MonkeyPatch
@@ -149,7 +207,7 @@ def test_samples_seen_of_each_source_follow_from_the_cursor(
     cursor = Cursor(consumed)
     for first, length in skips:
         cursor = cursor.skip(first, first + length)
-    skipped = {number for first, past in cursor.skipped for number in range(first, past)}
+    skipped = {number for first, past in cursor.ranges for number in range(first, past)}
     read = np.array([number for number in range(consumed) if number not in skipped], np.int64)
     which = draws.locate(read)[0] if len(read) else read
     expected = {name: int((which == at).sum()) for at, name in enumerate(SOURCES)}
@@ -197,11 +255,21 @@ def test_going_on_with_other_data_needs_to_be_allowed(monkeypatch: pytest.Monkey
     assert after.fingerprint == reader.draws.fingerprint(after.consumed)
 
 
-def test_the_cursor_of_a_long_run_with_rollbacks_stays_below_256_bytes() -> None:
+def test_the_cursor_of_a_long_run_with_many_rollbacks_stays_below_256_bytes() -> None:
     data = msgspec.structs.replace(
         BLOCKED, seed=2**63 - 1, sequence=131072, block_tokens=1 << 25, window_blocks=128
     )
-    cursor = Cursor(10**10, (), Draws(data, "train", SOURCES).fingerprint(10**10))
-    for first in (10**8, 10**9):
-        cursor = cursor.skip(first, first + 4096)
-    assert len(msgspec.json.encode(cursor)) <= 256
+    draws = Draws(data, "train", SOURCES)
+    cursor = Cursor(0, (), draws.fingerprint(10**17))
+    chance = random.Random(0)
+    skipped = 0
+    for made in range(1, 300):  # after a spike the run goes back and on without it
+        cursor = cursor.advance(chance.randrange(1, 10 ** chance.randrange(2, 17)))
+        length = chance.randrange(1, 10**6)
+        cursor = cursor.skip(cursor.consumed, cursor.consumed + length)
+        skipped += length
+        assert len(msgspec.json.encode(cursor)) <= 256
+        assert len(cursor.ranges) >= min(made, 3)  # those that matter are known one by one
+        read = cursor.advance(1)
+        assert read.seen == read.consumed - skipped
+        assert sum(draws.seen(read).values()) == read.seen

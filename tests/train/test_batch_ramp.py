@@ -1,0 +1,85 @@
+"""A batch that grows during the run: the same steps on every mesh, and across a resume."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from phalanx.config import BatchStage, ConfigError, Job, batch_ramp, check
+from tests.parallel.test_parity import LOSS_TOLERANCE, NORM_TOLERANCE, make_job, train
+from tests.ranks import run_ranks
+from tests.train.test_determinism import job_on, joined, run
+
+RAMP = ({"until_tokens": 32 * 7, "global_batch": 4}, {"until_tokens": 32 * 20, "global_batch": 6})
+BATCHES = [4, 4, 6, 6, 8, 8]  # 7 and 20 samples are reached within a step
+
+MESHES: dict[str, tuple[int, dict[str, Any]]] = {
+    "fsdp3": (3, {"zero": 3}),
+    "ddp2": (2, {"zero": 0}),
+    "pp2-1f1b": (2, {"pipeline": 2}),
+    "pp2-zero-bubble": (2, {"pipeline": 2, "schedule": "zero-bubble"}),
+}
+
+
+def ramped(ranks: int, parallel: dict[str, Any]) -> Job:
+    section = {"steps": len(BATCHES), "batch_ramp": RAMP, "micro_batch": 1}
+    return make_job(ranks, {"parallel": parallel, "train": section})
+
+
+def test_the_samples_of_a_run_follow_the_ramp() -> None:
+    ramp = batch_ramp(ramped(1, {}))
+    assert [ramp.at(ramp.samples(step)) for step in range(len(BATCHES))] == BATCHES
+    assert ramp.samples(len(BATCHES)) == sum(BATCHES)
+
+
+@pytest.mark.parametrize("name", MESHES)
+def test_every_mesh_follows_the_ramp_like_one_process(name: str) -> None:
+    ranks, parallel = MESHES[name]
+    expected = train(ramped(1, {}))
+    for found in run_ranks(ranks, train, ramped(ranks, parallel)):
+        assert [loss for loss, _ in found] == pytest.approx(
+            [loss for loss, _ in expected], rel=LOSS_TOLERANCE
+        )
+        assert [norm for _, norm in found] == pytest.approx(
+            [norm for _, norm in expected], rel=NORM_TOLERANCE
+        )
+
+
+@pytest.mark.parametrize("mesh", [(1, {}), (2, {"pipeline": 2})], ids=["single", "pp2"])
+@pytest.mark.parametrize("cut", [1, 2, 4])
+def test_a_run_cut_at_the_edges_of_the_ramp_continues_to_the_bit(
+    mesh: tuple[int, dict[str, Any]], cut: int, tmp_path: Path
+) -> None:
+    ranks, parallel = mesh
+    job = job_on(ranks, parallel, tmp_path)
+    stages = tuple(BatchStage(**stage) for stage in RAMP)
+    # On two replicas' worth of micro-batches, batches of 4, 6 and 8 have 2, 3 and 4 of them.
+    job = msgspec.structs.replace(
+        job, train=msgspec.structs.replace(job.train, batch_ramp=stages, steps=len(BATCHES))
+    )
+    whole = run(ranks, job, tmp_path / "whole")
+    assert len(whole[0][0]) == len(BATCHES)
+    first = run(ranks, job, tmp_path / "cut", save_at=cut)
+    assert joined(first, run(ranks, job, tmp_path / "cut", resume=True)) == whole
+
+
+@pytest.mark.parametrize(
+    ("stages", "parallel", "message"),
+    [
+        ([(100, 4), (90, 6)], {}, r"batch_ramp\[1\].until_tokens = 90: must be above 100"),
+        ([(100, 1)], {}, r"train.micro_batch = 2: must be at most train.batch_ramp\[0\].*nearest"),
+        ([(100, 2)], {"pipeline": 2}, r"batch_ramp\[0\].global_batch = 2: gives 1 micro-batches"),
+    ],
+)
+def test_impossible_ramps_are_refused(
+    stages: list[tuple[int, int]], parallel: dict[str, Any], message: str
+) -> None:
+    ranks = parallel.get("pipeline", 1)
+    job = make_job(ranks, {"parallel": parallel, "train": {"micro_batch": 2}})
+    ramp = tuple(BatchStage(until_tokens=tokens, global_batch=batch) for tokens, batch in stages)
+    job = msgspec.structs.replace(job, train=msgspec.structs.replace(job.train, batch_ramp=ramp))
+    with pytest.raises(ConfigError, match=message):
+        check(job, ranks)
