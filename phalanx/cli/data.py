@@ -37,7 +37,8 @@ Suffix = Annotated[
 ]
 TextKey = Annotated[str, typer.Option(help="Key or column that holds a document's text.")]
 Corpus = Annotated[
-    Path, typer.Argument(help="Folder of token shards, or a Megatron or datatrove corpus.")
+    str,  # a path would make one slash of the two in s3://
+    typer.Argument(help="Folder or URL of token shards, or a Megatron or datatrove corpus."),
 ]
 Fraction = Annotated[
     float, typer.Option(min=0.0, max=1.0, help="Share of the documents held out for validation.")
@@ -142,8 +143,8 @@ def inspect(
     from phalanx.cli.data_view import inspect_blend, inspect_corpus
 
     with refused_in_words(json):
-        if path.suffix == ".toml":
-            inspect_blend(path, overrides or [], json)
+        if path.endswith(".toml"):
+            inspect_blend(Path(path), overrides or [], json)
             return
         report = inspect_corpus(path, samples, tokens, check)
     print_inspected(report, json)
@@ -166,10 +167,34 @@ def verify(
     if json:
         print_json(done)
         return
-    what = "checksums match" if done.checksums else "tokens are in the vocabulary (no checksums)"
+    unproved = (
+        "tokens are in the vocabulary; its format has no checksums: `phalanx data checksum` records"
+    )
+    what = "checksums match" if done.checksums else unproved
     print(
         f"{path}: {done.tokens:,} tokens in {done.blocks:,} blocks of {done.files:,} files; {what}"
     )
+
+
+@app.command()
+def checksum(path: Corpus, json: Json = False) -> None:
+    """Record checksums beside a corpus whose format has none, so that damage can be found."""
+    from phalanx.data.foreign import ForeignStream
+    from phalanx.data.opening import open_whole
+    from phalanx.data.sums import forget_sums, record_sums
+
+    with refused_in_words(json), bar("checksum", quiet=json, unit="bytes") as (progress, task):
+        forget_sums(path)
+        stream = open_whole(path)
+        if not isinstance(stream, ForeignStream):
+            raise DataError("path", path, "token shards have checksums", "`phalanx data verify`")
+        size = sum(file.stat().st_size for file in stream.paths)
+        progress.update(task, total=size)
+        record = record_sums(stream.home, stream.paths, lambda read: progress.advance(task, read))
+    if json:
+        print_json({"record": str(record), "files": len(stream.paths), "bytes": size})
+    else:
+        print(f"{record}: checksums of {size:,} bytes in {len(stream.paths):,} files")
 
 
 @app.command()

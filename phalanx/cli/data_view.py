@@ -67,6 +67,7 @@ class InspectReport(msgspec.Struct):
     documents: int
     lengths: Lengths
     manifest: CorpusManifest | None  # of token shards; other formats have none
+    checksums: bool  # whether there are any
     verified: bool
     samples: list[str]
 
@@ -153,7 +154,7 @@ def print_tokenized(out: Path, files: list[Path], done: Tokenized, json: bool) -
             print(f"  … more in {out / 'unreadable.jsonl'}", file=sys.stderr)
 
 
-def inspect_corpus(path: Path, samples: int, tokens: int, check: bool) -> InspectReport:
+def inspect_corpus(path: str, samples: int, tokens: int, check: bool) -> InspectReport:
     """Counts, lengths and some text of a corpus."""
     from phalanx.data import verifying
 
@@ -163,12 +164,13 @@ def inspect_corpus(path: Path, samples: int, tokens: int, check: bool) -> Inspec
     elif isinstance(stream, ShardStream):
         verifying.check_tokenizer(stream)
     return InspectReport(
-        path=str(path),
+        path=path,
         fingerprint=stream.fingerprint,
         tokens=stream.tokens,
         documents=stream.documents,
         lengths=measure_lengths(stream),
         manifest=stream.manifest if isinstance(stream, ShardStream) else None,
+        checksums=stream.checksums,
         verified=check,
         samples=sample_texts(stream, samples, tokens, tokenizer_of(path)),
     )
@@ -193,7 +195,7 @@ def print_inspected(report: InspectReport, json: bool) -> None:
             f"{source.unreadable:,} unreadable",
         ]
     if report.verified:
-        lines.append("every checksum matches" if report.manifest else "every token is readable")
+        lines.append("every checksum matches" if report.checksums else "every token is readable")
     console.print("\n".join(lines), markup=False)
     _print_lengths(console, report)
     for number, text in enumerate(report.samples):
@@ -256,7 +258,7 @@ def _beginnings(data: Data, reader: SampleReader, readings: list[Reading], text:
         reader.read(range(reading.sample, reading.sample + 1), window)
         tokens = window[0, :text].tolist()
         home = data.blend[reading.source].path if data.blend else data.path
-        tokenizer = tokenizer_of(Path(home)) if home else None
+        tokenizer = tokenizer_of(home, data.store) if home else None
         if tokenizer is None:
             texts.append(" ".join(map(str, tokens)))
         else:

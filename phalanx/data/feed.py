@@ -107,15 +107,29 @@ class StepReader:
         if real < rows:
             buffer.windows[real:] = 0
         buffer.publish()
-        weightless = [*damaged, *range(real, rows)] if damaged or real < rows else []
+        silent = self._silent(numbers, damaged, rows)
         documents = self._documents(numbers, buffer.tokens) if self._data.document_mask else None
         return StepBatches(
             step_first_sample=cursor.next,
             samples=share.batch,
-            micro_batches=self._cut(buffer, share.cuts, documents, weightless),
-            real_tokens=(real - len(damaged)) * self._data.sequence,
+            micro_batches=self._cut(buffer, share.cuts, documents, silent),
+            real_tokens=rows * self._data.sequence - (0 if silent is None else int(silent.sum())),
             damaged=len(damaged),
         )
+
+    def _silent(
+        self, numbers: range | NDArray[np.int64], damaged: list[int], rows: int
+    ) -> NDArray[np.bool_] | None:
+        """Labels [rows, sequence] without weight: padding, damage, masks; None where all count."""
+        masked, real = self._reader.silent(numbers), len(numbers)
+        if masked is None and not damaged and real == rows:
+            return None
+        silent = np.zeros((rows, self._data.sequence), np.bool_)
+        if masked is not None:
+            silent[:real] = masked
+        silent[real:] = True
+        silent[damaged] = True
+        return silent
 
     def _documents(
         self, numbers: range | NDArray[np.int64], tokens: NDArray[np.int64]
@@ -133,15 +147,14 @@ class StepReader:
         buffer: StepBuffer,
         cuts: list[slice],
         documents: NDArray[np.int32] | None,
-        weightless: list[int],
+        silent: NDArray[np.bool_] | None,
     ) -> list[Batch]:
         made = []
         for rows in cuts:
             labels = buffer.labels[rows]
-            if weightless:
-                silent = [row - rows.start for row in weightless if rows.start <= row < rows.stop]
+            if silent is not None:
                 labels = labels.copy() if buffer.shared else labels
-                labels[silent] = WEIGHTLESS
+                labels[silent[rows]] = WEIGHTLESS
             own = None if documents is None else documents[rows]
             made.append(Batch(buffer.tokens[rows], labels, own))
         return made

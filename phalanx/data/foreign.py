@@ -1,7 +1,8 @@
 """Corpora of other programs, read in place: Megatron's ``.bin/.idx`` and datatrove's ``.ds``.
 
-These formats carry no checksums, and no vocabulary: tokens are compared with the model's. Their
-identity is taken from the sizes of their files and from bytes at both ends and in the middle.
+These formats carry no checksums, and no vocabulary: tokens are compared with the model's, and with
+checksums where one pass has recorded them. Their identity is taken from the sizes of their files
+and from bytes at both ends and in the middle.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from phalanx.data.errors import DataError
 from phalanx.data.index import document_hash
 from phalanx.data.mapped import MappedFiles, map_bytes
 from phalanx.data.stream import FileStream
+from phalanx.data.sums import RecordedSums, load_sums
 from phalanx.data.writer import BLOCK_BYTES, HASHED_TOKENS
 
 _RESTORE = "restore the file, or make it again with the program that wrote it"
@@ -35,6 +37,13 @@ class ForeignFile:
     stored_type: np.dtype[Any]
     tokens: int
     documents: Sequence[int]  # ascending token positions
+    mask_path: Path | None = None  # a byte for each token: whether it counts as a label
+
+    @property
+    def paths(self) -> list[Path]:
+        """All that the file consists of."""
+        masks = [self.mask_path] if self.mask_path else []
+        return [self.path, self.index_path, *masks]
 
 
 class ForeignStream(FileStream):
@@ -48,7 +57,7 @@ class ForeignStream(FileStream):
             raise DataError("data.path", home, rule, "use files made with one tokenizer")
         sizes = [file.tokens for file in files]
         mapped = MappedFiles(lambda number: files[number].path, sizes, types.pop())
-        super().__init__(mapped, sizes)
+        super().__init__(mapped, sizes, _masks(home, files, sizes))
         self.home = home
         self.vocab = vocab
         self.documents = sum(len(file.documents) for file in files)
@@ -58,11 +67,18 @@ class ForeignStream(FileStream):
         self.fingerprint = _fingerprint(files)
         self._foreign = files
         self._mapped = mapped
+        self._sums = load_sums(home, self.paths)
+        self.checksums = self._sums is not None
 
     @property
     def paths(self) -> list[Path]:
         """All files of the corpus."""
-        return [path for file in self._foreign for path in (file.path, file.index_path)]
+        return [path for file in self._foreign for path in file.paths]
+
+    @property
+    def sums(self) -> RecordedSums | None:
+        """Checksums that were recorded beside the corpus."""
+        return self._sums
 
     def file_name(self, number: int) -> str:
         """Name of a file of the corpus."""
@@ -83,14 +99,52 @@ class ForeignStream(FileStream):
         )
         return np.fromiter(hashes, np.uint32, len(starts))
 
+    def check_index(self, number: int) -> None:
+        """Refuse an index whose documents are not in order, or that was changed."""
+        path = self._foreign[number].index_path
+        if self._sums is not None:
+            self._sums.refuse_damage(path, 0, path.stat().st_size)
+        if (np.diff(self.file_documents(number)[:]) < 0).any():
+            rule = "does not list its documents in order"
+            raise DataError("data.path", path, rule, _RESTORE)
+
     def check_block(self, number: int, block: int) -> None:
-        """Refuse a block with tokens outside the vocabulary: there are no checksums."""
+        """Refuse a block that was changed, where that is known, or holds unknown tokens."""
         first = block * self.block_tokens
+        if self._sums is not None:
+            self._check_sums(self._foreign[number], first)
         content = self._mapped.content(number)[first : first + self.block_tokens]
         if int(content.min()) < 0 or int(content.max()) >= self.vocab:
             token = content[(content < 0) | (content >= self.vocab)][0]
             rule = f"block {block} holds token {token}, outside the vocabulary of {self.vocab}"
             raise DataError("data.path", self._foreign[number].path, rule, _RESTORE)
+
+    def _check_sums(self, file: ForeignFile, first: int) -> None:
+        assert self._sums is not None
+        tokens, width = min(self.block_tokens, file.tokens - first), file.stored_type.itemsize
+        self._sums.refuse_damage(file.path, first * width, tokens * width)
+        if file.mask_path is not None:
+            self._sums.refuse_damage(file.mask_path, first, tokens)
+
+
+def _masks(home: Path, files: list[ForeignFile], sizes: list[int]) -> MappedFiles | None:
+    """The loss masks of all files, where the corpus has them."""
+    without = [file.path.name for file in files if file.mask_path is None]
+    if len(without) == len(files):
+        return None
+    if without:
+        rule = f"has loss masks (.ds.loss) for some of its files, but not for {without[0]}"
+        raise DataError("data.path", home, rule, "restore the missing ones, or remove all")
+
+    def path(number: int) -> Path:
+        found = files[number].mask_path
+        assert found is not None
+        return found
+
+    masks = MappedFiles(path, sizes, np.dtype(np.uint8))
+    for number in range(len(files)):
+        masks.check_size(number)
+    return masks
 
 
 def open_megatron(home: Path, index_paths: list[Path], vocab: int) -> ForeignStream:
@@ -179,7 +233,15 @@ def _datatrove_file(path: Path) -> ForeignFile:
             f"{index_path.name} counts (truncated, or wrong dtype)"
         )
         raise DataError("data.path", path, rule, _RESTORE)
-    return ForeignFile(path, index_path, np.dtype(f"<u{width}"), tokens, _DatatroveDocuments(ends))
+    masks = path.with_name(path.name + ".loss")
+    return ForeignFile(
+        path,
+        index_path,
+        np.dtype(f"<u{width}"),
+        tokens,
+        _DatatroveDocuments(ends),
+        masks if masks.exists() else None,
+    )
 
 
 class _DatatroveDocuments(Sequence[int]):
@@ -207,7 +269,7 @@ class _DatatroveDocuments(Sequence[int]):
 def _fingerprint(files: list[ForeignFile]) -> str:
     digest = hashlib.sha256(b"foreign 1")
     for file in files:
-        for path in (file.path, file.index_path):
+        for path in file.paths:
             data = map_bytes(path)
             digest.update(f"{path.name}|{len(data)}|{file.stored_type.name}".encode())
             for at in (0, len(data) // 2, max(0, len(data) - _PROBE_BYTES)):

@@ -22,7 +22,7 @@ from phalanx.data.errors import DataError
 from phalanx.data.index import HASH_SPAN
 from phalanx.data.mapped import map_bytes
 from phalanx.data.stream import FileStream, Place, Split
-from phalanx.data.writer import write_atomically
+from phalanx.data.writer import beside, write_atomically
 
 MOST_DOCUMENTS = 4_000_000  # that are looked through each time a corpus is opened
 
@@ -64,6 +64,7 @@ class CutStream:
         self.end_of_document = whole.end_of_document
         self.tokenizer = whole.tokenizer
         self.block_tokens = whole.block_tokens
+        self.masked = whole.masked
         self.fingerprint = f"{whole.fingerprint}-{split}-{fraction!r}"
 
     def read_tokens(self, first: int, count: int, out: NDArray[Any]) -> None:
@@ -77,6 +78,13 @@ class CutStream:
         """Fill each row with the tokens of the stream from its first one on."""
         for first, row in zip(firsts, rows, strict=True):
             self.read_tokens(first, len(row), row)
+
+    def read_mask(self, first: int, count: int, out: NDArray[Any]) -> None:
+        """Fill ``out`` with 1 for each token that counts as a label, else 0."""
+        filled = 0
+        for begin, length, _ in self._runs(first, count):
+            self._whole.read_mask(begin, length, out[filled : filled + length])
+            filled += length
 
     def document_starts(self, first: int, count: int) -> NDArray[np.int64]:
         """Ascending positions in [first, first + count) at which documents start."""
@@ -145,8 +153,7 @@ def _joined(first: NDArray[np.int64], past: NDArray[np.int64]) -> HeldOut:
 
 def record_path(home: Path, fraction: float) -> Path:
     """Where the held-out documents of a corpus are recorded."""
-    name = f"{fraction!r}.heldout"
-    return home / name if home.is_dir() else home.with_name(f"{home.name}.{name}")
+    return beside(home, f"{fraction!r}.heldout")
 
 
 def record_held_out(stream: FileStream, fraction: float, held: HeldOut) -> Path:

@@ -51,7 +51,7 @@ def decode_index(data: NDArray[np.uint8], checksum: int | None) -> ShardIndex:
     magic, version, block_bytes, tokens, blocks, documents = _HEADER.unpack_from(data.data)
     if magic != _MAGIC or version != _VERSION:
         raise ValueError(f"is no index of version {_VERSION}")
-    expected = _HEADER.size + 4 * (blocks + 2 * documents)
+    expected = index_bytes(blocks, documents)
     if len(data) != expected:
         raise ValueError(f"has {len(data)} bytes, where its header asks for {expected}")
     if checksum is not None and (found := crc32c(data.data)) != checksum:
@@ -61,6 +61,11 @@ def decode_index(data: NDArray[np.uint8], checksum: int | None) -> ShardIndex:
     numbers = data[_HEADER.size :].view("<u4")
     sums, starts, hashes = np.split(numbers, [blocks, blocks + documents])
     return ShardIndex(tokens, block_bytes, sums, starts, hashes)
+
+
+def index_bytes(blocks: int, documents: int) -> int:
+    """Size of an index file."""
+    return _HEADER.size + 4 * (blocks + 2 * documents)
 
 
 def document_hash(content: bytes) -> int:

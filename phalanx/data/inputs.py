@@ -30,7 +30,7 @@ SUFFIXES = (
     ".tgz",
 )
 PIECE_CHARACTERS = 1 << 20  # a longer document is encoded in pieces, cut at line ends if it can be
-LINES_BYTES = 1 << 20  # of JSON lines in a piece
+LINES_BYTES = 1 << 18  # of JSON lines in a piece
 
 
 class UnpackError(Exception):

@@ -44,6 +44,7 @@ class SampleReader:
         self._weightless = data.on_damage == "weightless"
         self._sources = tuple(self.sources.values())
         self._vocab = min(source.vocab for source in self._sources)
+        self._masked = any(source.silent([]) is not None for source in self._sources)
         self._pages: dict[int, tuple[list[int], list[int]]] = {}
         self._pages_ahead = _pages_ahead(data)
         self._announced = 0  # pages before this one have been announced to their sources
@@ -89,6 +90,19 @@ class SampleReader:
             for row, (source, index) in enumerate(zip(which, indices, strict=True))
             if not self._read_carefully(source, index, int(numbers[row]), out[row])
         ]
+
+    def silent(self, numbers: range | NDArray[np.int64]) -> NDArray[np.bool_] | None:
+        """Labels [samples, sequence] that their corpora give no weight; None where none does."""
+        if not self._masked:
+            return None
+        which, indices = self.locate(numbers)
+        found = np.zeros((len(which), self.sequence), np.bool_)
+        for number, source in enumerate(self._sources):
+            rows = [row for row, at in enumerate(which) if at == number]
+            silent = source.silent([indices[row] for row in rows])
+            if silent is not None:
+                found[rows] = silent
+        return found
 
     def locate(self, numbers: range | NDArray[np.int64]) -> tuple[list[int], list[int]]:
         """Number of the source, and sample of it, that each sample number means."""

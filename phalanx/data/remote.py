@@ -14,7 +14,7 @@ from phalanx.data.index import ShardIndex
 from phalanx.data.manifest import MANIFEST_NAME, CorpusManifest, parse_manifest
 from phalanx.data.parts import PART_BYTES, Part, PartCache, open_cache
 from phalanx.data.shards import ShardStream
-from phalanx.data.store import open_store
+from phalanx.data.store import RangeStore, open_store
 from phalanx.data.stream import Place
 from phalanx.data.writer import write_atomically
 
@@ -65,6 +65,11 @@ class RemoteStream(ShardStream):
         super().__init__(cache.folder, manifest, self._remote)
 
     @property
+    def store(self) -> RangeStore:
+        """What the corpus is read from."""
+        return self._cache.store
+
+    @property
     def part_tokens(self) -> int:
         """Tokens that are fetched at once."""
         return self._remote.part_tokens
@@ -82,6 +87,17 @@ class RemoteStream(ShardStream):
             write_atomically(path, self._coming.pop(path.name).result())
             proved = True
         return super().index(number, proved)
+
+    def fetch(self, name: str) -> Path | None:
+        """A small file beside the shards, brought into the cache; None where there is none."""
+        path = self.home / name
+        if not path.exists():
+            try:
+                content = self._cache.store.submit(self._cache.store.read_all(name)).result()
+            except DataError:
+                return None
+            write_atomically(path, content)
+        return path
 
     def check_block(self, number: int, block: int) -> None:
         """Compare the checksum of one block; a wrong one may be the transfer's fault, once."""

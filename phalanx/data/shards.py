@@ -46,7 +46,12 @@ class ShardStream(FileStream):
         self.end_of_document = self.manifest.end_of_document
         self.tokenizer = self.manifest.tokenizer
         self.block_tokens = self.manifest.block_bytes // self.manifest.stored_type.itemsize
+        self.checksums = True
         self._indices: dict[int, ShardIndex] = {}
+
+    def check_index(self, number: int) -> None:
+        """Compare the checksum of a file's index with the manifest's."""
+        self.index(number, proved=True)
 
     def check_block(self, number: int, block: int) -> None:
         """Compare the checksum of one block of one file."""

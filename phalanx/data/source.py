@@ -48,6 +48,9 @@ class SampleSource(Protocol):
     def documents(self, indices: Sequence[int], tokens: NDArray[np.int64]) -> NDArray[np.int32]:
         """Document number of each position, from 0 in each sample; tokens: [samples, sequence]."""
 
+    def silent(self, indices: Sequence[int]) -> NDArray[np.bool_] | None:
+        """Labels [samples, sequence] that the corpus gives no weight; None where it gives all."""
+
     def place(self, index: int) -> Place | None:
         """Where a sample begins on disk; None for one that is made up."""
 
@@ -99,6 +102,17 @@ class Windows:
             row[self._stream.document_starts(first + 1, self._sequence - 1) - first] = 1
         return np.cumsum(numbers, axis=1, dtype=np.int32)
 
+    def silent(self, indices: Sequence[int]) -> NDArray[np.bool_] | None:
+        """Labels [samples, sequence] that the corpus gives no weight; None where it gives all."""
+        if not self._stream.masked:
+            return None
+        counts = np.empty((len(indices), self._sequence), np.uint8)
+        for row, index in zip(counts, indices, strict=True):
+            # The label of a position is the token after it.
+            self._stream.read_mask(index * self._sequence + 1, self._sequence, row)
+        silent: NDArray[np.bool_] = counts == 0
+        return silent
+
     def place(self, index: int) -> Place | None:
         """Where a sample begins on disk."""
         return self._stream.place(index * self._sequence)
@@ -146,6 +160,10 @@ class Part:
     def documents(self, indices: Sequence[int], tokens: NDArray[np.int64]) -> NDArray[np.int32]:
         """Document number of each position, from 0 in each sample; tokens: [samples, sequence]."""
         return self._whole.documents([self._first + index for index in indices], tokens)
+
+    def silent(self, indices: Sequence[int]) -> NDArray[np.bool_] | None:
+        """Labels [samples, sequence] that the corpus gives no weight; None where it gives all."""
+        return self._whole.silent([self._first + index for index in indices])
 
     def place(self, index: int) -> Place | None:
         """Where a sample begins on disk."""

@@ -41,6 +41,7 @@ class RangeStore:
     def __init__(self, url: str, settings: Store) -> None:
         self.url = url.rstrip("/")
         self._settings = settings
+        self.parallel_reads = settings.parallel_reads
         self._client = connect(self.url)
         self._seconds: deque[float] = deque(maxlen=64)  # of recent reads
         self.reads = self.retries = self.hedges = 0

@@ -58,8 +58,15 @@ class Stream(Protocol):
     def block_tokens(self) -> int:
         """Tokens of a checksummed block: reads of whole blocks can be proved."""
 
+    @property
+    def masked(self) -> bool:
+        """Whether the corpus says of each token if it counts as a label."""
+
     def read_tokens(self, first: int, count: int, out: NDArray[Any]) -> None:
         """Fill ``out`` with ``count`` tokens of the stream from token ``first`` on."""
+
+    def read_mask(self, first: int, count: int, out: NDArray[Any]) -> None:
+        """Fill ``out`` with 1 for each token that counts as a label, else 0."""
 
     def read_rows(self, firsts: Sequence[int], rows: Iterable[NDArray[Any]]) -> None:
         """Fill each row with the tokens of the stream from its first one on."""
@@ -94,14 +101,27 @@ class FileStream(ABC):
     end_of_document: int | None
     tokenizer: str
     block_tokens: int
+    checksums: bool  # whether blocks can be proved
 
-    def __init__(self, files: Files, file_tokens: list[int]) -> None:
+    def __init__(self, files: Files, file_tokens: list[int], masks: Files | None = None) -> None:
         self.tokens = sum(file_tokens)
+        self.masked = masks is not None
         self._files = files
+        self._masks = masks
         self._starts = [0, *accumulate(file_tokens)]
 
     def read_tokens(self, first: int, count: int, out: NDArray[Any]) -> None:
         """Fill ``out`` with ``count`` tokens of the stream from token ``first`` on."""
+        self._read(self._files, first, count, out)
+
+    def read_mask(self, first: int, count: int, out: NDArray[Any]) -> None:
+        """Fill ``out`` with 1 for each token that counts as a label, else 0."""
+        if self._masks is None:
+            out[:count] = 1
+        else:
+            self._read(self._masks, first, count, out)
+
+    def _read(self, files: Files, first: int, count: int, out: NDArray[Any]) -> None:
         self._refuse_outside(first, count)
         number = self._file_of(first)
         filled = 0
@@ -109,9 +129,9 @@ class FileStream(ABC):
             at = first + filled
             room = self._starts[number + 1] - at
             if room >= count - filled:
-                self._files.read(number, at - self._starts[number], out[filled:count])
+                files.read(number, at - self._starts[number], out[filled:count])
                 return
-            self._files.read(number, at - self._starts[number], out[filled : filled + room])
+            files.read(number, at - self._starts[number], out[filled : filled + room])
             filled += room
             number += 1
 
@@ -175,6 +195,10 @@ class FileStream(ABC):
     @abstractmethod
     def file_hashes(self, number: int) -> NDArray[np.uint32]:
         """Hash of each document that starts in file ``number``."""
+
+    @abstractmethod
+    def check_index(self, number: int) -> None:
+        """Refuse a damaged index of a file."""
 
     @abstractmethod
     def check_block(self, number: int, block: int) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from phalanx.config import Data
+from phalanx.config import Data, Store
 from phalanx.data.curriculum import curriculum
 from phalanx.data.manifest import TOKENIZER_NAME
 from phalanx.data.source import open_sources, without_idle_sources
@@ -84,9 +84,13 @@ def sample_texts(
     return [encoder.decode(window, skip_special_tokens=False) for window in windows]
 
 
-def tokenizer_of(path: Path) -> Path | None:
-    """The tokenizer.json in a corpus' folder, if there is one."""
-    found = path / TOKENIZER_NAME
+def tokenizer_of(path: str | Path, store: Store | None = None) -> Path | None:
+    """The tokenizer.json in a corpus' folder, if there is one; fetched where it is not here."""
+    if "://" in str(path):
+        from phalanx.data.remote import open_remote  # its event loop loads only where needed
+
+        return open_remote(str(path), store or Store()).fetch(TOKENIZER_NAME)
+    found = Path(path) / TOKENIZER_NAME
     return found if found.exists() else None
 
 

@@ -41,6 +41,9 @@ class SyntheticSource:
         """Document number of each position, from 0 in each sample; tokens: [samples, sequence]."""
         return number_documents(tokens, END_OF_DOCUMENT)
 
+    def silent(self, indices: Sequence[int]) -> None:
+        """Every generated token counts."""
+
     def place(self, index: int) -> Place | None:
         """Generated samples lie nowhere."""
         return None

@@ -38,7 +38,7 @@ from phalanx.data.writer import FILE_BYTES, ShardWriter, write_atomically
 UNREADABLE_NAME = "unreadable.jsonl"
 MOST_NAMED = 1000  # unreadable records that are listed; all are counted
 
-_RUN_BYTES = 1 << 20  # of text, handed to a worker at once
+_RUN_BYTES = 1 << 18  # of text, handed to a worker at once: small, so that all end together
 
 
 class TokenizeOptions(msgspec.Struct, frozen=True):

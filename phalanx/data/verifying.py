@@ -8,14 +8,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
-import numpy as np
 
 from phalanx.config.errors import Problem
 from phalanx.data.errors import DataError
 from phalanx.data.manifest import TOKENIZER_NAME
 from phalanx.data.opening import ANY_VOCAB, open_whole
 from phalanx.data.shards import ShardStream
-from phalanx.data.stream import FileStream
 
 
 class Verified(msgspec.Struct, frozen=True):
@@ -24,7 +22,7 @@ class Verified(msgspec.Struct, frozen=True):
     files: int
     blocks: int
     tokens: int
-    checksums: bool  # False: the format has none, and only the values of tokens were compared
+    checksums: bool  # False: there are none, and only the values of tokens were compared
 
 
 def verify(
@@ -43,7 +41,7 @@ def verify(
     for number in range(len(starts) - 1):
         tokens = starts[number + 1] - starts[number]
         with _collected(problems):
-            _check_index(stream, number)  # without its index, no block of a shard can be judged
+            stream.check_index(number)  # without its index, no block of a shard can be judged
             for block in range(-(-tokens // stream.block_tokens)):
                 with _collected(problems):
                     stream.check_block(number, block)
@@ -51,7 +49,7 @@ def verify(
                 blocks += 1
     if problems:
         raise DataError.of(problems)
-    return Verified(len(starts) - 1, blocks, stream.tokens, isinstance(stream, ShardStream))
+    return Verified(len(starts) - 1, blocks, stream.tokens, stream.checksums)
 
 
 def check_tokenizer(stream: ShardStream) -> None:
@@ -66,15 +64,6 @@ def check_tokenizer(stream: ShardStream) -> None:
             "the tokens"
         )
         raise DataError("data.path", path, rule, "restore the tokenizer.json of this corpus")
-
-
-def _check_index(stream: FileStream, number: int) -> None:
-    if isinstance(stream, ShardStream):
-        stream.index(number, proved=True)
-    else:
-        if (np.diff(stream.file_documents(number)[:]) < 0).any():
-            rule = "its index does not list its documents in order"
-            raise DataError("data.path", stream.file_name(number), rule, "make it again")
 
 
 @contextmanager

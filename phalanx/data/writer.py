@@ -199,6 +199,11 @@ def write_atomically(path: Path, data: bytes) -> None:
         os.close(folder)
 
 
+def beside(home: Path, name: str) -> Path:
+    """Where something is recorded about a corpus: in its folder, or next to its only file."""
+    return home / name if home.is_dir() else home.with_name(f"{home.name}.{name}")
+
+
 def _clear(folder: Path, replace: bool, keep: set[str]) -> None:
     """Make room for a new corpus; the manifest goes first, so no half-old corpus is ever read."""
     manifest = folder / MANIFEST_NAME

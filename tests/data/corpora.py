@@ -29,6 +29,9 @@ class CountingSource:
     def documents(self, indices: Sequence[int], tokens: NDArray[np.int64]) -> NDArray[np.int32]:
         return np.zeros(tokens.shape, np.int32)
 
+    def silent(self, indices: Sequence[int]) -> None:
+        return None
+
     def place(self, index: int) -> None:
         return None
 

@@ -10,7 +10,21 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from phalanx.data import DataError, ShardWriter, Stream, open_stream, refuse_mixed_tokenizers
+from phalanx.config import Data
+from phalanx.data import (
+    DataError,
+    Feed,
+    FileStream,
+    ShardWriter,
+    Stream,
+    open_stream,
+    refuse_mixed_tokenizers,
+    verify,
+)
+from phalanx.data.foreign import ForeignStream
+from phalanx.data.heldout import HeldOut, record_held_out
+from phalanx.data.staging import stage
+from phalanx.data.sums import forget_sums, record_sums
 
 DOCUMENTS = [[5, 6, 7, 0], [8, 0], [9, 10, 11, 12, 13, 0], [14, 0]]
 STREAM = [token for document in DOCUMENTS for token in document]
@@ -187,3 +201,121 @@ def test_sources_made_with_different_tokenizers_are_refused(tmp_path: Path) -> N
     refuse_mixed_tokenizers(streams)
     with pytest.raises(DataError, match=r"two: was made with tokenizer bbbb.*one with aaaa"):
         refuse_mixed_tokenizers({**streams, "two": open_stream(tmp_path / "two")})
+
+
+MASK = [0, 1, 1, 1, 0, 0, 1, 1, 0, 1, 1, 1, 1, 1]
+
+
+def write_masked(path: Path, mask: list[int] = MASK) -> None:
+    write_datatrove(path, DOCUMENTS)
+    Path(f"{path}.loss").write_bytes(bytes(mask))
+
+
+@pytest.mark.parametrize(("index", "count"), [(0, 1), (0, 2), (1, 2)])
+def test_labels_that_a_loss_mask_leaves_out_carry_no_weight(
+    tmp_path: Path, index: int, count: int
+) -> None:
+    write_masked(tmp_path / "a.ds")
+    data = Data(source="shards", path=str(tmp_path), sequence=3, prefetch=0)
+    with Feed(data, 20, 4, 1, index, count) as feed:
+        step = feed.next(feed.start())
+        which, rows = feed.reader.locate(range(index * 2, 4))
+    assert which[0] == 0
+    real = 0
+    for batch, row in zip(step.micro_batches, rows, strict=False):
+        first = 3 * row
+        expected = [
+            STREAM[at] if MASK[at] else -100 for at in range(first + 1, first + 4)
+        ]  # the label of a position is the token after it
+        assert batch.tokens[0].tolist() == STREAM[first : first + 3]
+        assert batch.labels[0].tolist() == expected
+        real += sum(label >= 0 for label in expected)
+    assert step.real_tokens == real and step.damaged == 0
+
+
+def test_a_loss_mask_is_cut_with_the_held_out_documents(tmp_path: Path) -> None:
+    write_masked(tmp_path / "a.ds")
+    stream = open_stream(tmp_path)
+    assert isinstance(stream, FileStream)
+    record_held_out(stream, 0.5, HeldOut(np.array([4]), np.array([2]), 1))
+    for split, expected in (("validation", MASK[4:6]), ("train", MASK[:4] + MASK[6:])):
+        side = open_stream(tmp_path, 20, 0.5, split)  # type: ignore[arg-type]
+        found = np.zeros(side.tokens, np.uint8)
+        side.read_mask(0, side.tokens, found)
+        assert side.masked and found.tolist() == expected
+
+
+def test_a_loss_mask_is_part_of_the_corpus_and_must_fit_it(tmp_path: Path) -> None:
+    write_datatrove(tmp_path / "a.ds", DOCUMENTS)
+    before = open_stream(tmp_path).fingerprint
+    write_masked(tmp_path / "a.ds")
+    assert open_stream(tmp_path).fingerprint != before
+    write_masked(tmp_path / "a.ds", MASK[:-1])
+    with pytest.raises(DataError, match=r"a\.ds\.loss: is truncated: 13 bytes"):
+        open_stream(tmp_path)
+    write_masked(tmp_path / "a.ds")
+    write_datatrove(tmp_path / "b.ds", DOCUMENTS)
+    with pytest.raises(DataError, match=r"not for b\.ds"):
+        open_stream(tmp_path)
+
+
+@pytest.fixture
+def recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A corpus in place with recorded checksums of blocks of eight bytes."""
+    monkeypatch.setattr("phalanx.data.sums.BLOCK_BYTES", 8)
+    monkeypatch.setattr("phalanx.data.foreign.BLOCK_BYTES", 8)
+    write_masked(tmp_path / "a.ds")
+    write_masked(tmp_path / "b.ds")
+    stream = open_stream(tmp_path)
+    assert isinstance(stream, ForeignStream) and not verify(tmp_path).checksums
+    record_sums(tmp_path, stream.paths)
+    return tmp_path
+
+
+def flip(path: Path, at: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[at] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("name", "at", "block"),
+    [("a.ds", 0, 0), ("b.ds", 17, 2), ("b.ds", 27, 3), ("b.ds.index", 9, 1), ("a.ds.loss", 13, 1)],
+)
+def test_recorded_checksums_name_the_damaged_block(
+    recorded: Path, name: str, at: int, block: int
+) -> None:
+    assert verify(recorded, 20).checksums
+    flip(recorded / name, at)
+    with pytest.raises(DataError, match=rf"{name}: block {block} .*damaged.*recorded"):
+        verify(recorded, 20)
+
+
+def test_recorded_checksums_are_compared_while_reading(recorded: Path) -> None:
+    flip(recorded / "b.ds", 4)  # token 8 becomes 9: in the vocabulary, but wrong
+    data = Data(source="shards", path=str(recorded), sequence=2, prefetch=0, on_damage="weightless")
+    with Feed(data, 20, 13, 1, 0, 1) as feed:
+        assert feed.next(feed.start()).damaged > 0
+
+
+def test_a_record_of_other_files_is_refused_until_made_again(recorded: Path) -> None:
+    write_masked(recorded / "c.ds")
+    with pytest.raises(DataError, match=r"other names or sizes.*data checksum"):
+        open_stream(recorded)
+    flip(recorded / "checksums.crc32c", 60)
+    with pytest.raises(DataError, match="wrong checksum"):
+        open_stream(recorded)
+    forget_sums(recorded)
+    stream = open_stream(recorded)
+    assert isinstance(stream, ForeignStream)
+    record_sums(recorded, stream.paths)
+    assert verify(recorded, 20).checksums
+
+
+def test_a_corpus_with_recorded_checksums_is_proved_while_staged(recorded: Path) -> None:
+    copy = recorded.parent / "copy"
+    stage(recorded, copy)
+    assert verify(copy, 20).checksums
+    flip(recorded / "b.ds", 9)
+    with pytest.raises(DataError, match=r"b\.ds: block 1 is damaged"):
+        stage(recorded, copy.with_name("other"))

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
+from phalanx.cli.app import app
 from phalanx.config import Data, Store
-from phalanx.data import SampleReader
+from phalanx.data import DataError, SampleReader
 from phalanx.data.errors import StoreError
+from phalanx.data.staging import stage
 from phalanx.data.store import open_store
 from tests.data.corpora import write_corpus
 from tests.object_store import DelayProxy, S3Server, credentials
@@ -42,6 +47,8 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("phalanx.data.remote.PART_BYTES", PART)
+    monkeypatch.setattr("phalanx.data.origins.PART_BYTES", PART)
+    monkeypatch.setattr("phalanx.data.store._LONGEST_WAIT_SECONDS", 0.5)
 
 
 def settings(cache: Path) -> Store:
@@ -96,3 +103,58 @@ def test_wrong_keys_are_refused_at_once(
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
     with pytest.raises(StoreError, match="access is refused"):
         reader(url, tmp_path)
+
+
+def test_a_corpus_is_staged_from_a_store_and_goes_on_after_an_interruption(
+    server: S3Server, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, target = server.upload(corpus, "staged"), tmp_path / "local"
+    use(server.port, monkeypatch)
+    whole = sum(path.stat().st_size for path in corpus.iterdir())
+
+    def interrupt(done: int, total: int) -> None:
+        assert total == whole
+        if done > 2_500_000:  # within the third shard
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        stage(url, target, progress=interrupt, store=settings(tmp_path / "cache"))
+    assert not target.exists()
+    done = stage(url, target, store=settings(tmp_path / "cache"))
+    assert done.kept_bytes > 2_000_000 and done.copied_bytes + done.kept_bytes == whole
+    assert {path.name: path.read_bytes() for path in target.iterdir()} == {
+        path.name: path.read_bytes() for path in corpus.iterdir()
+    }
+    assert stage(url, target, store=settings(tmp_path / "cache")).copied_bytes == 0
+
+
+def test_staging_keeps_to_its_rate_and_refuses_a_damaged_object(
+    server: S3Server, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = tmp_path / "broken"
+    shutil.copytree(corpus, broken)
+    shard = broken / "shard-00001.bin"
+    content = bytearray(shard.read_bytes())
+    content[3 * PART + 5] ^= 1
+    shard.write_bytes(content)
+    url = server.upload(broken, "broken")
+    use(server.port, monkeypatch)
+    began = time.monotonic()
+    with pytest.raises(DataError, match=r"s3://.*shard-00001\.bin: block 3 is damaged"):
+        stage(url, tmp_path / "local", bytes_per_second=2e6, store=settings(tmp_path / "cache"))
+    assert time.monotonic() - began > 1.0  # two shards of a megabyte
+    assert not (tmp_path / "local").exists()
+
+
+def test_a_corpus_in_a_store_can_be_looked_into_by_its_url(
+    server: S3Server, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = server.upload(corpus, "shown")
+    use(server.port, monkeypatch)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # where the cache is by default
+    monkeypatch.setattr("tempfile.tempdir", None)
+    runner = CliRunner()
+    for command in (["verify", url], ["inspect", url], ["stage", url, str(tmp_path / "local")]):
+        done = runner.invoke(app, ["data", *command])
+        assert done.exit_code == 0, done.output
+    assert "2,000,000 tokens" in runner.invoke(app, ["data", "inspect", url]).output
