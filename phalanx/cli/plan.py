@@ -272,9 +272,11 @@ def _readable(path: Path) -> Path:
     try:
         path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise ConfigError("file", str(path), "no such file") from None
+        fix = "give the path of a CSV file of measurements"
+        raise ConfigError("file", str(path), "no such file", fix) from None
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError("file", str(path), f"cannot be read as CSV: {error}") from None
+        rule, fix = f"cannot be read as CSV: {error}", "give a CSV file that you may read"
+        raise ConfigError("file", str(path), rule, fix) from None
     return path
 
 
@@ -289,4 +291,5 @@ def _write(path: Path, text: str) -> None:
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise ConfigError("emit", str(path), f"cannot be written: {error}") from None
+        fix = "give a path in a folder where you may write"
+        raise ConfigError("emit", str(path), f"cannot be written: {error}", fix) from None

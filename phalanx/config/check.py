@@ -16,6 +16,8 @@ from phalanx.config.schema import Job, LatentAttention, Model, Moe
 from phalanx.config.tree import mistakes
 
 SHAPE = ("dim", "layers", "heads", "vocab")
+MOST_MICRO_BATCH_TOKENS = 2**31 - 1
+MOST_PARAMETERS = 10**16  # ten thousand times the largest preset
 
 
 def check(job: Job, world_size: int) -> None:
@@ -48,6 +50,7 @@ def _model(model: Model) -> Iterator[Problem]:
         yield problem("model.ffn", 0, "dense layers need a hidden width", f"try {4 * model.dim}")
     if missing:
         return
+    yield from _size(model)
     if model.latent is not None:
         yield from _latent(model, model.latent)
     else:
@@ -62,6 +65,18 @@ def _model(model: Model) -> Iterator[Problem]:
         )
     if model.moe is not None:
         yield from _moe(model, model.moe)
+
+
+def _size(model: Model) -> Iterator[Problem]:
+    experts = model.moe.experts * model.moe.ffn if model.moe is not None else 0
+    layer = model.dim * (2 * model.heads * model.head_dim + 3 * max(model.ffn, experts))
+    if model.layers * layer > MOST_PARAMETERS:
+        yield problem(
+            "model.layers",
+            model.layers,
+            f"makes a model of more than 10^16 parameters, at about {layer:.1e} a layer",
+            f"nearest: {max(1, MOST_PARAMETERS // layer)}, or lower model.dim and model.ffn",
+        )
 
 
 def _heads(model: Model) -> Iterator[Problem]:
@@ -251,6 +266,106 @@ def _train(job: Job) -> Iterator[Problem]:
     if train.micro_batch > least:
         rule = f"must be at most {key} ({least})"
         yield problem("train.micro_batch", train.micro_batch, rule, f"nearest: {least}")
+    tokens = job.train.micro_batch * job.data.sequence // job.parallel.context
+    sizes = {"model.dim": model.dim, "train.micro_batch * data.sequence / parallel.context": tokens}
+    if model.latent is None:
+        sizes["model.heads * model.head_dim / parallel.tensor"] = (
+            model.heads * model.head_dim // tensor
+        )
+        sizes["model.kv_heads * model.head_dim / parallel.tensor"] = (
+            model.kv_heads * model.head_dim // tensor
+        )
+    if model.moe is None or model.moe.first_dense_layers:
+        sizes["model.ffn / parallel.tensor"] = model.ffn // tensor
+    return sizes
+
+
+def _job(job: Job) -> Iterator[Problem]:
+    if not job.name or "/" in job.name or job.name.startswith("."):
+        yield problem(
+            "name",
+            f'"{job.name}"',
+            "must be a folder's name: not empty, no slash, no leading dot",
+            f'nearest: "{job.name.replace("/", "-").lstrip(".") or "run"}"',
+        )
+
+
+def _memory(job: Job) -> Iterator[Problem]:
+    if job.memory.offload == "parameters" and job.parallel.zero == 0:
+        yield problem(
+            "memory.offload",
+            '"parameters"',
+            "needs sharding (parallel.zero >= 1)",
+            'set parallel.zero = 3, or memory.offload = "optimizer"',
+        )
+
+
+def _schedule(job: Job) -> Iterator[Problem]:
+    schedule, steps = job.schedule, job.train.steps
+    if schedule.warmup_steps > steps:
+        yield problem(
+            "schedule.warmup_steps",
+            schedule.warmup_steps,
+            f"must be at most train.steps ({steps})",
+            f"nearest: {steps}",
+        )
+    if schedule.kind != "wsd":
+        if schedule.decay_steps:
+            yield problem(
+                "schedule.decay_steps",
+                schedule.decay_steps,
+                f'has no meaning for schedule.kind = "{schedule.kind}"',
+                'leave it out, or set schedule.kind = "wsd"',
+            )
+    elif not schedule.decay_steps:
+        yield problem(
+            "schedule.decay_steps",
+            0,
+            "wsd ends with a decay",
+            f'try {max(1, steps // 10)}, or set schedule.kind = "constant"',
+        )
+    elif schedule.warmup_steps + schedule.decay_steps > steps >= schedule.warmup_steps:
+        yield problem(
+            "schedule.decay_steps",
+            schedule.decay_steps,
+            f"warmup and decay together must fit into train.steps ({steps})",
+            f"nearest: {steps - schedule.warmup_steps}",
+        )
+
+
+def _train(job: Job) -> Iterator[Problem]:
+    train = job.train
+    batches = {"train.global_batch": train.global_batch}
+    before = 0
+    for number, stage in enumerate(train.batch_ramp):
+        key = f"train.batch_ramp[{number}]"
+        batches[f"{key}.global_batch"] = stage.global_batch
+        if stage.until_tokens <= before:
+            rule = f"must be above {before}, where the stage before it ends"
+            fix = "sort the stages by until_tokens; train.global_batch follows the last"
+            yield problem(f"{key}.until_tokens", stage.until_tokens, rule, fix)
+        before = max(before, stage.until_tokens)
+    key, least = min(batches.items(), key=lambda one: one[1])
+    if train.micro_batch > least:
+        rule = f"must be at most {key} ({least})"
+        yield problem("train.micro_batch", train.micro_batch, rule, f"nearest: {least}")
+=======
+    if job.train.micro_batch > job.train.global_batch:
+        yield problem(
+            "train.micro_batch",
+            job.train.micro_batch,
+            f"must be at most train.global_batch ({job.train.global_batch})",
+            f"nearest: {job.train.global_batch}",
+        )
+    tokens = job.train.micro_batch * job.data.sequence
+    if tokens > MOST_MICRO_BATCH_TOKENS:
+        yield problem(
+            "train.micro_batch",
+            job.train.micro_batch,
+            f"with data.sequence = {job.data.sequence} a forward pass would hold {tokens:,} "
+            f"tokens, and kernels count at most {MOST_MICRO_BATCH_TOKENS:,}",
+            f"nearest: {max(1, MOST_MICRO_BATCH_TOKENS // job.data.sequence)}",
+        )
     traced = job.log.profile_steps
     if traced and not 0 <= traced[0] < traced[1] <= job.train.steps:
         yield problem(

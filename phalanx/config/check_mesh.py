@@ -10,6 +10,8 @@ from phalanx.config.numbers import nearest_divisor, nearest_multiple
 from phalanx.config.ramp import batch_ramp
 from phalanx.config.schema import Job, Model, Parallel, gate_up_groups
 
+MOST_RANKS = 10_000_000  # well above any cluster
+
 
 def micro_batches(job: Job) -> int:
     """Micro-batches of the largest step on each replica."""
@@ -37,6 +39,9 @@ def mesh_problems(job: Job, world_size: int) -> list[Problem]:
 
 
 def _world(axes: Parallel, world_size: int) -> Iterator[Problem]:
+    if world_size > MOST_RANKS:
+        rule, fix = f"must be at most {MOST_RANKS:,}", f"nearest: {MOST_RANKS}"
+        yield problem("world size", world_size, rule, fix)
     rest = axes.pipeline * axes.context * axes.tensor
     product = rest * axes.data
     if product == world_size:
@@ -93,6 +98,13 @@ def _tensor(job: Job) -> Iterator[Problem]:
 def _async_tensor(job: Job) -> Iterator[Problem]:
     if not job.parallel.async_tensor:
         return
+    if job.train.device == "cpu":
+        yield problem(
+            "parallel.async_tensor",
+            True,
+            "overlaps through CUDA's symmetric memory, and train.device is cpu",
+            'set it to false, or train.device to "cuda"',
+        )
     if job.parallel.tensor == 1:
         yield problem(
             "parallel.async_tensor",
@@ -233,7 +245,8 @@ def _enough_for_schedule(job: Job, batch: int, key: str) -> Iterator[Problem]:
             batch,
             f"gives {count} micro-batches a replica, and {axes.schedule} over {axes.pipeline} "
             f"ranks needs at least {axes.pipeline}",
-            f"nearest: {(axes.pipeline - 1) * per_micro_batch + 1}, or a smaller train.micro_batch",
+            f"nearest: {(axes.pipeline - 1) * per_micro_batch + 1}"
+            + (", or a smaller train.micro_batch" if job.train.micro_batch > 1 else ""),
         )
     rounds = max(1, count // axes.pipeline)
     if axes.schedule == "interleaved" and count % rounds:

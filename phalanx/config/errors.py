@@ -20,13 +20,13 @@ class Problem(Struct, frozen=True):
     def __str__(self) -> str:
         """``key = value: rule; fix``."""
         subject = f"{self.key} = {self.value}" if self.value else self.key
-        return f"{subject}: {self.rule}" + (f"; {self.fix}" if self.fix else "")
+        return f"{subject}: {self.rule}; {self.fix}"
 
 
 class ConfigError(Exception):
     """A configuration that cannot run; ``problems`` holds every mistake that was found."""
 
-    def __init__(self, key: str, value: object, rule: str, fix: str = "") -> None:
+    def __init__(self, key: str, value: object, rule: str, fix: str) -> None:
         self.problems: tuple[Problem, ...] = (problem(key, value, rule, fix),)
         super().__init__(str(self.problems[0]))
 
@@ -40,7 +40,7 @@ class ConfigError(Exception):
         return error
 
 
-def problem(key: str, value: object, rule: str, fix: str = "") -> Problem:
+def problem(key: str, value: object, rule: str, fix: str) -> Problem:
     """A mistake, with its value written as TOML would."""
     return Problem(key, value if isinstance(value, str) else written(value), rule, fix)
 

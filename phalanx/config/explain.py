@@ -6,15 +6,13 @@ import ast
 import inspect
 from collections.abc import Iterator
 from functools import cache
-from typing import Any
 
-import msgspec
 from msgspec import Struct
 
 from phalanx.config import schema
-from phalanx.config.errors import ConfigError, did_you_mean, near, written
+from phalanx.config.errors import ConfigError, did_you_mean, near
 from phalanx.config.schema import Job, Section
-from phalanx.config.tree import allowed, below_field, fields, paths, section_in
+from phalanx.config.tree import allowed, below_field, default_of, fields, paths, section_in
 
 
 class KeyDoc(Struct, frozen=True):
@@ -54,24 +52,15 @@ def _nearest(key: str) -> str:
 
 
 def _docs(section: type[Section], prefix: str) -> Iterator[KeyDoc]:
-    defaults = {field.name: field for field in msgspec.structs.fields(section)}
     meanings = _meanings()[section.__name__]
     for name, hint in fields(section).items():
         key = prefix + name
         inner = section_in(hint)
         meaning = meanings.get(name) or (inspect.getdoc(inner) or "" if inner else "")
-        yield KeyDoc(key, allowed(hint), _default(defaults[name], inner), meaning, bool(inner))
+        yield KeyDoc(key, allowed(hint), default_of(section, name), meaning, bool(inner))
         entry, below = below_field(hint, key)
         if entry is not None:
             yield from _docs(entry, below)
-
-
-def _default(field: msgspec.structs.FieldInfo, inner: type[Section] | None) -> str:
-    if field.required or (inner is not None and field.default is not None):
-        return ""
-    made = field.default_factory
-    value: Any = field.default if made is msgspec.NODEFAULT else made()
-    return written(value)
 
 
 @cache

@@ -12,7 +12,14 @@ import msgspec
 from phalanx.config.errors import ConfigError, Problem, did_you_mean, problem
 from phalanx.config.presets import PRESETS
 from phalanx.config.schema import Job, Section
-from phalanx.config.tree import build, fields, mistakes, named_sections, section_in
+from phalanx.config.tree import (
+    build,
+    did_you_mean_key,
+    fields,
+    mistakes,
+    named_sections,
+    section_in,
+)
 
 
 def load_job(path: str | Path, overrides: Sequence[str] = ()) -> Job:
@@ -54,15 +61,17 @@ def _read(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise ConfigError(str(path), "", "no such file", _nearby_file(path)) from None
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(str(path), "", f"cannot be read: {error}") from None
+        fix = "give the path of a TOML file that you may read"
+        raise ConfigError(str(path), "", f"cannot be read: {error}", fix) from None
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(str(path), "", f"is not valid TOML: {error}") from None
+        fix = "correct it there; strings stand in quotes, tables in [brackets]"
+        raise ConfigError(str(path), "", f"is not valid TOML: {error}", fix) from None
 
 
 def _nearby_file(path: Path) -> str:
     folder = path.parent
     names = sorted(found.name for found in folder.glob("*.toml")) if folder.is_dir() else []
-    return did_you_mean(path.name, names) if names else ""
+    return did_you_mean(path.name, names) if names else "give the path of a job's TOML file"
 
 
 def _fill_preset(table: dict[str, Any]) -> list[Problem]:
@@ -91,7 +100,8 @@ def _apply(table: dict[str, Any], override: str) -> list[Problem]:
     for section in sections:
         table = table.setdefault(section, {})
         if not isinstance(table, dict):
-            return [problem(key, text, f'"{section}" is no table')]
+            fix = did_you_mean_key(Job, section)
+            return [problem(key, text, f'"{section}" is no table', fix)]
     table[name] = _value(key, text.strip())
     return []
 

@@ -11,8 +11,20 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-Count = Annotated[int, Meta(ge=1)]
-Natural = Annotated[int, Meta(ge=0)]
+# Upper bounds refuse slips of the hand, such as a zero too many; they lie well above any job.
+Count = Annotated[int, Meta(ge=1, le=10**15)]
+Natural = Annotated[int, Meta(ge=0, le=10**15)]
+Layers = Annotated[int, Meta(ge=0, le=10_000)]
+Width = Annotated[int, Meta(ge=0, le=10_000_000)]
+Heads = Annotated[int, Meta(ge=0, le=100_000)]
+Vocabulary = Annotated[int, Meta(ge=0, le=100_000_000)]
+Experts = Annotated[int, Meta(ge=1, le=100_000)]
+Batch = Annotated[int, Meta(ge=1, le=10**9)]
+Ranks = Annotated[int, Meta(ge=1, le=10_000_000)]
+RanksOrAuto = Annotated[int, Meta(ge=0, le=10_000_000)]
+Threads = Annotated[int, Meta(ge=1, le=4096)]
+Seconds = Annotated[float, Meta(gt=0, le=1e8)]
+Megabytes = Annotated[float, Meta(gt=0, le=1e6)]
 Positive = Annotated[float, Meta(gt=0)]
 NonNegative = Annotated[float, Meta(ge=0)]
 Fraction = Annotated[float, Meta(ge=0, le=1)]
@@ -55,11 +67,11 @@ class LatentAttention(Section, frozen=True, kw_only=True):
 class Moe(Section, frozen=True, kw_only=True):
     """Mixture-of-experts layers: routing, shared experts, balancing."""
 
-    experts: Count
+    experts: Experts
     """Routed experts in a layer."""
-    top_k: Count
+    top_k: Experts
     """Routed experts that each token visits."""
-    ffn: Count
+    ffn: Annotated[int, Meta(ge=1, le=10_000_000)]
     """Hidden width of one routed expert."""
     shared_experts: Natural = 0
     """Experts that every token visits."""
@@ -86,19 +98,19 @@ class Model(Section, frozen=True, kw_only=True):
 
     preset: str = ""
     """Named shape to start from; keys given beside it win."""
-    dim: Natural = 0
+    dim: Width = 0
     """Width of the residual stream."""
-    layers: Natural = 0
+    layers: Layers = 0
     """Transformer blocks."""
-    heads: Natural = 0
+    heads: Heads = 0
     """Query heads."""
-    kv_heads: Natural = 0
+    kv_heads: Heads = 0
     """Key and value heads; 0: as many as heads."""
-    head_dim: Natural = 0
+    head_dim: Width = 0
     """Width of a head; 0: dim / heads."""
-    ffn: Natural = 0
+    ffn: Width = 0
     """Hidden width of the dense MLP."""
-    vocab: Natural = 0
+    vocab: Vocabulary = 0
     """Rows of the embedding and of the output head."""
     mlp: Literal["swiglu", "gelu"] = "swiglu"
     """Form of the dense MLP: gated (three matrices) or plain (two)."""
@@ -162,7 +174,7 @@ class Data(Section, frozen=True, kw_only=True):
     """Several sources instead of one path, each as a table [data.blend.NAME]."""
     stages: tuple[Stage, ...] = ()
     """Curriculum: tables [[data.stages]] that change the weights of the blend at token counts."""
-    sequence: Count = 2048
+    sequence: Batch = 2048
     """Tokens in a sample."""
     seed: Seed = 0
     """Seed of the sample order."""
@@ -192,29 +204,29 @@ class Data(Section, frozen=True, kw_only=True):
 class Parallel(Section, frozen=True, kw_only=True):
     """The mesh. World size = pipeline * data * context * tensor."""
 
-    data: Natural = 0
+    data: RanksOrAuto = 0
     """Replicas that read different samples; 0: whatever the world size leaves."""
-    replicate: Count = 1
+    replicate: Ranks = 1
     """Of these, groups that hold a full copy of the shards (HSDP)."""
-    tensor: Count = 1
+    tensor: Ranks = 1
     """Ranks that split each matrix, and the sequence between the matrices."""
-    pipeline: Count = 1
+    pipeline: Ranks = 1
     """Ranks that split the layers."""
-    context: Count = 1
+    context: Ranks = 1
     """Ranks that split the sequence inside attention."""
-    expert: Count = 1
+    expert: Ranks = 1
     """Ranks that split the experts; divides (data / replicate) * context * tensor."""
     zero: Literal[0, 1, 2, 3] = 3
     """Sharded over the replicas: nothing (DDP), optimizer, + gradients, + weights."""
     schedule: Literal["gpipe", "1f1b", "interleaved", "zero-bubble"] = "1f1b"
     """Order of the micro-batches in the pipeline."""
-    virtual_stages: Natural = 0
+    virtual_stages: Layers = 0
     """Stages per pipeline rank; 0: the schedule's usual number (1 or 2)."""
     context_method: Literal["auto", "ring", "ulysses"] = "auto"
     """Pass keys and values around a ring, or exchange heads for sequence (Ulysses)."""
-    ddp_bucket_mb: Positive = 25.0
+    ddp_bucket_mb: Megabytes = 25.0
     """zero = 0: megabytes of gradients reduced at once; small starts early, large is efficient."""
-    prefetch_layers: Natural = 1
+    prefetch_layers: Layers = 1
     """zero = 3: layers gathered ahead of the one that runs; more hides more and holds more."""
     reduce_dtype: Literal["float32", "compute"] = "float32"
     """Format in which gradients are summed over the replicas."""
@@ -300,11 +312,11 @@ class Train(Section, frozen=True, kw_only=True):
 
     steps: Count = 100
     """Optimizer steps of the whole run."""
-    global_batch: Count = 8
+    global_batch: Batch = 8
     """Samples in a step, whatever the number of replicas."""
     batch_ramp: tuple[BatchStage, ...] = ()
     """Other batches at the start: tables [[train.batch_ramp]], each until a token count."""
-    micro_batch: Count = 1
+    micro_batch: Batch = 1
     """Samples in one forward pass of one replica."""
     seed: Seed = 0
     """Seed of the initial weights."""
@@ -314,15 +326,15 @@ class Train(Section, frozen=True, kw_only=True):
     """torch.compile of each block; auto: on CUDA, for blocks without kernels of our own."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the ranks compute; auto: CUDA where there is one."""
-    cpu_threads: Count = 1
+    cpu_threads: Threads = 1
     """Intra-op threads of one rank on CPU."""
     validate_every: Natural = 0
     """Steps between validations; 0: never."""
-    validate_samples: Count = 64
+    validate_samples: Batch = 64
     """Samples in one validation."""
     max_non_finite: Count = 10
     """Consecutive non-finite steps before the run ends."""
-    collective_timeout_seconds: Positive = 600.0
+    collective_timeout_seconds: Seconds = 600.0
     """How long a collective may wait before the peer counts as lost."""
 
 

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 import msgspec
 
 from phalanx.config.errors import Problem, did_you_mean, near, problem, written
+from phalanx.config.fixes import fix_for
 from phalanx.config.schema import Job, Section
 
 S = TypeVar("S", bound=Section)
@@ -59,29 +60,36 @@ def _mistakes(section: type[Section], table: Mapping[str, Any], prefix: str) -> 
     for name, value in table.items():
         key = prefix + name
         if name not in known:
-            yield problem(key, "", "is no known key", did_you_mean_key(section, name))
+            fix = did_you_mean_key(section, name)
+            yield problem(key, _short(value), "is no known key", fix)
             continue
         inner = section_in(known[name])
         if value in ("none", None) and optional(known[name]):
             continue
         if inner is None:
-            yield from _several(key, value, known[name])
+            yield from _several(key, value, known[name], default_of(section, name))
         elif isinstance(value, Mapping):
             yield from _mistakes(inner, value, key + ".")
         else:
             yield problem(key, written(value), "must be a table", f"write [{key}]")
     for name in required(section):
         if name not in table:
-            yield problem(prefix + name, "", "is missing", f"add it under [{prefix[:-1]}]")
+            fix = f"add {name} = {allowed(known[name])} under [{prefix[:-1]}]"
+            yield problem(prefix + name, "", "is missing", fix)
 
 
-def _several(key: str, value: Any, hint: Any) -> Iterator[Problem]:
+def _short(value: Any) -> str:
+    """A value as written; a table is its keys' business."""
+    return "" if isinstance(value, Mapping) else written(value)
+
+
+def _several(key: str, value: Any, hint: Any, default: str) -> Iterator[Problem]:
     """Mistakes in a field that holds many sections, or none."""
     named, listed = named_sections(hint), listed_sections(hint)
     inner = named or listed
     fits = (named and isinstance(value, Mapping)) or (listed and isinstance(value, list | tuple))
     if inner is None or not fits:
-        yield from _wrong_value(key, value, hint)
+        yield from _wrong_value(key, value, hint, default)
         return
     entries = (
         {f"{key}.{name}": entry for name, entry in value.items()}
@@ -129,23 +137,25 @@ def below_field(hint: Any, key: str) -> tuple[type[Section] | None, str]:
     return section_in(hint), f"{key}."
 
 
-def _wrong_value(key: str, value: Any, hint: Any) -> Iterator[Problem]:
+def _wrong_value(key: str, value: Any, hint: Any, default: str) -> Iterator[Problem]:
     if isinstance(value, float) and not math.isfinite(value):
-        yield problem(key, value, "must be finite")
+        yield problem(key, value, "must be finite", fix_for(value, hint, default))
         return
     try:
         msgspec.convert(value, hint)
     except msgspec.ValidationError:
-        choices = [str(choice) for choice in literal_values(hint)]
-        fix = (
-            did_you_mean(value, choices) if isinstance(value, str) and near(value, choices) else ""
-        )
-        yield problem(key, written(value), f"must be {allowed(hint)}", fix)
+        rule = f"must be {allowed(hint)}"
+        yield problem(key, written(value), rule, fix_for(value, hint, default))
 
 
-def literal_values(hint: Any) -> tuple[Any, ...]:
-    """The values a field is limited to, or nothing."""
-    return get_args(hint) if get_origin(hint) is Literal else ()
+def default_of(section: type[Section], name: str) -> str:
+    """The default of a field as TOML; "" for a table or where a value must be given."""
+    (field,) = (field for field in msgspec.structs.fields(section) if field.name == name)
+    if field.required or (section_in(fields(section)[name]) and field.default is not None):
+        return ""
+    made = field.default_factory
+    value: Any = field.default if made is msgspec.NODEFAULT else made()
+    return written(value)
 
 
 def allowed(hint: Any) -> str:
@@ -155,12 +165,12 @@ def allowed(hint: Any) -> str:
     if get_origin(hint) is Annotated:
         base, *metas = get_args(hint)
         bounds = [
-            f"{sign} {bound:g}" if bound < 2**53 else f"{sign} 2^63 - 1"
+            f"{sign} {_bound(bound)}"
             for meta in metas
             for sign, bound in ((">=", meta.ge), (">", meta.gt), ("<=", meta.le), ("<", meta.lt))
             if bound is not None
         ]
-        return " and ".join([allowed(base), *bounds])
+        return f"{allowed(base)} {' and '.join(bounds)}"
     if get_origin(hint) in (types.UnionType, typing.Union):
         return " or ".join(
             '"none"' if option is type(None) else allowed(option) for option in get_args(hint)
@@ -175,6 +185,15 @@ def allowed(hint: Any) -> str:
         return f"an array of {len(get_args(hint))} integers"
     names = {int: "an integer", float: "a number", bool: "true or false", str: "a string"}
     return names.get(hint, "a table")
+
+
+def _bound(bound: float) -> str:
+    if isinstance(bound, int):
+        if bound == 2**63 - 1:
+            return "2^63 - 1"
+        power = len(str(bound)) - 1
+        return f"10^{power}" if bound == 10**power >= 10**9 else f"{bound:,}"
+    return f"{bound:g}"
 
 
 def build(section: type[S], table: Mapping[str, Any]) -> S:

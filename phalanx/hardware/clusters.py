@@ -193,7 +193,8 @@ def _described(name: str) -> ClusterFile | None:
     if gpus is None:
         return None
     if not 1 <= gpus <= MOST_GPUS:
-        raise ConfigError("cluster", f'"{name}"', f"must have 1 to {MOST_GPUS:,} GPUs")
+        rule, near = f"must have 1 to {MOST_GPUS:,} GPUs", min(max(gpus, 1), MOST_GPUS)
+        raise ConfigError("cluster", f'"{name}"', rule, f'nearest: "{prefix}-{near}"')
     if prefix in sites:
         return _part_of(prefix, build(ClusterFile, sites[prefix]), gpus)
     if prefix in gpus_by_key():
@@ -254,9 +255,11 @@ def _from_file(path: Path) -> Cluster:
     try:
         described: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ConfigError("cluster", str(path), "no such file") from None
+        fix = "give the path of a cluster's TOML file, or a name such as h100-16k"
+        raise ConfigError("cluster", str(path), "no such file", fix) from None
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError("cluster", str(path), f"cannot be read: {error}") from None
+        fix = "correct the file, or use a name such as h100-16k"
+        raise ConfigError("cluster", str(path), f"cannot be read: {error}", fix) from None
     found = mistakes(ClusterFile, described)
     if found:
         raise ConfigError.of(found)

@@ -68,7 +68,8 @@ def check_path(path: Path) -> None:
         fix = f"try {path.with_suffix('.html')}"
         raise ConfigError("plot", str(path), "must end in " + ", ".join(SUFFIXES), fix)
     if not path.absolute().parent.is_dir():
-        raise ConfigError("plot", str(path), "its folder does not exist")
+        fix = f"make the folder, or try {path.name}"
+        raise ConfigError("plot", str(path), "its folder does not exist", fix)
 
 
 def draw(picture: Picture, path: Path) -> None:

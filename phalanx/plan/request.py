@@ -147,7 +147,8 @@ def changed(request: Request, text: str) -> Request:
     try:
         return msgspec.convert(table, Request, strict=False)
     except msgspec.ValidationError as error:
-        raise ConfigError("options", text, str(error)) from None
+        fix = "write numbers as numbers, e.g. tp=8,cluster=h200-16k"
+        raise ConfigError("options", text, str(error), fix) from None
 
 
 def _model(text: str) -> tuple[str, Model, int, int]:
@@ -192,11 +193,13 @@ def _failures(request: Request) -> FailureSettings:
         settings = structs.replace(settings, rate=rate_named(request.failure_rate))
     if request.recovery_seconds is not None:
         if not 0 < request.recovery_seconds <= 1e6:
-            raise ConfigError(
-                "recovery-seconds", request.recovery_seconds, "must be above 0, at most 1e6"
-            )
+            rule = "must be above 0, at most 1e6"
+            raise ConfigError("recovery-seconds", request.recovery_seconds, rule, "e.g. 300")
         settings = structs.replace(settings, recovery_seconds=request.recovery_seconds)
     return settings
+
+
+_CALIBRATE = "make one with `phalanx plan calibrate`"
 
 
 def load_constants(path: Path) -> Constants:
@@ -204,9 +207,10 @@ def load_constants(path: Path) -> Constants:
     try:
         return read_constants(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ConfigError("constants", str(path), "no such file") from None
+        raise ConfigError("constants", str(path), "no such file", _CALIBRATE) from None
     except (OSError, msgspec.ValidationError, ValueError) as error:
-        raise ConfigError("constants", str(path), f"cannot be read: {error}") from None
+        rule = f"cannot be read: {error}"
+        raise ConfigError("constants", str(path), rule, _CALIBRATE) from None
 
 
 def _pins(request: Request, model: Model, on: Cluster) -> dict[str, Any]:
@@ -219,7 +223,8 @@ def _pins(request: Request, model: Model, on: Cluster) -> dict[str, Any]:
             if name in ("micro_batch", "virtual_stages"):
                 most = 4096
             if not least <= value <= most:
-                raise ConfigError(name, value, f"must be {least} to {most:,}")
+                near = f"nearest: {min(max(value, least), most)}"
+                raise ConfigError(name, value, f"must be {least} to {most:,}", near)
             pins[name] = value
     for name, known in WORDS.items():
         value = getattr(request, name)

@@ -75,10 +75,13 @@ def test_a_contradiction_is_refused_with_its_reason(data: dict[str, Any], messag
     [
         ({"blend": 3}, "data.blend = 3: must be a table of tables"),
         ({"blend": {"web": 3}}, "data.blend.web = 3: must be a table; write [data.blend.web]"),
-        ({"blend": {"web": {"pth": "x"}}}, 'data.blend.web.pth: is no known key; did you mean "pa'),
+        (
+            {"blend": {"web": {"pth": "x"}}},
+            'data.blend.web.pth = "x": is no known key; did you mean "pa',
+        ),
         ({"stages": 3}, "data.stages = 3: must be an array of tables"),
         ({"stages": [{"tokens": 1}]}, "data.stages[0].weights: is missing"),
-        ({"stages": [{"tokens": 1, "weights": {"a": -1}}]}, "values are a number and >= 0"),
+        ({"stages": [{"tokens": 1, "weights": {"a": -1}}]}, "values are a number >= 0"),
         ({"store": {"parallel_reads": 0}}, "data.store.parallel_reads = 0"),
     ],
 )

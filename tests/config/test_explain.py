@@ -19,7 +19,7 @@ def test_a_key_shows_values_and_default() -> None:
 
 def test_a_bound_is_part_of_what_is_allowed() -> None:
     (doc,) = explain("train.steps")
-    assert doc.allowed == "an integer and >= 1"
+    assert doc.allowed == "an integer >= 1 and <= 10^15"
 
 
 def test_a_section_shows_all_below_it() -> None:
