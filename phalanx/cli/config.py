@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -85,10 +87,19 @@ def explain_command(
 
 
 def _paragraph(doc: KeyDoc) -> str:
-    if doc.section and not doc.default:
-        return f"[{doc.key}]\n    {doc.meaning}"
-    default = f"default {doc.default}" if doc.default else "must be given"
-    return f"{doc.key}\n    {doc.meaning}\n    {doc.allowed}; {default}"
+    table = doc.section and not doc.default
+    lines = [doc.meaning]
+    if not table:
+        default = f"default {doc.default}" if doc.default else "must be given"
+        lines.append(f"{doc.allowed}; {default}")
+    wrapper = textwrap.TextWrapper(
+        width=max(shutil.get_terminal_size().columns, 20),
+        initial_indent=" " * 4,
+        subsequent_indent=" " * 4,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return "\n".join([f"[{doc.key}]" if table else doc.key, *map(wrapper.fill, lines)])
 
 
 def _print_section(section: Section, name: str, json: bool) -> None:

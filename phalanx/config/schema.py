@@ -295,7 +295,7 @@ class Schedule(Section, frozen=True, kw_only=True):
     decay_steps: Natural = 0
     """wsd: length of the final decay."""
     final_fraction: Fraction = 0.1
-    """Learning rate at the end, as a share of the peak."""
+    """Learning rate of the last step, as a share of the peak."""
 
 
 class BatchStage(Section, frozen=True, kw_only=True):

@@ -88,8 +88,12 @@ def _several(key: str, value: Any, hint: Any, default: str) -> Iterator[Problem]
     named, listed = named_sections(hint), listed_sections(hint)
     inner = named or listed
     fits = (named and isinstance(value, Mapping)) or (listed and isinstance(value, list | tuple))
-    if inner is None or not fits:
+    if inner is None:
         yield from _wrong_value(key, value, hint, default)
+        return
+    if not fits:
+        header = f"[{key}.NAME]" if named else f"[[{key}]]"
+        yield problem(key, written(value), f"must be {allowed(hint)}", f"write {header}")
         return
     entries = (
         {f"{key}.{name}": entry for name, entry in value.items()}

@@ -149,7 +149,7 @@ def _diagnose(error: BaseException) -> tuple[ExitCode, str, str]:
         case DeviceMemoryError():
             return ExitCode.GPU_MEMORY, "gpu_memory", error.advice
         case torch.OutOfMemoryError():
-            return ExitCode.GPU_MEMORY, "gpu_memory", "Lower train.micro_batch or shard more."
+            return ExitCode.GPU_MEMORY, "gpu_memory", _GPU_MEMORY_ADVICE
         case CheckpointError():
             return ExitCode.CHECKPOINT, "checkpoint", _checkpoint_advice(error)
         case KeyboardInterrupt():
@@ -180,6 +180,10 @@ def _checkpoint_advice(error: CheckpointError) -> str:
 HOST_MEMORY_ADVICE = (
     "Host memory ran out: lower data.prefetch or the ranks on this node, "
     'or set memory.offload = "none".'
+)
+_GPU_MEMORY_ADVICE = (
+    'Shard more (parallel.zero = 3, parallel.tensor), set memory.recompute = "full", '
+    "or lower data.sequence."
 )
 _KILLED_ADVICE = (
     "Somebody or something outside the run killed it (an operator, a scheduler, the kernel of "

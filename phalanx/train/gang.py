@@ -95,6 +95,7 @@ class Gang:
 
     def verdict(self) -> ExitInfo:
         """How the run ended; also what ``exit_info.json`` says afterwards."""
+        self._folder.clear_drafts()
         if self._interrupts > 1:
             message = "interrupted twice: ended without saving"
             return self._keep(ExitInfo(code=ExitCode.INTERRUPTED, reason="SIGINT", message=message))

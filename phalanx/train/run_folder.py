@@ -69,6 +69,11 @@ class RunFolder:
         finally:
             draft.unlink(missing_ok=True)
 
+    def clear_drafts(self) -> None:
+        """Remove what ranks that were killed in the middle of their report left behind."""
+        for draft in self.path.glob(f"{self.exit_info.stem}.*.tmp"):
+            draft.unlink(missing_ok=True)
+
 
 def create(job: Job) -> RunFolder:
     """Make the folder of a new run and write the resolved configuration into it.

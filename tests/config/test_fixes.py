@@ -43,7 +43,8 @@ NEAREST = [
     ("schedule.final_fraction=1.5", "nearest: 1"),
     ("schedule.final_fraction=-1", "nearest: 0"),
     ("log.profile_steps=7", "e.g. [0, 3]"),
-    ("data.blend=corpus", "e.g. { name = 1.0 }"),
+    ("data.blend=corpus", "write [data.blend.NAME]"),
+    ("data.stages=3", "write [[data.stages]]"),
     ("train.seed=9223372036854775808", "nearest: 9223372036854775807"),
     ("model.layers=1000000000000", "nearest: 10000"),
     ("train.micro_batch=10000000000", "nearest: 1000000000"),
@@ -100,7 +101,7 @@ def test_a_missing_key_says_what_to_add() -> None:
 ABSURD = [
     (["model.layers=9999", "model.dim=1000000", "model.heads=1000"], "model.layers", "10^16"),
     (
-        ["train.micro_batch=1000000000", "train.global_batch=1000000000"],
+        ["train.micro_batch=10000000", "train.global_batch=10000000"],
         "train.micro_batch",
         "hold",
     ),
