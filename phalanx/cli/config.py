@@ -55,19 +55,33 @@ def check_command(
     path: JobFile,
     overrides: Set = None,
     world_size: WorldSize = None,
+    files: Annotated[
+        bool,
+        typer.Option(
+            "--files/--no-files",
+            help="Also open the corpus, checkpoint and weights that the job names; "
+            "without, for a job that will run elsewhere.",
+        ),
+    ] = True,
     json: Json = False,
 ) -> None:
     """Say whether a job can run; exit with 2 and every problem when it cannot."""
     with refused_in_words(json):
         job, ranks = load(path, overrides, world_size)
         check(job, ranks)
-    axes = resolve(job, ranks).parallel
+        job = resolve(job, ranks)
+        if files:
+            from phalanx.train.refusal import refuse_files
+
+            refuse_files(job)
     if json:
-        print_json({"problems": [], "world_size": ranks})
+        print_json({"problems": [], "world_size": ranks, "files_checked": files})
         return
+    axes = job.parallel
+    unread = "" if files else "; its files were not looked at"
     print(
         f"{path}: fine on {ranks} ranks (pipeline {axes.pipeline}, data {axes.data}, "
-        f"context {axes.context}, tensor {axes.tensor})"
+        f"context {axes.context}, tensor {axes.tensor}){unread}"
     )
 
 

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING
 import typer
 
 import phalanx
-from phalanx.cli.options import Set, collection_paused, refused_in_words
+from phalanx.cli.options import Json, Set, collection_paused, refused_in_words
 from phalanx.config import Job, check, default_world_size, load_job, resolve
 from phalanx.train.threads import keep_single_threaded
 
@@ -28,47 +29,57 @@ MORE_STEPS = 40
 
 
 @app.command()
-def demo(overrides: Set = None) -> None:
+def demo(overrides: Set = None, json: Json = False) -> None:
     """Train a small model on Python's own sources: two pipeline stages on two replicas each."""
-    with refused_in_words():
+    say: Callable[[str], None] = _silent if json else _print
+    with refused_in_words(json):
         job = load_job(JOB, overrides or [])
         ranks = default_world_size(job, devices=0)
         check(job, ranks)
     job = resolve(job, ranks)
     keep_single_threaded()
-    _tokenize(job)
+    _tokenize(job, say)
     began = time.monotonic()
-    print(_what_comes(job, ranks), flush=True)
+    say(_what_comes(job, ranks))
     with collection_paused():
         from phalanx.train import run_folder
         from phalanx.train.launch import launch
 
-    with refused_in_words():
+    with refused_in_words(json):
         folder = run_folder.create(job)
-    code = launch(job, ranks, folder, waited_seconds=time.monotonic() - began)
+    code = launch(job, ranks, folder, json=json, waited_seconds=time.monotonic() - began)
     if code == 0:
-        print(_what_happened(job, folder, time.monotonic() - began))
-        print(_what_next(job, folder))
+        say(_what_happened(job, folder, time.monotonic() - began))
+        say(_what_next(job, folder))
     raise typer.Exit(code)
 
 
-def _tokenize(job: Job) -> None:
+def _print(text: str) -> None:
+    print(text, flush=True)
+
+
+def _silent(text: str) -> None:
+    """With ``--json`` stdout holds the records of the run, one a line, and nothing else."""
+
+
+def _tokenize(job: Job, say: Callable[[str], None]) -> None:
     from phalanx.data import DataError, read_manifest
 
     corpus = Path(job.data.path)
     with suppress(DataError):  # none there, or one of an older format
         read_manifest(corpus)
-        print(f"== The corpus is there already: {corpus}", flush=True)
+        say(f"== The corpus is there already: {corpus}")
         return
-    print("== Tokenising the sources of Python's standard library", flush=True)
+    say("== Tokenising the sources of Python's standard library")
     # In a process of its own: the tokenizer's threads would otherwise be alive when ranks fork.
     command = [sys.executable, "-m", "phalanx", "data", "tokenize", "--stdlib", "--force"]
     command += ["--vocab-size", str(job.model.vocab), "--out", str(corpus)]
     began = time.monotonic()
-    code = subprocess.run(command, check=False).returncode
+    output = subprocess.DEVNULL if say is _silent else None
+    code = subprocess.run(command, check=False, stdout=output).returncode
     if code:
         raise typer.Exit(code)
-    print(f"tokenised in {time.monotonic() - began:.0f} s", flush=True)
+    say(f"tokenised in {time.monotonic() - began:.0f} s")
 
 
 def _what_comes(job: Job, ranks: int) -> str:

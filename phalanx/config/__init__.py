@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from phalanx.config.check import check
 from phalanx.config.check_mesh import micro_batches
-from phalanx.config.errors import ConfigError, Problem
+from phalanx.config.errors import ConfigError, Problem, problem
 from phalanx.config.explain import KeyDoc, explain
 from phalanx.config.load import job_from_table, load_job
 from phalanx.config.presets import PRESETS
@@ -68,6 +68,7 @@ __all__ = [
     "job_from_table",
     "load_job",
     "micro_batches",
+    "problem",
     "resolve",
     "resolve_model",
     "to_toml",

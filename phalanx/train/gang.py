@@ -19,7 +19,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from phalanx.checkpoint import latest
-from phalanx.train.exits import ExitCode, ExitInfo, killed, now
+from phalanx.train.diagnose import killed
+from phalanx.train.exits import ExitCode, ExitInfo, now
 from phalanx.train.records import Record, decode
 from phalanx.train.run_folder import RunFolder
 from phalanx.train.stop import STOP_SIGNALS

@@ -36,9 +36,10 @@ from phalanx.train.progress import (
     print_exit,
     print_refusal,
 )
+from phalanx.train.refusal import refuse
 from phalanx.train.run_folder import RunFolder
 from phalanx.train.stop import STOP_SIGNALS
-from phalanx.train.worker import Worker, refuse
+from phalanx.train.worker import Worker
 
 RANK_BYTES = 256 << 20  # of its own that a rank takes before it has a model
 

@@ -23,19 +23,20 @@ from torch._C._distributed_c10d import Store, TCPStore
 
 from phalanx.checkpoint import latest
 from phalanx.config import ConfigError, Job, check, load_job, resolve
-from phalanx.data import refuse_unreadable
 from phalanx.parallel.mesh import build_mesh
 from phalanx.train import loop, run_folder
-from phalanx.train.exits import ExitCode, ExitInfo, classify
+from phalanx.train.diagnose import classify
+from phalanx.train.exits import ExitCode, ExitInfo
 from phalanx.train.memory import device_memory_error
+from phalanx.train.parent import find_parent
 from phalanx.train.progress import Plain, WaitClock, print_refusal, process_age_seconds
 from phalanx.train.provenance import write_provenance
-from phalanx.train.resume import find_parent, load_start
+from phalanx.train.refusal import refuse
+from phalanx.train.resume import load_start
 from phalanx.train.run_folder import RunFolder
 from phalanx.train.saving import open_checkpointer, prepare_saves
 from phalanx.train.sinks import Sink, Sinks, open_sinks
 from phalanx.train.stop import StopFlag
-from phalanx.train.trackers import check_available
 from phalanx.train.trainer import Trainer
 
 T = TypeVar("T")
@@ -214,14 +215,6 @@ def prepare(job: Job, world_size: int) -> Job:
     job = resolve(job, world_size)
     refuse(job)
     return job
-
-
-def refuse(job: Job) -> None:
-    """Raise ``ConfigError`` for what only this machine can tell: packages, disk, files, corpus."""
-    check_available(job)
-    run_folder.check_room(job)
-    find_parent(job)
-    refuse_unreadable(job.data, job.model.vocab)
 
 
 if __name__ == "__main__":

@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 from typer.testing import CliRunner, Result
 
 from phalanx import __version__
@@ -93,6 +96,46 @@ def test_explain_prints_meaning_values_and_default() -> None:
 def test_explain_as_json_is_one_entry_a_key() -> None:
     docs = json.loads(run("config", "explain", "train", "--json").stdout)
     assert {doc["key"] for doc in docs} >= {"train", "train.steps"}
+
+
+@pytest.mark.parametrize("columns", [40, 80])
+def test_explanations_fit_the_terminal(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    lines = run("config", "explain").stdout.splitlines()
+    assert len(lines) > 200
+    # A key or a value without blanks is never broken.
+    assert all(len(line) <= columns for line in lines if " " in line.strip())
+
+
+def every_command(group: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    commands = group.list_commands(None) if hasattr(group, "list_commands") else []
+    for word in commands:
+        yield from every_command(group.get_command(None, word), f"{name} {word}".strip())
+    if not commands:
+        yield name, group
+
+
+def test_every_command_can_report_in_json() -> None:
+    found = dict(every_command(typer.main.get_command(app)))
+    assert {"train", "demo", "config check", "data inspect"} <= set(found)
+    for name, command in found.items():
+        options = [option for parameter in command.params for option in parameter.opts]
+        assert "--json" in options, name
+
+
+def test_check_opens_the_files_that_a_job_names_unless_told_not_to(job: Path) -> None:
+    corpus = ["--set", "data.source=shards", "--set", "data.path=/no/such/corpus"]
+    refused = run("config", "check", str(job), *corpus)
+    assert refused.exit_code == 2 and "data.path = /no/such/corpus" in refused.stderr
+    accepted = run("config", "check", str(job), *corpus, "--no-files")
+    assert accepted.exit_code == 0 and "not looked at" in accepted.stdout
+
+
+@pytest.mark.parametrize("key", ["checkpoint.resume", "checkpoint.load_hf"])
+def test_check_misses_a_start_that_is_not_there(job: Path, key: str) -> None:
+    result = run("config", "check", str(job), "--set", f"{key}=/no/such/folder")
+    assert result.exit_code == 2
+    assert f"error: {key} = " in result.stderr
 
 
 @pytest.mark.parametrize("mode", [[], ["--dry-run"]])

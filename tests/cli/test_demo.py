@@ -12,6 +12,19 @@ import pytest
 
 
 @pytest.mark.soak
+def test_demo_in_json_is_one_document_a_line(tmp_path: Path) -> None:
+    short = ["--set", "train.steps=3", "--set", "schedule.warmup_steps=0", "--json"]
+    command = [sys.executable, "-m", "phalanx", "demo", *short]
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, env=os.environ, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [line["step"] for line in lines if line["kind"] == "step"] == [1, 2, 3]
+    assert lines[-1]["kind"] == "exit" and Path(lines[-1]["run_folder"]).is_dir()
+
+
+@pytest.mark.soak
 def test_demo_trains_on_four_ranks_and_leaves_a_checkpoint(tmp_path: Path) -> None:
     short = ["--set", "train.steps=3", "--set", "schedule.warmup_steps=0"]
     command = [sys.executable, "-m", "phalanx", "demo", *short]

@@ -11,13 +11,12 @@ import torch.distributed as dist
 from phalanx.checkpoint import CheckpointError
 from phalanx.config import ConfigError
 from phalanx.data import DataError, DataExhausted
+from phalanx.train.diagnose import classify, killed
 from phalanx.train.exits import (
     DeviceMemoryError,
     ExitCode,
     ExitInfo,
     NonFiniteLoss,
-    classify,
-    killed,
 )
 from phalanx.train.run_folder import create
 from tests.train.forked_runs import small_job

@@ -12,7 +12,8 @@ from phalanx.config import ConfigError, Job
 from phalanx.data import Cursor
 from phalanx.model.hf import HfError, export_hf
 from phalanx.parallel import build_mesh
-from phalanx.train.resume import find_parent, load_foreign_weights
+from phalanx.train.parent import find_parent
+from phalanx.train.resume import load_foreign_weights
 from phalanx.train.trainer import Trainer
 from tests.ranks import run_ranks
 from tests.train.forked_runs import small_job

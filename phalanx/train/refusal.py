@@ -1,0 +1,76 @@
+"""What only this machine can say about a job: packages, disk, files, corpus.
+
+Needs no torch, so that ``phalanx config check`` answers as fast as it does for settings alone.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from phalanx.config import ConfigError, Job, Model, Problem, problem
+from phalanx.data import refuse_unreadable
+from phalanx.hardware import count_cuda
+from phalanx.train import run_folder
+from phalanx.train.parent import find_parent
+from phalanx.train.trackers import check_available
+
+# What the weights of a folder decide; the rest, such as rope_theta, a job may choose anew.
+_SHAPE = ("dim", "layers", "heads", "kv_heads", "head_dim", "ffn", "vocab", "mlp", "qk_norm")
+_EXPERTS = ("experts", "ffn", "shared_experts")
+
+
+def refuse(job: Job) -> None:
+    """Raise ``ConfigError`` where a resolved job cannot start on this machine."""
+    check_available(job)
+    refuse_device(job)
+    run_folder.check_room(job)
+    refuse_files(job)
+
+
+def refuse_device(job: Job) -> None:
+    """Raise ``ConfigError`` for what would be silently without effect on a CPU."""
+    if job.parallel.async_tensor and job.train.device == "auto" and not count_cuda():
+        rule = "overlaps through CUDA's symmetric memory, and this machine has no CUDA device"
+        raise ConfigError("parallel.async_tensor", True, rule, "set it to false")
+
+
+def refuse_files(job: Job) -> None:
+    """Raise ``ConfigError`` where what a resolved job starts from or reads is not there."""
+    find_parent(job)
+    if job.checkpoint.load_hf:
+        refuse_weights(job)
+    refuse_unreadable(job.data, job.model.vocab)
+
+
+def refuse_weights(job: Job) -> None:
+    """Raise ``ConfigError`` where the model in ``checkpoint.load_hf`` is not the job's."""
+    from phalanx.model.hf_config import HfError, config_from_hf
+
+    folder = Path(job.checkpoint.load_hf)
+    try:
+        theirs = config_from_hf(folder)
+    except HfError as error:
+        fix = "name a folder with config.json and safetensors files"
+        raise ConfigError("checkpoint.load_hf", f'"{folder}"', error.problem, fix) from None
+    if not any(folder.glob("*.safetensors")):
+        fix = "download its *.safetensors files too"
+        raise ConfigError("checkpoint.load_hf", f'"{folder}"', "holds no weights", fix)
+    if found := list(_differences(job.model, theirs, str(folder))):
+        raise ConfigError.of(found)
+
+
+def _differences(ours: Model, theirs: Model, folder: str) -> list[Problem]:
+    rule = f"the weights in {folder} have another shape"
+    found = []
+    for name in _SHAPE:
+        here, there = getattr(ours, name), getattr(theirs, name)
+        if here != there:
+            found.append(problem(f"model.{name}", here, rule, f"set it to {there}"))
+    if (ours.moe is None) != (theirs.moe is None):
+        fix = "leave [model.moe] out" if theirs.moe is None else "add [model.moe]"
+        return [*found, problem("model.moe", "", rule, fix)]
+    for name in _EXPERTS if ours.moe is not None else ():
+        here, there = getattr(ours.moe, name), getattr(theirs.moe, name)
+        if here != there:
+            found.append(problem(f"model.moe.{name}", here, rule, f"set it to {there}"))
+    return found
