@@ -9,14 +9,16 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
 import phalanx
-from phalanx.cli.options import Json, Set, collection_paused, refused_in_words
+from phalanx.cli.options import Json, Set, collection_paused, refused_in_words, say_left
 from phalanx.config import Job, check, default_world_size, load_job, resolve
+from phalanx.train.stop import left_on_signal
 from phalanx.train.threads import keep_single_threaded
 
 if TYPE_CHECKING:
@@ -41,13 +43,14 @@ def demo(overrides: Set = None, json: Json = False) -> None:
     _tokenize(job, say)
     began = time.monotonic()
     say(_what_comes(job, ranks))
-    with collection_paused():
-        from phalanx.train import run_folder
-        from phalanx.train.launch import launch
+    with left_on_signal(partial(say_left, json)):
+        with collection_paused():
+            from phalanx.train import run_folder
+            from phalanx.train.launch import launch
 
-    with refused_in_words(json):
-        folder = run_folder.create(job)
-    code = launch(job, ranks, folder, json=json, waited_seconds=time.monotonic() - began)
+        with refused_in_words(json):
+            folder = run_folder.create(job)
+        code = launch(job, ranks, folder, json=json, waited_seconds=time.monotonic() - began)
     if code == 0:
         say(_what_happened(job, folder, time.monotonic() - began))
         say(_what_next(job, folder))

@@ -63,6 +63,16 @@ def collection_paused() -> Iterator[None]:
         gc.enable()
 
 
+def say_left(json: bool, reason: str) -> None:
+    """The last word of a command that was asked to stop before any rank ran."""
+    message = "stopped on request before the run began"
+    if json:
+        last = {"kind": "exit", "code": 0, "reason": reason, "message": message}
+        print(msgspec.json.encode(last).decode(), flush=True)
+    else:
+        print(f"{message} ({reason})", flush=True)
+
+
 def print_json(value: object) -> None:
     """One JSON document, indented."""
     print(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())

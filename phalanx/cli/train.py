@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -15,8 +16,10 @@ from phalanx.cli.options import (
     load,
     print_json,
     refused_in_words,
+    say_left,
 )
 from phalanx.config import check, resolve
+from phalanx.train.stop import left_on_signal
 from phalanx.train.threads import keep_single_threaded
 
 app = typer.Typer()
@@ -49,8 +52,10 @@ def train(
         else:
             print_report(report)
         return
-    with collection_paused():
-        from phalanx.train.launch import launch
-        from phalanx.train.progress import process_age_seconds
+    with left_on_signal(partial(say_left, json)):
+        with collection_paused():
+            from phalanx.train.launch import launch
+            from phalanx.train.progress import process_age_seconds
 
-    raise typer.Exit(launch(job, ranks, json=json, waited_seconds=process_age_seconds()))
+        code = launch(job, ranks, json=json, waited_seconds=process_age_seconds())
+    raise typer.Exit(code)

@@ -36,6 +36,7 @@ class ExitInfo(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint: str = ""  # newest complete checkpoint of the run
     details: dict[str, int | float | str] = {}
     finished: str = ""
+    early: bool = False  # stopped on request before its first step
 
     @property
     def is_symptom(self) -> bool:

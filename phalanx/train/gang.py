@@ -104,6 +104,8 @@ class Gang:
         # A rank that merely lost a peer may be seen before the peer; it is not the cause.
         failed.sort(key=lambda seen: seen.status == ExitCode.LOST_PEER)
         reported = self._folder.read_exit()
+        if reported is not None and reported.early:
+            return reported  # ranks that were further on may have failed when the first one left
         if not failed:
             message = "all ranks ended well, but none could write its report: is the disk full?"
             done = ExitInfo(code=ExitCode.DONE, reason="no_report", message=message)
@@ -140,7 +142,14 @@ class Gang:
                 self._exits.append(RankExit(rank, code))
             if code != 0 and self._deadline is None:
                 self._deadline = time.monotonic() + GRACE_SECONDS
+            elif self._left_early() and self._deadline is None:
+                self._deadline = time.monotonic() + GRACE_SECONDS
+                self._send(signal.SIGTERM)  # perhaps only the one rank was asked to stop
         return bool(self._running)
+
+    def _left_early(self) -> bool:
+        report = self._folder.read_exit()
+        return report is not None and report.early
 
     @property
     def _ending(self) -> bool:

@@ -36,6 +36,7 @@ def train(
             while trainer.step < trainer.job.train.steps:
                 with profiler.step(trainer.step + 1):
                     outcome = trainer.train_step(stop.requested)
+                stop.started()  # from here on there is something to save
                 last = outcome.stop or trainer.step == trainer.job.train.steps
                 if run.checkpoint_is_due() or (last and run.keeps_the_end(outcome.stop)):
                     run.save()

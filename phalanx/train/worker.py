@@ -26,7 +26,7 @@ from phalanx.config import ConfigError, Job, check, load_job, resolve
 from phalanx.parallel.mesh import build_mesh
 from phalanx.train import loop, run_folder
 from phalanx.train.diagnose import classify
-from phalanx.train.exits import ExitCode, ExitInfo
+from phalanx.train.exits import ExitCode, ExitInfo, now
 from phalanx.train.memory import device_memory_error
 from phalanx.train.parent import find_parent
 from phalanx.train.progress import Plain, WaitClock, print_refusal, process_age_seconds
@@ -36,7 +36,7 @@ from phalanx.train.resume import load_start
 from phalanx.train.run_folder import RunFolder
 from phalanx.train.saving import open_checkpointer, prepare_saves
 from phalanx.train.sinks import Sink, Sinks, open_sinks
-from phalanx.train.stop import StopFlag
+from phalanx.train.stop import StopFlag, StoppedEarly
 from phalanx.train.trainer import Trainer
 
 T = TypeVar("T")
@@ -67,12 +67,33 @@ class Worker:
     def run(self) -> int:
         """Train; the exit code says how it went and ``exit_info.json`` says why."""
         try:
-            info = self._train()
-        except BaseException as error:
-            info = self._failure(error)
-        if self.rank == 0 or info.code != ExitCode.DONE:
+            info = self._attempt()
+        except StoppedEarly:
+            info = self._stopped_early()
+        if self.rank == 0 or info.early or info.code != ExitCode.DONE:
             self._report(info)
         return info.code
+
+    def _attempt(self) -> ExitInfo:
+        try:
+            self.stop.starting()
+            return self._train()
+        except StoppedEarly:
+            raise
+        except BaseException as error:
+            self.stop.started()
+            return self._failure(error)
+
+    def _stopped_early(self) -> ExitInfo:
+        """Nothing was made, so nothing is saved; what the run started from is untouched."""
+        return ExitInfo(
+            code=ExitCode.DONE,
+            reason=self.stop.reason,
+            message="stopped on request before the first step",
+            step=self._trainer.step if self._trainer is not None else None,
+            finished=now(),
+            early=True,
+        )
 
     def _train(self) -> ExitInfo:
         self._device = choose_device(self.job, self.local_rank)
@@ -158,6 +179,9 @@ class Worker:
 
     def _failure(self, error: BaseException) -> ExitInfo:
         traceback.print_exception(error)
+        standing = self._folder.read_exit() if self._folder is not None else None
+        if standing is not None and standing.early:
+            return standing  # this rank noticed that another one left on request
         step = self._trainer.step if self._trainer is not None else None
         if isinstance(error, torch.OutOfMemoryError) and self._device.type == "cuda":
             error = device_memory_error(error, self.job, self._trainer, self._device)

@@ -337,7 +337,7 @@ def test_the_learning_rate_follows_the_schedule() -> None:
         schedule={"kind": "wsd", "warmup_steps": 2, "decay_steps": 4, "final_fraction": 0.5}
     )
     rates = [trainer.train_step().learning_rate / 3e-3 for _ in range(10)]
-    expected = [0.5, 1, 1, 1, 1, 1, 1, 0.875, 0.75, 0.625]
+    expected = [0.5, 1, 1, 1, 1, 1, 0.875, 0.75, 0.625, 0.5]
     assert rates == pytest.approx(expected)
 
 
