@@ -303,7 +303,7 @@ class BatchStage(Section, frozen=True, kw_only=True):
 
     until_tokens: Count
     """Tokens of the run after which the next batch holds."""
-    global_batch: Count
+    global_batch: Batch
     """Samples in a step until then."""
 
 
