@@ -185,9 +185,9 @@ def goodput(mtbf: float, interval: float, stall: float, recovery: float) -> floa
 
 def _refuse_times(mtbf: float, stall: float) -> None:
     if not mtbf > 0:
-        raise ConfigError("mtbf", mtbf, "must be seconds above 0")
+        raise ConfigError("mtbf", mtbf, "must be seconds above 0", "e.g. 36000")
     if not 0 <= stall < math.inf:
-        raise ConfigError("stall", stall, "must be seconds, 0 or more")
+        raise ConfigError("stall", stall, "must be seconds, 0 or more", "e.g. 0.5")
 
 
 def linear_goodput(mtbf: float, interval: float, stall: float, recovery: float) -> float:
@@ -198,7 +198,8 @@ def linear_goodput(mtbf: float, interval: float, stall: float, recovery: float) 
 def spare_units(units: int, down_probability: float, quantile: float) -> int:
     """Fewest spares k with P(at most k of units + k are down) >= quantile, binomial."""
     if not 0 <= down_probability < 1:
-        raise ConfigError("down_probability", down_probability, "must be 0 or more, below 1")
+        rule = "must be 0 or more, below 1"
+        raise ConfigError("down_probability", down_probability, rule, "e.g. 0.001")
     if not 0 < quantile < 1:
         raise ConfigError("quantile", quantile, "must be between 0 and 1", "e.g. 0.99")
     if not down_probability or units < 1:

@@ -90,7 +90,8 @@ def write(figure: Figure, path: Path, title: str, rows: Sequence[Sequence[str]])
         else:
             figure.savefig(path, format=kind[1:], dpi=150, bbox_inches="tight")
     except OSError as error:
-        raise ConfigError("plot", str(path), f"cannot be written: {error}") from None
+        fix = "give a path in a folder where you may write"
+        raise ConfigError("plot", str(path), f"cannot be written: {error}", fix) from None
 
 
 def new_figure(title: str) -> Figure:

@@ -20,7 +20,8 @@ def draw_sweep(result: Sweep, path: Path) -> None:
     """Write the curve as PNG, SVG, or an HTML page that needs nothing else."""
     check_path(path)
     if not result.plans:
-        raise ConfigError("plot", str(path), "no number of GPUs has a plan to draw")
+        rule = "no number of GPUs has a plan to draw"
+        raise ConfigError("plot", str(path), rule, "sweep over larger numbers of GPUs")
     first = result.plans[0]
     title = f"{first.model}: {short(first.tokens)} tokens on {first.cluster.gpu.name}"
     figure = new_figure(title)
