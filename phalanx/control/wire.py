@@ -1,0 +1,123 @@
+"""What agents and the server say to each other on ``/v1/agent``: msgpack, one message a frame.
+
+Up: ``Register`` first, then the agent's messages of the gang's protocol and answers to requests for
+logs. Down: ``Welcome`` or ``Rejected`` first, then commands and those requests.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+from msgspec import Struct
+
+from phalanx.cluster.commands import Command
+from phalanx.cluster.fleet import Node
+from phalanx.cluster.messages import AgentMessage, Inventory
+
+PROTOCOL = 1  # both sides must speak the same
+AGENT_PATH = "/v1/agent"
+
+
+class Frame(Struct, frozen=True, kw_only=True, tag_field="kind", omit_defaults=True):
+    """Base of all messages that are the shell's own."""
+
+
+class Register(Frame, frozen=True, tag=True):
+    """First message of a connection: who the agent is and what runs there."""
+
+    node: Node
+    machine: str  # made once and kept in the agent's state folder: tells two of one name apart
+    inventory: Inventory
+    version: str  # of the package
+    clock_ns: int  # its clock, to warn of skew
+    protocol: int = PROTOCOL
+    healthy: bool = True  # it passed its check at start
+
+
+class LogPart(Frame, frozen=True, tag=True):
+    """Some of a log, in answer to ``ReadLog``; ``end``: no more will come."""
+
+    request: int
+    data: bytes = b""
+    end: bool = False
+    problem: str = ""
+
+
+class Welcome(Frame, frozen=True, tag=True):
+    """The agent is in: ``node`` is its number from here on."""
+
+    node: int
+    epoch: int
+    heartbeat_ns: int
+    lease_ns: int  # what it runs outlives the last sign of a controller this long
+    version: str
+    clock_ns: int
+
+
+RejectCode = Literal[
+    "version",
+    "protocol",
+    "name_taken",
+    "wrong_node",
+    "bad_node",
+    "replaced",  # the same agent has connected again
+    "not_leader",
+    "internal",
+]
+
+
+class Rejected(Frame, frozen=True, tag=True):
+    """The agent is not let in (or no longer), and what to do about it."""
+
+    code: RejectCode
+    message: str
+    version: str  # of the server
+    protocol: int = PROTOCOL
+    retry: bool = False  # trying again later may help
+    leader: str = ""  # URL of the server that leads, if another one does
+
+
+class Deliver(Frame, frozen=True, tag=True):
+    """A command; answered by ``Applied``."""
+
+    command: Command
+
+
+class ReadLog(Frame, frozen=True, tag=True):
+    """Send the last ``tail_bytes`` of a rank's log (rank -1: of all ranks here), then what comes."""
+
+    request: int
+    job: int
+    rank: int = -1
+    tail_bytes: int = 65_536
+    follow: bool = False
+
+
+class StopLog(Frame, frozen=True, tag=True):
+    """Nobody reads any more."""
+
+    request: int
+
+
+Up = Register | LogPart | AgentMessage
+Down = Welcome | Rejected | Deliver | ReadLog | StopLog
+
+encode = msgspec.msgpack.Encoder().encode
+decode_up = msgspec.msgpack.Decoder(Up).decode
+decode_down = msgspec.msgpack.Decoder(Down).decode
+
+
+class JoinRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """POST /v1/join, with the join token as bearer."""
+
+    name: str
+    machine: str
+
+
+class JoinAnswer(Struct, frozen=True, kw_only=True):
+    """A token that is good for this node alone."""
+
+    token: str
+    version: str
+    protocol: int = PROTOCOL
