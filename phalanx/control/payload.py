@@ -29,8 +29,6 @@ class Script(Work, frozen=True, tag=True):
 
 Payload = Train | Script
 
-_decoder = msgspec.json.Decoder(Payload)
-
 
 def encode_payload(payload: Payload) -> str:
     """The payload as it stands in a JobSpec."""
@@ -39,4 +37,5 @@ def encode_payload(payload: Payload) -> str:
 
 def decode_payload(text: str) -> Payload:
     """The payload of a JobSpec."""
-    return _decoder.decode(text)
+    payload: Payload = msgspec.json.decode(text, type=Payload)
+    return payload

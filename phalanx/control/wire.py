@@ -85,7 +85,7 @@ class Deliver(Frame, frozen=True, tag=True):
 
 
 class ReadLog(Frame, frozen=True, tag=True):
-    """Send the last ``tail_bytes`` of a rank's log (rank -1: of all ranks here), then what comes."""
+    """Send the end of a rank's log (rank -1: of all ranks here) and, if asked, what comes after."""
 
     request: int
     job: int
