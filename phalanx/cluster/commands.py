@@ -9,6 +9,8 @@ from msgspec import Struct
 from phalanx.cluster.messages import Source
 from phalanx.cluster.reasons import Reason
 
+Level = Literal["info", "warning", "error"]
+
 
 class Order(Struct, frozen=True, kw_only=True, tag_field="kind", omit_defaults=True):
     """Base of all command bodies."""
@@ -34,6 +36,7 @@ class Form(Order, frozen=True, tag=True):
     slot_gpus: int = 0
     store: int = 0  # node that hosts the rendezvous
     wards: dict[int, int] = {}  # lost slot of the last generation: node that keeps its snapshot
+    buddy_shift: int = 0  # slot i's snapshots are kept by slot (i + shift) % slots; 0: by nobody
     deadline_ns: int = 0  # until all have joined
     micro_batches: tuple[int, ...] = ()  # by replica, where they are unequal
     payload: str = ""
@@ -71,6 +74,7 @@ class Stop(Order, frozen=True, tag=True):
 
     job: int
     generation: int
+    keep_snapshots: bool = False  # the others still need what the keeper holds
 
 
 class Adopt(Order, frozen=True, tag=True):
@@ -139,7 +143,7 @@ class Notify(Order, frozen=True, tag=True):
 
     job: int = 0
     node: int = -1
-    level: Literal["info", "warning", "error"] = "info"
+    level: Level = "info"
 
 
 class Proposal(Order, frozen=True, tag=True):

@@ -27,6 +27,21 @@ class Submit(Body, frozen=True, tag=True):
     request: str = ""
 
 
+class Step(Struct, frozen=True, kw_only=True):
+    """One job of a workflow; ``after``: (afterok or afterany, name of another one)."""
+
+    name: str
+    spec: JobSpec
+    after: tuple[tuple[Literal["afterok", "afterany"], str], ...] = ()
+
+
+class SubmitWorkflow(Body, frozen=True, tag=True):
+    """Jobs that depend on each other by name; all are accepted, or none."""
+
+    steps: tuple[Step, ...]
+    request: str = ""
+
+
 class Cancel(Body, frozen=True, tag=True):
     job: int
     request: str = ""
@@ -198,13 +213,14 @@ class WorkerExited(Body, frozen=True, tag=True):
 class GangJoined(Body, frozen=True, tag=True):
     """Every slot has joined a generation.
 
-    ``step``: the least committed step over ranks, lost ones counted by what their buddies keep;
-    -1: some rank's state is in nobody's memory, or there is none yet.
+    ``step``: the least committed step over the nodes that keep one, lost slots counted by what
+    their buddies keep; -1: nobody keeps one. ``empty``: nodes without a usable snapshot.
     """
 
     job: int
     generation: int
     step: int
+    empty: tuple[int, ...] = ()
 
 
 class GangReady(Body, frozen=True, tag=True):
@@ -256,6 +272,7 @@ class Progress(Body, frozen=True, tag=True):
     data_wait_ns: int = 0
     checkpoint_ns: int = 0
     straggler_ns: int = 0  # lost to ranks that were slower than the median
+    busy_ns: int = 0  # inside steps; 0: not measured, all of it
 
 
 class JobFinished(Body, frozen=True, tag=True):
@@ -318,6 +335,21 @@ class Corruption(Body, frozen=True, tag=True):
     nodes: tuple[int, ...] = ()
 
 
+class FlushWanted(Body, frozen=True, tag=True):
+    """A gang wants to write a durable checkpoint."""
+
+    job: int
+    generation: int
+
+
+class FlushDone(Body, frozen=True, tag=True):
+    """A gang has written a durable checkpoint."""
+
+    job: int
+    generation: int
+    step: int
+
+
 class StorageSlow(Body, frozen=True, tag=True):
     """Remote storage gives this many bytes a second now (0: nothing)."""
 
@@ -339,6 +371,7 @@ class Tick(Body, frozen=True, tag=True):
 
 EventBody = (
     Submit
+    | SubmitWorkflow
     | Cancel
     | Requeue
     | Hold
@@ -372,6 +405,8 @@ EventBody = (
     | DataStarved
     | LossSpike
     | Corruption
+    | FlushWanted
+    | FlushDone
     | StorageSlow
     | ControllerStarted
     | Tick

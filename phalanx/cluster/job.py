@@ -6,12 +6,14 @@ from typing import Literal
 
 from msgspec import Struct
 
+from phalanx.cluster.messages import Source
 from phalanx.cluster.reasons import Reason
 from phalanx.plan import Mapping
 from phalanx.plan.traffic import AxisTraffic
 
 SECOND_NS = 1_000_000_000
 HOUR_NS = 3600 * SECOND_NS
+DURABLES_KEPT = 8  # checkpoints of a job that the core remembers, to roll back to
 
 
 class GangShape(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -103,6 +105,7 @@ class Expected(Struct, frozen=True, kw_only=True, omit_defaults=True):
     restore_disk_ns: int = 60 * SECOND_NS
     restore_remote_ns: int = 300 * SECOND_NS
     samples_per_step: int = 0
+    micro_batches: int = 0  # of one replica in a step; 0: unknown, so a slow one keeps its share
 
 
 class Dependency(Struct, frozen=True):
@@ -139,6 +142,7 @@ class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omi
     budget_gpu_ns: int = 0  # 0: none
     forced: bool = False  # goes on above its budget
     spares: int = 0  # nodes held with the gang, idle, to replace one of its own
+    requeue_at_limit: bool = False  # at its time limit it goes back into the queue
     payload: str = ""
 
 
@@ -185,6 +189,30 @@ class Placement(Struct, frozen=True):
     reason: Reason = Reason("placed")
 
 
+class Gang(Struct, kw_only=True, omit_defaults=True):
+    """The workers of a job that holds nodes."""
+
+    phase: Literal["settling", "joining", "restoring", "running", "draining"] = "joining"
+    since_ns: int = 0  # of the phase
+    attempts: int = 0  # deadlines missed in this phase
+    keepers: tuple[int, ...] = ()  # nodes by slot of the last generation that made snapshots
+    buddy_shift: int = 0  # of that generation: slot i is kept by slot (i + shift) % slots
+    lost: dict[int, str] = {}  # nodes whose memory is gone since then, with the cause
+    broken: dict[int, str] = {}  # nodes whose workers died, with the cause: to be dealt with
+    cause: str = "start"  # of the current formation
+    culprit: int = -1
+    micro_batches: tuple[int, ...] = ()  # by replica, where they are unequal
+    refused: tuple[str, ...] = ()  # restore sources that failed in this incident
+    rollback: int = -1  # restore no later step than this one; -1: the latest
+    skip: tuple[int, int] = (0, 0)
+    restored: int = 0  # step this generation began with
+    source: Source = "none"  # it came from
+    deadline_ns: int = 0  # of the phase
+    reshaped_ns: int = 0
+    ending: JobState | None = None  # what a draining gang becomes
+    ending_why: Reason = Reason("")
+
+
 class Job(Struct, kw_only=True, omit_defaults=True):
     """A job in the core. Plain data; the modules beside this one change it."""
 
@@ -202,12 +230,38 @@ class Job(Struct, kw_only=True, omit_defaults=True):
     generation: int = 0  # of the gang; rises with every formation and never falls
     step: int = 0  # highest step ever completed
     committed: int = 0  # least step that every rank has sealed and every buddy acknowledged
-    durable: int = 0  # newest checkpoint on remote storage
+    durables: list[int] = []  # steps of checkpoints on remote storage, newest last
     retries_used: int = 0
     preemptions: int = 0
     array_parent: int = 0  # id of the array's first job; 0: no array
     array_index: int = 0
     held: bool = False  # a person keeps it out of the queue
+    wanted: int = 0  # replicas; 0: as the submission says
+    gang: Gang | None = None
+    step_ns: int = 0  # as measured; 0: not yet
+    budget_gpu_ns: int = 0
+    forced: bool = False
+    budget_warned: bool = False
+    failed_step: int = -1  # step of the last failure that was the job's own
+    failures_there: int = 0
+    waiting_for: dict[int, None] = {}  # jobs it depends on that have not ended
+    never: bool = False  # a dependency can never be satisfied
+    evidence: tuple[str, ...] = ()  # last failures, newest last
+
+    @property
+    def wanted_replicas(self) -> int:
+        """Replicas that it should have."""
+        return self.wanted or self.spec.gang.replicas
+
+    @property
+    def durable(self) -> int:
+        """Newest step on remote storage; 0: none."""
+        return self.durables[-1] if self.durables else 0
+
+    def add_durable(self, step: int) -> None:
+        """A checkpoint of this step is complete."""
+        if step > self.durable:
+            self.durables = [*self.durables[1 - DURABLES_KEPT :], step]
 
     @property
     def ended(self) -> bool:

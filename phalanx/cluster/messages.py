@@ -84,6 +84,15 @@ class Drained(Message, frozen=True, tag=True):
     job: int
     generation: int
     step: int
+    durable: bool = True
+
+
+class FlushAsked(Message, frozen=True, tag=True):
+    """The workers want to write a durable checkpoint."""
+
+    node: int
+    job: int
+    generation: int
 
 
 class Finished(Message, frozen=True, tag=True):
@@ -129,6 +138,7 @@ class Steps(Message, frozen=True, tag=True):
     data_wait_ns: int = 0
     checkpoint_ns: int = 0
     straggler_ns: int = 0
+    busy_ns: int = 0
 
 
 class Trouble(Message, frozen=True, tag=True):
@@ -158,6 +168,7 @@ AgentMessage = (
     | Joined
     | Ready
     | Drained
+    | FlushAsked
     | Finished
     | Exited
     | Refused
@@ -213,6 +224,25 @@ class Sealed(Message, frozen=True, tag=True):
     data_wait_ns: int = 0
     checkpoint_ns: int = 0
     straggler_ns: int = 0
+    busy_ns: int = 0
+
+
+class WorkerFound(Message, frozen=True, tag=True):
+    """A new agent found a worker that outlived the one before it."""
+
+    job: int
+    generation: int
+    rank: int
+    step: int
+    committed: int
+    durable: int = 0
+
+
+class FlushAsk(Message, frozen=True, tag=True):
+    """The workers want to write a durable checkpoint."""
+
+    job: int
+    generation: int
 
 
 class WardSealed(Message, frozen=True, tag=True):
@@ -258,6 +288,8 @@ LocalFact = (
     | WorkerLeft
     | Restored
     | Sealed
+    | WorkerFound
+    | FlushAsk
     | WardSealed
     | Fault
     | CheckDone

@@ -102,12 +102,16 @@ def spare_nodes(fleet: Fleet, policy: SparePolicy) -> tuple[int, ...]:
 
 
 def replacement(fleet: Fleet, request: Request, slot: int) -> int | None:
-    """The best spare for one slot of a placed gang: the job's own first, then the pool's."""
+    """The best node for one slot of a placed gang: the job's spare, the pool's, any free one."""
     for owner in (request.job, 0):
         for node in range(len(fleet)):
             free = fleet.state(node) is NodeState.SPARE and fleet.spare_for(node) == owner
             if free and _suits(fleet, node, request):
                 return node
+    for node in range(len(fleet)):
+        free = fleet.state(node) is NodeState.HEALTHY and node not in request.keep
+        if free and _suits(fleet, node, request) and _room(fleet, node, request.shape) is not None:
+            return node
     return None
 
 

@@ -84,6 +84,8 @@ class HealthPolicy(Part, frozen=True):
     breaker_least_nodes: int = 4
     breaker_window_ns: int = HOUR_NS
     false_alarms_per_week: int = 1  # of each detector, before it only warns
+    # A node with one of these is quarantined without a test, until somebody repairs it.
+    harmful: tuple[str, ...] = ("silent_corruption", "slow_compute")
     lemon_score: int = 3_000  # thousandths of an incident, decayed
     lemon_half_life_ns: int = 14 * DAY_NS
 
@@ -97,8 +99,9 @@ class RecoveryPolicy(Part, frozen=True):
     rebalance: bool = True
     degraded: bool = True
     peer_memory: bool = True
+    settle_ns: int = 50_000_000  # failures that belong together are gathered this long
+    repair_ns: int = DAY_NS  # until a node that left is back, usually
     same_step_failures: int = 3  # the same step failing so often stops the job
-    slow_swap_ppm: int = 150_000  # a rank slower than this is replaced, below it gets less work
     spike_rollback_steps: int = 0  # behind a loss spike; 0: only say it
     skip_batch: bool = False
     grow_after_ns: int = 10 * 60 * SECOND_NS  # between reshapes that are not forced

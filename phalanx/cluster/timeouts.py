@@ -28,15 +28,19 @@ class Timeouts(Struct, frozen=True, kw_only=True):
     lease_ns: int  # workers and keeper outlive their agent or controller this long
 
 
-def derive(policy: TimeoutPolicy, expected: Expected) -> Timeouts:
-    """The deadlines of a job with these times; ConfigError when their order cannot work."""
+def derive(policy: TimeoutPolicy, expected: Expected, step_ns: int = 0) -> Timeouts:
+    """The deadlines of a job with these times; ConfigError when their order cannot work.
+
+    ``step_ns``: as measured; 0: as expected.
+    """
+    step_ns = step_ns or expected.step_ns
 
     def slack(usual_ns: int) -> int:
         return usual_ns * policy.slack_ppm // MILLION + 2 * policy.round_trip_ns
 
     silent = policy.heartbeat_ns * policy.missed_heartbeats + policy.round_trip_ns
     stall = max(expected.snapshot_ns, expected.checkpoint_ns)
-    hang = max(policy.least_hang_ns, policy.hang_steps * expected.step_ns + slack(stall))
+    hang = max(policy.least_hang_ns, policy.hang_steps * step_ns + slack(stall))
     abort = slack(0) + policy.round_trip_ns
     join = abort + slack(expected.start_ns)
     slowest = max(expected.restore_peer_ns, expected.restore_disk_ns, expected.restore_remote_ns)
@@ -49,7 +53,7 @@ def derive(policy: TimeoutPolicy, expected: Expected) -> Timeouts:
         abort_ns=abort,
         join_ns=join,
         restore_ns=restore,
-        drain_ns=slack(expected.step_ns + expected.checkpoint_ns),
+        drain_ns=slack(step_ns + expected.checkpoint_ns),
         lease_ns=silent + join + policy.lease_margin_ns,
     )
     problems = order_problems(found, policy)

@@ -1,0 +1,88 @@
+"""Whether a submission makes sense: its numbers, constraint, dependencies, budget and room."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from msgspec import structs
+
+from phalanx.cluster import dependencies
+from phalanx.cluster.constraints import parse, unknown
+from phalanx.cluster.context import Context
+from phalanx.cluster.job import HOUR_NS, JobSpec
+from phalanx.cluster.queue import admit
+from phalanx.cluster.reasons import Reason, reason, sentences
+from phalanx.cluster.timeouts import derive
+from phalanx.config import ConfigError
+
+MOST_ARRAY = 100_000
+
+sentences(
+    {
+        "bad_field": "{key} = {value}: {rule}",
+        "bad_constraint": "{problem}",
+        "unknown_feature": "no node of the fleet has {features}",
+        "bad_timeouts": "{problem}",
+        "over_budget": "{steps} steps would take about {needed} GPU-hours and the budget is "
+        "{budget}: lower the steps, raise the budget, or force it",
+    }
+)
+
+
+def refusal(ctx: Context, spec: JobSpec) -> Reason | None:
+    """Why a submission is refused; None: it is accepted."""
+    for key, value, rule in _bad_fields(spec):
+        return reason("bad_field", key=key, value=str(value), rule=rule)
+    try:
+        constraint = parse(spec.constraint)
+        derive(ctx.policy.timeouts, spec.expected)
+    except ConfigError as error:
+        return reason("bad_constraint", problem=str(error))
+    known = sorted({feature for kind in ctx.fleet.classes for feature in kind.features})
+    missing = unknown(constraint, known)
+    if missing:
+        return reason("unknown_feature", features=", ".join(missing))
+    return dependencies.refused(ctx, spec) or _over_budget(spec) or admit(ctx.view, spec)
+
+
+def _bad_fields(spec: JobSpec) -> Iterator[tuple[str, object, str]]:
+    shape, expected = spec.gang, spec.expected
+    if not spec.name:
+        yield "name", '""', "must not be empty"
+    for name in ("replicas", "tensor", "context", "pipeline"):
+        if getattr(shape, name) < 1:
+            yield f"gang.{name}", getattr(shape, name), "must be at least 1"
+    for name in ("least_replicas", "most_replicas", "slot_gpus", "slot_cpus", "slot_memory_bytes"):
+        if getattr(shape, name) < 0:
+            yield f"gang.{name}", getattr(shape, name), "must not be negative"
+    if shape.least_replicas > shape.replicas:
+        yield "gang.least_replicas", shape.least_replicas, "must not be above gang.replicas"
+    if 0 < shape.most_replicas < shape.replicas:
+        yield "gang.most_replicas", shape.most_replicas, "must not be below gang.replicas"
+    for name, value in structs.asdict(expected).items():
+        if value < 0:
+            yield f"expected.{name}", value, "must not be negative"
+    if expected.step_ns < 1:
+        yield "expected.step_ns", expected.step_ns, "must be at least 1"
+    for name in ("time_limit_ns", "retries", "budget_gpu_ns", "spares"):
+        if getattr(spec, name) < 0:
+            yield name, getattr(spec, name), "must not be negative"
+    if spec.array is not None and not 1 <= spec.array.count <= MOST_ARRAY:
+        yield "array.count", spec.array.count, f"must be 1 to {MOST_ARRAY}"
+    if spec.array is not None and spec.array.width < 0:
+        yield "array.width", spec.array.width, "must not be negative (0: no cap)"
+
+
+def _over_budget(spec: JobSpec) -> Reason | None:
+    expected = spec.expected
+    if not spec.budget_gpu_ns or spec.forced or not expected.steps:
+        return None
+    needed = expected.steps * expected.step_ns * spec.gang.gpus(spec.gang.replicas)
+    if needed <= spec.budget_gpu_ns:
+        return None
+    return reason(
+        "over_budget",
+        steps=expected.steps,
+        needed=-(-needed // HOUR_NS),
+        budget=spec.budget_gpu_ns // HOUR_NS,
+    )

@@ -1,0 +1,121 @@
+"""What the parts of the core share: the view, the ledger, timers, and the commands of an event."""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+
+from msgspec import Struct
+
+from phalanx.cluster.commands import Command, CommandBody, Level, Notify
+from phalanx.cluster.job import Job
+from phalanx.cluster.ledger import Ledger
+from phalanx.cluster.policy import Policy
+from phalanx.cluster.queue import Queue
+from phalanx.cluster.reasons import Reason
+from phalanx.cluster.state import View
+
+# (time, order of setting, kind, what it is about, token that must still hold)
+Timer = tuple[int, int, str, int, int]
+
+
+class Question(Struct, frozen=True, kw_only=True):
+    """Something a person must decide."""
+
+    number: int
+    about: str  # "eviction"
+    nodes: tuple[int, ...]
+    causes: tuple[str, ...]
+    asked_ns: int
+
+
+class HealthState(Struct, kw_only=True):
+    """What the core remembers about nodes beyond their state."""
+
+    incidents: dict[int, list[tuple[int, str]]] = {}  # by node: (time, cause), newest last
+    testing: dict[int, int] = {}  # node: sequence of the command that asked for the test
+    evictions: list[tuple[int, int]] = []  # (time, node), within the breaker's window
+    withheld: dict[int, str] = {}  # nodes the breaker did not evict, with the cause
+    alarms: dict[str, list[int]] = {}  # by detector: times of alarms that a test refuted
+    incarnation: dict[int, int] = {}  # of each node's agent
+    drain_deadline: dict[int, int] = {}
+    doomed: dict[int, str] = {}  # quarantined by a person as soon as they are empty
+
+
+class FlushState(Struct, kw_only=True):
+    """Who writes to remote storage."""
+
+    writing: dict[int, int] = {}  # job: until when
+    waiting: dict[int, None] = {}
+    bytes_per_second: int = -1  # as last reported; -1: as the policy says
+
+
+class Context:
+    """One core's mutable whole. Functions beside this one change it; nothing else does."""
+
+    def __init__(self, view: View, queue: Queue, ledger: Ledger, epoch: int) -> None:
+        self.view = view
+        self.fleet = view.fleet
+        self.queue = queue
+        self.ledger = ledger
+        self.epoch = epoch
+        self.sequence = 0
+        self.next_job = 1
+        self.next_question = 1
+        self.health = HealthState()
+        self.flush = FlushState()
+        self.questions: dict[int, Question] = {}
+        self.array_waiting: dict[int, dict[int, None]] = {}  # by first job: members not yet let in
+        self.timers: list[Timer] = []
+        self.timer_order = 0
+        self.schedule_ns: int | None = None  # when the queue is looked at next
+        self.capacity_changed = False
+        self.commands: list[Command] = []
+        # Kept from jobs, not in snapshots:
+        self.dependants: dict[int, dict[int, None]] = {}
+        self.namesakes: dict[tuple[str, str], dict[int, None]] = {}
+
+    @property
+    def policy(self) -> Policy:
+        """What the site decided."""
+        return self.view.policy
+
+    @property
+    def now_ns(self) -> int:
+        """The time of the event in hand."""
+        return self.view.now_ns
+
+    def emit(self, target: tuple[int, ...], body: CommandBody) -> Command:
+        """Adds a command to the answer."""
+        command = Command(self.sequence, len(self.commands), self.epoch, target, body)
+        self.commands.append(command)
+        return command
+
+    def notify(self, why: Reason, *, job: int = 0, node: int = -1, level: Level = "info") -> None:
+        """Tells people."""
+        self.emit((), Notify(reason=why, job=job, node=node, level=level))
+
+    def wake(self, at_ns: int, kind: str, about: int, token: int = 0) -> None:
+        """Asks to be woken. The token says whether the reason still holds when the time comes."""
+        self.timer_order += 1
+        heappush(self.timers, (at_ns, self.timer_order, kind, about, token))
+
+    def due(self) -> Timer | None:
+        """The next timer whose time has come, taken off the list."""
+        if self.timers and self.timers[0][0] <= self.now_ns:
+            return heappop(self.timers)
+        return None
+
+    def look_at_queue(self, *, capacity: bool = False) -> None:
+        """Something changed that may start a job; changes are gathered for a moment."""
+        self.capacity_changed |= capacity
+        at_ns = self.now_ns + self.policy.queue.delay_ns
+        if self.schedule_ns is None:
+            self.schedule_ns = at_ns
+            self.wake(at_ns, "schedule", 0)
+
+    def live(self, number: int, generation: int) -> Job | None:
+        """The job that a fact is about, if it speaks of the current generation."""
+        job = self.view.jobs.get(number)
+        if job is None or job.gang is None or job.generation != generation:
+            return None
+        return job

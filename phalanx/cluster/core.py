@@ -1,0 +1,408 @@
+"""The core: events in, commands out.
+
+``handle`` lets time pass, fires the timers that are due, gives the event to its handler and looks
+at the queue. Nothing here reads a clock, so a log replayed gives the same state to the last bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from phalanx.cluster import elastic, gangs, health, incidents, lifecycle, nodes, recovery, storage
+from phalanx.cluster.commands import Command, Proposal
+from phalanx.cluster.context import Context, FlushState, HealthState, Question, Timer
+from phalanx.cluster.dependencies import remember
+from phalanx.cluster.events import (
+    Answer,
+    Cancel,
+    CheckResult,
+    ControllerStarted,
+    Corruption,
+    DataStarved,
+    Defragment,
+    DeviceError,
+    DrainNode,
+    Event,
+    FlushDone,
+    FlushWanted,
+    GangDrained,
+    GangJoined,
+    GangReady,
+    GangStuck,
+    Hold,
+    JobFinished,
+    LossSpike,
+    NodeJoined,
+    NodeNotice,
+    NodeRepaired,
+    NodeSeen,
+    NodeSilent,
+    NoProgress,
+    Progress,
+    QuarantineNode,
+    RaiseBudget,
+    ReadmitNode,
+    Requeue,
+    RestoreFailed,
+    Scale,
+    SetQuota,
+    SetReservation,
+    SlowRank,
+    StorageSlow,
+    Submit,
+    SubmitWorkflow,
+    ThroughputRegression,
+    Tick,
+    WorkerExited,
+)
+from phalanx.cluster.fleet import Fleet, FleetState
+from phalanx.cluster.gangs import gang_of, token
+from phalanx.cluster.job import Job
+from phalanx.cluster.ledger import Ledger, LedgerState
+from phalanx.cluster.placement import defragment
+from phalanx.cluster.policy import Policy, Quota
+from phalanx.cluster.queue import Preempt, Queue, QueueState, Resize, Start
+from phalanx.cluster.reasons import reason, sentences
+from phalanx.cluster.state import Reservation, View
+
+VERSION = 1  # of the decisions: a log is replayed by the version that wrote it
+
+sentences({"moves": "{count} moves would make room"})
+
+
+class SequenceError(Exception):
+    """An event was left out or came twice: the log and the core no longer agree."""
+
+
+class VersionError(Exception):
+    """A snapshot of another version of the core."""
+
+
+class CoreState(Struct, kw_only=True):
+    """A core as a snapshot keeps it."""
+
+    version: int
+    sequence: int
+    epoch: int
+    now_ns: int
+    policy: Policy
+    fleet: FleetState
+    jobs: list[Job]
+    pending: list[int]
+    active: list[int]
+    quotas: dict[str, Quota]
+    reservations: dict[str, Reservation]
+    queue: QueueState
+    ledger: LedgerState
+    health: HealthState
+    flush: FlushState
+    questions: dict[int, Question]
+    array_waiting: dict[int, list[int]]
+    timers: list[Timer]
+    timer_order: int
+    schedule_ns: int | None
+    capacity_changed: bool
+    next_job: int
+    next_question: int
+
+
+class Core:
+    """The state machine. One instance a fleet; ``view`` and ``ledger`` are there to be read."""
+
+    def __init__(self, fleet: Fleet, policy: Policy, epoch: int = 1, now_ns: int = 0) -> None:
+        view = View(fleet, policy, now_ns)
+        self._ctx = Context(view, Queue(QueueState()), Ledger(now_ns), epoch)
+        elastic.fill_pool(self._ctx)
+
+    @property
+    def view(self) -> View:
+        """Fleet, jobs, quotas, reservations."""
+        return self._ctx.view
+
+    @property
+    def ledger(self) -> Ledger:
+        """Where the time went."""
+        return self._ctx.ledger
+
+    @property
+    def queue(self) -> Queue:
+        """The queue, to ask it why a job waits."""
+        return self._ctx.queue
+
+    @property
+    def sequence(self) -> int:
+        """Of the last event."""
+        return self._ctx.sequence
+
+    @property
+    def epoch(self) -> int:
+        """Of the controller whose commands these are."""
+        return self._ctx.epoch
+
+    @property
+    def questions(self) -> dict[int, Question]:
+        """What a person must decide."""
+        return self._ctx.questions
+
+    def handle(self, event: Event) -> list[Command]:
+        """Takes in the next event of the log; returns what is to be done about it."""
+        ctx = self._ctx
+        if event.sequence != ctx.sequence + 1:
+            raise SequenceError(f"event {event.sequence} after event {ctx.sequence}")
+        ctx.sequence = event.sequence
+        ctx.commands = []
+        if event.time_ns > ctx.now_ns:
+            ctx.view.now_ns = event.time_ns
+            ctx.ledger.advance(ctx.view, event.time_ns)
+        while (timer := ctx.due()) is not None:
+            _TIMERS[timer[2]](ctx, timer[3], timer[4])
+        _HANDLERS[type(event.body)](ctx, event.body)
+        return ctx.commands
+
+    def next_deadline_ns(self) -> int | None:
+        """When the core wants a ``Tick`` at the latest; None: not at all."""
+        timers = self._ctx.timers
+        return timers[0][0] if timers else None
+
+    def snapshot(self) -> bytes:
+        """The whole state, to go on from elsewhere."""
+        ctx, view = self._ctx, self._ctx.view
+        state = CoreState(
+            version=VERSION,
+            sequence=ctx.sequence,
+            epoch=ctx.epoch,
+            now_ns=view.now_ns,
+            policy=view.policy,
+            fleet=view.fleet.dump(),
+            jobs=list(view.jobs.values()),
+            pending=list(view.pending),
+            active=list(view.active),
+            quotas=view.quotas,
+            reservations=view.reservations,
+            queue=ctx.queue.state,
+            ledger=ctx.ledger.dump(),
+            health=ctx.health,
+            flush=ctx.flush,
+            questions=ctx.questions,
+            array_waiting={key: list(value) for key, value in ctx.array_waiting.items()},
+            timers=sorted(ctx.timers),
+            timer_order=ctx.timer_order,
+            schedule_ns=ctx.schedule_ns,
+            capacity_changed=ctx.capacity_changed,
+            next_job=ctx.next_job,
+            next_question=ctx.next_question,
+        )
+        return msgspec.msgpack.encode(state)
+
+    @classmethod
+    def restore(cls, data: bytes) -> Core:
+        """The core that ``snapshot`` wrote."""
+        version = msgspec.msgpack.decode(data, type=_Versioned).version
+        if version != VERSION:
+            raise VersionError(f"a snapshot of version {version}; this core is version {VERSION}")
+        state = msgspec.msgpack.decode(data, type=CoreState)
+        core = cls.__new__(cls)
+        view = View(Fleet.load(state.fleet), state.policy, state.now_ns)
+        view.jobs = {job.id: job for job in state.jobs}
+        view.pending = dict.fromkeys(state.pending)
+        view.active = dict.fromkeys(state.active)
+        view.quotas, view.reservations = state.quotas, state.reservations
+        ctx = Context(view, Queue(state.queue), Ledger.load(state.ledger), state.epoch)
+        ctx.sequence = state.sequence
+        ctx.health, ctx.flush, ctx.questions = state.health, state.flush, state.questions
+        ctx.array_waiting = {key: dict.fromkeys(v) for key, v in state.array_waiting.items()}
+        ctx.timers, ctx.timer_order = state.timers, state.timer_order
+        ctx.schedule_ns, ctx.capacity_changed = state.schedule_ns, state.capacity_changed
+        ctx.next_job, ctx.next_question = state.next_job, state.next_question
+        for job in view.jobs.values():
+            if not job.ended:
+                remember(ctx, job)
+        core._ctx = ctx
+        return core
+
+
+class _Versioned(Struct):
+    version: int
+
+
+def _on_ready(ctx: Context, fact: GangReady) -> None:
+    if gangs.on_ready(ctx, fact):
+        job = ctx.view.jobs[fact.job]
+        lifecycle.watch_budget(ctx, job)
+        if job.placement and job.placement.replicas < job.wanted_replicas:
+            ctx.look_at_queue(capacity=True)
+
+
+def _on_progress(ctx: Context, fact: Progress) -> None:
+    gangs.on_progress(ctx, fact)
+
+
+def _on_drained(ctx: Context, fact: GangDrained) -> None:
+    job = gangs.on_drained(ctx, fact)
+    if job is not None:
+        gang = gang_of(job)
+        assert gang.ending is not None
+        lifecycle.leave(ctx, job, gang.ending, gang.ending_why)
+
+
+def _on_finished(ctx: Context, fact: JobFinished) -> None:
+    job = ctx.live(fact.job, fact.generation)
+    if job is not None:
+        job.step = max(job.step, fact.step)
+        lifecycle.leave(ctx, job, "done", reason("finished"))
+
+
+def _on_quota(ctx: Context, fact: SetQuota) -> None:
+    for key, value in (("gpus", fact.gpus), ("ceiling", fact.ceiling), ("weight", fact.weight)):
+        if value < 0 or (key == "weight" and value < 1):
+            rule = "must be at least 1" if key == "weight" else "must not be negative"
+            nodes.refuse(
+                ctx, fact.request, reason("bad_field", key=key, value=str(value), rule=rule)
+            )
+            return
+    quota = Quota(gpus=fact.gpus, ceiling=fact.ceiling, weight=fact.weight)
+    ctx.view.quotas[fact.team] = quota
+    ctx.look_at_queue()
+    nodes.accept(ctx, fact.request)
+
+
+def _on_reservation(ctx: Context, fact: SetReservation) -> None:
+    if fact.end_ns <= fact.start_ns:
+        ctx.view.reservations.pop(fact.name, None)
+    else:
+        for node in fact.nodes:
+            if not nodes.known(ctx, node, fact.request):
+                return
+        ctx.view.reservations[fact.name] = Reservation(
+            name=fact.name,
+            start_ns=fact.start_ns,
+            end_ns=fact.end_ns,
+            nodes=fact.nodes,
+            gpus=fact.gpus,
+            teams=fact.teams,
+        )
+    ctx.look_at_queue()
+    nodes.accept(ctx, fact.request)
+
+
+def _on_defragment(ctx: Context, fact: Defragment) -> None:
+    moves = defragment(ctx.view)
+    why = reason("moves", count=len(moves))
+    ctx.emit((), Proposal(reason=why, request=fact.request, moves=moves))
+
+
+def _on_controller(ctx: Context, fact: ControllerStarted) -> None:
+    """A new controller: its epoch rules, and whatever was not answered is said again."""
+    ctx.epoch = max(ctx.epoch, fact.epoch)
+    for number in list(ctx.view.active):
+        job = ctx.view.jobs[number]
+        assert job.placement is not None
+        for order in gangs.outstanding(ctx, job):
+            ctx.emit(job.placement.nodes, order)
+
+
+def _on_tick(ctx: Context, fact: Tick) -> None:
+    """The timers that were due have fired already."""
+
+
+def _schedule(ctx: Context, _about: int, _token: int) -> None:
+    ctx.schedule_ns = None
+    if ctx.capacity_changed:
+        elastic.use_capacity(ctx)
+    for decision in ctx.queue.schedule(ctx.view):
+        match decision:
+            case Start():
+                lifecycle.start(ctx, decision)
+            case Preempt():
+                job = ctx.view.jobs[decision.job]
+                job.preemptions += 1
+                lifecycle.depart(ctx, job, decision.grace_ns, "pending", decision.reason)
+            case Resize():
+                job = ctx.view.jobs[decision.job]
+                elastic.resize(ctx, job, decision.replicas, decision.reason)
+    later = ctx.queue.next_wake_ns(ctx.view)
+    if later is not None and ctx.schedule_ns is None:
+        ctx.schedule_ns = max(later, ctx.now_ns + ctx.policy.queue.delay_ns)
+        ctx.wake(ctx.schedule_ns, "schedule", 0)
+
+
+def _gang_timer(then: Callable[[Context, Job], None]) -> Callable[[Context, int, int], None]:
+    """A timer that means something only in the phase it was set in."""
+
+    def fire(ctx: Context, number: int, held: int) -> None:
+        job = ctx.view.jobs[number]
+        if job.gang is not None and token(job) == held:
+            then(ctx, job)
+
+    return fire
+
+
+def _allocation_timer(then: Callable[[Context, Job], None]) -> Callable[[Context, int, int], None]:
+    """A timer that means something only in the allocation it was set in."""
+
+    def fire(ctx: Context, number: int, started_ns: int) -> None:
+        job = ctx.view.jobs[number]
+        if job.gang is not None and job.started_ns == started_ns:
+            then(ctx, job)
+
+    return fire
+
+
+_TIMERS: dict[str, Callable[[Context, int, int], None]] = {
+    "schedule": _schedule,
+    "capacity": lambda ctx, _about, _token: ctx.look_at_queue(capacity=True),
+    "settle": _gang_timer(recovery.recover),
+    "phase": _gang_timer(lambda ctx, job: incidents.no_answer(ctx, job, ())),
+    "time_limit": _allocation_timer(lifecycle.time_limit),
+    "budget": _allocation_timer(lifecycle.check_budget),
+    "test": nodes.no_test,
+    "ask": lambda ctx, number, _token: health.ask(ctx, number),
+    "flush": lambda ctx, number, _token: storage.expired(ctx, number),
+}
+
+_HANDLERS: dict[type, Callable[[Context, Any], None]] = {
+    Submit: lifecycle.submit,
+    SubmitWorkflow: lifecycle.submit_workflow,
+    Cancel: lifecycle.cancel,
+    Requeue: lifecycle.requeue,
+    Hold: lifecycle.hold,
+    Scale: elastic.on_scale,
+    RaiseBudget: lifecycle.raise_budget,
+    DrainNode: nodes.on_drain,
+    ReadmitNode: nodes.on_readmit,
+    QuarantineNode: nodes.on_quarantine,
+    SetQuota: _on_quota,
+    SetReservation: _on_reservation,
+    Answer: nodes.on_answer,
+    Defragment: _on_defragment,
+    NodeJoined: nodes.on_joined,
+    NodeSilent: nodes.on_silent,
+    NodeSeen: nodes.on_seen,
+    NodeNotice: nodes.on_notice,
+    DeviceError: nodes.on_device_error,
+    CheckResult: nodes.on_check_result,
+    NodeRepaired: nodes.on_repaired,
+    WorkerExited: incidents.on_worker_exited,
+    GangJoined: gangs.on_joined,
+    GangReady: _on_ready,
+    GangStuck: incidents.on_stuck,
+    GangDrained: _on_drained,
+    RestoreFailed: gangs.on_restore_failed,
+    Progress: _on_progress,
+    JobFinished: _on_finished,
+    NoProgress: incidents.on_no_progress,
+    SlowRank: incidents.on_slow_rank,
+    ThroughputRegression: incidents.on_regression,
+    DataStarved: incidents.on_starved,
+    LossSpike: incidents.on_loss_spike,
+    Corruption: incidents.on_corruption,
+    FlushWanted: storage.on_wanted,
+    FlushDone: storage.on_done,
+    StorageSlow: storage.on_slow,
+    ControllerStarted: _on_controller,
+    Tick: _on_tick,
+}

@@ -1,0 +1,133 @@
+"""Jobs that wait for others: afterok, afterany, singleton, and the width of arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from phalanx.cluster.context import Context
+from phalanx.cluster.events import Step
+from phalanx.cluster.job import Job, JobSpec
+from phalanx.cluster.reasons import Reason, reason, sentences
+
+sentences(
+    {
+        "dependency": "waits for {count} other jobs, the first is {job}",
+        "dependency_never": "can never start: job {job}, which must succeed first, {state}",
+        "array_width": "its array runs at most {width} jobs at a time",
+        "held": "held by a person",
+        "unknown_dependency": "depends on job {job}, which does not exist",
+        "cycle": "the jobs wait for each other in a circle: {cycle}",
+        "unknown_step": 'job "{job}" waits for "{missing}", which is not in the workflow',
+        "named_twice": 'two jobs of the workflow are named "{job}"',
+    }
+)
+
+
+def awaited(ctx: Context, spec: JobSpec) -> tuple[dict[int, None], Reason | None]:
+    """Jobs that a submission must wait for, and why it can never be satisfied, if so."""
+    found: dict[int, None] = {}
+    never = None
+    for dependency in spec.after:
+        if dependency.kind == "singleton":
+            found.update(dict.fromkeys(ctx.namesakes.get((spec.name, spec.user), {})))
+            continue
+        for job in members(ctx, dependency.job):
+            if not job.ended:
+                found[job.id] = None
+            elif dependency.kind == "afterok" and job.state != "done":
+                never = reason("dependency_never", job=job.id, state=job.state)
+    return found, never
+
+
+def members(ctx: Context, number: int) -> list[Job]:
+    """A job, or all jobs of the array that it is the first of."""
+    job = ctx.view.jobs[number]
+    if job.array_parent != number or job.spec.array is None:
+        return [job]
+    jobs = (ctx.view.jobs.get(number + index) for index in range(job.spec.array.count))
+    return [member for member in jobs if member is not None]
+
+
+def refused(ctx: Context, spec: JobSpec) -> Reason | None:
+    """Why the dependencies of a submission make no sense."""
+    for dependency in spec.after:
+        if dependency.kind != "singleton" and dependency.job not in ctx.view.jobs:
+            return reason("unknown_dependency", job=dependency.job)
+    return None
+
+
+def remember(ctx: Context, job: Job) -> None:
+    """Files a job that has not ended under what it waits for and under its name."""
+    for number in job.waiting_for:
+        ctx.dependants.setdefault(number, {})[job.id] = None
+    ctx.namesakes.setdefault((job.spec.name, job.spec.user), {})[job.id] = None
+
+
+def ended(ctx: Context, job: Job) -> list[Job]:
+    """A job has ended. Returns those that wait for nothing any more because of it."""
+    key = (job.spec.name, job.spec.user)
+    ctx.namesakes[key].pop(job.id, None)
+    if not ctx.namesakes[key]:
+        del ctx.namesakes[key]
+    freed = []
+    for number in ctx.dependants.pop(job.id, {}):
+        other = ctx.view.jobs[number]
+        other.waiting_for.pop(job.id, None)
+        if other.ended:
+            continue
+        if job.state != "done" and _wants_success(other, job):
+            other.never = True
+            other.why = reason("dependency_never", job=job.id, state=job.state)
+            ctx.notify(other.why, job=other.id, level="warning")
+        elif not other.waiting_for and not other.never:
+            freed.append(other)
+        elif not other.never:
+            other.why = waiting(other)
+    return freed
+
+
+def waiting(job: Job) -> Reason:
+    """What a job with dependencies waits for."""
+    return reason("dependency", count=len(job.waiting_for), job=next(iter(job.waiting_for)))
+
+
+def workflow_order(steps: Sequence[Step]) -> list[int] | Reason:
+    """An order in which named jobs can be submitted, or what is wrong with their names."""
+    index: dict[str, int] = {}
+    for number, step in enumerate(steps):
+        if step.name in index:
+            return reason("named_twice", job=step.name)
+        index[step.name] = number
+    for step in steps:
+        for _, name in step.after:
+            if name not in index:
+                return reason("unknown_step", job=step.name, missing=name)
+    order: list[int] = []
+    done: dict[int, None] = {}
+    while len(order) < len(steps):
+        ready = [
+            number
+            for number, step in enumerate(steps)
+            if number not in done and all(index[name] in done for _, name in step.after)
+        ]
+        if not ready:
+            return reason("cycle", cycle=" -> ".join(_cycle(steps, index, done)))
+        order.extend(ready)
+        done.update(dict.fromkeys(ready))
+    return order
+
+
+def _wants_success(other: Job, job: Job) -> bool:
+    wanted = (job.id, job.array_parent or job.id)
+    return any(d.kind == "afterok" and d.job in wanted for d in other.spec.after)
+
+
+def _cycle(steps: Sequence[Step], index: dict[str, int], done: dict[int, None]) -> list[str]:
+    """The names around one circle: every job that is left waits for another one that is left."""
+    name = next(step.name for number, step in enumerate(steps) if number not in done)
+    path: list[str] = []
+    while name not in path:
+        path.append(name)
+        step = steps[index[name]]
+        name = next(other for _, other in step.after if index[other] not in done)
+    return [*path[path.index(name) :], name]

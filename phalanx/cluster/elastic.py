@@ -1,0 +1,210 @@
+"""Jobs that change size while they live: growing back, scaling on request, keeping spares full."""
+
+from __future__ import annotations
+
+from msgspec import structs
+
+from phalanx.cluster.commands import Accept, Refuse
+from phalanx.cluster.context import Context
+from phalanx.cluster.events import Scale
+from phalanx.cluster.fleet import NodeState
+from phalanx.cluster.gangs import form, gang_of, stop_on
+from phalanx.cluster.job import Job, Placement
+from phalanx.cluster.ladder import horizon_ns
+from phalanx.cluster.layout import column_replicas, column_slots, grid, with_column, without_columns
+from phalanx.cluster.lifecycle import held_gpus, known, spare_gpus
+from phalanx.cluster.placement import Refusal, Request, place, request_of, spare_nodes
+from phalanx.cluster.reasons import Reason, reason, sentences
+from phalanx.cluster.recovery import occupy
+
+sentences(
+    {
+        "grow": "{added} more replicas: nodes for them are free",
+        "scale": "{replicas} replicas were asked for",
+        "not_elastic": "job {job} runs with {least} to {most} replicas",
+        "not_divisible": "replicas of job {job} share nodes and cannot leave one by one",
+        "spare_of_fleet": "kept to replace others",
+        "spare_released": "the pool of spares is full",
+    }
+)
+
+
+def on_scale(ctx: Context, fact: Scale) -> None:
+    """A person wants another number of replicas."""
+    job = known(ctx, fact.job, fact.request)
+    if job is None:
+        return
+    shape = job.spec.gang
+    if not shape.floor <= fact.replicas <= shape.ceiling:
+        why = reason("not_elastic", job=job.id, least=shape.floor, most=shape.ceiling)
+        ctx.emit((), Refuse(reason=why, request=fact.request, job=job.id))
+        return
+    job.wanted = fact.replicas
+    resize(ctx, job, fact.replicas, reason("scale", replicas=fact.replicas))
+    ctx.emit((), Accept(reason=reason("accepted"), request=fact.request, job=job.id))
+
+
+def resize(ctx: Context, job: Job, replicas: int, why: Reason) -> None:
+    """Moves a running gang towards a number of replicas."""
+    placement = job.placement
+    if placement is None or gang_of(job).phase != "running":
+        return
+    together = column_replicas(job.spec.gang, placement.replicas)
+    columns = (placement.replicas - replicas) // together if together else 0
+    if columns > 0:
+        give_up(ctx, job, columns, why)
+    elif replicas > placement.replicas:
+        grow(ctx, job, replicas)
+
+
+def give_up(ctx: Context, job: Job, columns: int, why: Reason) -> None:
+    """Releases the last columns of a running gang to the fleet."""
+    placement, shape = job.placement, job.spec.gang
+    assert placement is not None
+    _, count, _ = grid(shape, placement.replicas)
+    gone = range(count - columns, count)
+    slots = [slot for column in gone for slot in column_slots(shape, placement.replicas, column)]
+    nodes = tuple(placement.nodes[slot] for slot in slots)
+    ctx.ledger.fail(job.id, "resize")
+    for node in nodes:
+        ctx.fleet.release(job.id, node)
+    together = column_replicas(shape, placement.replicas)
+    job.placement = structs.replace(
+        placement,
+        nodes=without_columns(placement.nodes, shape, placement.replicas, gone),
+        gpus=without_columns(placement.gpus, shape, placement.replicas, gone)
+        if placement.gpus
+        else (),
+        replicas=placement.replicas - columns * together,
+    )
+    _reform(ctx, job, why)
+    stop_on(ctx, job, nodes, keep_snapshots=True)
+    ctx.look_at_queue(capacity=True)
+
+
+def grow(ctx: Context, job: Job, replicas: int) -> None:
+    """Adds as many whole columns as there are nodes for, if that pays."""
+    placement, shape = job.placement, job.spec.gang
+    assert placement is not None
+    together = column_replicas(shape, placement.replicas)
+    if not together:
+        return
+    stages, _, wide = grid(shape, placement.replicas)
+    needed = stages * wide
+    wanted = (replicas - placement.replicas) // together
+    nodes: tuple[int, ...] | None = ()
+    while wanted > 0:
+        nodes = _nodes_for(ctx, job, wanted * needed)
+        if nodes is not None:
+            break
+        wanted -= 1
+    if wanted <= 0 or nodes is None or not _pays(ctx, job, wanted * needed):
+        return
+    ctx.ledger.fail(job.id, "resize")
+    kept, masks = placement.nodes, placement.gpus
+    count = placement.replicas
+    for column in range(wanted):
+        added = nodes[column * needed : (column + 1) * needed]
+        taken = [occupy(ctx, job, node) for node in added]
+        kept = with_column(kept, shape, count, added)
+        masks = with_column(masks, shape, count, taken) if masks else ()
+        count += together
+    spares = tuple(node for node in placement.spares if node not in nodes)
+    job.placement = Placement(
+        kept, masks, spares, count, placement.cost_ns, reason("grow", added=wanted * together)
+    )
+    _reform(ctx, job, job.placement.reason)
+
+
+def _reform(ctx: Context, job: Job, why: Reason) -> None:
+    assert job.placement is not None
+    gang = gang_of(job)
+    gang.cause, gang.culprit, gang.micro_batches = "resize", -1, ()
+    gang.reshaped_ns = ctx.now_ns
+    ctx.ledger.resize(job.id, held_gpus(ctx, job), spare_gpus(ctx, job.placement))
+    form(ctx, job, why)
+
+
+def _nodes_for(ctx: Context, job: Job, count: int) -> tuple[int, ...] | None:
+    """Nodes for more slots of a job: its spares, then free ones; None: not enough."""
+    assert job.placement is not None
+    own = job.placement.spares[:count]
+    base = request_of(job)
+    # Each slot by itself: where the columns of a gang grow, any free node will do.
+    flat = structs.replace(
+        base.shape, replicas=count, tensor=max(1, base.shape.slot_gpus), context=1, pipeline=1
+    )
+    rest = count - len(own)
+    if not rest:
+        return own
+    request = Request(
+        job=job.id,
+        shape=flat,
+        replicas=rest,
+        constraint=base.constraint,
+        partition=base.partition,
+        avoid=job.placement.nodes,
+    )
+    found = place(ctx.fleet, request)
+    return None if isinstance(found, Refusal) else (*own, *found.nodes)
+
+
+def _pays(ctx: Context, job: Job, added_nodes: int) -> bool:
+    """Whether the added GPUs bring more than the pause costs."""
+    expected, shape = job.spec.expected, job.spec.gang
+    pause = expected.start_ns + expected.form_ns + expected.restore_peer_ns
+    gpus = ctx.ledger.accounts[job.id].gpus
+    return added_nodes * shape.slot_gpus * horizon_ns(ctx, job) > pause * gpus
+
+
+def use_capacity(ctx: Context) -> None:
+    """Nodes became free: jobs that shrank grow back, spares are filled up."""
+    ctx.capacity_changed = False
+    for number in list(ctx.view.active):
+        job = ctx.view.jobs[number]
+        if job.placement is None or gang_of(job).phase != "running":
+            continue
+        if job.placement.replicas < job.wanted_replicas:
+            ready_ns = gang_of(job).reshaped_ns + ctx.policy.recovery.grow_after_ns
+            if ctx.now_ns >= ready_ns:
+                grow(ctx, job, job.wanted_replicas)
+            else:
+                ctx.wake(ready_ns, "capacity", 0)
+        elif len(job.placement.spares) < job.spec.spares:
+            fill_spares(ctx, job)
+    fill_pool(ctx)
+
+
+def fill_spares(ctx: Context, job: Job) -> None:
+    """Gives a job free nodes until it has the spares it asked for."""
+    placement = job.placement
+    assert placement is not None
+    missing = job.spec.spares - len(placement.spares)
+    while missing > 0:
+        request = request_of(job)
+        flat = structs.replace(
+            request.shape, tensor=max(1, request.shape.slot_gpus), context=1, pipeline=1
+        )
+        found = place(ctx.fleet, structs.replace(request, shape=flat, replicas=missing, spares=0))
+        if not isinstance(found, Refusal):
+            break
+        missing -= 1
+    if missing <= 0 or isinstance(found, Refusal):
+        return
+    for node in found.nodes:
+        why = reason("spare_of_job", job=job.id)
+        ctx.fleet.set_state(node, NodeState.SPARE, ctx.now_ns, why, spare_for=job.id)
+    job.placement = structs.replace(placement, spares=(*placement.spares, *found.nodes))
+    account = ctx.ledger.accounts[job.id]
+    ctx.ledger.resize(job.id, account.gpus, spare_gpus(ctx, job.placement))
+
+
+def fill_pool(ctx: Context) -> None:
+    """Keeps the fleet's own spares at the number that the policy wants."""
+    if not ctx.policy.spares.nodes:
+        return
+    wanted = dict.fromkeys(spare_nodes(ctx.fleet, ctx.policy.spares))
+    for node in wanted:
+        if ctx.fleet.state(node) is NodeState.HEALTHY and not ctx.fleet.held[node]:
+            why = reason("spare_of_fleet")
+            ctx.fleet.set_state(node, NodeState.SPARE, ctx.now_ns, why)

@@ -1,0 +1,283 @@
+"""A gang's formation as the controller sees it: form, joined, restore, ready, drain.
+
+Every formation has a new generation. The nodes that kept snapshots of the last running generation
+(``gang.keepers``) stay the source of truth until the next one is ready.
+"""
+
+from __future__ import annotations
+
+from phalanx.cluster.commands import Drain, Form, Restore, Stop
+from phalanx.cluster.context import Context
+from phalanx.cluster.events import (
+    GangDrained,
+    GangJoined,
+    GangReady,
+    Progress,
+    RestoreFailed,
+)
+from phalanx.cluster.job import Gang, Job, JobState
+from phalanx.cluster.layout import buddy_shift
+from phalanx.cluster.messages import Source
+from phalanx.cluster.reasons import Reason, reason, sentences
+from phalanx.cluster.timeouts import Timeouts, derive
+
+sentences(
+    {
+        "form": "generation {generation} forms after: {cause}",
+        "restore": "all slots have joined; step {step} comes from {source}",
+        "fresh": "all slots have joined; there is nothing to restore",
+        "drain": "it must leave: {why}",
+        "stop": "it has no business there any more",
+    }
+)
+
+
+def timeouts_of(ctx: Context, job: Job) -> Timeouts:
+    """The deadlines of a job, from its measured step time where there is one."""
+    expected = job.spec.expected
+    return derive(ctx.policy.timeouts, expected, job.step_ns or expected.step_ns)
+
+
+def gang_of(job: Job) -> Gang:
+    """The gang of a job that has one."""
+    assert job.gang is not None
+    return job.gang
+
+
+def enter(ctx: Context, job: Job, phase: str, limit_ns: int) -> int:
+    """Moves a gang to a phase that must end within a time; returns the deadline."""
+    gang = gang_of(job)
+    gang.phase = phase  # type: ignore[assignment]
+    gang.since_ns = ctx.now_ns
+    gang.attempts = 0
+    deadline = ctx.now_ns + limit_ns
+    ctx.wake(deadline + ctx.policy.timeouts.round_trip_ns, "phase", job.id, token(job))
+    return deadline
+
+
+def token(job: Job) -> int:
+    """Tells whether a timer of a gang still speaks of the same generation and phase."""
+    phases = ("settling", "joining", "restoring", "running", "draining")
+    return job.generation * 8 + phases.index(gang_of(job).phase)
+
+
+def form(ctx: Context, job: Job, why: Reason) -> None:
+    """Orders the next generation onto the job's placement."""
+    gang, placement = gang_of(job), job.placement
+    assert placement is not None
+    job.generation += 1
+    job.state, job.why = "forming", why
+    gang.broken = {}
+    gang.deadline_ns = enter(ctx, job, "joining", timeouts_of(ctx, job).join_ns)
+    ctx.emit(placement.nodes + placement.spares, form_order(ctx, job))
+
+
+def form_order(ctx: Context, job: Job) -> Form:
+    """The order to join the current generation."""
+    gang, placement = gang_of(job), job.placement
+    assert placement is not None
+    return Form(
+        reason=job.why,
+        job=job.id,
+        generation=job.generation,
+        nodes=placement.nodes,
+        gpus=placement.gpus,
+        spares=placement.spares,
+        replicas=placement.replicas,
+        slot_gpus=job.spec.gang.slot_gpus,
+        store=placement.nodes[0],
+        wards=wards(gang),
+        buddy_shift=buddy_shift(ctx.fleet, placement.nodes),
+        deadline_ns=gang.deadline_ns,
+        micro_batches=gang.micro_batches,
+        payload=job.spec.payload,
+    )
+
+
+def wards(gang: Gang) -> dict[int, int]:
+    """Slots whose node lost its memory, with the node that keeps their snapshot (-1: nobody)."""
+    found: dict[int, int] = {}
+    count = len(gang.keepers)
+    for slot, node in enumerate(gang.keepers) if gang.lost else ():
+        if node in gang.lost:
+            buddy = gang.keepers[(slot + gang.buddy_shift) % count]
+            found[slot] = -1 if buddy in gang.lost or not gang.buddy_shift else buddy
+    return found
+
+
+def in_memory(gang: Gang, empty: tuple[int, ...] = ()) -> bool:
+    """Whether every slot's snapshot is in somebody's memory."""
+    if not gang.keepers:
+        return False
+    gone = {**gang.lost, **dict.fromkeys(empty, "empty")}
+    count = len(gang.keepers)
+    for slot, node in enumerate(gang.keepers):
+        if node in gone:
+            buddy = gang.keepers[(slot + gang.buddy_shift) % count]
+            if not gang.buddy_shift or buddy in gone:
+                return False
+    return True
+
+
+def on_joined(ctx: Context, fact: GangJoined) -> None:
+    """Everybody is there: choose what to restore, and from where."""
+    job = ctx.live(fact.job, fact.generation)
+    if job is None or gang_of(job).phase != "joining":
+        return
+    gang = gang_of(job)
+    lost = [node for node in fact.empty if node in gang.keepers]
+    for node in lost:
+        gang.lost[node] = "empty"
+    memory_step = fact.step if fact.step >= 0 and in_memory(gang) else -1
+    restore(ctx, job, memory_step)
+
+
+def restore(ctx: Context, job: Job, memory_step: int) -> None:
+    """Orders the restore of the best step that can be had."""
+    gang, placement = gang_of(job), job.placement
+    assert placement is not None
+    gang.restored, gang.source = choose_source(ctx, job, memory_step)
+    gang.deadline_ns = enter(ctx, job, "restoring", timeouts_of(ctx, job).restore_ns)
+    ctx.emit(placement.nodes, restore_order(job))
+
+
+def restore_order(job: Job) -> Restore:
+    """The order to load what was chosen."""
+    gang = gang_of(job)
+    told = reason("restore", step=gang.restored, source=gang.source)
+    return Restore(
+        reason=told if gang.restored else reason("fresh"),
+        job=job.id,
+        generation=job.generation,
+        step=gang.restored,
+        source=gang.source,
+        wards=wards(gang),
+        skip_samples=gang.skip,
+        deadline_ns=gang.deadline_ns,
+    )
+
+
+def outstanding(ctx: Context, job: Job) -> list[Form | Restore | Drain]:
+    """The orders that a gang has not carried out yet: what is sent again when in doubt."""
+    gang = gang_of(job)
+    if gang.phase == "joining":
+        return [form_order(ctx, job)]
+    if gang.phase == "restoring":
+        return [form_order(ctx, job), restore_order(job)]
+    return [drain_order(job)] if gang.phase == "draining" else []
+
+
+def choose_source(ctx: Context, job: Job, memory_step: int) -> tuple[int, Source]:
+    """The step to go on from and where it is: memory, local disk, remote storage, or nothing.
+
+    An older step in memory is taken where redoing the difference costs less than reading remotely.
+    """
+    gang, expected = gang_of(job), job.spec.expected
+    step_ns = job.step_ns or expected.step_ns
+    if gang.rollback >= 0 and memory_step > gang.rollback:
+        memory_step = -1
+    usable = memory_step >= 0 and ctx.policy.recovery.peer_memory and "peer" not in gang.refused
+    allowed = [step for step in job.durables if gang.rollback < 0 or step <= gang.rollback]
+    durable = allowed[-1] if allowed else 0
+    if usable:
+        behind = (durable - memory_step) * step_ns
+        if behind <= expected.restore_remote_ns - expected.restore_peer_ns:
+            return memory_step, "peer" if memory_step else "none"
+    if not durable:
+        return (memory_step, "peer") if usable and memory_step else (0, "none")
+    whole = not gang.lost and gang.keepers and "disk" not in gang.refused
+    return durable, "disk" if whole else "remote"
+
+
+def on_ready(ctx: Context, fact: GangReady) -> bool:
+    """The gang runs. True when it was waited for."""
+    job = ctx.live(fact.job, fact.generation)
+    if job is None or gang_of(job).phase != "restoring":
+        return False
+    gang, placement = gang_of(job), job.placement
+    assert placement is not None
+    ctx.ledger.ready(job.id, fact.step)
+    gang.phase, gang.since_ns, gang.attempts = "running", ctx.now_ns, 0
+    gang.keepers = placement.nodes
+    gang.buddy_shift = buddy_shift(ctx.fleet, placement.nodes)
+    gang.lost, gang.refused, gang.rollback, gang.skip = {}, (), -1, (0, 0)
+    gang.restored = fact.step
+    job.committed = fact.step
+    job.state = "running"
+    return True
+
+
+def on_progress(ctx: Context, fact: Progress) -> Job | None:
+    """Takes over how far a gang is; a fact about an older generation only settles the ledger."""
+    job = ctx.view.jobs.get(fact.job)
+    if job is None or job.gang is None or fact.generation > job.generation:
+        return None
+    gang = job.gang
+    current = fact.generation == job.generation and gang.phase in ("running", "draining")
+    if not current and ctx.ledger.accounts[job.id].open is None:
+        return None
+    steps = fact.step - ctx.ledger.accounts[job.id].step
+    passed = fact.at_ns - ctx.ledger.accounts[job.id].settled_ns
+    ctx.ledger.progress(job, fact)
+    job.step = max(job.step, fact.step)
+    job.committed = max(job.committed, fact.committed)
+    job.add_durable(fact.durable)
+    if current and steps > 0 and passed > 0:
+        measured = passed // steps
+        job.step_ns = measured if not job.step_ns else (3 * job.step_ns + measured) // 4
+    return job
+
+
+def drain(ctx: Context, job: Job, limit_ns: int, ending: JobState, why: Reason) -> None:
+    """Asks a running gang to stop with its state safe; what it becomes then is ``ending``."""
+    gang, placement = gang_of(job), job.placement
+    assert placement is not None
+    gang.ending, gang.ending_why = ending, why
+    job.state, job.why = "draining", why
+    gang.deadline_ns = enter(ctx, job, "draining", limit_ns)
+    ctx.emit(placement.nodes, drain_order(job))
+
+
+def drain_order(job: Job) -> Drain:
+    """The order to make the state safe and leave."""
+    gang = gang_of(job)
+    return Drain(
+        reason=reason("drain", why=str(gang.ending_why)),
+        job=job.id,
+        generation=job.generation,
+        deadline_ns=gang.deadline_ns,
+    )
+
+
+def on_drained(ctx: Context, fact: GangDrained) -> Job | None:
+    """The gang has stopped; the job if it was asked to."""
+    job = ctx.live(fact.job, fact.generation)
+    if job is None or gang_of(job).ending is None:
+        return None
+    if fact.durable:
+        job.add_durable(fact.step)
+    return job
+
+
+def on_restore_failed(ctx: Context, fact: RestoreFailed) -> None:
+    """A source was no good: the next one is tried within the same generation."""
+    job = ctx.live(fact.job, fact.generation)
+    if job is None or gang_of(job).phase != "restoring" or fact.source == "none":
+        return
+    gang = gang_of(job)
+    if fact.source == "remote":
+        # Never tried again: the checkpoint before it, or a fresh start.
+        job.durables = [step for step in job.durables if step != fact.step]
+    else:
+        gang.refused = (*gang.refused, fact.source)
+    restore(ctx, job, -1 if fact.source == "peer" else gang.restored)
+
+
+def stop_on(ctx: Context, job: Job, nodes: tuple[int, ...], *, keep_snapshots: bool) -> None:
+    """Ends whatever runs of a job on some nodes."""
+    if nodes:
+        why = reason("stop")
+        order = Stop(
+            reason=why, job=job.id, generation=job.generation, keep_snapshots=keep_snapshots
+        )
+        ctx.emit(nodes, order)

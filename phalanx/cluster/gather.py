@@ -1,0 +1,267 @@
+"""Answers of agents, gathered into one event a gang and phase.
+
+Lives beside the core in the controller and is not logged: a controller that takes over sends the
+outstanding orders again, and agents answer again. The events that it emits are logged.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Struct
+
+from phalanx.cluster.commands import Command, Drain, Form, Restore, Stop
+from phalanx.cluster.events import (
+    CheckResult,
+    DeviceError,
+    EventBody,
+    FlushWanted,
+    GangDrained,
+    GangJoined,
+    GangReady,
+    GangStuck,
+    JobFinished,
+    NodeSeen,
+    Progress,
+    RestoreFailed,
+    WorkerExited,
+)
+from phalanx.cluster.messages import (
+    AgentMessage,
+    Checked,
+    Drained,
+    Exited,
+    Finished,
+    FlushAsked,
+    Hello,
+    Joined,
+    Ready,
+    Refused,
+    Steps,
+    Trouble,
+)
+
+Phase = Literal["join", "restore", "drain", "run"]
+
+
+class Expected(Struct):
+    """What one gang is expected to say."""
+
+    generation: int
+    phase: Phase
+    nodes: dict[int, None]
+    wards: dict[int, int]
+    deadline_ns: int
+    answers: dict[int, AgentMessage] = {}
+    steps: dict[int, Steps] = {}
+    reported: int = -1
+    reported_ns: int = 0
+    refused: bool = False
+
+
+class Gather:
+    """One instance a controller. Feed it every command that goes out and every message."""
+
+    def __init__(self, report_ns: int = 5_000_000_000) -> None:
+        self.report_ns = report_ns  # between two reports of a gang's progress
+        self.gangs: dict[int, Expected] = {}
+
+    def expect(self, command: Command) -> None:
+        """A command goes out: its answers are waited for."""
+        body = command.body
+        if isinstance(body, Form):
+            self._form(body)
+        elif isinstance(body, Restore | Drain):
+            phase: Phase = "restore" if isinstance(body, Restore) else "drain"
+            gang = self.gangs.get(body.job)
+            if gang is None or gang.generation != body.generation:
+                nodes = dict.fromkeys(command.target)
+                gang = Expected(body.generation, phase, nodes, {}, body.deadline_ns)
+                self.gangs[body.job] = gang
+            if gang.phase != phase:
+                gang.phase, gang.answers = phase, {}
+            gang.deadline_ns = body.deadline_ns
+        elif isinstance(body, Stop):
+            gang = self.gangs.get(body.job)
+            whole = gang is not None and all(node in command.target for node in gang.nodes)
+            if gang is not None and whole and body.generation >= gang.generation:
+                del self.gangs[body.job]
+
+    def _form(self, body: Form) -> None:
+        gang = self.gangs.get(body.job)
+        if gang is not None and gang.generation == body.generation:
+            gang.deadline_ns = body.deadline_ns  # sent again
+            return
+        nodes = dict.fromkeys(body.nodes)
+        self.gangs[body.job] = Expected(
+            body.generation, "join", nodes, body.wards, body.deadline_ns
+        )
+
+    def receive(self, message: AgentMessage, now_ns: int) -> list[EventBody]:
+        """Takes in a message; returns the events it completes."""
+        match message:
+            case Joined() | Ready() | Drained() | Finished():
+                return self._answer(message, now_ns)
+            case Steps():
+                return self._steps(message, now_ns)
+            case Refused():
+                return self._refused(message)
+            case Exited(node=n, job=j, generation=g, rank=r, cause=c, step=s, detail=d):
+                return [
+                    WorkerExited(job=j, generation=g, node=n, rank=r, cause=c, step=s, detail=d)
+                ]
+            case Trouble(node=n, cause=c, gpu=u, rail=r, job=j, detail=d):
+                return [DeviceError(node=n, cause=c, gpu=u, rail=r, job=j, detail=d)]
+            case Checked(node=n, check=k, passed=p, command=m, cause=c, detail=d):
+                return [CheckResult(node=n, check=k, passed=p, command=m, cause=c, detail=d)]
+            case Hello(node=n, inventory=inventory):
+                return [NodeSeen(node=n, inventory=inventory)]
+            case FlushAsked(job=j, generation=g):
+                return [FlushWanted(job=j, generation=g)]
+        return []  # heartbeats and receipts are for Liveness and Outbox
+
+    def due(self, now_ns: int) -> list[EventBody]:
+        """Gangs whose deadline has passed, with the nodes that are missing; each said once."""
+        found: list[EventBody] = []
+        for job, gang in self.gangs.items():
+            phase = gang.phase
+            if phase == "run" or gang.deadline_ns > now_ns or not gang.deadline_ns:
+                continue
+            missing = tuple(node for node in gang.nodes if node not in gang.answers)
+            gang.deadline_ns = 0
+            found.append(GangStuck(job=job, generation=gang.generation, phase=phase, nodes=missing))
+        return found
+
+    def next_deadline_ns(self) -> int | None:
+        """When the first gang is late."""
+        waiting = (g.deadline_ns for g in self.gangs.values() if g.phase != "run")
+        return min((at for at in waiting if at), default=None)
+
+    def _answer(self, message: Joined | Ready | Drained | Finished, now_ns: int) -> list[EventBody]:
+        gang = self.gangs.get(message.job)
+        if gang is None or gang.generation != message.generation or message.node not in gang.nodes:
+            return []
+        phases = {Joined: "join", Ready: "restore", Drained: "drain", Finished: "run"}
+        if phases[type(message)] != gang.phase:
+            return []
+        gang.answers[message.node] = message
+        if len(gang.answers) < len(gang.nodes):
+            return []
+        answers, gang.answers = list(gang.answers.values()), {}
+        if isinstance(message, Joined):
+            gang.deadline_ns = 0
+            return self._joined(message.job, gang, [a for a in answers if isinstance(a, Joined)])
+        job, generation = message.job, message.generation
+        step = min(a.step for a in answers if isinstance(a, Ready | Drained | Finished))
+        if isinstance(message, Ready):
+            gang.phase, gang.reported, gang.reported_ns = "run", step, now_ns
+            return [GangReady(job=job, generation=generation, step=step)]
+        events = self._report(job, gang, now_ns)
+        del self.gangs[job]
+        if isinstance(message, Drained):
+            durable = all(a.durable for a in answers if isinstance(a, Drained))
+            return [
+                *events,
+                GangDrained(job=job, generation=generation, step=step, durable=durable),
+            ]
+        return [*events, JobFinished(job=job, generation=generation, step=step)]
+
+    def _joined(self, job: int, gang: Expected, answers: list[Joined]) -> list[EventBody]:
+        """The least committed step over ranks; lost slots count by what their buddies keep."""
+        kept = {a.node: (a.committed, a.previous) for a in answers if a.committed >= 0}
+        by_node = {a.node: a for a in answers}
+        found = list(kept.values())
+        for node in gang.wards.values():
+            buddy = by_node.get(node)
+            found.append((buddy.ward, buddy.ward_previous) if buddy else (-1, -1))
+        step = min((newest for newest, _ in found), default=-1)
+        short = any(step not in pair for pair in found)
+        empty = tuple(a.node for a in answers if step not in (a.committed, a.previous) or step < 0)
+        if short:
+            step = -1
+        events: list[EventBody] = []
+        reached = [(a.reached, a.reached_ns) for a in answers if a.reached_ns]
+        if reached:
+            last = min(at for at, _ in reached)
+            # The step that all had completed, when the last of them had.
+            ended = max(ns for at, ns in reached if at == last)
+            events.append(
+                Progress(
+                    job=job,
+                    generation=gang.generation,
+                    step=last,
+                    committed=max(0, step),
+                    durable=0,
+                    at_ns=ended,
+                )
+            )
+        joined = GangJoined(job=job, generation=gang.generation, step=step, empty=empty)
+        return [*events, joined]
+
+    def _refused(self, message: Refused) -> list[EventBody]:
+        gang = self.gangs.get(message.job)
+        if gang is None or gang.generation != message.generation:
+            return []
+        gang.answers = {}
+        return [
+            RestoreFailed(
+                job=message.job,
+                generation=message.generation,
+                node=message.node,
+                source=message.source,
+                step=message.step,
+                detail=message.detail,
+            )
+        ]
+
+    def _steps(self, message: Steps, now_ns: int) -> list[EventBody]:
+        gang = self.gangs.get(message.job)
+        if gang is None or gang.generation != message.generation or message.node not in gang.nodes:
+            return []
+        before = gang.steps.get(message.node)
+        if before is not None and before.step >= message.step:
+            return []  # said twice, or overtaken by a later one
+        gang.steps[message.node] = message if before is None else _sum(before, message)
+        if now_ns - gang.reported_ns < self.report_ns:
+            return []
+        return self._report(message.job, gang, now_ns)
+
+    def _report(self, job: int, gang: Expected, now_ns: int) -> list[EventBody]:
+        """Progress of the whole gang: the least over its nodes; waits are the longest of any."""
+        if len(gang.steps) < len(gang.nodes):
+            return []
+        said = list(gang.steps.values())
+        step = min(each.step for each in said)
+        if step <= gang.reported:
+            return []
+        gang.reported, gang.reported_ns, gang.steps = step, now_ns, {}
+        return [
+            Progress(
+                job=job,
+                generation=gang.generation,
+                step=step,
+                committed=min(each.committed for each in said),
+                durable=min(each.durable for each in said),
+                at_ns=max(each.at_ns for each in said if each.step == step),
+                data_wait_ns=max(each.data_wait_ns for each in said),
+                checkpoint_ns=max(each.checkpoint_ns for each in said),
+                straggler_ns=max(each.straggler_ns for each in said),
+                busy_ns=max(each.busy_ns for each in said),
+            )
+        ]
+
+
+def _sum(before: Steps, after: Steps) -> Steps:
+    return Steps(
+        node=after.node,
+        job=after.job,
+        generation=after.generation,
+        step=after.step,
+        committed=after.committed,
+        durable=max(before.durable, after.durable),
+        at_ns=after.at_ns,
+        data_wait_ns=before.data_wait_ns + after.data_wait_ns,
+        checkpoint_ns=before.checkpoint_ns + after.checkpoint_ns,
+        straggler_ns=before.straggler_ns + after.straggler_ns,
+        busy_ns=before.busy_ns + after.busy_ns,
+    )

@@ -1,0 +1,177 @@
+"""Nodes: suspicion, test, quarantine, re-admission, and the breaker that stops mass eviction.
+
+A node is only ever evicted through ``allowed``: when too many would go within a short time, the
+detectors are the likelier fault, and a person is asked.
+"""
+
+from __future__ import annotations
+
+from phalanx.cluster.causes import cause_of
+from phalanx.cluster.commands import Ask, Check
+from phalanx.cluster.context import Context, Question
+from phalanx.cluster.fleet import NodeState, names
+from phalanx.cluster.policy import MILLION
+from phalanx.cluster.reasons import Reason, reason, sentences
+
+INCIDENTS_KEPT = 64
+
+sentences(
+    {
+        "suspected": "{cause}: {what}",
+        "tested": "passed its check",
+        "strikes": "suspected {times} times within a day, whatever its checks say",
+        "lemon": "a score of {score} thousandths of an incident: it fails too often",
+        "failed_test": "failed its check: {detail}",
+        "no_test": "did not finish its check in time",
+        "node_lost": "{cause}: {what}",
+        "breaker": "{count} nodes would go within {minutes} min ({nodes}); a person decides",
+        "test_before": "it must pass a check before it gets work",
+        "quarantined_by": "quarantined by a person",
+        "harmful": "{cause}: it is kept away from work until it is repaired",
+    }
+)
+
+
+def incident(ctx: Context, node: int, cause: str) -> None:
+    """Remembers that something happened on a node."""
+    known = ctx.health.incidents.setdefault(node, [])
+    known.append((ctx.now_ns, cause))
+    del known[:-INCIDENTS_KEPT]
+
+
+def lemon_score(ctx: Context, node: int) -> int:
+    """Thousandths of an incident: each hardware incident counts 1000, halved every half-life."""
+    half_life = ctx.policy.health.lemon_half_life_ns
+    score = 0
+    for time_ns, cause in ctx.health.incidents.get(node, ()):
+        if cause_of(cause).domain == "hardware":
+            halvings, rest = divmod(ctx.now_ns - time_ns, half_life)
+            whole = 1000 >> min(halvings, 60)
+            score += whole - whole * rest // (2 * half_life)
+    return score
+
+
+def allowed(ctx: Context, node: int, cause: str) -> bool:
+    """Whether a node may be evicted; when the breaker is open, a person is asked instead."""
+    policy, state = ctx.policy.health, ctx.health
+    if node in state.withheld:
+        return False
+    since = ctx.now_ns - policy.breaker_window_ns
+    if state.evictions and state.evictions[0][0] <= since:
+        state.evictions = [entry for entry in state.evictions if entry[0] > since]
+    limit = max(policy.breaker_least_nodes, len(ctx.fleet) * policy.breaker_nodes_ppm // MILLION)
+    if len(state.evictions) < limit:
+        state.evictions.append((ctx.now_ns, node))
+        return True
+    state.withheld[node] = cause
+    if not any(question.about == "eviction" for question in ctx.questions.values()):
+        # One question for the whole wave; it is asked when the wave has passed.
+        number = ctx.next_question
+        ctx.next_question += 1
+        ctx.questions[number] = Question(
+            number=number, about="eviction", nodes=(), causes=(), asked_ns=ctx.now_ns
+        )
+        ctx.wake(ctx.now_ns + ctx.policy.timeouts.heartbeat_ns, "ask", number)
+    return False
+
+
+def ask(ctx: Context, number: int) -> None:
+    """Asks a person about the nodes that the breaker kept."""
+    question = ctx.questions.get(number)
+    if question is None or not ctx.health.withheld:
+        ctx.questions.pop(number, None)
+        return
+    nodes = tuple(ctx.health.withheld)
+    why = reason(
+        "breaker",
+        count=len(nodes) + len(ctx.health.evictions),
+        minutes=ctx.policy.health.breaker_window_ns // (60 * 10**9),
+        nodes=names(ctx.fleet, nodes),
+    )
+    ctx.emit((), Ask(reason=why, question=number, nodes=nodes))
+
+
+def suspect(ctx: Context, node: int, cause: str) -> None:
+    """A node gets no new work and is tested; what it runs goes on."""
+    why = reason("suspected", cause=cause, what=cause_of(cause).what)
+    if ctx.fleet.state(node) in (NodeState.HEALTHY, NodeState.SPARE):
+        ctx.fleet.set_state(node, NodeState.SUSPECT, ctx.now_ns, why)
+    if not ctx.fleet.held[node]:
+        examine(ctx, node)
+
+
+def examine(ctx: Context, node: int) -> None:
+    """Decides about a node that holds no work: a test, or quarantine without one."""
+    state = ctx.fleet.state(node)
+    if state in (NodeState.DEAD, NodeState.QUARANTINED, NodeState.DRAINING):
+        return
+    why = verdict_without_test(ctx, node)
+    if why is not None:
+        quarantine(ctx, node, why)
+    elif node not in ctx.health.testing:
+        test(ctx, node)
+
+
+def verdict_without_test(ctx: Context, node: int) -> Reason | None:
+    """Why a node is quarantined whatever a test would say; None: a test decides."""
+    policy, known = ctx.policy.health, ctx.health.incidents.get(node, [])
+    if ctx.health.doomed.pop(node, None) is not None:
+        return reason("quarantined_by")
+    if known and known[-1][1] in policy.harmful:
+        return reason("harmful", cause=known[-1][1])
+    recent = [1 for time_ns, _ in known if time_ns > ctx.now_ns - policy.strike_window_ns]
+    if len(recent) > policy.strikes:
+        return reason("strikes", times=len(recent))
+    score = lemon_score(ctx, node)
+    return reason("lemon", score=score) if score > policy.lemon_score else None
+
+
+def test(ctx: Context, node: int) -> None:
+    """Asks a node for a full check; it has to answer in time."""
+    why = reason("test_before")
+    if ctx.fleet.state(node) in (NodeState.HEALTHY, NodeState.SPARE):
+        ctx.fleet.set_state(node, NodeState.SUSPECT, ctx.now_ns, why)
+    ctx.emit((node,), Check(reason=why, check="full", node=node))
+    ctx.health.testing[node] = ctx.sequence
+    ctx.wake(ctx.now_ns + ctx.policy.health.test_ns, "test", node, ctx.sequence)
+
+
+def tested(ctx: Context, node: int, *, passed: bool, detail: str) -> None:
+    """The result of a test: back to work, or quarantine."""
+    ctx.health.testing.pop(node, None)
+    if not passed:
+        quarantine(ctx, node, reason("failed_test", detail=detail))
+        return
+    known = ctx.health.incidents.get(node, [])
+    if known and known[-1][1] in DETECTORS:
+        ctx.health.alarms.setdefault(known[-1][1], []).append(ctx.now_ns)
+    readmit(ctx, node, reason("tested"))
+
+
+def readmit(ctx: Context, node: int, why: Reason) -> None:
+    """A node may work again."""
+    ctx.health.withheld.pop(node, None)
+    ctx.fleet.set_rails_down(node, 0)
+    ctx.fleet.set_state(node, NodeState.HEALTHY, ctx.now_ns, why)
+    ctx.look_at_queue(capacity=True)
+
+
+def quarantine(ctx: Context, node: int, why: Reason) -> None:
+    """A node without work is kept away from it until it passes a test."""
+    assert not ctx.fleet.held[node], "a node is emptied before it is quarantined"
+    ctx.health.testing.pop(node, None)
+    ctx.fleet.set_state(node, NodeState.QUARANTINED, ctx.now_ns, why)
+    ctx.notify(why, node=node, level="warning")
+
+
+# Causes that a detector guessed from timing; a test that finds nothing wrong refutes them.
+DETECTORS = ("slow_compute", "slow_network", "hang", "silent_corruption")
+
+
+def trusted(ctx: Context, detector: str) -> bool:
+    """Whether a detector is within its budget of false alarms; beyond it, it only warns."""
+    week = 7 * 24 * 3600 * 10**9
+    alarms = [at for at in ctx.health.alarms.get(detector, []) if at > ctx.now_ns - week]
+    if detector in ctx.health.alarms:
+        ctx.health.alarms[detector] = alarms
+    return len(alarms) <= ctx.policy.health.false_alarms_per_week

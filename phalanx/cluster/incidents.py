@@ -1,0 +1,205 @@
+"""Events about gangs that went wrong: exits, hangs, slow ranks, corruption, spikes, no answer."""
+
+from __future__ import annotations
+
+from phalanx.cluster import health
+from phalanx.cluster.causes import cause_of
+from phalanx.cluster.context import Context
+from phalanx.cluster.events import (
+    Corruption,
+    DataStarved,
+    GangStuck,
+    LossSpike,
+    NoProgress,
+    SlowRank,
+    ThroughputRegression,
+    WorkerExited,
+)
+from phalanx.cluster.fleet import names
+from phalanx.cluster.gangs import enter, gang_of, outstanding, timeouts_of
+from phalanx.cluster.job import Job
+from phalanx.cluster.lifecycle import leave
+from phalanx.cluster.nodes import bury
+from phalanx.cluster.reasons import reason, sentences
+from phalanx.cluster.recovery import broken, own_failure, slow
+
+sentences(
+    {
+        "hang": "no step after step {step} ({nodes})",
+        "warned": "{detector} found {node}, but has cried wolf too often: only a warning",
+        "regression": "steps take {percent} % longer than before",
+        "starved": "{percent} % of the time is spent waiting for data",
+        "spike": "the loss jumped at step {step}",
+        "spike_back": "the loss jumped at step {step}: back to step {clean}",
+        "corrupt": "replicas disagree since step {step}; the last good one is {clean}",
+        "corrupt_unknown": "replicas disagree since step {step}, and nobody knows which is wrong",
+        "stuck": "did not answer twice ({nodes})",
+        "resend": "no answer yet: asked again",
+    }
+)
+
+
+def on_worker_exited(ctx: Context, fact: WorkerExited) -> None:
+    """A worker died; a peer that merely noticed says so."""
+    job = ctx.live(fact.job, fact.generation)
+    if job is None or job.placement is None:
+        return
+    if fact.node not in job.placement.nodes:
+        return
+    if gang_of(job).broken.get(fact.node, "lost_peer") != "lost_peer":
+        return  # its node is dealt with already
+    job.step = max(job.step, fact.step)
+    if fact.cause == "lost_peer" and _withheld(ctx, job):
+        return
+    if own_failure(ctx, job, fact.cause, fact.detail):
+        return
+    verdict = cause_of(fact.cause).node
+    if verdict != "keep":
+        health.incident(ctx, fact.node, fact.cause)
+        if not health.allowed(ctx, fact.node, fact.cause):
+            verdict = "keep"
+    broken(ctx, job, fact.node, fact.cause, lost=False)
+    if verdict != "keep":
+        health.suspect(ctx, fact.node, fact.cause)
+
+
+def _withheld(ctx: Context, job: Job) -> bool:
+    """A gang that lost a peer confirms the silence of nodes that the breaker kept."""
+    assert job.placement is not None
+    silent = [node for node in job.placement.nodes if node in ctx.health.withheld]
+    for node in silent:
+        cause = ctx.health.withheld.pop(node)
+        bury(ctx, node, cause)
+    return bool(silent)
+
+
+def on_no_progress(ctx: Context, fact: NoProgress) -> None:
+    """A gang hangs. The nodes that are behind are suspected; if nobody knows, all restart."""
+    job = ctx.live(fact.job, fact.generation)
+    if job is None or gang_of(job).phase not in ("running", "draining"):
+        return
+    assert job.placement is not None
+    culprits = tuple(node for node in fact.nodes if node in job.placement.nodes)
+    if _withheld(ctx, job):
+        return
+    shown = names(ctx.fleet, culprits) or "nobody is behind"
+    if own_failure(ctx, job, "hang", fact.detail or shown):
+        return
+    why = reason("hang", step=fact.step, nodes=shown)
+    ctx.notify(why, job=job.id, level="warning")
+    for node in culprits:
+        health.incident(ctx, node, "hang")
+        permitted = health.trusted(ctx, "hang") and health.allowed(ctx, node, "hang")
+        broken(ctx, job, node, "hang" if permitted else "worker_killed", lost=False)
+        if permitted:
+            health.suspect(ctx, node, "hang")
+    if not culprits:
+        broken(ctx, job, job.placement.nodes[0], "worker_killed", lost=False)
+
+
+def on_stuck(ctx: Context, fact: GangStuck) -> None:
+    """Some slots did not answer: ask once more, then do without them."""
+    job = ctx.live(fact.job, fact.generation)
+    if job is None or job.placement is None:
+        return
+    gang = gang_of(job)
+    phases = {"join": "joining", "restore": "restoring", "drain": "draining"}
+    if phases.get(fact.phase) == gang.phase:
+        no_answer(ctx, job, fact.nodes)
+
+
+def no_answer(ctx: Context, job: Job, nodes: tuple[int, ...]) -> None:
+    """The deadline of a phase has passed. ``nodes``: who is missing; (): nobody said."""
+    gang, placement = gang_of(job), job.placement
+    assert placement is not None
+    if gang.phase == "draining":
+        assert gang.ending is not None
+        leave(ctx, job, gang.ending, gang.ending_why)
+        return
+    attempts = gang.attempts + 1
+    if attempts < 2:
+        limits = timeouts_of(ctx, job)
+        gang.deadline_ns = enter(ctx, job, gang.phase, limits.abort_ns)
+        gang.attempts = attempts
+        for order in outstanding(ctx, job):
+            ctx.emit(nodes or placement.nodes, order)
+        return
+    missing = tuple(node for node in nodes if node in placement.nodes)
+    ctx.notify(reason("stuck", nodes=names(ctx.fleet, missing)), job=job.id, level="warning")
+    for node in missing:
+        health.incident(ctx, node, "stuck")
+        if health.allowed(ctx, node, "stuck"):
+            broken(ctx, job, node, "stuck", lost=False)
+            health.suspect(ctx, node, "stuck")
+    if job.gang is not None and job.gang.phase != "settling":
+        broken(ctx, job, placement.nodes[0], "worker_killed", lost=False)
+
+
+def on_slow_rank(ctx: Context, fact: SlowRank) -> None:
+    """A rank holds up the others: replaced, given less work, or borne, whichever is cheapest."""
+    job = ctx.live(fact.job, fact.generation)
+    if job is None or gang_of(job).phase != "running":
+        return
+    cause = "slow_compute" if fact.part == "compute" else "slow_network"
+    if not health.trusted(ctx, cause):
+        name = ctx.fleet.nodes[fact.node].name
+        ctx.notify(reason("warned", detector=cause, node=name), job=job.id, level="warning")
+        return
+    slow(ctx, job, fact.node, cause, fact.slowdown_ppm)
+
+
+def on_corruption(ctx: Context, fact: Corruption) -> None:
+    """Numbers are wrong: the culprits leave, the job goes back behind the first wrong step."""
+    job = ctx.live(fact.job, fact.generation)
+    if job is None or gang_of(job).phase != "running":
+        return
+    assert job.placement is not None
+    gang = gang_of(job)
+    gang.rollback = fact.clean_step
+    job.durables = [step for step in job.durables if step <= fact.clean_step]
+    culprits = tuple(node for node in fact.nodes if node in job.placement.nodes)
+    told = reason("corrupt", step=fact.step, clean=fact.clean_step)
+    if not culprits:
+        told = reason("corrupt_unknown", step=fact.step)
+    ctx.notify(told, job=job.id, level="error")
+    for node in culprits:
+        health.incident(ctx, node, "silent_corruption")
+        broken(ctx, job, node, "silent_corruption", lost=False)
+        health.suspect(ctx, node, "silent_corruption")
+    if not culprits:
+        broken(ctx, job, job.placement.nodes[0], "worker_killed", lost=False)
+
+
+def on_loss_spike(ctx: Context, fact: LossSpike) -> None:
+    """The loss jumped: said, and where the site wants it, undone."""
+    job = ctx.live(fact.job, fact.generation)
+    if job is None or gang_of(job).phase != "running" or job.placement is None:
+        return
+    back = ctx.policy.recovery.spike_rollback_steps
+    if not back:
+        ctx.notify(reason("spike", step=fact.step), job=job.id, level="warning")
+        return
+    if own_failure(ctx, job, "non_finite", f"loss spike at step {fact.step}"):
+        return
+    gang = gang_of(job)
+    gang.rollback = max(0, fact.step - back)
+    samples = job.spec.expected.samples_per_step
+    if ctx.policy.recovery.skip_batch and samples:
+        gang.skip = ((fact.step - 1) * samples, fact.step * samples)
+    told = reason("spike_back", step=fact.step, clean=gang.rollback)
+    ctx.notify(told, job=job.id, level="warning")
+    broken(ctx, job, job.placement.nodes[0], "non_finite", lost=False)
+
+
+def on_regression(ctx: Context, fact: ThroughputRegression) -> None:
+    """Steps became slower for no rank's fault: said."""
+    if ctx.live(fact.job, fact.generation) is not None:
+        percent = fact.slowdown_ppm // 10_000
+        ctx.notify(reason("regression", percent=percent), job=fact.job, level="warning")
+
+
+def on_starved(ctx: Context, fact: DataStarved) -> None:
+    """The GPUs wait for data: said."""
+    if ctx.live(fact.job, fact.generation) is not None:
+        percent = fact.share_ppm // 10_000
+        ctx.notify(reason("starved", percent=percent), job=fact.job, level="warning")

@@ -1,0 +1,91 @@
+"""Slots of a gang as columns of whole replicas, and who keeps whose snapshot."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from phalanx.cluster.fleet import Fleet
+from phalanx.cluster.job import GangShape
+
+
+def column_replicas(shape: GangShape, replicas: int) -> int:
+    """Replicas that can only leave together, because slots hold parts of several; 0: all of them.
+
+    Ranks are laid out pipeline, data, context, tensor: a slot with room for k blocks of tensor *
+    context ranks holds k neighbouring replicas of one stage.
+    """
+    inner = shape.tensor * shape.context
+    if not shape.slot_gpus:
+        return 1
+    if inner % shape.slot_gpus == 0:
+        return 1
+    if shape.slot_gpus % inner == 0 and replicas % (shape.slot_gpus // inner) == 0:
+        return shape.slot_gpus // inner
+    return 0
+
+
+def grid(shape: GangShape, replicas: int) -> tuple[int, int, int]:
+    """(stages, columns, slots of one column in one stage) of a gang that divides evenly."""
+    together = column_replicas(shape, replicas)
+    assert together
+    if not shape.slot_gpus:
+        return 1, replicas, 1
+    wide = max(1, shape.tensor * shape.context // shape.slot_gpus)
+    return shape.pipeline, replicas // together, wide
+
+
+def column_of(shape: GangShape, replicas: int, slot: int) -> int:
+    """The column that a slot belongs to."""
+    _, columns, wide = grid(shape, replicas)
+    return slot // wide % columns
+
+
+def column_slots(shape: GangShape, replicas: int, column: int) -> list[int]:
+    """The slots of a column, by stage."""
+    stages, columns, wide = grid(shape, replicas)
+    return [
+        (stage * columns + column) * wide + part for stage in range(stages) for part in range(wide)
+    ]
+
+
+def without_columns(
+    values: Sequence[int], shape: GangShape, replicas: int, columns: Sequence[int]
+) -> tuple[int, ...]:
+    """Values by slot with some columns cut out."""
+    gone = {slot: None for column in columns for slot in column_slots(shape, replicas, column)}
+    return tuple(value for slot, value in enumerate(values) if slot not in gone)
+
+
+def with_column(
+    values: Sequence[int], shape: GangShape, replicas: int, added: Sequence[int]
+) -> tuple[int, ...]:
+    """Values by slot with one more column behind the last; ``added`` by stage."""
+    stages, columns, wide = grid(shape, replicas)
+    found: list[int] = []
+    for stage in range(stages):
+        found.extend(values[stage * columns * wide : (stage + 1) * columns * wide])
+        found.extend(added[stage * wide : (stage + 1) * wide])
+    return tuple(found)
+
+
+def buddy_shift(fleet: Fleet, nodes: Sequence[int]) -> int:
+    """A shift at which every slot's buddy stands in another rack and power domain, if there is one.
+
+    Slots of a rack follow each other, so the size of the largest rack is nearly always enough.
+    """
+    count = len(nodes)
+    if count < 2:
+        return 0
+    where = np.asarray(nodes, np.int64)
+    rack, power = fleet.columns.rack[where], fleet.columns.power[where]
+    largest = int(np.bincount(rack).max())
+    best, least = 1, count + 1
+    for shift in dict.fromkeys((1, largest, int(np.bincount(power).max()), count // 2)):
+        if not 0 < shift < count:
+            continue
+        shared = int(((rack == np.roll(rack, -shift)) | (power == np.roll(power, -shift))).sum())
+        if shared < least:
+            best, least = shift, shared
+    return best

@@ -1,0 +1,274 @@
+"""Where every GPU-nanosecond went: each in exactly one bucket, in integers that sum exactly.
+
+A job's time is settled up to the end of its last reported step. After a failure the time since
+then stays open until the survivors say how far they came; then it splits into steps and detection.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from phalanx.cluster.events import Progress
+from phalanx.cluster.fleet import NodeState
+from phalanx.cluster.job import Job
+from phalanx.cluster.state import View
+
+BUCKETS = (
+    "productive",
+    "data_wait",
+    "exposed_communication",  # estimated
+    "bubble",  # estimated
+    "checkpoint_stall",
+    "detection",
+    "restart",
+    "recompute",
+    "straggler",
+    "idle_spare",
+    "quarantined",
+    "unallocated",
+    "residual",
+)
+ESTIMATED = ("exposed_communication", "bubble")
+TRAINING = ("productive", "data_wait", "exposed_communication", "bubble", "straggler")
+LOST = ("detection", "restart", "recompute", "straggler", "checkpoint_stall")
+
+# What the GPUs of a node that no job holds count as.
+IDLE_BUCKET = {
+    NodeState.HEALTHY: "unallocated",
+    NodeState.SUSPECT: "quarantined",
+    NodeState.DRAINING: "quarantined",
+    NodeState.QUARANTINED: "quarantined",
+    NodeState.DEAD: "quarantined",
+    NodeState.SPARE: "idle_spare",
+}
+
+Buckets = dict[str, int]
+
+
+class Open(Struct):
+    """Time before a failure that nobody has explained yet."""
+
+    from_ns: int
+    to_ns: int
+    gpus: int
+    cause: str
+
+
+class Account(Struct, kw_only=True, omit_defaults=True):
+    """One job's time. ``allocated_ns`` is summed apart from the buckets, to check them."""
+
+    team: str
+    gpus: int = 0  # of its workers
+    spare_gpus: int = 0
+    settled_ns: int = 0
+    spare_ns: int = 0  # spares are settled apart: they change while the job runs
+    running: bool = False  # settled by progress only
+    bucket: str = "restart"  # of the time that passes while it is not running
+    cause: str = "start"
+    step: int = 0  # last one that was settled in this generation
+    reached: int = 0  # highest step ever settled: later ones are new, earlier ones recomputed
+    open: Open | None = None
+    allocated_gpu_ns: int = 0
+    changed_ns: int = 0  # of gpus + spare_gpus, for allocated_gpu_ns
+    buckets: Buckets = {}
+    by_cause: dict[str, Buckets] = {}  # of the lost ones
+
+
+class LedgerState(Struct, kw_only=True):
+    """The ledger as a snapshot keeps it."""
+
+    now_ns: int
+    idle: Buckets
+    fleet_gpu_ns: int
+    pool_spare_gpus: int
+    accounts: dict[int, Account]
+
+
+def add(buckets: Buckets, bucket: str, gpu_ns: int) -> None:
+    """Adds to a bucket."""
+    if gpu_ns:
+        buckets[bucket] = buckets.get(bucket, 0) + gpu_ns
+
+
+class Ledger:
+    """All accounts. Times given to it never decrease."""
+
+    def __init__(self, now_ns: int = 0) -> None:
+        self.now_ns = now_ns
+        self.idle: Buckets = {}  # of GPUs that no job holds, spares of jobs left out
+        self.fleet_gpu_ns = 0  # of the whole fleet: what all buckets must sum to
+        self.job_spare_gpus = 0
+        self.accounts: dict[int, Account] = {}
+
+    def advance(self, view: View, now_ns: int) -> None:
+        """Lets time pass for everything that no job holds. Called before any change at a time."""
+        passed = now_ns - self.now_ns
+        if not passed:
+            return
+        self.now_ns = now_ns
+        self.fleet_gpu_ns += view.fleet.total_gpus * passed
+        for state, gpus in enumerate(view.fleet.idle_gpus):
+            if state == NodeState.SPARE:
+                gpus -= self.job_spare_gpus
+            if gpus:
+                add(self.idle, IDLE_BUCKET[NodeState(state)], gpus * passed)
+
+    def start(self, job: Job, gpus: int, spare_gpus: int, cause: str) -> None:
+        """A job was given nodes."""
+        account = self.accounts.setdefault(job.id, Account(team=job.spec.team))
+        now = self.now_ns
+        account.settled_ns = account.spare_ns = account.changed_ns = now
+        account.running, account.bucket, account.cause = False, "restart", cause
+        account.gpus = gpus
+        self._set_spares(account, spare_gpus)
+
+    def resize(self, job: int, gpus: int, spare_gpus: int) -> None:
+        """The job holds another number of GPUs from now on; not while its workers run."""
+        account = self.accounts[job]
+        self._count(account)
+        if gpus != account.gpus:
+            assert not account.running, "a running gang keeps its GPUs"
+            self._settle(account)
+            account.gpus = gpus
+        self._set_spares(account, spare_gpus)
+
+    def fail(self, job: int, cause: str, bucket: str = "restart") -> None:
+        """The workers stopped making steps, as was found out now."""
+        account = self.accounts[job]
+        if account.running:
+            account.open = Open(account.settled_ns, self.now_ns, account.gpus, cause)
+            account.settled_ns = self.now_ns
+            account.running = False
+        else:
+            self._settle(account)
+        account.cause, account.bucket = cause, bucket
+
+    def ready(self, job: int, step: int) -> None:
+        """The workers go on after this step, from now on."""
+        account = self.accounts[job]
+        self._settle(account)
+        self._close(account)
+        account.running = True
+        account.step = step
+
+    def progress(self, job: Job, fact: Progress) -> None:
+        """Settles the time up to the end of a step."""
+        account = self.accounts[job.id]
+        if account.open is not None:
+            self._explain(account, account.open, job, fact)
+        elif account.running and fact.at_ns > account.settled_ns:
+            until = min(fact.at_ns, self.now_ns)
+            passed = until - account.settled_ns
+            self._steps(account, job, fact, passed, account.gpus)
+            account.settled_ns = until
+
+    def stop(self, job: int, bucket: str = "checkpoint_stall") -> int:
+        """The job gives its nodes back. Returns the GPU-nanoseconds it held them for."""
+        account = self.accounts[job]
+        before = account.allocated_gpu_ns
+        if account.running:
+            self._add(account, bucket, (self.now_ns - account.settled_ns) * account.gpus)
+            account.settled_ns = self.now_ns
+            account.running = False
+        self._settle(account)
+        self._close(account)
+        self._count(account)
+        self._set_spares(account, 0)
+        account.gpus = 0
+        return account.allocated_gpu_ns - before
+
+    def used_gpu_ns(self, job: int) -> int:
+        """GPU-nanoseconds that a job has held in all, until now."""
+        account = self.accounts.get(job)
+        if account is None:
+            return 0
+        held = account.gpus + account.spare_gpus
+        return account.allocated_gpu_ns + held * (self.now_ns - account.changed_ns)
+
+    def dump(self) -> LedgerState:
+        """Everything that a snapshot must keep."""
+        return LedgerState(
+            now_ns=self.now_ns,
+            idle=self.idle,
+            fleet_gpu_ns=self.fleet_gpu_ns,
+            pool_spare_gpus=self.job_spare_gpus,
+            accounts=self.accounts,
+        )
+
+    @classmethod
+    def load(cls, kept: LedgerState) -> Ledger:
+        """The ledger that ``dump`` kept."""
+        ledger = cls(kept.now_ns)
+        ledger.idle, ledger.fleet_gpu_ns = kept.idle, kept.fleet_gpu_ns
+        ledger.job_spare_gpus, ledger.accounts = kept.pool_spare_gpus, kept.accounts
+        return ledger
+
+    def _set_spares(self, account: Account, gpus: int) -> None:
+        passed = self.now_ns - account.spare_ns
+        add(account.buckets, "idle_spare", passed * account.spare_gpus)
+        account.spare_ns = self.now_ns
+        self.job_spare_gpus += gpus - account.spare_gpus
+        account.spare_gpus = gpus
+
+    def _count(self, account: Account) -> None:
+        held = account.gpus + account.spare_gpus
+        account.allocated_gpu_ns += held * (self.now_ns - account.changed_ns)
+        account.changed_ns = self.now_ns
+
+    def _settle(self, account: Account) -> None:
+        """Puts the time that passed outside of steps into the account's bucket."""
+        if not account.running:
+            passed = self.now_ns - account.settled_ns
+            self._add(account, account.bucket, passed * account.gpus)
+            account.settled_ns = self.now_ns
+
+    def _close(self, account: Account) -> None:
+        """Nobody explained the time before a failure: all of it went by unnoticed."""
+        if account.open is not None:
+            span = account.open
+            lost = (span.to_ns - span.from_ns) * span.gpus
+            self._add(account, "detection", lost, span.cause)
+            account.open = None
+
+    def _explain(self, account: Account, span: Open, job: Job, fact: Progress) -> None:
+        until = min(max(fact.at_ns, span.from_ns), span.to_ns)
+        self._steps(account, job, fact, until - span.from_ns, span.gpus)
+        self._add(account, "detection", (span.to_ns - until) * span.gpus, span.cause)
+        account.open = None
+
+    def _steps(self, account: Account, job: Job, fact: Progress, passed_ns: int, gpus: int) -> None:
+        """Splits a time full of steps: measured parts first, then by step, the rest is residual."""
+        left = passed_ns
+        for bucket, part_ns in (
+            ("data_wait", fact.data_wait_ns),
+            ("checkpoint_stall", fact.checkpoint_ns),
+            ("straggler", fact.straggler_ns),
+            ("residual", max(0, passed_ns - fact.busy_ns) if fact.busy_ns else 0),
+        ):
+            taken = min(part_ns, left)
+            self._add(account, bucket, taken * gpus)
+            left -= taken
+        steps = max(0, fact.step - account.step)
+        repeated = max(0, min(fact.step, account.reached) - account.step)
+        account.step = fact.step
+        account.reached = max(account.reached, fact.step)
+        if not steps:
+            self._add(account, "residual", left * gpus)
+            return
+        recompute = left * repeated // steps
+        self._add(account, "recompute", recompute * gpus)
+        left -= recompute
+        expected, new = job.spec.expected, steps - repeated
+        for bucket, step_ns in (
+            ("exposed_communication", expected.exposed_ns),
+            ("bubble", expected.bubble_ns),
+        ):
+            taken = min(step_ns * new, left)
+            self._add(account, bucket, taken * gpus)
+            left -= taken
+        self._add(account, "productive", left * gpus)
+
+    def _add(self, account: Account, bucket: str, gpu_ns: int, cause: str = "") -> None:
+        add(account.buckets, bucket, gpu_ns)
+        if bucket in LOST:
+            add(account.by_cause.setdefault(cause or account.cause, {}), bucket, gpu_ns)

@@ -1,0 +1,339 @@
+"""Jobs from submission to their end: admission, arrays, budgets, limits, cancel, requeue."""
+
+from __future__ import annotations
+
+from msgspec import structs
+
+from phalanx.cluster import dependencies
+from phalanx.cluster.admission import refusal
+from phalanx.cluster.commands import Accept, Level, Refuse
+from phalanx.cluster.context import Context
+from phalanx.cluster.events import (
+    Cancel,
+    Hold,
+    RaiseBudget,
+    Requeue,
+    Submit,
+    SubmitWorkflow,
+)
+from phalanx.cluster.fleet import NodeState
+from phalanx.cluster.gangs import drain, form, gang_of, stop_on, timeouts_of
+from phalanx.cluster.job import Dependency, Gang, Job, JobSpec, JobState, Placement
+from phalanx.cluster.policy import MILLION
+from phalanx.cluster.queue import Start
+from phalanx.cluster.reasons import Reason, reason, sentences
+
+sentences(
+    {
+        "accepted": "accepted",
+        "queued": "in the queue",
+        "no_such_job": "there is no job {job}",
+        "job_ended": "job {job} has already ended ({state})",
+        "not_pending": "job {job} is {state}; only a pending job can be held",
+        "not_running": "job {job} is {state}; only a running job can be sent back to the queue",
+        "cancelled": "cancelled by a person",
+        "requeued": "sent back to the queue by a person",
+        "finished": "did all its steps",
+        "time_limit": "ran into its time limit of {seconds} s at step {step}",
+        "budget": "used its budget of {gpu_hours} GPU-hours; raise it or force it to go on",
+        "budget_nearly": "has used {percent} % of its budget of {gpu_hours} GPU-hours",
+    }
+)
+
+GPU_HOUR_NS = 3600 * 10**9
+
+
+def submit(ctx: Context, fact: Submit) -> None:
+    """Accepts a job or an array of them, or says why not."""
+    why = refusal(ctx, fact.spec)
+    if why is not None:
+        ctx.emit((), Refuse(reason=why, request=fact.request))
+        return
+    first = create(ctx, fact.spec)
+    ctx.emit((), Accept(reason=reason("accepted"), request=fact.request, job=first))
+
+
+def submit_workflow(ctx: Context, fact: SubmitWorkflow) -> None:
+    """Accepts jobs that depend on each other by name: all of them, or none."""
+    order = dependencies.workflow_order(fact.steps)
+    bad = order if isinstance(order, Reason) else None
+    for step in fact.steps if bad is None else ():
+        bad = bad or refusal(ctx, step.spec)
+    if isinstance(order, Reason) or bad is not None:
+        ctx.emit((), Refuse(reason=bad or reason("empty"), request=fact.request))
+        return
+    numbers: dict[str, int] = {}
+    for index in order:
+        step = fact.steps[index]
+        after = tuple(Dependency(kind, numbers[name]) for kind, name in step.after)
+        spec = structs.replace(step.spec, after=(*step.spec.after, *after))
+        numbers[step.name] = create(ctx, spec)
+    for step in fact.steps:
+        told = Accept(reason=reason("accepted"), request=fact.request, job=numbers[step.name])
+        ctx.emit((), told)
+
+
+def create(ctx: Context, spec: JobSpec) -> int:
+    """Makes the job, or all jobs of an array; returns the (first) number."""
+    first = ctx.next_job
+    count = spec.array.count if spec.array else 1
+    width = (spec.array.width if spec.array else 0) or count
+    waiting_for, never = dependencies.awaited(ctx, spec)
+    for index in range(count):
+        job = Job(
+            id=ctx.next_job,
+            spec=spec,
+            submitted_ns=ctx.now_ns,
+            eligible=False,
+            array_parent=first if spec.array else 0,
+            array_index=index,
+            budget_gpu_ns=spec.budget_gpu_ns,
+            forced=spec.forced,
+            waiting_for=dict(waiting_for),
+        )
+        ctx.next_job += 1
+        ctx.view.jobs[job.id] = job
+        dependencies.remember(ctx, job)
+        if never is not None:
+            job.never, job.why = True, never
+        elif index >= width:
+            ctx.array_waiting.setdefault(first, {})[job.id] = None
+            job.why = reason("array_width", width=width)
+        elif waiting_for:
+            job.why = dependencies.waiting(job)
+        else:
+            let_in(ctx, job)
+    if never is not None:
+        ctx.notify(never, job=first, level="warning")
+    return first
+
+
+def let_in(ctx: Context, job: Job) -> None:
+    """Puts a job into the queue, unless its array is at its width or a person holds it."""
+    if job.held:
+        job.why = reason("held")
+        return
+    job.state = "pending"
+    job.eligible = True
+    job.queued_ns = ctx.now_ns
+    job.why = reason("queued")
+    ctx.view.pending[job.id] = None
+    ctx.queue.on_pending(ctx.view, job)
+    ctx.look_at_queue()
+
+
+def start(ctx: Context, decision: Start) -> None:
+    """The queue gave a job its nodes."""
+    job, placement = ctx.view.jobs[decision.job], decision.placement
+    del ctx.view.pending[job.id]
+    ctx.view.active[job.id] = None
+    job.placement = placement
+    job.started_ns = ctx.now_ns
+    job.gang = Gang(reshaped_ns=ctx.now_ns)
+    ctx.ledger.start(job, held_gpus(ctx, job), spare_gpus(ctx, placement), "start")
+    if job.spec.time_limit_ns:
+        left = max(0, job.spec.time_limit_ns - job.ran_ns)
+        ctx.wake(ctx.now_ns + left, "time_limit", job.id, job.started_ns)
+    watch_budget(ctx, job)
+    form(ctx, job, decision.reason)
+
+
+def held_gpus(ctx: Context, job: Job) -> int:
+    """GPUs that a job's slots hold."""
+    assert job.placement is not None
+    held = ctx.fleet.held
+    return sum(held[node][job.id].gpus.bit_count() for node in job.placement.nodes)
+
+
+def spare_gpus(ctx: Context, placement: Placement) -> int:
+    """GPUs in the nodes that stand by for a placement."""
+    return sum(ctx.fleet.nodes[node].gpus for node in placement.spares)
+
+
+def release(ctx: Context, job: Job) -> None:
+    """Takes all nodes back from a job."""
+    placement = job.placement
+    assert placement is not None
+    used = ctx.ledger.stop(job.id)
+    for node in placement.nodes:
+        ctx.fleet.release(job.id, node)
+    for node in placement.spares:
+        if ctx.fleet.state(node) is NodeState.SPARE:
+            ctx.fleet.set_state(node, NodeState.HEALTHY, ctx.now_ns, reason("job_left"))
+    job.ran_ns += ctx.now_ns - job.started_ns
+    job.placement = None
+    job.gang = None
+    del ctx.view.active[job.id]
+    ctx.flush.writing.pop(job.id, None)
+    ctx.flush.waiting.pop(job.id, None)
+    ctx.queue.on_stopped(ctx.view, job, used)
+    ctx.look_at_queue(capacity=True)
+
+
+def leave(ctx: Context, job: Job, state: JobState, why: Reason) -> None:
+    """A job gives its nodes back at once and becomes ``state``; pending: it is queued again."""
+    assert job.placement is not None
+    nodes = job.placement.nodes + job.placement.spares
+    stop_on(ctx, job, nodes, keep_snapshots=False)
+    release(ctx, job)
+    if state == "pending":
+        if why.code == "time_limit":
+            job.ran_ns = 0  # the next allocation has the whole limit again
+        job.state = "pending"
+        let_in(ctx, job)
+        job.why = why
+    else:
+        end(ctx, job, state, why)
+
+
+def end(ctx: Context, job: Job, state: JobState, why: Reason) -> None:
+    """The end of a job that holds nothing any more; lets in those that waited for it."""
+    if job.id in ctx.view.pending:
+        del ctx.view.pending[job.id]
+        ctx.queue.on_withdrawn(ctx.view, job)
+    job.state, job.why, job.eligible = state, why, False
+    job.ended_ns = ctx.now_ns
+    level: Level = "error" if state == "failed" else "info"
+    ctx.notify(why, job=job.id, level=level)
+    for other in dependencies.ended(ctx, job):
+        if not blocked(ctx, other):
+            let_in(ctx, other)
+    next_of_array(ctx, job)
+
+
+def next_of_array(ctx: Context, job: Job) -> None:
+    """Lets in the next member of an array in place of one that ended."""
+    waiting = ctx.array_waiting.get(job.array_parent)
+    if waiting is None:
+        return
+    if job.id in waiting:  # cancelled before it was let in
+        del waiting[job.id]
+    elif waiting:
+        following = next(iter(waiting))
+        del waiting[following]
+        let_in(ctx, ctx.view.jobs[following])
+    if not waiting:
+        del ctx.array_waiting[job.array_parent]
+
+
+def cancel(ctx: Context, fact: Cancel) -> None:
+    """Ends a job at once."""
+    job = known(ctx, fact.job, fact.request)
+    if job is None:
+        return
+    if job.placement is not None:
+        leave(ctx, job, "cancelled", reason("cancelled"))
+    else:
+        end(ctx, job, "cancelled", reason("cancelled"))
+    ctx.emit((), Accept(reason=reason("cancelled"), request=fact.request, job=job.id))
+
+
+def requeue(ctx: Context, fact: Requeue) -> None:
+    """Stops a job with a snapshot and puts it back into the queue."""
+    job = known(ctx, fact.job, fact.request)
+    if job is None:
+        return
+    if job.placement is None or job.state == "draining":
+        why = reason("not_running", job=job.id, state=job.state)
+        ctx.emit((), Refuse(reason=why, request=fact.request, job=job.id))
+        return
+    depart(ctx, job, timeouts_of(ctx, job).drain_ns, "pending", reason("requeued"))
+    ctx.emit((), Accept(reason=reason("requeued"), request=fact.request, job=job.id))
+
+
+def depart(ctx: Context, job: Job, limit_ns: int, ending: JobState, why: Reason) -> None:
+    """Makes a job leave its nodes: with a checkpoint when it runs, at once when it does not."""
+    if gang_of(job).phase == "running":
+        drain(ctx, job, limit_ns, ending, why)
+    elif gang_of(job).phase != "draining":
+        leave(ctx, job, ending, why)
+
+
+def hold(ctx: Context, fact: Hold) -> None:
+    """Keeps a pending job out of the queue, or lets it in again."""
+    job = known(ctx, fact.job, fact.request)
+    if job is None:
+        return
+    if job.state != "pending":
+        why = reason("not_pending", job=job.id, state=job.state)
+        ctx.emit((), Refuse(reason=why, request=fact.request, job=job.id))
+        return
+    changed, job.held = job.held != fact.held, fact.held
+    if changed and fact.held and job.eligible:
+        job.eligible = False
+        del ctx.view.pending[job.id]
+        ctx.queue.on_withdrawn(ctx.view, job)
+        job.why = reason("held")
+    elif changed and not fact.held and not blocked(ctx, job):
+        let_in(ctx, job)
+    ctx.emit((), Accept(reason=reason("accepted"), request=fact.request, job=job.id))
+
+
+def blocked(ctx: Context, job: Job) -> bool:
+    """Whether something other than a person keeps a job out of the queue."""
+    in_array = job.id in ctx.array_waiting.get(job.array_parent, ())
+    return job.never or bool(job.waiting_for) or in_array
+
+
+def known(ctx: Context, number: int, request: str) -> Job | None:
+    """A job that has not ended; otherwise the request is refused."""
+    job = ctx.view.jobs.get(number)
+    if job is not None and not job.ended:
+        return job
+    if job is None:
+        why = reason("no_such_job", job=number)
+    else:
+        why = reason("job_ended", job=number, state=job.state)
+    ctx.emit((), Refuse(reason=why, request=request, job=number))
+    return None
+
+
+def time_limit(ctx: Context, job: Job) -> None:
+    """A job's time is over: it makes a checkpoint and leaves."""
+    limit = job.spec.time_limit_ns
+    why = reason("time_limit", seconds=limit // 10**9, step=job.step)
+    ending: JobState = "pending" if job.spec.requeue_at_limit else "failed"
+    depart(ctx, job, timeouts_of(ctx, job).drain_ns, ending, why)
+
+
+def watch_budget(ctx: Context, job: Job) -> None:
+    """Wakes the core when a job reaches the warning, then the limit of its budget."""
+    if not job.budget_gpu_ns or job.forced or not job.allocated:
+        return
+    account = ctx.ledger.accounts[job.id]
+    rate = account.gpus + account.spare_gpus
+    used = ctx.ledger.used_gpu_ns(job.id)
+    warning = job.budget_gpu_ns * ctx.policy.price.budget_warning_ppm // MILLION
+    left = (job.budget_gpu_ns if job.budget_warned else warning) - used
+    if rate:
+        ctx.wake(ctx.now_ns + max(0, -(-left // rate)), "budget", job.id, job.started_ns)
+
+
+def check_budget(ctx: Context, job: Job) -> None:
+    """Warns near the end of a budget and stops the job at its end, unless it is forced."""
+    if job.forced or not job.budget_gpu_ns or job.state == "draining":
+        return
+    used = ctx.ledger.used_gpu_ns(job.id)
+    hours = job.budget_gpu_ns // GPU_HOUR_NS
+    if used >= job.budget_gpu_ns:
+        why = reason("budget", gpu_hours=hours)
+        depart(ctx, job, timeouts_of(ctx, job).drain_ns, "failed", why)
+        return
+    warning = job.budget_gpu_ns * ctx.policy.price.budget_warning_ppm // MILLION
+    if used >= warning and not job.budget_warned:
+        job.budget_warned = True
+        percent = used * 100 // job.budget_gpu_ns
+        why = reason("budget_nearly", percent=percent, gpu_hours=hours)
+        ctx.notify(why, job=job.id, level="warning")
+    watch_budget(ctx, job)
+
+
+def raise_budget(ctx: Context, fact: RaiseBudget) -> None:
+    """More budget for a job, or leave to go on above it."""
+    job = known(ctx, fact.job, fact.request)
+    if job is None:
+        return
+    job.budget_gpu_ns, job.forced = fact.budget_gpu_ns, fact.forced
+    job.budget_warned = False
+    watch_budget(ctx, job)
+    ctx.emit((), Accept(reason=reason("accepted"), request=fact.request, job=job.id))

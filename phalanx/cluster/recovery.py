@@ -1,0 +1,250 @@
+"""What happens to a gang when something breaks: gather what broke, choose the way out, take it."""
+
+from __future__ import annotations
+
+from msgspec import structs
+
+from phalanx.cluster import health
+from phalanx.cluster.causes import cause_of
+from phalanx.cluster.commands import Abort, Rebalance
+from phalanx.cluster.context import Context
+from phalanx.cluster.fleet import NodeState, lowest_bits
+from phalanx.cluster.gangs import form, gang_of, stop_on, token
+from phalanx.cluster.job import Job, Placement
+from phalanx.cluster.ladder import Option, degraded_ways, options, slow_ways
+from phalanx.cluster.layout import column_slots, without_columns
+from phalanx.cluster.lifecycle import held_gpus, leave, spare_gpus
+from phalanx.cluster.placement import held_by
+from phalanx.cluster.reasons import Reason, reason, sentences
+
+EVIDENCE_KEPT = 5
+
+sentences(
+    {
+        "recover": "{rung} after {cause} on {node}: {loss} GPU-seconds lost, next best {other}",
+        "same_step": "step {step} failed {times} times in a row; last: {evidence}",
+        "retries": "failed more often than its {retries} retries; last: {evidence}",
+        "bear": "{rung} for {cause} on {node}: {loss} GPU-seconds lost, next best {other}",
+        "abort": "{cause} on {node}",
+        "drain_broken": "broke while it was asked to leave ({cause})",
+    }
+)
+
+
+def broken(ctx: Context, job: Job, node: int, cause: str, *, lost: bool) -> None:
+    """Part of a gang no longer works. ``lost``: what the node kept in memory is gone too."""
+    placement, gang = job.placement, gang_of(job)
+    assert placement is not None
+    if node in placement.spares:
+        drop_spare(ctx, job, node)
+        return
+    known = gang.broken.get(node, "lost_peer")
+    if known == "lost_peer":
+        gang.broken[node] = cause
+    if lost:
+        gang.lost[node] = cause
+    if gang.ending is not None:
+        told = reason("drain_broken", cause=cause)
+        ending, why = gang.ending, gang.ending_why
+        ctx.notify(told, job=job.id, level="warning")
+        leave(ctx, job, ending, why)
+        return
+    if gang.phase == "settling":
+        if gang.cause == "lost_peer":
+            gang.cause, gang.culprit = cause, node
+        return
+    gang.cause, gang.culprit = cause, node
+    ctx.ledger.fail(job.id, cause)
+    if gang.phase == "running":
+        others = tuple(other for other in placement.nodes if other not in gang.broken)
+        why = reason("abort", cause=cause, node=ctx.fleet.nodes[node].name)
+        ctx.emit(others, Abort(reason=why, job=job.id, generation=job.generation))
+    gang.phase, gang.since_ns = "settling", ctx.now_ns
+    job.state = "forming"
+    ctx.wake(ctx.now_ns + ctx.policy.recovery.settle_ns, "settle", job.id, token(job))
+
+
+def own_failure(ctx: Context, job: Job, cause: str, detail: str) -> bool:
+    """Counts a failure that is not a part's fault. True when it was one too many."""
+    domain = cause_of(cause).domain
+    if domain == "hardware" or cause == "lost_peer":
+        return False
+    words = f"{cause} at step {job.step}" + (f": {detail}" if detail else "")
+    job.evidence = (*job.evidence[1 - EVIDENCE_KEPT :], words)
+    job.failures_there = job.failures_there + 1 if job.step <= job.failed_step else 1
+    job.failed_step = job.step
+    if domain == "user":
+        job.retries_used += 1
+    why: Reason | None = None
+    if job.failures_there >= ctx.policy.recovery.same_step_failures:
+        why = reason("same_step", step=job.step, times=job.failures_there, evidence=words)
+    elif job.retries_used > job.spec.retries:
+        why = reason("retries", retries=job.spec.retries, evidence=words)
+    if why is None:
+        return False
+    leave(ctx, job, "failed", why)
+    return True
+
+
+def recover(ctx: Context, job: Job) -> None:
+    """Everything that broke together is known: takes the cheapest way out."""
+    found = options(ctx, job)
+    best = found[0]
+    gang = gang_of(job)
+    why = reason(
+        "recover",
+        rung=best.rung,
+        cause=gang.cause,
+        node=ctx.fleet.nodes[gang.culprit].name if gang.culprit >= 0 else "",
+        loss=best.loss_gpu_ns // 10**9,
+        other=" or ".join(f"{o.rung} {o.loss_gpu_ns // 10**9}" for o in found[1:3]),
+    )
+    if best.rung == "requeue":
+        job.preemptions += 1
+        gone = tuple(gang.broken)
+        leave(ctx, job, "pending", why)
+        settle_nodes(ctx, gone)
+        return
+    reshape(ctx, job, best, why)
+
+
+def reshape(ctx: Context, job: Job, option: Option, why: Reason) -> None:
+    """Gives a gang its new nodes and forms the next generation on them."""
+    placement = job.placement
+    assert placement is not None
+    gone = option.leaving
+    nodes, masks = list(placement.nodes), list(placement.gpus)
+    for slot, node in option.incoming:
+        nodes[slot] = node
+    freed = _cut(job, option, nodes)
+    for node in gone:
+        ctx.fleet.release(job.id, node)
+    for _, node in option.incoming:
+        mask = occupy(ctx, job, node)
+        if masks:
+            masks[nodes.index(node)] = mask
+    spares = [n for n in placement.spares if n not in [node for _, node in option.incoming]]
+    kept = tuple(nodes)
+    if option.columns:
+        kept = without_columns(nodes, job.spec.gang, placement.replicas, option.columns)
+        masks = (
+            list(without_columns(masks, job.spec.gang, placement.replicas, option.columns))
+            if masks
+            else []
+        )
+        spares += _stand_by(ctx, job, [node for node in freed if node not in gone])
+    job.placement = Placement(
+        nodes=kept,
+        gpus=tuple(masks),
+        spares=tuple(spares),
+        replicas=option.replicas,
+        cost_ns=placement.cost_ns,
+        reason=why,
+    )
+    gang_of(job).micro_batches = ()
+    if option.columns:
+        gang_of(job).reshaped_ns = ctx.now_ns
+    ctx.ledger.resize(job.id, held_gpus(ctx, job), spare_gpus(ctx, job.placement))
+    alive = tuple(n for n in gone if ctx.fleet.state(n) is not NodeState.DEAD)
+    stop_on(ctx, job, alive, keep_snapshots=True)
+    form(ctx, job, why)
+    settle_nodes(ctx, gone)
+    ctx.look_at_queue(capacity=True)
+
+
+def slow(ctx: Context, job: Job, node: int, cause: str, slowdown_ppm: int) -> None:
+    """One node holds up a gang: the cheapest of bearing it, less work for it, a replacement."""
+    assert job.placement is not None
+    if node in job.placement.nodes:
+        _without_stopping(ctx, job, node, cause, slow_ways(ctx, job, node, cause, slowdown_ppm))
+
+
+def degrade(ctx: Context, job: Job, node: int, cause: str) -> None:
+    """A node lost part of its network: run on slower, or replace it."""
+    assert job.placement is not None
+    if node not in job.placement.nodes:
+        return
+    ways = degraded_ways(ctx, job, node)
+    if ways:
+        _without_stopping(ctx, job, node, cause, ways)
+    else:
+        broken(ctx, job, node, cause, lost=False)
+
+
+def _without_stopping(ctx: Context, job: Job, node: int, cause: str, ways: list[Option]) -> None:
+    best = ways[0]
+    why = reason(
+        "bear",
+        rung=best.rung,
+        cause=cause,
+        node=ctx.fleet.nodes[node].name,
+        loss=best.loss_gpu_ns // 10**9,
+        other=" or ".join(f"{o.rung} {o.loss_gpu_ns // 10**9}" for o in ways[1:3]),
+    )
+    ctx.notify(why, job=job.id, node=node, level="warning")
+    if best.rung == "swap":
+        health.incident(ctx, node, cause)
+        if health.allowed(ctx, node, cause):
+            broken(ctx, job, node, cause, lost=False)
+            health.suspect(ctx, node, cause)
+    elif best.rung == "rebalance":
+        gang, placement = gang_of(job), job.placement
+        assert placement is not None
+        gang.micro_batches = best.micro_batches
+        order = Rebalance(
+            reason=why,
+            job=job.id,
+            generation=job.generation,
+            micro_batches=best.micro_batches,
+        )
+        ctx.emit(placement.nodes, order)
+
+
+def settle_nodes(ctx: Context, nodes: tuple[int, ...]) -> None:
+    """Nodes that left a gang are tested, now that they are empty."""
+    for node in nodes:
+        if not ctx.fleet.held[node]:
+            health.examine(ctx, node)
+
+
+def drop_spare(ctx: Context, job: Job, node: int) -> None:
+    """A job loses a node that stood by for it."""
+    placement = job.placement
+    assert placement is not None
+    spares = tuple(other for other in placement.spares if other != node)
+    job.placement = structs.replace(placement, spares=spares)
+    account = ctx.ledger.accounts[job.id]
+    ctx.ledger.resize(job.id, account.gpus, spare_gpus(ctx, job.placement))
+
+
+def _cut(job: Job, option: Option, nodes: list[int]) -> list[int]:
+    """Nodes of the columns that are cut out."""
+    placement = job.placement
+    assert placement is not None
+    return [
+        nodes[slot]
+        for column in option.columns
+        for slot in column_slots(job.spec.gang, placement.replicas, column)
+    ]
+
+
+def occupy(ctx: Context, job: Job, node: int) -> int:
+    """Gives a job a slot on a free node; returns the mask of its GPUs."""
+    if ctx.fleet.state(node) is NodeState.SPARE:
+        ctx.fleet.set_state(node, NodeState.HEALTHY, ctx.now_ns, reason("swapped_in", job=job.id))
+    shape = job.spec.gang
+    mask = lowest_bits(ctx.fleet.free_mask(node), shape.slot_gpus)
+    ctx.fleet.take(job.id, node, held_by(ctx.fleet, shape, node, mask))
+    return mask
+
+
+def _stand_by(ctx: Context, job: Job, nodes: list[int]) -> list[int]:
+    """Healthy nodes of a replica that is gone wait for it to come back."""
+    waiting = []
+    for node in nodes:
+        ctx.fleet.release(job.id, node)
+        if ctx.fleet.state(node) is NodeState.HEALTHY and not ctx.fleet.held[node]:
+            why = reason("spare_of_job", job=job.id)
+            ctx.fleet.set_state(node, NodeState.SPARE, ctx.now_ns, why, spare_for=job.id)
+            waiting.append(node)
+    return waiting

@@ -1,0 +1,85 @@
+"""Leave to write durable checkpoints, so that jobs do not flush at the same time.
+
+Workers ask before they flush; grants are given in the order of asking, each with a rate and an end.
+"""
+
+from __future__ import annotations
+
+from phalanx.cluster.commands import Flush
+from phalanx.cluster.context import Context
+from phalanx.cluster.events import FlushDone, FlushWanted, StorageSlow
+from phalanx.cluster.gangs import gang_of
+from phalanx.cluster.policy import MILLION
+from phalanx.cluster.reasons import reason, sentences
+
+sentences(
+    {
+        "flush": "{writing} of {most} jobs write to remote storage",
+        "storage_down": "remote storage takes nothing; checkpoints wait",
+    }
+)
+
+
+def on_wanted(ctx: Context, fact: FlushWanted) -> None:
+    """A gang wants to write a checkpoint."""
+    job = ctx.live(fact.job, fact.generation)
+    if job is not None and job.id not in ctx.flush.writing:
+        ctx.flush.waiting[job.id] = None
+        grant(ctx)
+
+
+def on_done(ctx: Context, fact: FlushDone) -> None:
+    """A gang has written its checkpoint."""
+    job = ctx.live(fact.job, fact.generation)
+    if job is not None:
+        job.add_durable(fact.step)
+    if ctx.flush.writing.pop(fact.job, None) is not None:
+        grant(ctx)
+
+
+def on_slow(ctx: Context, fact: StorageSlow) -> None:
+    """Storage became slower or faster: later grants are given accordingly."""
+    ctx.flush.bytes_per_second = fact.bytes_per_second
+    if not fact.bytes_per_second:
+        ctx.notify(reason("storage_down"), level="warning")
+    grant(ctx)
+
+
+def expired(ctx: Context, job: int) -> None:
+    """A grant has run out: whoever had it must ask again."""
+    if ctx.flush.writing.get(job, ctx.now_ns + 1) <= ctx.now_ns:
+        del ctx.flush.writing[job]
+        grant(ctx)
+
+
+def grant(ctx: Context) -> None:
+    """Gives leave to those who wait, as far as storage carries them."""
+    policy, state = ctx.policy.storage, ctx.flush
+    total = policy.bytes_per_second if state.bytes_per_second < 0 else state.bytes_per_second
+    if state.bytes_per_second == 0:
+        return
+    for number in list(state.waiting):
+        if policy.flushes and len(state.writing) >= policy.flushes:
+            return
+        del state.waiting[number]
+        job = ctx.view.jobs[number]
+        if job.gang is None or gang_of(job).phase not in ("running", "draining"):
+            continue
+        assert job.placement is not None
+        share = total // max(1, policy.flushes) if total else 0
+        expected = job.spec.expected
+        usual = expected.checkpoint_bytes * 10**9 // share if share else expected.checkpoint_ns
+        slack = ctx.policy.timeouts.slack_ppm
+        until = ctx.now_ns + usual * slack // MILLION + ctx.policy.timeouts.least_hang_ns
+        state.writing[number] = until
+        ctx.wake(until, "flush", number)
+        ctx.emit(
+            job.placement.nodes,
+            Flush(
+                reason=reason("flush", writing=len(state.writing), most=policy.flushes),
+                job=number,
+                generation=job.generation,
+                bytes_per_second=share,
+                until_ns=until,
+            ),
+        )

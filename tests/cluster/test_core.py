@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import pytest
+
+from phalanx.cluster.commands import Accept, Form, Restore
+from phalanx.cluster.core import Core, SequenceError
+from phalanx.cluster.events import Event, JobFinished, NodeSilent, Tick
+from phalanx.cluster.policy import Policy
+from tests.cluster.drive import SECOND, Drive, fleet_of
+
+
+def test_a_job_is_placed_formed_restored_and_done():
+    drive = Drive()
+    job = drive.submit()
+    assert drive.bodies(Accept)[0].job == job.id
+    form = drive.last_form()
+    assert form.nodes == job.placement.nodes and form.generation == 1
+    drive.run(job)
+    assert drive.last_restore().source == "none"
+    drive.train(job, 10)
+    assert (job.step, job.committed, job.state) == (10, 10, "running")
+    drive.tell(JobFinished(job=job.id, generation=1, step=10))
+    assert job.state == "done"
+    assert drive.core.view.fleet.idle_gpus[0] == drive.core.view.fleet.total_gpus
+
+
+def test_an_event_left_out_is_noticed():
+    core = Core(fleet_of(1), Policy())
+    core.handle(Event(1, 0, Tick()))
+    with pytest.raises(SequenceError, match="event 3 after event 1"):
+        core.handle(Event(3, 0, Tick()))
+
+
+def test_time_that_runs_backwards_is_held():
+    drive = Drive()
+    drive.tell(Tick(), 10 * SECOND)
+    drive.core.handle(Event(2, 3 * SECOND, Tick()))
+    assert drive.core.view.now_ns == 10 * SECOND
+
+
+def test_the_log_replayed_gives_the_same_commands_and_state():
+    drive = Drive(12)
+    job = drive.running(spares=1)
+    drive.tell(NodeSilent(node=job.placement.nodes[1]), SECOND)
+    drive.wait(SECOND)
+    drive.run(job)
+    again = Core(fleet_of(12), Policy())
+    commands = [command for event in drive.log for command in again.handle(event)]
+    assert commands == drive.sent
+    assert again.snapshot() == drive.core.snapshot()
+
+
+def test_a_restored_core_goes_on_as_the_one_that_was_lost():
+    drive = Drive(12)
+    job = drive.running(spares=1)
+    half = len(drive.log)
+    kept = drive.core.snapshot()
+    drive.tell(NodeSilent(node=job.placement.nodes[1]), SECOND)
+    drive.wait(SECOND)
+    drive.run(job)
+    other = Core.restore(kept)
+    for event in drive.log[half:]:
+        other.handle(event)
+    assert other.snapshot() == drive.core.snapshot()
+    assert drive.bodies(Form)[-1].generation == 2
+    assert drive.bodies(Restore)[-1].source == "peer"
