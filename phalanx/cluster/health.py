@@ -9,6 +9,7 @@ from __future__ import annotations
 from phalanx.cluster.causes import cause_of
 from phalanx.cluster.commands import Ask, Check
 from phalanx.cluster.context import Context, Question
+from phalanx.cluster.detectors import score
 from phalanx.cluster.fleet import NodeState, names
 from phalanx.cluster.policy import MILLION
 from phalanx.cluster.reasons import Reason, reason, sentences
@@ -40,15 +41,10 @@ def incident(ctx: Context, node: int, cause: str) -> None:
 
 
 def lemon_score(ctx: Context, node: int) -> int:
-    """Thousandths of an incident: each hardware incident counts 1000, halved every half-life."""
-    half_life = ctx.policy.health.lemon_half_life_ns
-    score = 0
-    for time_ns, cause in ctx.health.incidents.get(node, ()):
-        if cause_of(cause).domain == "hardware":
-            halvings, rest = divmod(ctx.now_ns - time_ns, half_life)
-            whole = 1000 >> min(halvings, 60)
-            score += whole - whole * rest // (2 * half_life)
-    return score
+    """Thousandths of an incident: what the hardware of a node did, fading with time."""
+    known = ctx.health.incidents.get(node, ())
+    ages = [ctx.now_ns - at for at, cause in known if cause_of(cause).domain == "hardware"]
+    return score(ages, ctx.policy.health.lemon_half_life_ns)
 
 
 def allowed(ctx: Context, node: int, cause: str) -> bool:

@@ -80,8 +80,13 @@ class LedgerState(Struct, kw_only=True):
     now_ns: int
     idle: Buckets
     fleet_gpu_ns: int
-    pool_spare_gpus: int
+    job_spare_gpus: int
     accounts: dict[int, Account]
+    retired: dict[str, Account]
+
+
+class LedgerError(AssertionError):
+    """GPU time was lost or counted twice."""
 
 
 def add(buckets: Buckets, bucket: str, gpu_ns: int) -> None:
@@ -99,6 +104,7 @@ class Ledger:
         self.fleet_gpu_ns = 0  # of the whole fleet: what all buckets must sum to
         self.job_spare_gpus = 0
         self.accounts: dict[int, Account] = {}
+        self.retired: dict[str, Account] = {}  # by team: jobs that nobody asks about any more
 
     def advance(self, view: View, now_ns: int) -> None:
         """Lets time pass for everything that no job holds. Called before any change at a time."""
@@ -185,14 +191,66 @@ class Ledger:
         held = account.gpus + account.spare_gpus
         return account.allocated_gpu_ns + held * (self.now_ns - account.changed_ns)
 
+    def retire(self, job: int) -> None:
+        """Adds an ended job's account to its team's."""
+        account = self.accounts.pop(job, None)
+        if account is None:
+            return
+        assert not account.gpus and not account.spare_gpus
+        into = self.retired.setdefault(account.team, Account(team=account.team))
+        into.allocated_gpu_ns += account.allocated_gpu_ns
+        for bucket, gpu_ns in account.buckets.items():
+            add(into.buckets, bucket, gpu_ns)
+        for cause, lost in account.by_cause.items():
+            for bucket, gpu_ns in lost.items():
+                add(into.by_cause.setdefault(cause, {}), bucket, gpu_ns)
+
+    def retired_of(self, team: str) -> list[Account]:
+        """What is left of a team's forgotten jobs."""
+        return [self.retired[team]] if team in self.retired else []
+
+    def unsettled(self, account: Account) -> Buckets:
+        """Time of an account that is in no bucket yet: what it would count as now."""
+        found: Buckets = {}
+        passed = (self.now_ns - account.settled_ns) * account.gpus
+        add(found, "residual" if account.running else account.bucket, passed)
+        add(found, "idle_spare", (self.now_ns - account.spare_ns) * account.spare_gpus)
+        if account.open is not None:
+            add(found, "detection", (account.open.to_ns - account.open.from_ns) * account.open.gpus)
+        return found
+
+    def check(self, view: View) -> None:
+        """Raises when time was lost or counted twice; costs a pass over all accounts."""
+        total = sum(self.idle.values())
+        held = self.job_spare_gpus
+        for number, account in self.accounts.items():
+            known = sum(account.buckets.values()) + sum(self.unsettled(account).values())
+            total += known
+            held += account.gpus
+            if known != self.used_gpu_ns(number):
+                raise LedgerError(f"job {number}: {known} of {self.used_gpu_ns(number)} GPU-ns")
+        for team, account in self.retired.items():
+            known = sum(account.buckets.values())
+            total += known
+            if known != account.allocated_gpu_ns:
+                raise LedgerError(f"team {team}: {known} of {account.allocated_gpu_ns} GPU-ns")
+        if total != self.fleet_gpu_ns:
+            raise LedgerError(
+                f"{total} of the fleet's {self.fleet_gpu_ns} GPU-ns are accounted for"
+            )
+        fleet = view.fleet
+        if held != fleet.total_gpus - sum(fleet.idle_gpus) + self.job_spare_gpus:
+            raise LedgerError(f"{held} GPUs are charged to jobs, but others hold them")
+
     def dump(self) -> LedgerState:
         """Everything that a snapshot must keep."""
         return LedgerState(
             now_ns=self.now_ns,
             idle=self.idle,
             fleet_gpu_ns=self.fleet_gpu_ns,
-            pool_spare_gpus=self.job_spare_gpus,
+            job_spare_gpus=self.job_spare_gpus,
             accounts=self.accounts,
+            retired=self.retired,
         )
 
     @classmethod
@@ -200,7 +258,8 @@ class Ledger:
         """The ledger that ``dump`` kept."""
         ledger = cls(kept.now_ns)
         ledger.idle, ledger.fleet_gpu_ns = kept.idle, kept.fleet_gpu_ns
-        ledger.job_spare_gpus, ledger.accounts = kept.pool_spare_gpus, kept.accounts
+        ledger.job_spare_gpus, ledger.accounts = kept.job_spare_gpus, kept.accounts
+        ledger.retired = kept.retired
         return ledger
 
     def _set_spares(self, account: Account, gpus: int) -> None:

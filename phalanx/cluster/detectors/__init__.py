@@ -1,0 +1,27 @@
+"""What is wrong with a gang, read from its records: pure functions, each with its evidence.
+
+To add one: a function here from integers to a finding or None, an event for the finding, a handler
+in ``incidents``, a line in ``watch``, and a test with clean noise beside the one with the fault.
+"""
+
+from __future__ import annotations
+
+from phalanx.cluster.detectors.corruption import Verdict, replayed, vote
+from phalanx.cluster.detectors.hang import behind
+from phalanx.cluster.detectors.lemon import score
+from phalanx.cluster.detectors.series import loss_spike, regression, starved
+from phalanx.cluster.detectors.straggler import Slow, slow_compute, slow_transfer
+
+__all__ = [
+    "Slow",
+    "Verdict",
+    "behind",
+    "loss_spike",
+    "regression",
+    "replayed",
+    "score",
+    "slow_compute",
+    "slow_transfer",
+    "starved",
+    "vote",
+]

@@ -1,0 +1,82 @@
+"""One slow rank among many, and whether it computes or communicates slowly.
+
+All ranks of a synchronous gang take equally long for a step, so step times say nothing. What a rank
+computes between collectives, and how long its own sends take, does.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+from msgspec import Struct
+
+from phalanx.cluster.detectors.robust import MILLION, Ints, middle, middle_and_spread
+
+LEAST_STEPS = 8
+LEAST_SLOWDOWN_PPM = 40_000  # less is not worth an intervention
+LEAST_DEVIATIONS = 8  # beyond which no rank of 100,000 strays by chance
+
+
+class Slow(Struct, frozen=True):
+    """A rank that holds up the others."""
+
+    rank: int
+    part: Literal["compute", "communication"]
+    slowdown_ppm: int  # above the median of its peers
+    deviations: int  # robust standard deviations above them
+
+
+def slow_compute(compute_ns: Ints, stages: Ints | None = None) -> list[Slow]:
+    """Ranks that compute slowly; ``compute_ns``: [steps, ranks], without waiting for peers.
+
+    ``stages``: by rank, which pipeline stage it is: stages do different work and are compared
+    among themselves. The median over steps drops single slow steps, however slow.
+    """
+    if compute_ns.shape[0] < LEAST_STEPS:
+        return []
+    usual = middle(compute_ns)
+    return _outliers(usual, stages, "compute")
+
+
+def slow_transfer(transfer_ns: Ints) -> list[Slow]:
+    """Ranks with a slow network; ``transfer_ns``: [steps, ranks], of each rank's own sends.
+
+    A slow card also holds up the neighbours that send to it: of several slow ranks the others are
+    dropped that are less than half as slow as the worst.
+    """
+    if transfer_ns.shape[0] < LEAST_STEPS:
+        return []
+    found = _outliers(middle(transfer_ns), None, "communication")
+    return [slow for slow in found if 2 * slow.slowdown_ppm >= found[0].slowdown_ppm]
+
+
+def _outliers(
+    usual: Ints, stages: Ints | None, part: Literal["compute", "communication"]
+) -> list[Slow]:
+    found: list[Slow] = []
+    classes = [np.arange(len(usual))] if stages is None else _members(stages)
+    for ranks in classes:
+        if len(ranks) < 3:
+            continue  # nobody to compare with
+        center, spread = middle_and_spread(usual[ranks])
+        excess = usual[ranks] - center
+        late = (excess > LEAST_DEVIATIONS * spread) & (
+            excess * MILLION > LEAST_SLOWDOWN_PPM * max(1, center)
+        )
+        found.extend(
+            Slow(
+                int(ranks[index]),
+                part,
+                int(excess[index]) * MILLION // max(1, center),
+                int(excess[index]) // spread,
+            )
+            for index in np.nonzero(late)[0]
+        )
+    return sorted(found, key=lambda slow: (-slow.slowdown_ppm, slow.rank))
+
+
+def _members(stages: Ints) -> list[Ints]:
+    order = np.argsort(stages, kind="stable")
+    edges = np.nonzero(np.diff(stages[order]))[0] + 1
+    return [np.asarray(part, np.int64) for part in np.split(order, edges)]

@@ -1,0 +1,120 @@
+"""What the ledger says, for people: hours, dollars, energy, effective time and goodput.
+
+``ettr``: time of steps that were kept, over the time that workers held their GPUs.
+``goodput``: what those steps computed (data waits and stragglers left out), over all GPU time that
+was held, idle spares included; for the fleet, over all GPU time there was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from msgspec import Struct
+
+from phalanx.cluster.job import HOUR_NS
+from phalanx.cluster.ledger import BUCKETS, ESTIMATED, TRAINING, Account, Buckets, Ledger, add
+from phalanx.cluster.policy import MILLION, PricePolicy
+
+COMPUTING = ("productive", "exposed_communication", "bubble")
+# Buckets in which GPUs draw their idle power.
+RESTING = ("detection", "restart", "idle_spare", "quarantined", "unallocated")
+
+
+class Share(Struct, frozen=True, kw_only=True):
+    """The time of one job, team or fleet. All integers; the buckets sum to ``gpu_ns``."""
+
+    gpu_ns: int
+    buckets: Buckets  # in the order of BUCKETS
+    by_cause: dict[str, Buckets]
+    ettr_ppm: int
+    goodput_ppm: int
+    gpu_hours: int
+    micro_dollars: int
+    watt_hours: int
+    estimated: tuple[str, ...] = ESTIMATED
+
+
+class Report(Struct, frozen=True, kw_only=True):
+    """The whole ledger."""
+
+    fleet: Share
+    teams: dict[str, Share]
+    jobs: dict[int, Share]
+
+
+def report(ledger: Ledger, price: PricePolicy) -> Report:
+    """Everything that the ledger knows now."""
+    jobs = {number: _share_of([account], ledger, price) for number, account in _accounts(ledger)}
+    teams: dict[str, list[Account]] = {}
+    for _, account in _accounts(ledger):
+        teams.setdefault(account.team, []).append(account)
+    for team in ledger.retired:
+        teams.setdefault(team, [])
+    return Report(
+        fleet=_fleet(ledger, price),
+        teams={
+            team: _share_of([*teams[team], *ledger.retired_of(team)], ledger, price)
+            for team in sorted(teams)
+        },
+        jobs=jobs,
+    )
+
+
+def job_share(ledger: Ledger, job: int, price: PricePolicy) -> Share:
+    """The time of one job."""
+    return _share_of([ledger.accounts[job]], ledger, price)
+
+
+def fleet_share(ledger: Ledger, price: PricePolicy) -> Share:
+    """The time of the whole fleet."""
+    return _fleet(ledger, price)
+
+
+def _accounts(ledger: Ledger) -> Iterable[tuple[int, Account]]:
+    return ledger.accounts.items()
+
+
+def _fleet(ledger: Ledger, price: PricePolicy) -> Share:
+    every = [*ledger.accounts.values(), *ledger.retired.values()]
+    buckets, causes = _collect(every, ledger)
+    for bucket, gpu_ns in ledger.idle.items():
+        add(buckets, bucket, gpu_ns)
+    return _share(buckets, causes, price)
+
+
+def _share_of(accounts: list[Account], ledger: Ledger, price: PricePolicy) -> Share:
+    return _share(*_collect(accounts, ledger), price)
+
+
+def _collect(accounts: list[Account], ledger: Ledger) -> tuple[Buckets, dict[str, Buckets]]:
+    buckets: Buckets = {}
+    causes: dict[str, Buckets] = {}
+    for account in accounts:
+        for bucket, gpu_ns in account.buckets.items():
+            add(buckets, bucket, gpu_ns)
+        for bucket, gpu_ns in ledger.unsettled(account).items():
+            add(buckets, bucket, gpu_ns)
+        for cause, lost in account.by_cause.items():
+            for bucket, gpu_ns in lost.items():
+                add(causes.setdefault(cause, {}), bucket, gpu_ns)
+    return buckets, causes
+
+
+def _share(buckets: Buckets, causes: dict[str, Buckets], price: PricePolicy) -> Share:
+    total = sum(buckets.values())
+    held = total - sum(buckets.get(name, 0) for name in ("idle_spare", "quarantined"))
+    held -= buckets.get("unallocated", 0)
+    training = sum(buckets.get(name, 0) for name in TRAINING)
+    computing = sum(buckets.get(name, 0) for name in COMPUTING)
+    resting = sum(buckets.get(name, 0) for name in RESTING)
+    watt_ns = (total - resting) * price.watts_per_gpu + resting * price.idle_watts_per_gpu
+    return Share(
+        gpu_ns=total,
+        buckets={name: buckets.get(name, 0) for name in BUCKETS},
+        by_cause={cause: causes[cause] for cause in sorted(causes)},
+        ettr_ppm=training * MILLION // held if held else 0,
+        goodput_ppm=computing * MILLION // total if total else 0,
+        gpu_hours=total // HOUR_NS,
+        micro_dollars=total * price.micro_dollars_per_gpu_hour // HOUR_NS,
+        watt_hours=watt_ns // HOUR_NS,
+    )

@@ -1,0 +1,166 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from phalanx.cluster.detectors import (
+    behind,
+    loss_spike,
+    regression,
+    replayed,
+    score,
+    slow_compute,
+    slow_transfer,
+    starved,
+    vote,
+)
+from phalanx.cluster.events import NoProgress, SlowRank
+from phalanx.cluster.job import GangShape, Placement
+from phalanx.cluster.watch import GangRecord, Watch
+
+MS = 1_000_000
+
+
+class Noise:
+    """Times of many ranks: jitter, a fixed difference between devices, and stray hiccups."""
+
+    def __init__(self, ranks: int, seed: int) -> None:
+        self.rng = np.random.default_rng(seed)
+        self.base = 400 * MS * (1 + 0.004 * self.rng.standard_normal(ranks))
+
+    def step(self) -> np.ndarray:
+        times = self.base * (1 + 0.01 * self.rng.standard_normal(len(self.base)))
+        hiccups = self.rng.random(len(times)) < 1e-3
+        times[hiccups] *= 1 + 3 * self.rng.random(int(hiccups.sum()))
+        return times.astype(np.int64)
+
+
+def watch_of(shape: GangShape) -> Watch:
+    watch = Watch()
+    nodes = tuple(range(shape.slots(shape.replicas)))
+    watch.begin(1, 1, shape, Placement(nodes, (), replicas=shape.replicas), 60_000 * MS, 0)
+    return watch
+
+
+@pytest.mark.parametrize("part", ["compute", "communication"])
+def test_one_slow_rank_among_many_is_found_within_20_steps(part):
+    shape = GangShape(replicas=78, tensor=8, pipeline=16, slot_gpus=8)
+    ranks, culprit, onset = shape.gpus(78), 5_432, 30
+    watch, compute, transfer = watch_of(shape), Noise(ranks, 1), Noise(ranks, 2)
+    found = {}
+    for step in range(1, onset + 21):
+        times = {"compute": compute.step(), "communication": transfer.step()}
+        if step > onset:
+            times[part][culprit] = times[part][culprit] * 112 // 100
+        record = GangRecord(
+            job=1,
+            generation=1,
+            step=step,
+            step_ns=500 * MS,
+            compute_ns=times["compute"],
+            transfer_ns=times["communication"],
+        )
+        for event in watch.record(record, step * 500 * MS):
+            found[step] = event
+    assert len(found) == 1
+    (step, event), *_ = found.items()
+    assert onset < step <= onset + 20
+    assert isinstance(event, SlowRank)
+    assert (event.rank, event.node, event.part) == (culprit, culprit // 8, part)
+    assert 80_000 < event.slowdown_ppm < 150_000
+
+
+def test_stages_of_a_pipeline_are_compared_among_themselves():
+    shape = GangShape(replicas=16, tensor=8, pipeline=2, slot_gpus=8)
+    watch, noise = watch_of(shape), Noise(shape.gpus(16), 3)
+    for step in range(1, 40):
+        times = noise.step()
+        times[: len(times) // 2] = times[: len(times) // 2] * 130 // 100  # the heavier stage
+        record = GangRecord(job=1, generation=1, step=step, step_ns=MS, compute_ns=times)
+        assert watch.record(record, step) == []
+
+
+def test_clean_noise_raises_no_alarm():
+    noise = Noise(10_000, 4)
+    window = [noise.step() for _ in range(12)]
+    for _ in range(150):
+        window = [*window[4:], *(noise.step() for _ in range(4))]
+        stacked = np.stack(window)
+        assert slow_compute(stacked) == []
+        assert slow_transfer(stacked) == []
+
+
+def test_one_slow_step_is_no_slow_rank():
+    noise = Noise(1000, 5)
+    window = np.stack([noise.step() for _ in range(12)])
+    window[3, 77] *= 50
+    assert slow_compute(window) == []
+
+
+def test_a_slow_card_does_not_accuse_the_neighbours_that_send_to_it():
+    noise = Noise(1000, 6)
+    window = np.stack([noise.step() for _ in range(12)])
+    window[:, 500] *= 3
+    window[:, 499] = window[:, 499] * 15 // 10
+    assert [slow.rank for slow in slow_transfer(window)] == [500]
+
+
+def test_steps_that_became_slower_are_a_regression_and_noise_is_not():
+    rng = np.random.default_rng(7)
+    steps = [int(MS * (1 + 0.01 * rng.standard_normal())) for _ in range(100)]
+    assert regression(steps) is None
+    slower = regression([*steps, *(step * 11 // 10 for step in steps[:20])])
+    assert slower is not None
+    assert 80_000 < slower < 120_000
+
+
+def test_waiting_for_data_is_starvation_above_a_tenth():
+    assert starved(5, 100) is None
+    assert starved(25, 100) == 250_000
+
+
+def test_a_loss_that_jumps_is_a_spike_and_one_that_falls_is_not():
+    rng = np.random.default_rng(8)
+    losses: list[float | None] = [
+        3 - step / 100 + 0.02 * rng.standard_normal() for step in range(60)
+    ]
+    assert all(loss_spike(losses[:end]) is None for end in range(1, 61))
+    assert loss_spike([*losses, 4.5]) is not None
+    assert loss_spike([*losses, None]) is not None
+
+
+def test_whoever_is_behind_in_the_collectives_holds_up_a_gang():
+    assert behind([7, 7, 6, 7, 7, 7, 7, 7, 7, 7]) == [2]
+    assert behind([7] * 10) == []
+    assert behind([6] * 5 + [7] * 5) == []  # half of them: nobody in particular
+
+
+def test_a_gang_without_steps_is_reported_with_who_is_behind():
+    shape = GangShape(replicas=2, tensor=8, slot_gpus=8)
+    watch = watch_of(shape)
+    for rank in range(16):
+        watch.entered(1, rank, 41 if rank == 11 else 42)
+    assert watch.due(watch.next_deadline_ns() - 1) == []
+    (event,) = watch.due(watch.next_deadline_ns())
+    assert event == NoProgress(job=1, generation=1, step=0, nodes=(1,))
+
+
+def test_a_bit_flip_is_localised_by_vote():
+    shards = {0: [(0, 5), (8, 5), (16, 5)], 1: [(1, 9), (9, 8), (17, 9)]}
+    assert vote(shards).wrong == (9,)
+    assert vote({0: [(0, 5), (8, 5)]}).clean
+
+
+def test_two_replicas_that_differ_need_a_replay():
+    verdict = vote({0: [(0, 5), (8, 6)]})
+    assert verdict.wrong == () and verdict.undecided == (0, 8)
+    assert replayed({0: 5, 8: 6}, {0: [5, 5], 8: [5, 5]}).wrong == (8,)
+    assert replayed({8: 6}, {8: [5]}).undecided == (8,)  # word against word
+
+
+def test_incidents_fade():
+    day = 86_400
+    assert score([0, 0], day) == 2000
+    assert score([day], day) == 500
+    assert score([day // 2], day) == 750
+    assert score([100 * day], day) == 0
