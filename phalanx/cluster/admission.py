@@ -9,7 +9,7 @@ from msgspec import structs
 from phalanx.cluster import dependencies
 from phalanx.cluster.constraints import parse, unknown
 from phalanx.cluster.context import Context
-from phalanx.cluster.job import HOUR_NS, JobSpec
+from phalanx.cluster.job import SECOND_NS, JobSpec
 from phalanx.cluster.queue import admit
 from phalanx.cluster.reasons import Reason, reason, sentences
 from phalanx.cluster.timeouts import derive
@@ -22,7 +22,6 @@ sentences(
         "bad_field": "{key} = {value}: {rule}",
         "bad_constraint": "{problem}",
         "unknown_feature": "no node of the fleet has {features}",
-        "bad_timeouts": "{problem}",
         "over_budget": "{steps} steps would take about {needed} GPU-hours and the budget is "
         "{budget}: lower the steps, raise the budget, or force it",
     }
@@ -64,7 +63,7 @@ def _bad_fields(spec: JobSpec) -> Iterator[tuple[str, object, str]]:
             yield f"expected.{name}", value, "must not be negative"
     if expected.step_ns < 1:
         yield "expected.step_ns", expected.step_ns, "must be at least 1"
-    for name in ("time_limit_ns", "retries", "budget_gpu_ns", "spares"):
+    for name in ("time_limit_ns", "retries", "budget_gpu_seconds", "spares"):
         if getattr(spec, name) < 0:
             yield name, getattr(spec, name), "must not be negative"
     if spec.array is not None and not 1 <= spec.array.count <= MOST_ARRAY:
@@ -74,15 +73,17 @@ def _bad_fields(spec: JobSpec) -> Iterator[tuple[str, object, str]]:
 
 
 def _over_budget(spec: JobSpec) -> Reason | None:
+    """Why a submission would go above its own budget; None: it would not."""
     expected = spec.expected
-    if not spec.budget_gpu_ns or spec.forced or not expected.steps:
+    if not spec.budget_gpu_seconds or spec.forced or not expected.steps:
         return None
-    needed = expected.steps * expected.step_ns * spec.gang.gpus(spec.gang.replicas)
-    if needed <= spec.budget_gpu_ns:
+    gpus = spec.gang.gpus(spec.gang.replicas)
+    needed = expected.steps * expected.step_ns * gpus // SECOND_NS
+    if needed <= spec.budget_gpu_seconds:
         return None
     return reason(
         "over_budget",
         steps=expected.steps,
-        needed=-(-needed // HOUR_NS),
-        budget=spec.budget_gpu_ns // HOUR_NS,
+        needed=-(-needed // 3600),
+        budget=spec.budget_gpu_seconds // 3600,
     )

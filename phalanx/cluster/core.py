@@ -12,7 +12,17 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from phalanx.cluster import elastic, gangs, health, incidents, lifecycle, nodes, recovery, storage
+from phalanx.cluster import (
+    budget,
+    elastic,
+    gangs,
+    health,
+    incidents,
+    lifecycle,
+    nodes,
+    recovery,
+    storage,
+)
 from phalanx.cluster.commands import Command, Proposal
 from phalanx.cluster.context import Context, FlushState, HealthState, Question, Timer
 from phalanx.cluster.dependencies import remember
@@ -196,15 +206,15 @@ class Core:
             next_job=ctx.next_job,
             next_question=ctx.next_question,
         )
-        return msgspec.msgpack.encode(state)
+        return msgspec.json.encode(state)  # and not msgpack, whose integers end at 2**64
 
     @classmethod
     def restore(cls, data: bytes) -> Core:
         """The core that ``snapshot`` wrote."""
-        version = msgspec.msgpack.decode(data, type=_Versioned).version
+        version = msgspec.json.decode(data, type=_Versioned).version
         if version != VERSION:
             raise VersionError(f"a snapshot of version {version}; this core is version {VERSION}")
-        state = msgspec.msgpack.decode(data, type=CoreState)
+        state = msgspec.json.decode(data, type=CoreState)
         core = cls.__new__(cls)
         view = View(Fleet.load(state.fleet), state.policy, state.now_ns)
         view.jobs = {job.id: job for job in state.jobs}
@@ -232,7 +242,7 @@ class _Versioned(Struct):
 def _on_ready(ctx: Context, fact: GangReady) -> None:
     if gangs.on_ready(ctx, fact):
         job = ctx.view.jobs[fact.job]
-        lifecycle.watch_budget(ctx, job)
+        budget.watch(ctx, job)
         if job.placement and job.placement.replicas < job.wanted_replicas:
             ctx.look_at_queue(capacity=True)
 
@@ -317,6 +327,7 @@ def _schedule(ctx: Context, _about: int, _token: int) -> None:
         match decision:
             case Start():
                 lifecycle.start(ctx, decision)
+                budget.watch(ctx, ctx.view.jobs[decision.job])
             case Preempt():
                 job = ctx.view.jobs[decision.job]
                 job.preemptions += 1
@@ -358,7 +369,7 @@ _TIMERS: dict[str, Callable[[Context, int, int], None]] = {
     "settle": _gang_timer(recovery.recover),
     "phase": _gang_timer(lambda ctx, job: incidents.no_answer(ctx, job, ())),
     "time_limit": _allocation_timer(lifecycle.time_limit),
-    "budget": _allocation_timer(lifecycle.check_budget),
+    "budget": _allocation_timer(budget.check),
     "test": nodes.no_test,
     "ask": lambda ctx, number, _token: health.ask(ctx, number),
     "flush": lambda ctx, number, _token: storage.expired(ctx, number),
@@ -371,7 +382,7 @@ _HANDLERS: dict[type, Callable[[Context, Any], None]] = {
     Requeue: lifecycle.requeue,
     Hold: lifecycle.hold,
     Scale: elastic.on_scale,
-    RaiseBudget: lifecycle.raise_budget,
+    RaiseBudget: budget.on_raise,
     DrainNode: nodes.on_drain,
     ReadmitNode: nodes.on_readmit,
     QuarantineNode: nodes.on_quarantine,

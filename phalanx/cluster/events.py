@@ -74,7 +74,7 @@ class RaiseBudget(Body, frozen=True, tag=True):
     """More budget for a job, or leave to go on above it."""
 
     job: int
-    budget_gpu_ns: int
+    budget_gpu_seconds: int
     forced: bool = False
     request: str = ""
 

@@ -139,7 +139,7 @@ class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omi
     retries: int = 3  # returns to the queue after failures of its own
     after: tuple[Dependency, ...] = ()
     array: Array | None = None
-    budget_gpu_ns: int = 0  # 0: none
+    budget_gpu_seconds: int = 0  # 0: none
     forced: bool = False  # goes on above its budget
     spares: int = 0  # nodes held with the gang, idle, to replace one of its own
     requeue_at_limit: bool = False  # at its time limit it goes back into the queue
@@ -239,7 +239,7 @@ class Job(Struct, kw_only=True, omit_defaults=True):
     wanted: int = 0  # replicas; 0: as the submission says
     gang: Gang | None = None
     step_ns: int = 0  # as measured; 0: not yet
-    budget_gpu_ns: int = 0
+    budget_gpu_seconds: int = 0
     forced: bool = False
     budget_warned: bool = False
     failed_step: int = -1  # step of the last failure that was the job's own

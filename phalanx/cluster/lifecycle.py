@@ -11,7 +11,6 @@ from phalanx.cluster.context import Context
 from phalanx.cluster.events import (
     Cancel,
     Hold,
-    RaiseBudget,
     Requeue,
     Submit,
     SubmitWorkflow,
@@ -19,7 +18,6 @@ from phalanx.cluster.events import (
 from phalanx.cluster.fleet import NodeState
 from phalanx.cluster.gangs import drain, form, gang_of, stop_on, timeouts_of
 from phalanx.cluster.job import Dependency, Gang, Job, JobSpec, JobState, Placement
-from phalanx.cluster.policy import MILLION
 from phalanx.cluster.queue import Start
 from phalanx.cluster.reasons import Reason, reason, sentences
 
@@ -35,12 +33,8 @@ sentences(
         "requeued": "sent back to the queue by a person",
         "finished": "did all its steps",
         "time_limit": "ran into its time limit of {seconds} s at step {step}",
-        "budget": "used its budget of {gpu_hours} GPU-hours; raise it or force it to go on",
-        "budget_nearly": "has used {percent} % of its budget of {gpu_hours} GPU-hours",
     }
 )
-
-GPU_HOUR_NS = 3600 * 10**9
 
 
 def submit(ctx: Context, fact: Submit) -> None:
@@ -87,7 +81,7 @@ def create(ctx: Context, spec: JobSpec) -> int:
             eligible=False,
             array_parent=first if spec.array else 0,
             array_index=index,
-            budget_gpu_ns=spec.budget_gpu_ns,
+            budget_gpu_seconds=spec.budget_gpu_seconds,
             forced=spec.forced,
             waiting_for=dict(waiting_for),
         )
@@ -134,7 +128,6 @@ def start(ctx: Context, decision: Start) -> None:
     if job.spec.time_limit_ns:
         left = max(0, job.spec.time_limit_ns - job.ran_ns)
         ctx.wake(ctx.now_ns + left, "time_limit", job.id, job.started_ns)
-    watch_budget(ctx, job)
     form(ctx, job, decision.reason)
 
 
@@ -294,46 +287,3 @@ def time_limit(ctx: Context, job: Job) -> None:
     why = reason("time_limit", seconds=limit // 10**9, step=job.step)
     ending: JobState = "pending" if job.spec.requeue_at_limit else "failed"
     depart(ctx, job, timeouts_of(ctx, job).drain_ns, ending, why)
-
-
-def watch_budget(ctx: Context, job: Job) -> None:
-    """Wakes the core when a job reaches the warning, then the limit of its budget."""
-    if not job.budget_gpu_ns or job.forced or not job.allocated:
-        return
-    account = ctx.ledger.accounts[job.id]
-    rate = account.gpus + account.spare_gpus
-    used = ctx.ledger.used_gpu_ns(job.id)
-    warning = job.budget_gpu_ns * ctx.policy.price.budget_warning_ppm // MILLION
-    left = (job.budget_gpu_ns if job.budget_warned else warning) - used
-    if rate:
-        ctx.wake(ctx.now_ns + max(0, -(-left // rate)), "budget", job.id, job.started_ns)
-
-
-def check_budget(ctx: Context, job: Job) -> None:
-    """Warns near the end of a budget and stops the job at its end, unless it is forced."""
-    if job.forced or not job.budget_gpu_ns or job.state == "draining":
-        return
-    used = ctx.ledger.used_gpu_ns(job.id)
-    hours = job.budget_gpu_ns // GPU_HOUR_NS
-    if used >= job.budget_gpu_ns:
-        why = reason("budget", gpu_hours=hours)
-        depart(ctx, job, timeouts_of(ctx, job).drain_ns, "failed", why)
-        return
-    warning = job.budget_gpu_ns * ctx.policy.price.budget_warning_ppm // MILLION
-    if used >= warning and not job.budget_warned:
-        job.budget_warned = True
-        percent = used * 100 // job.budget_gpu_ns
-        why = reason("budget_nearly", percent=percent, gpu_hours=hours)
-        ctx.notify(why, job=job.id, level="warning")
-    watch_budget(ctx, job)
-
-
-def raise_budget(ctx: Context, fact: RaiseBudget) -> None:
-    """More budget for a job, or leave to go on above it."""
-    job = known(ctx, fact.job, fact.request)
-    if job is None:
-        return
-    job.budget_gpu_ns, job.forced = fact.budget_gpu_ns, fact.forced
-    job.budget_warned = False
-    watch_budget(ctx, job)
-    ctx.emit((), Accept(reason=reason("accepted"), request=fact.request, job=job.id))

@@ -1,0 +1,68 @@
+"""Budgets of running jobs: a warning near the end, a stop at the end, unless forced."""
+
+from __future__ import annotations
+
+from phalanx.cluster.commands import Accept
+from phalanx.cluster.context import Context
+from phalanx.cluster.events import RaiseBudget
+from phalanx.cluster.gangs import timeouts_of
+from phalanx.cluster.job import SECOND_NS, Job
+from phalanx.cluster.lifecycle import depart, known
+from phalanx.cluster.policy import MILLION
+from phalanx.cluster.reasons import reason, sentences
+
+HOUR_SECONDS = 3600
+
+sentences(
+    {
+        "budget": "used its budget of {gpu_hours} GPU-hours; raise it or force it to go on",
+        "budget_nearly": "has used {percent} % of its budget of {gpu_hours} GPU-hours",
+    }
+)
+
+
+def watch(ctx: Context, job: Job) -> None:
+    """Wakes the core when a job reaches the warning, then the limit of its budget."""
+    if not job.budget_gpu_seconds or job.forced or not job.allocated:
+        return
+    account = ctx.ledger.accounts[job.id]
+    rate = account.gpus + account.spare_gpus
+    limit = job.budget_gpu_seconds * SECOND_NS
+    next_stop = limit if job.budget_warned else _warning_gpu_ns(ctx, job)
+    left = next_stop - ctx.ledger.used_gpu_ns(job.id)
+    if rate:
+        ctx.wake(ctx.now_ns + max(0, -(-left // rate)), "budget", job.id, job.started_ns)
+
+
+def check(ctx: Context, job: Job) -> None:
+    """Warns near the end of a budget and stops the job at its end, unless it is forced."""
+    if job.forced or not job.budget_gpu_seconds or job.state == "draining":
+        return
+    used = ctx.ledger.used_gpu_ns(job.id)
+    hours = job.budget_gpu_seconds // HOUR_SECONDS
+    limit = job.budget_gpu_seconds * SECOND_NS
+    if used >= limit:
+        why = reason("budget", gpu_hours=hours)
+        depart(ctx, job, timeouts_of(ctx, job).drain_ns, "failed", why)
+        return
+    if used >= _warning_gpu_ns(ctx, job) and not job.budget_warned:
+        job.budget_warned = True
+        why = reason("budget_nearly", percent=used * 100 // limit, gpu_hours=hours)
+        ctx.notify(why, job=job.id, level="warning")
+    watch(ctx, job)
+
+
+def on_raise(ctx: Context, fact: RaiseBudget) -> None:
+    """More budget for a job, or leave to go on above it."""
+    job = known(ctx, fact.job, fact.request)
+    if job is None:
+        return
+    job.budget_gpu_seconds, job.forced = fact.budget_gpu_seconds, fact.forced
+    job.budget_warned = False
+    watch(ctx, job)
+    ctx.emit((), Accept(reason=reason("accepted"), request=fact.request, job=job.id))
+
+
+def _warning_gpu_ns(ctx: Context, job: Job) -> int:
+    share = ctx.policy.price.budget_warning_ppm
+    return job.budget_gpu_seconds * SECOND_NS * share // MILLION
