@@ -10,11 +10,15 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Sequence
 from enum import IntEnum
+from typing import TYPE_CHECKING
 
 import numpy as np
 from msgspec import Struct
 
 from phalanx.cluster.reasons import Reason
+
+if TYPE_CHECKING:
+    from phalanx.cluster.room import Room
 
 Column = np.ndarray[tuple[int], np.dtype[np.int64]]
 
@@ -134,6 +138,11 @@ class Fleet:
         self.idle_gpus = [0] * len(NodeState)
         self.total_gpus = 0
         self._views: Columns | None = None
+        # Nodes and jobs that changed since the queue's and placement's indices were renewed.
+        self.changed: dict[int, None] = {}
+        self.changed_jobs: dict[int, None] = {}
+        self.job_gpus: dict[int, int] = {}  # GPUs that each job holds, its spares left out
+        self.room: Room | None = None  # made and renewed by ``room.room_of``
         for node in nodes:
             self.add(node, state)
 
@@ -174,6 +183,7 @@ class Fleet:
             column.append(row[name])
         self.idle_gpus[state] += node.gpus
         self.total_gpus += node.gpus
+        self.changed[number] = None
         return number
 
     def state(self, node: int) -> NodeState:
@@ -189,6 +199,10 @@ class Fleet:
         self.idle_gpus[column[node]] -= free
         self.idle_gpus[state] += free
         column[node] = int(state)
+        self.changed[node] = None
+        for owner in (self._columns["spare_for"][node], spare_for):
+            if owner:
+                self.changed_jobs[owner] = None
         self._columns["spare_for"][node] = spare_for
         changes = self.history.setdefault(node, [])
         changes.append(Change(now_ns, state, why))
@@ -197,6 +211,7 @@ class Fleet:
     def set_rails_down(self, node: int, mask: int) -> None:
         """Marks rails of a node as dead (bit r: rail r)."""
         self._columns["rails_down"][node] = mask
+        self.changed[node] = None
 
     def free_mask(self, node: int) -> int:
         """The GPUs of a node that no job holds."""
@@ -226,23 +241,28 @@ class Fleet:
         assert held.gpus & ~mask == 0, f"GPUs {held.gpus:b} of node {node} are not all free"
         assert held.cpus <= columns["free_cpus"][node]
         assert held.memory_bytes <= columns["free_memory"][node]
-        self._move(node, held, 1)
         self.held[node][job] = held
+        self._move(job, node, held, 1)
 
     def release(self, job: int, node: int) -> Held:
         """Takes back what a job held of a node."""
         held = self.held[node].pop(job)
-        self._move(node, held, -1)
+        self._move(job, node, held, -1)
         return held
 
-    def _move(self, node: int, held: Held, sign: int) -> None:
+    def _move(self, job: int, node: int, held: Held, sign: int) -> None:
         columns = self._columns
+        self.changed[node] = None
+        self.changed_jobs[job] = None
         count = held.gpus.bit_count()
         columns["free_mask"][node] ^= held.gpus
         columns["free_gpus"][node] -= sign * count
         columns["free_cpus"][node] -= sign * held.cpus
         columns["free_memory"][node] -= sign * held.memory_bytes
         self.idle_gpus[columns["state"][node]] -= sign * count
+        self.job_gpus[job] = self.job_gpus.get(job, 0) + sign * count
+        if not self.job_gpus[job]:
+            del self.job_gpus[job]
 
     def dump(self) -> FleetState:
         """Everything that a snapshot must keep."""

@@ -6,139 +6,223 @@ order of ranks.
 
 from __future__ import annotations
 
-from msgspec import Struct
+import numpy as np
 
-from phalanx.cluster.constraints import Constraint, matches, parse
-from phalanx.cluster.fleet import Fleet, Held, NodeState, lowest_bits
-from phalanx.cluster.job import GangShape, Job, Placement
-from phalanx.cluster.policy import SparePolicy
-from phalanx.cluster.reasons import Reason, reason
-from phalanx.cluster.state import View
+from phalanx.cluster.arrange import Cells, arrange, cells_of
+from phalanx.cluster.communication import cost_of, inside_leaf_ns
+from phalanx.cluster.constraints import unknown
+from phalanx.cluster.defragment import defragment
+from phalanx.cluster.fleet import Column, Fleet, lowest_bits
+from phalanx.cluster.job import GangShape, Placement
+from phalanx.cluster.reasons import Reason, reason, sentences
+from phalanx.cluster.request import Refusal, Request, held_by, request_of, tensor_slots
+from phalanx.cluster.room import Nodes, Room, array_of, room_of, set_of, with_host_room
+from phalanx.cluster.spares import replacement, spare_nodes
 
+__all__ = [
+    "Refusal",
+    "Request",
+    "defragment",
+    "held_by",
+    "place",
+    "replacement",
+    "request_of",
+    "spare_nodes",
+]
 
-class Request(Struct, frozen=True, kw_only=True):
-    """A gang that wants a place."""
-
-    job: int
-    shape: GangShape
-    replicas: int
-    constraint: Constraint = ()
-    partition: str = ""
-    spares: int = 0
-    avoid: tuple[int, ...] = ()  # nodes that it may not use
-    keep: tuple[int, ...] = ()  # nodes it stands on already, in slot order, that it should keep
-
-
-class Refusal(Struct, frozen=True):
-    """Why there is no place. ``ever``: it could have one on this fleet if the fleet were empty."""
-
-    reason: Reason
-    ever: bool
-
-
-def request_of(job: Job, replicas: int = 0) -> Request:
-    """What a job asks for."""
-    spec = job.spec
-    return Request(
-        job=job.id,
-        shape=spec.gang,
-        replicas=replicas or spec.gang.replicas,
-        constraint=parse(spec.constraint),
-        partition=spec.partition,
-        spares=spec.spares,
-    )
+sentences(
+    {
+        "placed": "on {nodes} nodes in {leaves} leaves of {pods} pods",
+        "no_room": "it needs {wanted} nodes with {gpus} free GPUs each, and {free} have them now",
+        "no_domain_room": "it needs {wanted} groups of {wide} nodes within an NVLink domain, and"
+        " {free} have room now",
+        "fleet_too_small": "it needs {wanted} nodes with {gpus} GPUs each, and the fleet has"
+        " {fitting} that would do",
+        "domains_too_small": "it needs {wanted} groups of {wide} nodes within an NVLink domain for"
+        " {tensor} tensor ranks each, and the fleet has {fitting}",
+        "tensor_across_slots": "tensor groups of {tensor} ranks cannot be cut into slots of"
+        " {slot_gpus} GPUs; make one a multiple of the other",
+        "no_such_feature": "no node has the features it asks for: {words}",
+        "no_such_nodes": "no node of the fleet has what it asks for together: {wish}",
+    }
+)
 
 
 def place(fleet: Fleet, request: Request) -> Placement | Refusal:
     """A place for the whole gang on free GPUs of healthy nodes, or why there is none."""
     shape = request.shape
-    wanted = shape.slots(request.replicas)
-    found: list[int] = []
-    masks: list[int] = []
-    fitting = 0  # nodes that would do if they were free
-    for node in range(len(fleet)):
-        if not _suits(fleet, node, request):
-            continue
-        fitting += 1
-        mask = _room(fleet, node, shape)
-        if mask is None or fleet.state(node) is not NodeState.HEALTHY:
-            continue
-        found.append(node)
-        masks.append(mask)
-        if len(found) == wanted + request.spares:
-            break
-    if len(found) < wanted + request.spares:
-        needed = wanted + request.spares
-        why = reason("no_room", wanted=needed, free=len(found), fitting=fitting)
-        return Refusal(why, ever=fitting >= needed)
-    return Placement(
-        nodes=tuple(found[:wanted]),
-        gpus=tuple(masks[:wanted]),
-        spares=tuple(found[wanted:]),
-        replicas=request.replicas,
-        reason=reason("first_fit", nodes=wanted),
-    )
+    wide = tensor_slots(shape)
+    if not wide:
+        facts = {"tensor": shape.tensor, "slot_gpus": shape.slot_gpus}
+        return Refusal(reason("tensor_across_slots", **facts), ever=False)
+    room = room_of(fleet)
+    classes = room.suiting(shape, request.constraint, request.partition)
+    closed = request.closed
+    for node in request.avoid:
+        closed |= 1 << node
+    if shape.slots(request.replicas) == 1 and not request.spares:
+        node = room.best_fit(shape, classes, closed)
+        if node is None:
+            return _refusal(fleet, room, request, classes, 0)
+        mask = lowest_bits(fleet.free_mask(node), shape.slot_gpus)
+        return Placement((node,), (mask,), replicas=request.replicas, reason=_placed(1, 1, 1))
+    nodes = _with_room(fleet, room, shape, classes, closed)
+    needed = -(-shape.slots(request.replicas) // wide)
+    worse = np.zeros(len(nodes), np.int64)
+    if room.worse:
+        worse = _flags(room.worse, len(fleet))[nodes]
+        if int((worse == 0).sum()) >= needed * wide + request.spares:
+            keep = worse == 0
+            nodes, worse = nodes[keep], worse[keep]
+    # Within a leaf: lemons last, and the fullest nodes first, so that empty ones stay whole.
+    cells = cells_of(fleet, nodes, wide, worse * 64 + fleet.columns.free_gpus[nodes])
+    if len(cells.nodes) < needed or len(nodes) < needed * wide + request.spares:
+        return _refusal(fleet, room, request, classes, len(cells.nodes))
+    chosen, cost_ns = _choose(fleet, request, cells, needed)
+    return _placement(fleet, request, chosen, cost_ns, nodes)
 
 
-def held_by(fleet: Fleet, shape: GangShape, node: int, mask: int) -> Held:
-    """What a slot on a node takes of it."""
+def _with_room(
+    fleet: Fleet, room: Room, shape: GangShape, classes: tuple[int, ...], closed: Nodes
+) -> Column:
+    found = room.with_free(classes, shape.slot_gpus) & ~closed
     if shape.whole_nodes:
-        spec = fleet.nodes[node]
-        return Held((1 << spec.gpus) - 1, spec.cpus, spec.memory_bytes)
-    return Held(mask, shape.slot_cpus, shape.slot_memory_bytes)
+        found &= room.idle
+    return with_host_room(fleet, array_of(found, len(fleet)), shape)
 
 
-def spare_nodes(fleet: Fleet, policy: SparePolicy) -> tuple[int, ...]:
-    """Nodes that the fleet's pool of spares should hold now, those it has included."""
-    have = [node for node in range(len(fleet)) if fleet.state(node) is NodeState.SPARE]
-    pool = [node for node in have if fleet.spare_for(node) == 0]
-    for node in range(len(fleet) - 1, -1, -1):
-        if len(pool) >= policy.nodes:
-            break
-        idle = fleet.free_mask(node) == (1 << fleet.nodes[node].gpus) - 1
-        if idle and fleet.state(node) is NodeState.HEALTHY:
-            pool.append(node)
-    return tuple(pool[: max(0, policy.nodes)])
+def _choose(fleet: Fleet, request: Request, cells: Cells, needed: int) -> tuple[Column, int]:
+    """Nodes by slot, and what their communication costs."""
+    shape, replicas = request.shape, request.replicas
+    counts = np.bincount(cells.leaf)
+    enough = np.flatnonzero(counts >= needed)
+    known = bool(shape.traffic)
+    if not len(enough):
+        nodes, cost = arrange(fleet, request, cells)
+        return nodes, cost.time_ns if known else 0
+    # The tightest leaf; of equals, the first.
+    leaf = int(enough[np.argmin(counts[enough])])
+    first = int(np.flatnonzero(cells.leaf == leaf)[0])
+    nodes = cells.nodes[first : first + needed].reshape(-1)[: shape.slots(replicas)]
+    if not known:
+        return nodes, 0
+    domains = fleet.columns.domain[nodes]
+    if len(np.unique(domains)) == len(nodes) and not fleet.columns.rails_down[nodes].any():
+        return nodes, inside_leaf_ns(request.fabric, shape, replicas)
+    return nodes, cost_of(fleet, request.fabric, shape, replicas, nodes).time_ns
 
 
-def replacement(fleet: Fleet, request: Request, slot: int) -> int | None:
-    """The best node for one slot of a placed gang: the job's spare, the pool's, any free one."""
-    for owner in (request.job, 0):
-        for node in range(len(fleet)):
-            free = fleet.state(node) is NodeState.SPARE and fleet.spare_for(node) == owner
-            if free and _suits(fleet, node, request):
-                return node
-    for node in range(len(fleet)):
-        free = fleet.state(node) is NodeState.HEALTHY and node not in request.keep
-        if free and _suits(fleet, node, request) and _room(fleet, node, request.shape) is not None:
-            return node
-    return None
-
-
-def defragment(view: View) -> tuple[tuple[int, int, int], ...]:
-    """Moves (job, from node, to node) that would make whole nodes free; none are made."""
-    return ()
-
-
-def _suits(fleet: Fleet, node: int, request: Request) -> bool:
-    spec, shape = fleet.nodes[node], request.shape
-    known = fleet.classes[fleet.columns.node_class[node]]
-    return (
-        node not in request.avoid
-        and (not request.partition or known.partition == request.partition)
-        and matches(request.constraint, known.features)
-        and spec.gpus >= shape.slot_gpus
-        and spec.cpus >= shape.slot_cpus
-        and spec.memory_bytes >= shape.slot_memory_bytes
+def _placement(
+    fleet: Fleet, request: Request, chosen: Column, cost_ns: int, room_nodes: Column
+) -> Placement | Refusal:
+    columns, shape = fleet.columns, request.shape
+    spares: tuple[int, ...] = ()
+    if request.spares:
+        left = np.setdiff1d(room_nodes, chosen)
+        left = left[columns.free_gpus[left] == columns.gpus[left]]
+        if len(left) < request.spares:
+            return Refusal(_no_room(request, len(chosen) + len(left)), ever=True)
+        spares = _near(columns.pod, chosen, left, request.spares)
+    leaves, pods = len(np.unique(columns.leaf[chosen])), len(np.unique(columns.pod[chosen]))
+    return Placement(
+        nodes=tuple(chosen.tolist()),
+        gpus=_masks(fleet, shape, chosen),
+        spares=spares,
+        replicas=request.replicas,
+        cost_ns=cost_ns,
+        reason=_placed(len(chosen), leaves, pods),
     )
 
 
-def _room(fleet: Fleet, node: int, shape: GangShape) -> int | None:
-    free = fleet.free_mask(node)
-    if shape.whole_nodes and fleet.held[node]:
+def _masks(fleet: Fleet, shape: GangShape, nodes: Column) -> tuple[int, ...]:
+    """GPUs of each slot: the same ones everywhere if they can be, so that they share rails."""
+    count = shape.slot_gpus
+    if count and bool((fleet.columns.gpus[nodes] == count).all()):
+        return ()
+    free = fleet.columns.free_mask[nodes]
+    common = int(np.bitwise_and.reduce(free))
+    if common.bit_count() >= count:
+        return (lowest_bits(common, count),) * len(nodes)
+    return tuple(lowest_bits(mask, count) for mask in free.tolist())
+
+
+def _near(pod: Column, chosen: Column, left: Column, count: int) -> tuple[int, ...]:
+    """Spares from the pods in which the gang stands, in proportion to its nodes there."""
+    mine = np.bincount(pod[chosen], minlength=int(pod.max()) + 1)
+    order = np.argsort(pod[left], kind="stable")
+    left = left[order]
+    starts = np.flatnonzero(np.diff(pod[left], prepend=-1))
+    counts = np.diff(np.append(starts, len(left)))
+    nth = np.arange(len(left)) - np.repeat(starts, counts)
+    # The k-th spare of a pod with n nodes is as urgent as the k/n-th of another.
+    urgency = (nth + 1) * len(chosen) * 1000 // np.maximum(1, mine[pod[left]])
+    urgency[mine[pod[left]] == 0] = np.iinfo(np.int64).max
+    return tuple(sorted(left[np.lexsort((left, urgency))[:count]].tolist()))
+
+
+def _placed(nodes: int, leaves: int, pods: int) -> Reason:
+    return reason("placed", nodes=nodes, leaves=leaves, pods=pods)
+
+
+def _no_room(request: Request, free: int) -> Reason:
+    shape = request.shape
+    wanted = shape.slots(request.replicas) + request.spares
+    wide = tensor_slots(shape)
+    if wide > 1:
+        return reason("no_domain_room", wanted=wanted // wide, wide=wide, free=free)
+    return reason("no_room", wanted=wanted, gpus=shape.slot_gpus, free=free)
+
+
+def _refusal(
+    fleet: Fleet, room: Room, request: Request, classes: tuple[int, ...], free: int
+) -> Refusal:
+    """Why there is no room, and whether there could ever be."""
+    never = never_fits(fleet, room, request, classes)
+    return Refusal(never or _no_room(request, free), ever=never is None)
+
+
+def never_fits(
+    fleet: Fleet, room: Room, request: Request, classes: tuple[int, ...]
+) -> Reason | None:
+    """Why a gang would have no place even if the fleet were empty and all of it healthy."""
+    shape = request.shape
+    if not classes:
+        features = dict.fromkeys(word for known in fleet.classes for word in known.features)
+        strange = unknown(request.constraint, list(features))
+        if strange:
+            return reason("no_such_feature", words="; ".join(strange))
+        return reason("no_such_nodes", wish=_wish(request))
+    members = 0
+    for number in classes:
+        members |= room.members[number]
+    wide, wanted = tensor_slots(shape), shape.slots(request.replicas)
+    if wide == 1:
+        fitting, needed = members.bit_count(), wanted + request.spares
+        if fitting < needed:
+            facts = {"wanted": needed, "gpus": shape.slot_gpus, "fitting": fitting}
+            return reason("fleet_too_small", **facts)
         return None
-    if free.bit_count() < shape.slot_gpus or fleet.free_cpus(node) < shape.slot_cpus:
+    nodes = array_of(members, len(fleet))
+    groups = int((np.bincount(fleet.columns.domain[nodes]) // wide).sum())
+    if groups * wide >= wanted and len(nodes) >= wanted + request.spares:
         return None
-    if fleet.free_memory(node) < shape.slot_memory_bytes:
-        return None
-    return lowest_bits(free, shape.slot_gpus)
+    facts = {"wanted": -(-wanted // wide), "wide": wide, "tensor": shape.tensor, "fitting": groups}
+    return reason("domains_too_small", **facts)
+
+
+def _wish(request: Request) -> str:
+    shape = request.shape
+    parts = [f"{shape.slot_gpus} GPUs", f"{shape.slot_cpus} CPUs"]
+    if shape.slot_memory_bytes:
+        parts.append(f"{shape.slot_memory_bytes / 2**30:.0f} GiB of memory")
+    if request.constraint:
+        parts.append("the constraint")
+    if request.partition:
+        parts.append(f"partition {request.partition}")
+    return ", ".join(parts)
+
+
+def _flags(nodes: Nodes, size: int) -> Column:
+    flags = np.zeros(size, np.int64)
+    flags[array_of(nodes, size)] = 1
+    return flags

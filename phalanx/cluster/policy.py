@@ -62,6 +62,18 @@ class SparePolicy(Part, frozen=True):
     per: Literal["fleet", "pod", "leaf"] = "fleet"
 
 
+class FabricPolicy(Part, frozen=True):
+    """What the network gives one GPU; placement predicts communication by it."""
+
+    domain_bytes_per_second: int = 450_000_000_000  # NVLink 4, one way
+    nic_bytes_per_second: int = 50_000_000_000  # 400 Gbit/s
+    # Rate of the NICs below over the rate of the links above: of a leaf's uplinks, of a pod's.
+    # The default of a pod is Llama 3's fabric ("The Llama 3 Herd of Models", 3.3.1).
+    leaf_oversubscription_ppm: int = MILLION
+    pod_oversubscription_ppm: int = 7 * MILLION
+    hop_ns: int = 800  # a switch
+
+
 class TimeoutPolicy(Part, frozen=True):
     """What timeouts are derived from; see ``timeouts.derive``."""
 
@@ -128,6 +140,7 @@ class Policy(Part, frozen=True):
 
     queue: QueuePolicy = QueuePolicy()
     spares: SparePolicy = SparePolicy()
+    fabric: FabricPolicy = FabricPolicy()
     timeouts: TimeoutPolicy = TimeoutPolicy()
     health: HealthPolicy = HealthPolicy()
     recovery: RecoveryPolicy = RecoveryPolicy()

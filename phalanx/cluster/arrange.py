@@ -1,0 +1,201 @@
+"""Which nodes of those with room, and in which order of ranks.
+
+A gang is a grid: stages of a pipeline times columns (neighbours on the data axis), in cells of the
+slots that must share an NVLink domain. Columns of a stage talk most, so a leaf should hold
+neighbours of one stage; but a pod that holds whole pipelines sends only its rings' ends to other
+pods. Which of these weighs more depends on the bytes of each axis and on the fabric, so a few
+arrangements are made and the cheapest by ``communication.cost_of`` is taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from phalanx.cluster.communication import Cost, Exchange, cost_of, flows_of
+from phalanx.cluster.fleet import Column, Fleet
+from phalanx.cluster.request import Request, tensor_slots
+
+MOST_BANDS = 6  # heights of bands that are tried
+NEARLY_PPM = 10_000  # costs this close count as equal: then the less scattered one wins
+
+
+@dataclass(frozen=True)
+class Cells:
+    """Places for tensor groups: ``nodes[i]`` are the nodes of cell i, by leaf and pod."""
+
+    nodes: np.ndarray[tuple[int, int], np.dtype[np.int64]]
+    leaf: Column
+    pod: Column
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Cells in the order in which they are filled, and the piece of the gang each belongs to."""
+
+    cells: Column
+    piece: Column  # consecutive cells of one pod
+
+
+def cells_of(fleet: Fleet, nodes: Column, wide: int, last: Column) -> Cells:
+    """Cells of ``wide`` nodes of one domain each; ``last`` sorts within a leaf."""
+    columns = fleet.columns
+    leaf, pod, domain = columns.leaf[nodes], columns.pod[nodes], columns.domain[nodes]
+    if wide == 1:
+        order = np.lexsort((nodes, last, leaf, pod))
+        ordered = nodes[order]
+        return Cells(ordered[:, None], leaf[order], pod[order])
+    order = np.lexsort((nodes, last, domain, leaf, pod))
+    nodes, domain = nodes[order], domain[order]
+    starts = np.flatnonzero(np.diff(domain, prepend=-1))
+    counts = np.diff(np.append(starts, len(nodes)))
+    within = np.arange(len(nodes)) - np.repeat(starts, counts)
+    whole = within < np.repeat(counts // wide * wide, counts)
+    grouped = nodes[whole].reshape(-1, wide)
+    return Cells(grouped, columns.leaf[grouped[:, 0]], columns.pod[grouped[:, 0]])
+
+
+def arrange(fleet: Fleet, request: Request, cells: Cells) -> tuple[Column, Cost]:
+    """Nodes by slot of the cheapest arrangement, and its cost; there must be enough cells."""
+    shape, replicas = request.shape, request.replicas
+    needed = -(-shape.slots(replicas) // tensor_slots(shape))
+    stages = shape.pipeline if needed % shape.pipeline == 0 else 1
+    bands = _divisors(stages)
+    tried: list[tuple[Cost, Column, Choice]] = []
+
+    def consider(choice: Choice, inner: int) -> None:
+        several = int(choice.piece[-1]) > 0
+        for outer in bands if several else bands[-1:]:
+            if outer % inner == 0:
+                nodes = _nodes(cells, choice, stages, needed, outer, inner)
+                nodes = nodes[: shape.slots(replicas)]
+                cost = cost_of(fleet, request.fabric, shape, replicas, nodes)
+                tried.append((cost, nodes, choice))
+
+    for choice in _choices(cells, needed, stages, _leaf_units(request)):
+        consider(choice, 1)
+    chosen = _cheapest(tried)[2]
+    for inner in bands[1:]:
+        consider(chosen, inner)
+    cost, nodes, _ = _cheapest(tried)
+    return nodes, cost
+
+
+def _cheapest(tried: list[tuple[Cost, Column, Choice]]) -> tuple[Cost, Column, Choice]:
+    """The first of the least scattered of those that cost nearly the least."""
+    least = min(cost.time_ns for cost, _, _ in tried)
+    enough = least + least * NEARLY_PPM // 1_000_000
+    near = [one for one in tried if one[0].time_ns <= enough]
+    return min(near, key=lambda one: (one[0].crossing_bytes, one[0].time_ns))
+
+
+def _leaf_units(request: Request) -> list[int]:
+    """Numbers of cells that should not be cut by a leaf's border, besides 1."""
+    groups = flows_of(request.shape, request.replicas)
+    wide = tensor_slots(request.shape)
+    found = [axis.slots // wide for axis in groups if isinstance(axis, Exchange)]
+    return [unit for unit in found if unit > 1]
+
+
+def _divisors(stages: int) -> list[int]:
+    found = [band for band in range(1, stages + 1) if stages % band == 0]
+    middle = found[1:-1][:: max(1, -(-len(found) // MOST_BANDS))]
+    return list(dict.fromkeys([found[0], *middle, found[-1]]))
+
+
+def _choices(cells: Cells, needed: int, stages: int, leaf_units: list[int]) -> list[Choice]:
+    """Ways to spread the gang over pods and leaves, without doubles."""
+    found: dict[bytes, Choice] = {}
+    columns = needed // stages
+    pod_units = dict.fromkeys([1, stages, columns])
+    for leaf_unit in [1, *leaf_units]:
+        for pod_unit in pod_units:
+            choice = _choose(cells, needed, pod_unit * leaf_unit, leaf_unit)
+            found.setdefault(choice.cells.tobytes(), choice)
+    return list(found.values())
+
+
+def _choose(cells: Cells, needed: int, pod_unit: int, leaf_unit: int) -> Choice:
+    _, starts = np.unique(cells.pod, return_index=True)
+    sizes = np.diff(np.append(starts, len(cells.pod))).tolist()
+    pieces = fill(sizes, needed, pod_unit)
+    wanted: dict[int, int] = {}
+    for pod, count in pieces:
+        wanted[pod] = wanted.get(pod, 0) + count
+    ordered: dict[int, Column] = {}
+    for pod, count in wanted.items():
+        begin = int(starts[pod])
+        leaf = cells.leaf[begin : begin + sizes[pod]]
+        ordered[pod] = begin + _leaves(leaf, count, leaf_unit)
+    taken: list[Column] = []
+    for pod, count in pieces:
+        taken.append(ordered[pod][:count])
+        ordered[pod] = ordered[pod][count:]
+    counts = [count for _, count in pieces]
+    piece = np.repeat(np.arange(len(pieces), dtype=np.int64), counts)
+    return Choice(np.concatenate(taken), piece)
+
+
+def _leaves(leaf: Column, needed: int, unit: int) -> Column:
+    """Cells of one pod (given by leaf, sorted), in the order of use."""
+    starts = np.flatnonzero(np.diff(leaf, prepend=-1))
+    sizes = np.diff(np.append(starts, len(leaf)))
+    used = [0] * len(starts)
+    found: list[Column] = []
+    for number, count in fill(sizes.tolist(), needed, unit):
+        first = int(starts[number]) + used[number]
+        found.append(np.arange(first, first + count))
+        used[number] += count
+    return np.concatenate(found)
+
+
+def fill(sizes: Sequence[int], needed: int, unit: int) -> list[tuple[int, int]]:
+    """(place, how many) in order of use: as few places as can be, whole units first.
+
+    One place that is just large enough; or the largest ones, and for the rest the smallest that
+    holds it. What whole units cannot cover is topped up from what they left.
+    """
+    found: list[tuple[int, int]] = []
+    left = needed
+    caps = sorted(((size // unit * unit, -place) for place, size in enumerate(sizes)), reverse=True)
+    position = 0
+    while left and position < len(caps) and caps[position][0]:
+        if caps[position][0] >= left:
+            # The smallest of those that are large enough; of equals, the first place.
+            end = position
+            while end + 1 < len(caps) and caps[end + 1][0] >= left:
+                end += 1
+            while end > position and caps[end - 1][0] == caps[end][0]:
+                end -= 1
+            found.append((-caps[end][1], left))
+            return found
+        found.append((-caps[position][1], caps[position][0]))
+        left -= caps[position][0]
+        position += 1
+    if left:
+        rests = sorted((-(size % unit), place) for place, size in enumerate(sizes))
+        for rest, place in rests:
+            count = min(left, -rest)
+            if count:
+                found.append((place, count))
+                left -= count
+    return found
+
+
+def _nodes(
+    cells: Cells, choice: Choice, stages: int, needed: int, outer: int, inner: int
+) -> Column:
+    """Nodes by slot: pieces take bands of ``outer`` stages, leaves in them bands of ``inner``."""
+    columns = needed // stages
+    position = np.arange(needed, dtype=np.int64)
+    inside = position % (outer * columns)
+    stage = position // (outer * columns) * outer + inside % outer
+    column = inside // outer
+    if inner != outer:
+        order = np.lexsort((stage % inner, column, stage // inner, choice.piece))
+        stage, column = stage[order], column[order]
+    where = np.empty(needed, np.int64)
+    where[stage * columns + column] = choice.cells
+    return cells.nodes[where].reshape(-1)

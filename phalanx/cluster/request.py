@@ -1,0 +1,68 @@
+"""What a gang asks of placement, and the answer that there is no place."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from phalanx.cluster.constraints import Constraint, parse
+from phalanx.cluster.fleet import Fleet, Held
+from phalanx.cluster.job import GangShape, Job
+from phalanx.cluster.policy import FabricPolicy, Policy
+from phalanx.cluster.reasons import Reason
+from phalanx.cluster.room import Nodes
+
+
+class Request(Struct, frozen=True, kw_only=True):
+    """A gang that wants a place."""
+
+    job: int
+    shape: GangShape
+    replicas: int
+    constraint: Constraint = ()
+    partition: str = ""
+    spares: int = 0
+    avoid: tuple[int, ...] = ()  # nodes that it may not use
+    keep: tuple[int, ...] = ()  # nodes it stands on already, in slot order, that it should keep
+    closed: Nodes = 0  # as ``avoid``: the set of nodes kept for others
+    fabric: FabricPolicy = FabricPolicy()
+
+
+class Refusal(Struct, frozen=True):
+    """Why there is no place. ``ever``: it could have one on this fleet if the fleet were empty."""
+
+    reason: Reason
+    ever: bool
+
+
+def request_of(job: Job, replicas: int = 0, policy: Policy | None = None) -> Request:
+    """What a job asks for."""
+    spec = job.spec
+    return Request(
+        job=job.id,
+        shape=spec.gang,
+        replicas=replicas or spec.gang.replicas,
+        constraint=parse(spec.constraint),
+        partition=spec.partition,
+        spares=spec.spares,
+        fabric=policy.fabric if policy else FabricPolicy(),
+    )
+
+
+def held_by(fleet: Fleet, shape: GangShape, node: int, mask: int) -> Held:
+    """What a slot on a node takes of it."""
+    if shape.whole_nodes:
+        spec = fleet.nodes[node]
+        return Held((1 << spec.gpus) - 1, spec.cpus, spec.memory_bytes)
+    return Held(mask, shape.slot_cpus, shape.slot_memory_bytes)
+
+
+def tensor_slots(shape: GangShape) -> int:
+    """Slots that must share an NVLink domain, because a tensor group lies across them.
+
+    0: the group straddles slots unevenly, which no placement can mend.
+    """
+    if shape.slot_gpus == 0 or shape.slot_gpus % shape.tensor == 0:
+        return 1
+    if shape.tensor % shape.slot_gpus == 0:
+        return shape.tensor // shape.slot_gpus
+    return 0

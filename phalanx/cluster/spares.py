@@ -1,0 +1,133 @@
+"""Nodes kept free to replace others: how many, which ones, and which one for a slot."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+
+from phalanx.cluster.communication import Flows, flows_of
+from phalanx.cluster.fleet import Column, Fleet, NodeState
+from phalanx.cluster.policy import MILLION, SparePolicy
+from phalanx.cluster.request import Request, tensor_slots
+from phalanx.cluster.room import room_of
+from phalanx.plan.failures import spare_units
+
+
+@lru_cache(maxsize=256)
+def spares_needed(nodes: int, down_ppm: int, quantile_ppm: int) -> int:
+    """Of this many nodes, how many to keep free so that the others are replaced in time.
+
+    The fewest k such that, with the given probability, at most k of all are away at a moment.
+    """
+    if nodes < 2 or down_ppm <= 0:
+        return 0
+    down, quantile = min(down_ppm, MILLION - 1) / MILLION, quantile_ppm / MILLION
+    most = spare_units(nodes, down, quantile)
+    return min(nodes - 1, spare_units(max(1, nodes - most), down, quantile))
+
+
+def spare_nodes(fleet: Fleet, policy: SparePolicy) -> tuple[int, ...]:
+    """Nodes that the fleet's pool of spares should hold now, those it has included.
+
+    They are spread over racks, and taken from leaves with few idle nodes: a hole is no loss there.
+    """
+    columns = fleet.columns
+    state = columns.state
+    pool = (state == NodeState.SPARE) & (columns.spare_for == 0)
+    idle = (state == NodeState.HEALTHY) & (columns.free_gpus == columns.gpus) & (columns.gpus > 0)
+    idle &= columns.free_cpus == np.asarray([known.cpus for known in fleet.classes], np.int64)[
+        columns.node_class
+    ]
+    able = np.flatnonzero(pool | idle)
+    if not len(able) or policy.nodes == 0:
+        return ()
+    place = {"fleet": np.zeros(len(fleet), np.int64), "pod": columns.pod, "leaf": columns.leaf}
+    domain = place[policy.per]
+    wanted = _wanted(domain, policy)
+    in_leaf = np.bincount(columns.leaf[np.flatnonzero(idle)], minlength=len(fleet.places["leaf"]))
+    # Those it has stay; then one a rack, before any rack gives a second one.
+    fresh = (~pool[able]).astype(np.int64)
+    order = np.lexsort((able, in_leaf[columns.leaf[able]], fresh, columns.rack[able]))
+    able = able[order]
+    nth = _nth(columns.rack[able])
+    fresh = (~pool[able]).astype(np.int64)
+    order = np.lexsort((able, in_leaf[columns.leaf[able]], nth, fresh, domain[able]))
+    able = able[order]
+    return tuple(sorted(able[_nth(domain[able]) < wanted[domain[able]]].tolist()))
+
+
+def _wanted(domain: Column, policy: SparePolicy) -> Column:
+    """Spares of each domain."""
+    sizes = np.bincount(domain)
+    if policy.nodes < 0:
+        needed = [spares_needed(n, policy.down_ppm, policy.quantile_ppm) for n in sizes.tolist()]
+        return np.asarray(needed, np.int64)
+    # A given number is divided by size, the remainder to the largest remainders.
+    shares, total = policy.nodes * sizes, int(sizes.sum())
+    found = shares // total
+    order = np.lexsort((np.arange(len(sizes)), -(shares % total)))
+    found[order[: policy.nodes - int(found.sum())]] += 1
+    return found
+
+
+def _nth(place: Column) -> Column:
+    """How many before each one stand in the same place; places must be sorted."""
+    starts = np.flatnonzero(np.diff(place, prepend=-1))
+    counts = np.diff(np.append(starts, len(place)))
+    return np.arange(len(place)) - np.repeat(starts, counts)
+
+
+def replacement(fleet: Fleet, request: Request, slot: int) -> int | None:
+    """The best spare for one slot of a placed gang: the job's own first, then the pool's.
+
+    Of these, the one on which the slot's own traffic costs least; a tensor group that lies across
+    nodes must stay within its NVLink domain.
+    """
+    columns = fleet.columns
+    room = room_of(fleet)
+    classes = room.suiting(request.shape, request.constraint, request.partition)
+    suits = np.isin(columns.node_class, np.asarray(classes, np.int64))
+    suits &= columns.state == NodeState.SPARE
+    for node in request.avoid:
+        suits[node] = False
+    wide = tensor_slots(request.shape)
+    if wide > 1 and request.keep:
+        first = slot // wide * wide
+        others = [n for i, n in enumerate(request.keep[first : first + wide]) if first + i != slot]
+        suits &= columns.domain == columns.domain[others[0]]
+    for owner in (request.job, 0):
+        able = np.flatnonzero(suits & (columns.spare_for == owner))
+        if len(able):
+            worse = np.asarray([room.worse >> int(node) & 1 for node in able], np.int64)
+            far = _distance(fleet, request, slot, able)
+            return int(able[np.lexsort((able, far, worse))[0]])
+    return None
+
+
+def _distance(fleet: Fleet, request: Request, slot: int, able: Column) -> Column:
+    """What the traffic of one slot would cost on each of some nodes (relative)."""
+    far = np.zeros(len(able), np.int64)
+    if not request.keep:
+        return far
+    columns, fabric = fleet.columns, request.fabric
+    keep = np.asarray(request.keep, np.int64)
+    leaf_cost = fabric.leaf_oversubscription_ppm
+    pod_cost = max(fabric.pod_oversubscription_ppm, leaf_cost)
+    for axis in flows_of(request.shape, request.replicas):
+        if isinstance(axis, Flows):
+            out, back = axis.source == slot, axis.target == slot
+            peers = np.concatenate((axis.target[out], axis.source[back]))
+            weight = axis.sent_bytes >> 20
+        else:
+            first = slot // axis.slots * axis.slots
+            peers = np.delete(np.arange(first, first + axis.slots), slot - first)
+            weight = axis.sent_bytes // axis.slots >> 20
+        for peer in keep[peers[peers < len(keep)]].tolist():
+            apart = columns.domain[able] != columns.domain[peer]
+            crosses = columns.leaf[able] != columns.leaf[peer]
+            above = columns.pod[able] != columns.pod[peer]
+            far += apart * weight
+            far += crosses * (weight * leaf_cost // MILLION + 1)
+            far += above * (weight * pod_cost // MILLION + 1)
+    return far
