@@ -9,16 +9,25 @@ arrangements are made and the cheapest by ``communication.cost_of`` is taken.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from phalanx.cluster.communication import Cost, Exchange, cost_of, flows_of
+from phalanx.cluster.communication import (
+    Cost,
+    Exchange,
+    cost_of,
+    flows_of,
+    inside_leaf_ns,
+)
 from phalanx.cluster.fleet import Column, Fleet
 from phalanx.cluster.request import Request, tensor_slots
 
 MOST_BANDS = 6  # heights of bands that are tried
+REFINED = 4  # choices for which all of them are tried within leaves
+LEAST_TRIES, MOST_SLOTS_COSTED = 24, 1_000_000  # which bound the search
+EVEN_UNITS = (2, 4, 8)
 NEARLY_PPM = 10_000  # costs this close count as equal: then the less scattered one wins
 
 
@@ -37,6 +46,19 @@ class Choice:
 
     cells: Column
     piece: Column  # consecutive cells of one pod
+
+
+@dataclass(frozen=True)
+class Tried:
+    """An arrangement and what it costs."""
+
+    cost: Cost
+    nodes: Column
+    choice: Choice
+
+    def order(self) -> tuple[int, int]:
+        """Cheapest first."""
+        return self.cost.time_ns, self.cost.crossing_bytes
 
 
 def cells_of(fleet: Fleet, nodes: Column, wide: int, last: Column) -> Cells:
@@ -63,40 +85,48 @@ def arrange(fleet: Fleet, request: Request, cells: Cells) -> tuple[Column, Cost]
     needed = -(-shape.slots(replicas) // tensor_slots(shape))
     stages = shape.pipeline if needed % shape.pipeline == 0 else 1
     bands = _divisors(stages)
-    tried: list[tuple[Cost, Column, Choice]] = []
+    # Nothing is cheaper than NICs alone: an arrangement that costs no more ends the search.
+    enough_ns = _nearly(inside_leaf_ns(request.fabric, shape, replicas))
+    tried: list[Tried] = []
 
-    def consider(choice: Choice, inner: int) -> None:
+    most = max(LEAST_TRIES, MOST_SLOTS_COSTED // len(cells.nodes))
+
+    def consider(choice: Choice, inner: int) -> bool:
         several = int(choice.piece[-1]) > 0
-        for outer in bands if several else bands[-1:]:
+        for outer in bands[::-1] if several else bands[-1:]:
             if outer % inner == 0:
                 nodes = _nodes(cells, choice, stages, needed, outer, inner)
                 nodes = nodes[: shape.slots(replicas)]
                 cost = cost_of(fleet, request.fabric, shape, replicas, nodes)
-                tried.append((cost, nodes, choice))
+                tried.append(Tried(cost, nodes, choice))
+                if cost.time_ns <= enough_ns or len(tried) >= most:
+                    return True
+        return False
 
-    for choice in _choices(cells, needed, stages, _leaf_units(request)):
-        consider(choice, 1)
-    chosen = _cheapest(tried)[2]
-    for inner in bands[1:]:
-        consider(chosen, inner)
-    cost, nodes, _ = _cheapest(tried)
-    return nodes, cost
-
-
-def _cheapest(tried: list[tuple[Cost, Column, Choice]]) -> tuple[Cost, Column, Choice]:
-    """The first of the least scattered of those that cost nearly the least."""
-    least = min(cost.time_ns for cost, _, _ in tried)
-    enough = least + least * NEARLY_PPM // 1_000_000
-    near = [one for one in tried if one[0].time_ns <= enough]
-    return min(near, key=lambda one: (one[0].crossing_bytes, one[0].time_ns))
+    if not any(consider(choice, 1) for choice in _choices(cells, request, needed, stages)):
+        promising = sorted(tried, key=Tried.order)
+        choices = list({id(one.choice): one.choice for one in promising}.values())
+        any(consider(choice, inner) for choice in choices[:REFINED] for inner in bands[1:])
+    least_ns = _nearly(min(one.cost.time_ns for one in tried))
+    near = [one for one in tried if one.cost.time_ns <= least_ns]
+    best = min(near, key=lambda one: (one.cost.crossing_bytes, one.cost.time_ns))
+    return best.nodes, best.cost
 
 
-def _leaf_units(request: Request) -> list[int]:
-    """Numbers of cells that should not be cut by a leaf's border, besides 1."""
+def _nearly(time_ns: int) -> int:
+    return time_ns + time_ns * NEARLY_PPM // 1_000_000
+
+
+def _leaf_units(request: Request, needed: int) -> list[int]:
+    """Numbers of cells that a leaf's border should not cut, besides 1.
+
+    Groups of experts; and powers of two, so that no leaf is left with a single node of a ring.
+    """
     groups = flows_of(request.shape, request.replicas)
     wide = tensor_slots(request.shape)
     found = [axis.slots // wide for axis in groups if isinstance(axis, Exchange)]
-    return [unit for unit in found if unit > 1]
+    found += [unit for unit in EVEN_UNITS if needed % unit == 0]
+    return list(dict.fromkeys(unit for unit in found if unit > 1))
 
 
 def _divisors(stages: int) -> list[int]:
@@ -105,16 +135,16 @@ def _divisors(stages: int) -> list[int]:
     return list(dict.fromkeys([found[0], *middle, found[-1]]))
 
 
-def _choices(cells: Cells, needed: int, stages: int, leaf_units: list[int]) -> list[Choice]:
+def _choices(cells: Cells, request: Request, needed: int, stages: int) -> Iterator[Choice]:
     """Ways to spread the gang over pods and leaves, without doubles."""
-    found: dict[bytes, Choice] = {}
-    columns = needed // stages
-    pod_units = dict.fromkeys([1, stages, columns])
-    for leaf_unit in [1, *leaf_units]:
-        for pod_unit in pod_units:
+    seen: dict[bytes, None] = {}
+    for leaf_unit in [1, *_leaf_units(request, needed)]:
+        for pod_unit in dict.fromkeys([stages, 1, needed // stages]):
             choice = _choose(cells, needed, pod_unit * leaf_unit, leaf_unit)
-            found.setdefault(choice.cells.tobytes(), choice)
-    return list(found.values())
+            key = choice.cells.tobytes()
+            if key not in seen:
+                seen[key] = None
+                yield choice
 
 
 def _choose(cells: Cells, needed: int, pod_unit: int, leaf_unit: int) -> Choice:

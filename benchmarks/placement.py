@@ -1,0 +1,225 @@
+"""Placement: seconds for one giant gang, and predicted communication beside a hop-count best fit.
+
+The comparison is the rule of Slurm's topology/tree plugin as its documentation describes it: the
+lowest switch below which the job fits, then its leaves by best fit, ranks in the order of nodes.
+Both place the same gang on the same fragmented fleet; ``communication.cost_of`` judges both.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from phalanx.cluster.communication import cost_of
+from phalanx.cluster.fleet import Column, Fleet, Node, whole
+from phalanx.cluster.job import GangShape, Placement, shape_of
+from phalanx.cluster.placement import Request, place
+from phalanx.cluster.policy import MILLION, FabricPolicy
+from phalanx.config import PRESETS, resolve_model
+from phalanx.hardware import cluster
+from phalanx.plan import Mapping, Workload
+from phalanx.plan.traffic import traffic
+
+NODES = 12_500
+BAR_SECONDS, BAR_RATIO = 0.5, 0.9
+
+
+@dataclass(frozen=True)
+class Site:
+    """A fabric: nodes of a leaf and of a pod, and what is lost above each."""
+
+    name: str
+    leaf_nodes: int
+    pod_nodes: int
+    leaf_oversubscription: float
+    pod_oversubscription: float
+
+    def fabric(self) -> FabricPolicy:
+        return FabricPolicy(
+            leaf_oversubscription_ppm=int(self.leaf_oversubscription * MILLION),
+            pod_oversubscription_ppm=int(self.pod_oversubscription * MILLION),
+        )
+
+
+SITES = (
+    # "The Llama 3 Herd of Models", 3.3.1: two servers a rack, pods of 3,072 GPUs, 1:7 above.
+    Site("llama3-clos", 2, 384, 1.0, 7.0),
+    # Alibaba HPN (SIGCOMM 2024): segments of 1,024 GPUs, pods of about 15,000, 15:1 above.
+    Site("hpn", 128, 1_920, 1.0, 15.0),
+    Site("roce 2:1 and 4:1", 16, 128, 2.0, 4.0),
+    Site("rails 1:1 and 2:1", 32, 256, 1.0, 2.0),
+    Site("rails, nothing lost", 32, 256, 1.0, 1.0),
+)
+
+# (preset, samples of a step, sequence, mapping); zero and schedule as the published runs chose.
+GANGS = {
+    "8B, 256 GPUs": ("llama3-8b", 512, 8192, Mapping(data=256, zero=3, micro_batch=2)),
+    "70B, 1024 GPUs": ("llama3-70b", 1024, 8192, Mapping(tensor=8, pipeline=4, data=32)),
+    "405B, 4096 GPUs": ("llama3-405b", 1024, 8192, Mapping(tensor=8, pipeline=16, data=32)),
+    "405B, 16384 GPUs": (
+        "llama3-405b",
+        2048,
+        8192,
+        Mapping(tensor=8, pipeline=16, data=128, schedule="interleaved", virtual_stages=4),
+    ),
+    "DeepSeek-V3, 2048 GPUs": (
+        "deepseek-v3",
+        15_360,
+        4096,
+        Mapping(pipeline=16, data=128, expert=64, schedule="dualpipe"),
+    ),
+}
+
+
+def shape(name: str) -> GangShape:
+    """The gang of a published kind of run, with the traffic that the planner predicts."""
+    preset, batch, sequence, mapping = GANGS[name]
+    work = Workload(
+        model=resolve_model(PRESETS[preset]), sequence=sequence, global_batch=batch
+    )
+    return shape_of(mapping, traffic(work, mapping, cluster(f"h100-{mapping.gpus}")), 8)
+
+
+def fleet_of(site: Site, nodes: int = NODES) -> Fleet:
+    """An empty fleet of a site."""
+    return Fleet(
+        Node(
+            name=f"node-{i}",
+            leaf=f"leaf-{i // site.leaf_nodes}",
+            pod=f"pod-{i // site.pod_nodes}",
+            rails=8,
+        )
+        for i in range(nodes)
+    )
+
+
+def tree_best_fit(fleet: Fleet, wanted: int) -> Column | None:
+    """Slurm's tree rule: lowest sufficient switch, then leaves by best fit, in order of nodes."""
+    columns = fleet.columns
+    free = np.flatnonzero(columns.free_gpus == columns.gpus)
+    if len(free) < wanted:
+        return None
+    for level in (columns.leaf, columns.pod, np.zeros(len(fleet), np.int64)):
+        counts = np.bincount(level[free])
+        enough = np.flatnonzero(counts >= wanted)
+        if len(enough):
+            below = free[level[free] == enough[np.argmin(counts[enough])]]
+            break
+    taken: list[Column] = []
+    left = wanted
+    counts = np.bincount(columns.leaf[below])
+    while left:
+        # The smallest leaf that holds the rest, or else the largest.
+        enough = np.flatnonzero(counts >= left)
+        leaf = int(enough[np.argmin(counts[enough])]) if len(enough) else int(np.argmax(counts))
+        mine = below[columns.leaf[below] == leaf][:left]
+        taken.append(mine)
+        left -= len(mine)
+        counts[leaf] = 0
+    return np.sort(np.concatenate(taken))
+
+
+def fragment(fleet: Fleet, free: int, rng: random.Random) -> None:
+    """Fills the fleet with jobs of 1 to 64 nodes by the tree rule, then ends some by chance."""
+    jobs: dict[int, Column] = {}
+    number = 10**9
+    while True:
+        size = min(2 ** rng.randint(0, 6), int((fleet.columns.free_gpus > 0).sum()))
+        if not size:
+            break
+        number += 1
+        found = tree_best_fit(fleet, size)
+        assert found is not None
+        jobs[number] = found
+        for node in found.tolist():
+            fleet.take(number, node, whole(fleet.nodes[node]))
+    left = free
+    for job in rng.sample(sorted(jobs), len(jobs)):
+        if left <= 0:
+            break
+        for node in jobs[job].tolist():
+            fleet.release(job, node)
+        left -= len(jobs[job])
+
+
+def compare(site: Site, gang: str, seed: int, nodes: int) -> float | None:
+    """Our predicted cost over that of the tree rule, on one fragmented fleet."""
+    rng = random.Random(f"{site.name}/{gang}/{seed}")
+    wanted = shape(gang).slots(shape(gang).replicas)
+    fleet = fleet_of(site, nodes)
+    fragment(fleet, int(wanted * rng.uniform(1.05, 2.5)), rng)
+    theirs = tree_best_fit(fleet, wanted)
+    request = Request(job=1, shape=shape(gang), replicas=shape(gang).replicas, fabric=site.fabric())
+    ours = place(fleet, request)
+    if theirs is None or not isinstance(ours, Placement):
+        return None
+    costs = [
+        cost_of(fleet, site.fabric(), request.shape, request.replicas, found).time_ns
+        for found in (np.asarray(ours.nodes, np.int64), theirs)
+    ]
+    return costs[0] / costs[1]
+
+
+def giant(rounds: int) -> list[float]:
+    """Seconds to place 98,304 GPUs on a fragmented fleet of 100,000, each on a fresh fleet."""
+    found = []
+    base = shape("405B, 16384 GPUs")
+    mapping = Mapping(tensor=8, pipeline=16, data=768)
+    work = Workload(
+        model=resolve_model(PRESETS["llama3-405b"]), sequence=8192, global_batch=6144
+    )
+    gang = shape_of(mapping, traffic(work, mapping, cluster("h100-98304")), base.slot_gpus)
+    for seed in range(rounds):
+        fleet = fleet_of(SITES[0])
+        rng = random.Random(seed)
+        for node in rng.sample(range(NODES), NODES - gang.slots(768) - 50):
+            fleet.take(10**9 + node, node, whole(fleet.nodes[node]))
+        request = Request(job=1, shape=gang, replicas=768)
+        start = time.perf_counter()
+        placement = place(fleet, request)
+        found.append(time.perf_counter() - start)
+        assert isinstance(placement, Placement) and len(placement.nodes) == gang.slots(768)
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--fleets", type=int, default=20, help="random fleets for each row")
+    parser.add_argument("--nodes", type=int, default=4_000, help="nodes of a random fleet")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--out", type=Path, default=Path("runs/placement.json"))
+    asked = parser.parse_args()
+    seconds = giant(asked.rounds)
+    print(f"98,304 GPUs on a fragmented fleet of 100,000: median {statistics.median(seconds):.3f} s,"
+          f" worst {max(seconds):.3f} s of {len(seconds)} (bar {BAR_SECONDS} s)")
+    rows = []
+    print(f"{'fabric':22}{'gang':26}{'fleets':>7}{'p10':>7}{'median':>8}{'p90':>7}{'worst':>7}")
+    blocked: list[float] = []
+    for site in SITES:
+        for gang in GANGS:
+            found = [compare(site, gang, seed, asked.nodes) for seed in range(asked.fleets)]
+            ratios = sorted(ratio for ratio in found if ratio is not None)
+            if not ratios:
+                continue
+            cut = statistics.quantiles(ratios, n=10) if len(ratios) > 1 else [ratios[0]] * 9
+            middle = statistics.median(ratios)
+            print(f"{site.name:22}{gang:26}{len(ratios):7}{cut[0]:7.2f}{middle:8.2f}"
+                  f"{cut[8]:7.2f}{ratios[-1]:7.2f}")
+            rows.append({"site": asdict(site), "gang": gang, "ratios": ratios})
+            everything.extend(ratios)
+    improvable = [ratio for ratio in everything if abs(ratio - 1) > 0.001]
+    asked.out.parent.mkdir(parents=True, exist_ok=True)
+    asked.out.write_text(json.dumps({"giant_seconds": seconds, "rows": rows, "median": overall}))
+    return int(overall > BAR_RATIO or statistics.median(seconds) > BAR_SECONDS)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
