@@ -105,9 +105,7 @@ def _inside_leaf(fabric: FabricPolicy, shape: GangShape, replicas: int) -> int:
 class _Links:
     """The links below and above a gang's nodes, and how loaded an axis makes them."""
 
-    def __init__(
-        self, fleet: Fleet, fabric: FabricPolicy, shape: GangShape, nodes: Column
-    ) -> None:
+    def __init__(self, fleet: Fleet, fabric: FabricPolicy, shape: GangShape, nodes: Column) -> None:
         columns, self.fabric, gpus = fleet.columns, fabric, shape.slot_gpus
         self.domain = columns.domain[nodes]
         self.leaf, self.pod = columns.leaf[nodes], columns.pod[nodes]
@@ -159,7 +157,11 @@ class _Links:
         pairs = _pairs_leaving(self.leaf, axis.slots)
         if pairs.any():
             load = _sum(self.leaf, pairs, len(self.leaf_per_us)) * each
-            spent, crossing, hops = max(spent, _worst_ns(load, self.leaf_per_us)), int(load.sum()), 3
+            spent, crossing, hops = (
+                max(spent, _worst_ns(load, self.leaf_per_us)),
+                int(load.sum()),
+                3,
+            )
             pairs = _pairs_leaving(self.pod, axis.slots)
             if pairs.any():
                 load = _sum(self.pod, pairs, len(self.pod_per_us)) * each
@@ -172,7 +174,7 @@ def _pairs_leaving(place: Column, slots: int) -> Column:
     group = np.arange(len(place), dtype=np.int64) // slots
     width = int(place.max()) + 1
     _, inverse, here = np.unique(group * width + place, return_inverse=True, return_counts=True)
-    return slots - here[inverse]
+    return np.asarray(slots - here[inverse], np.int64)
 
 
 def _nominal(shape: GangShape, replicas: int) -> tuple[AxisTraffic, ...]:

@@ -16,7 +16,7 @@ from phalanx.cluster.fleet import Column, Fleet, lowest_bits
 from phalanx.cluster.job import GangShape, Placement
 from phalanx.cluster.reasons import Reason, reason, sentences
 from phalanx.cluster.request import Refusal, Request, held_by, request_of, tensor_slots
-from phalanx.cluster.room import Nodes, Room, array_of, room_of, set_of, with_host_room
+from phalanx.cluster.room import Nodes, Room, array_of, room_of, with_host_room
 from phalanx.cluster.spares import replacement, spare_nodes
 
 __all__ = [
@@ -61,11 +61,11 @@ def place(fleet: Fleet, request: Request) -> Placement | Refusal:
     for node in request.avoid:
         closed |= 1 << node
     if shape.slots(request.replicas) == 1 and not request.spares:
-        node = room.best_fit(shape, classes, closed)
-        if node is None:
+        best = room.best_fit(shape, classes, closed)
+        if best is None:
             return _refusal(fleet, room, request, classes, 0)
-        mask = lowest_bits(fleet.free_mask(node), shape.slot_gpus)
-        return Placement((node,), (mask,), replicas=request.replicas, reason=_placed(1, 1, 1))
+        mask = lowest_bits(fleet.free_mask(best), shape.slot_gpus)
+        return Placement((best,), (mask,), replicas=request.replicas, reason=_placed(1, 1, 1))
     nodes = _with_room(fleet, room, shape, classes, closed)
     needed = -(-shape.slots(request.replicas) // wide)
     worse = np.zeros(len(nodes), np.int64)

@@ -10,7 +10,7 @@ from phalanx.cluster.communication import Flows, flows_of
 from phalanx.cluster.fleet import Column, Fleet, NodeState
 from phalanx.cluster.policy import MILLION, SparePolicy
 from phalanx.cluster.request import Request, tensor_slots
-from phalanx.cluster.room import room_of
+from phalanx.cluster.room import array_of, room_of, with_host_room
 from phalanx.plan.failures import spare_units
 
 
@@ -36,9 +36,10 @@ def spare_nodes(fleet: Fleet, policy: SparePolicy) -> tuple[int, ...]:
     state = columns.state
     pool = (state == NodeState.SPARE) & (columns.spare_for == 0)
     idle = (state == NodeState.HEALTHY) & (columns.free_gpus == columns.gpus) & (columns.gpus > 0)
-    idle &= columns.free_cpus == np.asarray([known.cpus for known in fleet.classes], np.int64)[
-        columns.node_class
-    ]
+    idle &= (
+        columns.free_cpus
+        == np.asarray([known.cpus for known in fleet.classes], np.int64)[columns.node_class]
+    )
     able = np.flatnonzero(pool | idle)
     if not len(able) or policy.nodes == 0:
         return ()
@@ -79,7 +80,7 @@ def _nth(place: Column) -> Column:
 
 
 def replacement(fleet: Fleet, request: Request, slot: int) -> int | None:
-    """The best spare for one slot of a placed gang: the job's own first, then the pool's.
+    """The best node for one slot of a placed gang: its own spares, the pool's, then a free node.
 
     Of these, the one on which the slot's own traffic costs least; a tensor group that lies across
     nodes must stay within its NVLink domain.
@@ -87,22 +88,30 @@ def replacement(fleet: Fleet, request: Request, slot: int) -> int | None:
     columns = fleet.columns
     room = room_of(fleet)
     classes = room.suiting(request.shape, request.constraint, request.partition)
-    suits = np.isin(columns.node_class, np.asarray(classes, np.int64))
-    suits &= columns.state == NodeState.SPARE
-    for node in request.avoid:
-        suits[node] = False
+    able = np.isin(columns.node_class, np.asarray(classes, np.int64))
+    able[np.asarray(request.avoid + request.keep, np.int64)] = False
     wide = tensor_slots(request.shape)
     if wide > 1 and request.keep:
         first = slot // wide * wide
         others = [n for i, n in enumerate(request.keep[first : first + wide]) if first + i != slot]
-        suits &= columns.domain == columns.domain[others[0]]
+        able &= columns.domain == columns.domain[others[0]]
+    spare = able & (columns.state == NodeState.SPARE)
     for owner in (request.job, 0):
-        able = np.flatnonzero(suits & (columns.spare_for == owner))
-        if len(able):
-            worse = np.asarray([room.worse >> int(node) & 1 for node in able], np.int64)
-            far = _distance(fleet, request, slot, able)
-            return int(able[np.lexsort((able, far, worse))[0]])
-    return None
+        found = np.flatnonzero(spare & (columns.spare_for == owner))
+        if len(found):
+            return _nearest(fleet, request, slot, found)
+    free = room.with_free(classes, request.shape.slot_gpus) & ~request.closed
+    if request.shape.whole_nodes:
+        free &= room.idle
+    idle = with_host_room(fleet, array_of(free, len(fleet)), request.shape)
+    idle = idle[able[idle]]
+    return _nearest(fleet, request, slot, idle) if len(idle) else None
+
+
+def _nearest(fleet: Fleet, request: Request, slot: int, nodes: Column) -> int:
+    worse = np.asarray([room_of(fleet).worse >> node & 1 for node in nodes.tolist()], np.int64)
+    far = _distance(fleet, request, slot, nodes)
+    return int(nodes[np.lexsort((nodes, far, worse))[0]])
 
 
 def _distance(fleet: Fleet, request: Request, slot: int, able: Column) -> Column:
