@@ -54,6 +54,8 @@ class Cost:
 def flows_of(shape: GangShape, replicas: int) -> tuple[Flows | Exchange, ...]:
     """Everything that leaves a slot of a gang."""
     found: list[Flows | Exchange] = []
+    if not shape.slot_gpus:
+        return ()
     for axis in shape.traffic or _nominal(shape, replicas):
         if axis.axis == "expert":
             if axis.ranks > shape.slot_gpus and axis.ranks % shape.slot_gpus == 0:
@@ -70,7 +72,7 @@ def cost_of(
     fleet: Fleet, fabric: FabricPolicy, shape: GangShape, replicas: int, nodes: Column
 ) -> Cost:
     """The cost of a gang on these nodes, given by slot."""
-    if len(nodes) < 2 or not shape.slot_gpus:
+    if len(nodes) < 2:
         return Cost(0, 0)
     links = _Links(fleet, fabric, shape, nodes)
     time_ns = crossing = 0
