@@ -15,7 +15,8 @@ from phalanx.checkpoint.manifest import (
 )
 
 if TYPE_CHECKING:
-    from phalanx.checkpoint.checkpointer import Checkpointer, stored_tensors
+    from phalanx.checkpoint.checkpointer import Checkpointer
+    from phalanx.checkpoint.loader import stored_tensors
 
 __all__ = [
     "BadCheckpointError",
@@ -33,8 +34,12 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """What needs torch is imported when it is used: the keeper and listings do without."""
-    if name in ("Checkpointer", "stored_tensors"):
-        from phalanx.checkpoint import checkpointer
+    if name == "Checkpointer":
+        from phalanx.checkpoint.checkpointer import Checkpointer
 
-        return getattr(checkpointer, name)
+        return Checkpointer
+    if name == "stored_tensors":
+        from phalanx.checkpoint.loader import stored_tensors
+
+        return stored_tensors
     raise AttributeError(name)

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -28,7 +29,7 @@ class Background:
         self._folder, self._kept, self._snapshot = folder, kept, snapshot
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._copied: torch.cuda.Event | None = None
-        self._sealing: tuple[int, Order] | None = None  # copied on the device's own time
+        self._sealing: tuple[int, int] | None = None  # slot and bytes, not told to be whole yet
         self._failed: Outcome | None = None  # of the newest save
 
     def save(self, tensors: dict[str, Tensor], order: Order) -> None:
@@ -36,17 +37,18 @@ class Background:
         with self._keeper_needed():
             self._seal(wait=True)
             slot, buffer = self._kept.slot()
-        self._failed = None
-        self._sealing = (slot, order)
-        if self._stream is None:
-            self._snapshot.copy_into(buffer, tensors)
-        else:
-            self._stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(self._stream):
-                self._snapshot.copy_into(buffer, tensors)
-                self._copied = torch.cuda.Event()
-                self._copied.record()
-        with self._keeper_needed():
+            self._failed = None
+            self._sealing = (slot, self._snapshot.bytes)
+            self._kept.hand_over(slot, order)
+            if self._stream is None:
+                # The keeper writes while we copy: it is told how far we are.
+                self._snapshot.copy_into(buffer, tensors, partial(self._kept.filled, slot))
+            else:
+                self._stream.wait_stream(torch.cuda.current_stream())
+                with torch.cuda.stream(self._stream):
+                    self._snapshot.copy_into(buffer, tensors, lambda _: None)
+                    self._copied = torch.cuda.Event()
+                    self._copied.record()
             self._seal(wait=False)
 
     def before_update(self) -> None:
@@ -93,7 +95,7 @@ class Background:
         self._kept.close()
 
     def _seal(self, wait: bool) -> None:
-        """Hand over a snapshot whose copy is done."""
+        """Tell the keeper that the copy is done."""
         if self._sealing is None:
             return
         if self._copied is not None:
@@ -102,9 +104,9 @@ class Background:
             elif not self._copied.query():
                 return
             self._copied = None
-        slot, order = self._sealing
+        slot, size = self._sealing
         self._sealing = None
-        self._kept.hand_over(slot, order)
+        self._kept.filled(slot, size)
 
     @contextmanager
     def _keeper_needed(self) -> Iterator[None]:

@@ -8,50 +8,41 @@ from __future__ import annotations
 
 import datetime
 import logging
+import os
 import secrets
 import shutil
-import socket
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
-import msgspec
 import torch
-import torch.distributed as dist
 
 from phalanx.checkpoint.background import Background
 from phalanx.checkpoint.commit import Order, try_commit, write_shard
 from phalanx.checkpoint.describe import Description, current_rank, world_size
-from phalanx.checkpoint.folder import (
-    WriterLock,
-    checkpoint_path,
-    list_checkpoints,
-    mark_bad,
-    raise_fence,
-    scan,
-    sweep,
-)
+from phalanx.checkpoint.folder import WriterLock, checkpoint_path, raise_fence, sweep
 from phalanx.checkpoint.geometry import Group, form_groups
-from phalanx.checkpoint.kept import Kept, NoKeeperError, Outcome, forget_address, start_keeper
-from phalanx.checkpoint.load import Stored
+from phalanx.checkpoint.keepers import (
+    buddies,
+    domain_name,
+    home_of,
+    node_name,
+    own_address,
+    start_keeper,
+)
+from phalanx.checkpoint.kept import Kept, NoKeeperError, Outcome
+from phalanx.checkpoint.loader import Loader
 from phalanx.checkpoint.manifest import (
     MANIFEST_FILE,
     VERSION,
-    BadCheckpointError,
     CheckpointError,
     Extra,
     Manifest,
-    read_manifest,
 )
 from phalanx.checkpoint.shard import Sidecar
 from phalanx.checkpoint.snapshot import Snapshot
 
-PROBLEMS_SHOWN = 8
-
 log = logging.getLogger(__name__)
-T = TypeVar("T")
 
 
 class Arrangement(NamedTuple):
@@ -63,7 +54,17 @@ class Arrangement(NamedTuple):
     session: str
 
 
-class Checkpointer:
+class Node(NamedTuple):
+    """A node's keeper as the other nodes reach it."""
+
+    name: str
+    domain: str
+    host: str
+    port: int
+    token: bytes
+
+
+class Checkpointer(Loader):
     """Writes checkpoints into one folder and keeps the newest ``keep`` of them (0: all).
 
     ``save`` and ``load`` are collective: every rank calls them, and all succeed or all raise.
@@ -72,14 +73,15 @@ class Checkpointer:
     """
 
     def __init__(self, folder: Path, keep: int = 0, bytes_per_second: float = 0.0) -> None:
+        super().__init__()
         self.folder = folder
         self.keep = keep
         self.bytes_per_second = bytes_per_second  # limit of one rank's writing; 0: none
         self._arranged: Arrangement | None = None
         self._background: Background | None = None
         self._keeper: subprocess.Popen[bytes] | None = None
-        self._group: dist.ProcessGroup | None = None
         self._lock: WriterLock | None = None
+        self._address = ""
         self._generation = -1
 
     def save(self, step: int, tensors: dict[str, torch.Tensor], extra: Extra) -> Path:
@@ -88,15 +90,15 @@ class Checkpointer:
         if self._background is not None and self._arranged is not None:
             self._background.save(tensors, self._order(final, self._arranged, step, extra))
             return final
-        with self._together(final):
+        with self._ranks.together(final):
             self._open(extra.generation, step)
             _refuse_existing(final)
         arranged = self._arrange(final, tensors)
         order = self._order(final, arranged, step, extra)
         try:
-            with self._together(final):
+            with self._ranks.together(final):
                 write_shard(order, arranged.snapshot.stream(tensors))
-            with self._together(final):
+            with self._ranks.together(final):
                 if current_rank() == 0 and not try_commit(order):
                     raise CheckpointError(final, "sidecars are missing although all were written")
         except CheckpointError:
@@ -104,43 +106,6 @@ class Checkpointer:
                 shutil.rmtree(final, ignore_errors=True)
             raise
         return final
-
-    def load(
-        self, path: Path, tensors: dict[str, torch.Tensor], *, weights_only: bool = False
-    ) -> Manifest:
-        """Fill ``tensors`` in place, whatever mesh they were saved from; every byte is proved.
-
-        With ``weights_only`` just the tensors under ``model.`` are read. After an error the
-        tensors may be partly filled.
-        """
-        if weights_only:
-            tensors = {name: t for name, t in tensors.items() if name.startswith("model.")}
-        with self._together(path):
-            manifest = read_manifest(path)
-            stored = Stored(path, manifest)
-            stored.check(tensors)
-        with self._together(path), torch.no_grad():
-            stored.fill(tensors)
-            rng = b""
-            if manifest.world_size == world_size():
-                rng = stored.read_sidecar(current_rank()).rng
-        return msgspec.structs.replace(manifest, rng=rng)
-
-    def load_newest(
-        self, path: Path, tensors: dict[str, torch.Tensor], *, weights_only: bool = False
-    ) -> Manifest:
-        """Load ``path`` or, where it is bad, the next older one beside it; bad ones are marked."""
-        while True:
-            try:
-                return self.load(path, tensors, weights_only=weights_only)
-            except BadCheckpointError as error:
-                older = self._agreed(older_than(path))
-                if current_rank() == 0:
-                    mark_bad(path, error.problems)
-                if older is None:
-                    raise
-                log.error("%s\n  falling back to %s", error, older)
-                path = older
 
     def prepare_background(
         self,
@@ -150,30 +115,38 @@ class Checkpointer:
         step: int,
         device: torch.device,
         slots: int = 2,
-        lease_seconds: float = 30.0,
+        lease_seconds: float = 300.0,
+        home: Path | None = None,
+        replicate: bool = False,
     ) -> bool:
         """Have later saves of these tensors go through a keeper; False where it has no memory.
 
         Collective, once: memory is allocated and the ranks learn who writes what.
         """
-        with self._together(self.folder):
+        with self._ranks.together(self.folder):
             self._open(generation, step)
         self._arranged = self._arrange(self.folder, tensors)
-        address = self._keeper_address(lease_seconds)
-        size, cuda = self._arranged.snapshot.bytes, device.type == "cuda"
+        self._address = self._keeper_address(home or home_of(str(self.folder)), lease_seconds)
         kept, problem = None, ""
         try:
-            kept = Kept(address, current_rank(), size, slots, cuda)
+            kept = Kept(
+                self._address,
+                current_rank(),
+                self._arranged.snapshot.bytes,
+                slots,
+                cuda=device.type == "cuda",
+                lock=-1 if self._lock is None else self._lock.descriptor,
+            )
         except (NoKeeperError, OSError) as error:
             problem = str(error)
-        problems = [each for each in self._gather(problem) if each]
-        if self._keeper is not None:
-            forget_address(address)
+        problems = [each for each in self._ranks.gather(problem) if each]
         if problems or kept is None:
             log.warning("saves will stop training while they write: %s", problems[0])
             if kept is not None:
                 kept.close()
             return False
+        if replicate:
+            self._pair(kept)
         self._background = Background(self.folder, kept, self._arranged.snapshot, device)
         return True
 
@@ -196,12 +169,12 @@ class Checkpointer:
         if self._background is None:
             return []
         background, found = self._background, []
-        with self._together(self.folder):
+        with self._ranks.together(self.folder):
             background.wait_durable()
             found = background.poll()
             if failure := background.failure():
                 raise failure
-        with self._together(self.folder):
+        with self._ranks.together(self.folder):
             found += background.wait_complete()
         return found
 
@@ -226,24 +199,35 @@ class Checkpointer:
             raise_fence(self.folder, generation, step)
             self._generation = generation
 
-    def _keeper_address(self, lease_seconds: float) -> str:
-        """The first rank of each node starts its keeper."""
-        hosts = self._gather(socket.gethostname())
-        host = hosts[current_rank()]
-        address = ""
-        if hosts.index(host) == current_rank():
+    def _keeper_address(self, home: Path, lease_seconds: float) -> str:
+        """The first rank of each node starts its keeper, unless an agent has one for us."""
+        nodes = self._ranks.gather(node_name())
+        first = nodes.index(nodes[current_rank()])
+        address = os.environ.get("PHALANX_KEEPER", "")
+        if first == current_rank() and not address:
             try:
-                address, self._keeper = start_keeper(lease_seconds)
+                output = self.folder / f"keeper-{node_name()}.log"
+                address, self._keeper = start_keeper(home, lease_seconds, output)
             except OSError as error:  # the others learn of it when they cannot connect
                 log.warning("no keeper can be started: %s", error)
-        return self._gather(address)[hosts.index(host)]
+        return self._ranks.gather(address)[first]
+
+    def _pair(self, kept: Kept) -> None:
+        """Tell the keeper which other one, in another failure domain, holds its replicas."""
+        own = Node(node_name(), domain_name(), own_address(), kept.port, kept.token)
+        nodes = sorted(set(self._ranks.gather(own)))
+        if len(nodes) < 2:
+            log.warning("no replicas: all ranks are on one node")
+            return
+        buddy = nodes[buddies([node.domain for node in nodes])[nodes.index(own)]]
+        kept.pair(buddy.host, buddy.port, buddy.token)
 
     def _arrange(self, path: Path, tensors: dict[str, torch.Tensor]) -> Arrangement:
         """Learn what all ranks hold, as digests, and agree on the name of this writing."""
-        with self._together(path):
+        with self._ranks.together(path):
             description = Description(tensors)
         own = (description.digest, description.stand.bases, secrets.token_hex(4))
-        everyone = self._gather(own)
+        everyone = self._ranks.gather(own)
         groups = form_groups((digest, bases) for digest, bases, _ in everyone)
         mine = next(group for group in groups if group.table == description.digest)
         return Arrangement(description, Snapshot(description, mine), groups, everyone[0][2])
@@ -282,70 +266,6 @@ class Checkpointer:
             table=arranged.description.encoded if first else b"",
             bytes_per_second=self.bytes_per_second,
         )
-
-    @contextmanager
-    def _together(self, path: Path) -> Iterator[None]:
-        """Work that succeeds on every rank, or ends in the same CheckpointError on every rank."""
-        failure: CheckpointError | None = None
-        try:
-            yield
-        except CheckpointError as error:
-            failure = error
-        except Exception as error:  # whatever it is, the other ranks must learn of it
-            log.debug("checkpoint %s failed on rank %d", path, current_rank(), exc_info=True)
-            failure = CheckpointError(path, f"rank {current_rank()}: {described(error)}")
-        failures = [each for each in self._gather(failure) if each is not None]
-        if failures:
-            raise merged(path, failures)
-
-    def _gather(self, value: T) -> list[T]:
-        if not dist.is_initialized():
-            return [value]
-        values = [value] * world_size()
-        dist.all_gather_object(values, value, group=self._cpu_group())
-        return values
-
-    def _agreed(self, value: T) -> T:
-        """Rank 0's value."""
-        return self._gather(value)[0]
-
-    def _cpu_group(self) -> dist.ProcessGroup | None:
-        """A gloo group of all ranks: agreement must not depend on the health of a GPU."""
-        if not dist.is_initialized() or dist.get_backend() == "gloo":
-            return None
-        if self._group is None:
-            self._group = dist.new_group(backend="gloo")
-        return self._group
-
-
-def stored_tensors(path: Path) -> dict[str, tuple[torch.Size, torch.dtype]]:
-    """Full shape and type of every tensor in a checkpoint."""
-    return Stored(path, read_manifest(path)).tensors()
-
-
-def older_than(path: Path) -> Path | None:
-    """The next older checkpoint beside one."""
-    steps = {found.path: found.step for found in scan(path.parent)}
-    beside = [p for p in list_checkpoints(path.parent) if steps[p] < steps.get(path, 0)]
-    return beside[-1] if beside else None
-
-
-def merged(path: Path, errors: list[CheckpointError]) -> CheckpointError:
-    """One error for all ranks, each problem once, in rank order."""
-    problems = list(dict.fromkeys(problem for error in errors for problem in error.problems))
-    hidden = len(problems) - PROBLEMS_SHOWN
-    shown = [*problems[:PROBLEMS_SHOWN], f"and {hidden} more"] if hidden > 0 else problems
-    # One rank that cannot write is not to be taken for bytes that are wrong.
-    bad = all(isinstance(error, BadCheckpointError) for error in errors)
-    fix = errors[0].fix
-    if bad and not fix:
-        older = older_than(path)
-        fix = f"load the older {older}" if older else "there is no older checkpoint beside it"
-    return (BadCheckpointError if bad else CheckpointError)(path, shown, fix)
-
-
-def described(error: BaseException) -> str:
-    return str(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
 
 
 def _refuse_existing(final: Path) -> None:

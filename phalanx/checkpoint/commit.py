@@ -7,6 +7,7 @@ sees them all. Used by ranks that write themselves and by keepers; it needs no t
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -39,10 +40,18 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     sidecar: Sidecar  # all of it but the checksums
     table: bytes = b""  # from the first rank of a group
     bytes_per_second: float = 0.0  # limit of the writing; 0: none
+    delay_seconds: float = 0.0  # before the writing, so that not all ranks write at once
+    write: bool = True  # otherwise the snapshot stays in memory
 
 
 def write_shard(order: Order, buffers: Iterable[memoryview]) -> None:
     """Make this rank's file durable, then say so with its sidecar."""
+    sums = write_bytes(order, buffers)
+    publish_sidecar(Path(order.path), msgspec.structs.replace(order.sidecar, sums=sums))
+
+
+def write_bytes(order: Order, buffers: Iterable[memoryview]) -> bytes:
+    """Make this rank's file durable; the checksums of its chunks."""
     path, side = Path(order.path), order.sidecar
     path.mkdir(parents=True, exist_ok=True)
     sync_folder(path.parent)
@@ -50,12 +59,12 @@ def write_shard(order: Order, buffers: Iterable[memoryview]) -> None:
         digest = next(g.table for g in order.draft.groups if side.rank == g.ranks[0][0])
         write_synced(path / table_name(digest, side.session), order.table)
     file = path / shard_name(side.rank, side.session)
+    time.sleep(order.delay_seconds)
     try:
-        sums = write_file(file, side.shard_bytes, buffers, Pace(order.bytes_per_second))
-    except OSError:
+        return write_file(file, side.shard_bytes, buffers, Pace(order.bytes_per_second))
+    except BaseException:
         file.unlink(missing_ok=True)  # what fills a disk must not stay on it
         raise
-    publish_sidecar(path, msgspec.structs.replace(side, sums=sums))
 
 
 def publish_sidecar(path: Path, sidecar: Sidecar) -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 import msgspec
 import torch
 
-from phalanx.checkpoint.checkpointer import Checkpointer, stored_tensors
+from phalanx.checkpoint.checkpointer import Checkpointer
+from phalanx.checkpoint.loader import stored_tensors
 from phalanx.checkpoint.manifest import CheckpointError, Extra, read_manifest
 from phalanx.config import Model, resolve_model
 from phalanx.data import Cursor

@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -67,6 +68,13 @@ def latest(folder: Path) -> Path | None:
     """The complete checkpoint of the highest step, if there is one."""
     checkpoints = list_checkpoints(folder)
     return checkpoints[-1] if checkpoints else None
+
+
+def older_than(path: Path) -> Path | None:
+    """The next older checkpoint beside one."""
+    steps = {found.path: found.step for found in scan(path.parent)}
+    beside = [p for p in list_checkpoints(path.parent) if steps[p] < steps.get(path, 0)]
+    return beside[-1] if beside else None
 
 
 def scan(folder: Path) -> Iterator[Found]:
@@ -156,21 +164,37 @@ def sweep(folder: Path) -> None:
 
 
 class WriterLock:
-    """At most one job writes into a folder; a dead one holds it no longer."""
+    """At most one job writes into a folder; a dead one holds it no longer.
 
-    def __init__(self, folder: Path) -> None:
+    The keeper of a job that was killed holds it until it has written what it was given: that is
+    waited for.
+    """
+
+    def __init__(self, folder: Path, patience_seconds: float = 60.0) -> None:
         path = folder / LOCK_FILE
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        deadline = time.monotonic() + patience_seconds
+        while not self._try():
+            owner = os.pread(self._descriptor, 200, 0).decode(errors="replace").strip()
+            if _lives_here(owner) or time.monotonic() > deadline:
+                self.release()
+                problem = f"another job writes here: {owner or 'unknown'}"
+                raise CheckpointError(folder, problem, "give each job a folder of its own")
+            time.sleep(0.1)
+        os.ftruncate(self._descriptor, 0)
+        os.pwrite(self._descriptor, f"{socket.gethostname()} process {os.getpid()}".encode(), 0)
+
+    @property
+    def descriptor(self) -> int:
+        """For a keeper that goes on writing when we are gone."""
+        return self._descriptor
+
+    def _try(self) -> bool:
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            owner = os.pread(self._descriptor, 200, 0).decode(errors="replace").strip()
-            os.close(self._descriptor)
-            self._descriptor = -1
-            problem = f"another job writes here: {owner or 'unknown'}"
-            raise CheckpointError(folder, problem, "give each job a folder of its own") from None
-        os.ftruncate(self._descriptor, 0)
-        os.pwrite(self._descriptor, f"{socket.gethostname()} process {os.getpid()}".encode(), 0)
+            return False
+        return True
 
     def release(self) -> None:
         """Let another job write; the file stays, since removing it would race."""
@@ -181,3 +205,9 @@ class WriterLock:
     def __del__(self) -> None:
         if hasattr(self, "_descriptor"):
             self.release()
+
+
+def _lives_here(owner: str) -> bool:
+    """Whether a lock's owner is a process of this machine that runs."""
+    match = re.fullmatch(r"(\S+) process (\d+)", owner)
+    return bool(match and match[1] == socket.gethostname() and Path(f"/proc/{match[2]}").exists())

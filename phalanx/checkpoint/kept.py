@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
-import shutil
 import socket
-import subprocess
-import sys
-import tempfile
-from pathlib import Path
 
 import msgspec
 import torch
@@ -22,12 +17,17 @@ from phalanx.checkpoint.wire import (
     Committed,
     Durable,
     Failed,
+    Filled,
     Flush,
     FromKeeper,
     Hello,
     KeeperStream,
+    Pair,
     Refused,
+    Replicated,
     Superseded,
+    Trouble,
+    Welcome,
     send,
 )
 
@@ -46,39 +46,18 @@ class NoKeeperError(Exception):
     """There is no keeper, or it has no memory for this worker."""
 
 
-def start_keeper(lease_seconds: float) -> tuple[str, subprocess.Popen[bytes]]:
-    """Start this node's keeper; the address that its workers connect to, and the process."""
-    folder = Path(tempfile.mkdtemp(prefix="phalanx-keeper-"))  # nobody else may enter it
-    address = str(folder / "socket")
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-        listener.bind(address)
-        listener.listen(128)
-        command = [sys.executable, "-m", "phalanx.checkpoint.keeper"]
-        command += ["--listener", str(listener.fileno()), "--lease", str(lease_seconds)]
-        process = subprocess.Popen(
-            command,
-            pass_fds=[listener.fileno()],
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,  # what ends the worker's group must not end the keeper
-        )
-    return address, process
-
-
-def forget_address(address: str) -> None:
-    """Everybody is connected: nothing of the socket needs to stay on disk."""
-    shutil.rmtree(Path(address).parent, ignore_errors=True)
-
-
 class Kept:
     """A worker's connection to its keeper."""
 
-    def __init__(self, address: str, rank: int, slot_bytes: int, slots: int, cuda: bool) -> None:
+    def __init__(
+        self, address: str, rank: int, slot_bytes: int, slots: int, cuda: bool, lock: int = -1
+    ) -> None:
         self._connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._connection.connect(address)
         self._stream = KeeperStream(self._connection)
-        send(self._connection, Hello(rank, slot_bytes, slots))
+        send(self._connection, Hello(rank, slot_bytes, slots), *([lock] if lock >= 0 else []))
         answer, files = self._stream.welcome()
-        if isinstance(answer, Refused) or not files:
+        if not isinstance(answer, Welcome) or not files:
             self._connection.close()
             problem = answer.problem if isinstance(answer, Refused) else "the keeper ended"
             raise NoKeeperError(problem)
@@ -88,15 +67,23 @@ class Kept:
         whole = torch.frombuffer(self._map, dtype=torch.uint8)
         self._slots = list(whole.split(aligned(slot_bytes)))
         _make_resident(self._map, whole, cuda)
-        self._free = list(range(slots))
+        self.port, self.token = answer.port, answer.token
+        # First in, first out: with two slots the newest sealed snapshot is never the one filled.
+        self._free = answer.slots
         self._outcomes: list[Outcome] = []
-        self._handed: list[int] = []  # steps without an outcome so far
-        self.flush_seconds = 0.0  # of the last shard that became durable
+        self._handed: list[int] = []  # steps to be written without an outcome so far
+        self.troubles: list[str] = []  # to be told; no checkpoint is lost by them
+        self.flush_seconds = 0.0  # of the last snapshot that was given back
+        self.replicated_step = -1  # the newest that another node holds too
 
     @property
     def waiting(self) -> bool:
         """Whether something handed over is neither complete nor failed."""
         return bool(self._handed)
+
+    def pair(self, host: str, port: int, token: bytes) -> None:
+        """Have the keeper send a replica of every snapshot to another one."""
+        send(self._connection, Pair(host, port, token))
 
     def slot(self) -> tuple[int, Tensor]:
         """Memory for a snapshot; waits where all of it is still being written."""
@@ -105,14 +92,19 @@ class Kept:
         return self._free[0], self._slots[self._free[0]]
 
     def hand_over(self, slot: int, order: Order) -> None:
-        """The slot is full: from now on the keeper sees to it."""
+        """The slot is about to be filled: from now on the keeper sees to it."""
         self._free.remove(slot)
-        self._handed.append(order.draft.step)
+        if order.write:
+            self._handed.append(order.draft.step)
         send(self._connection, Flush(slot, order))
+
+    def filled(self, slot: int, count: int) -> None:
+        """So many bytes of a slot are there."""
+        send(self._connection, Filled(slot, count))
 
     def outcomes(self, timeout_seconds: float | None = 0.0) -> list[Outcome]:
         """What became known since the last call."""
-        if self._handed:
+        if self._handed or len(self._free) < len(self._slots):
             self._take(self._stream.read(timeout_seconds))
         found, self._outcomes = self._outcomes, []
         return found
@@ -146,9 +138,14 @@ class Kept:
                         self._free.append(message.slot)
                     failed = Outcome(step=message.step, path=message.path, problem=message.problem)
                     self._resolve(failed)
+                case Trouble():
+                    self.troubles.append(f"step {message.step}: {message.problem}")
+                case Replicated():
+                    self.replicated_step = message.step
 
     def _resolve(self, outcome: Outcome) -> None:
-        self._handed.remove(outcome.step)
+        if outcome.step in self._handed:
+            self._handed.remove(outcome.step)
         self._outcomes.append(outcome)
 
 
@@ -156,8 +153,8 @@ def _make_resident(memory: mmap.mmap, whole: Tensor, cuda: bool) -> None:
     """Make every page now, so that the first save is as fast as the next ones."""
     try:
         memory.madvise(POPULATE_WRITE)
-    except OSError:  # an older kernel
-        whole.zero_()
+    except OSError:  # an older kernel: touch each page, but keep what is there
+        whole[:: mmap.PAGESIZE] += 0
     if cuda:
         pin = torch.cuda.cudart().cudaHostRegister
         code = pin(whole.data_ptr(), whole.numel(), 0)

@@ -3,34 +3,27 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from threading import local as ThreadLocal
 from typing import NamedTuple
 
-import msgspec
 import torch
 from torch import Tensor
 
-from phalanx.checkpoint.describe import DTYPES, local_part, place
-from phalanx.checkpoint.direct import CHUNK_BYTES, aligned_buffer, chunk_sums, read_chunks
+from phalanx.checkpoint.describe import DTYPES, local_part, place, world_size
+from phalanx.checkpoint.direct import CHUNK_BYTES, aligned_buffer, chunk_sums
 from phalanx.checkpoint.geometry import ITEM_BYTES, Geometry, Holding
 from phalanx.checkpoint.layout import Block
-from phalanx.checkpoint.manifest import (
-    BadCheckpointError,
-    CheckpointError,
-    Manifest,
-    read_tables,
-    shard_name,
-    sidecar_name,
-)
+from phalanx.checkpoint.manifest import BadCheckpointError, CheckpointError, shard_name
 from phalanx.checkpoint.shard import Sidecar, Slot, parse_header
-from phalanx.data.checksum import crc32c
+from phalanx.checkpoint.source import ShardReader, Source
 
-READ_BYTES = 16 << 20  # read at a time by one thread
+READ_BYTES = 4 << 20  # read at a time by one thread: proved and handed out while in the caches
 READERS = 4
+SHARED_READS = 1.5  # times that the ranks together may want a byte, for reads past the page cache
+
+Problems = list[tuple[int, str]]  # rank of the shard, what is wrong
 
 
 class Span(NamedTuple):
@@ -46,14 +39,15 @@ class Span(NamedTuple):
 
 
 class Stored:
-    """The tensors of a checkpoint on disk."""
+    """The tensors of a checkpoint, wherever it lies."""
 
-    def __init__(self, path: Path, manifest: Manifest) -> None:
-        self.path, self.manifest = path, manifest
+    def __init__(self, source: Source) -> None:
+        self.source, self.path = source, source.where
+        self.bad_ranks: set[int] = set()  # whose shards were found to be bad
         self._holder: dict[str, Geometry] = {}
-        for table, group in read_tables(path, manifest):
-            geometry = Geometry(table, group)
-            for name in geometry.by_name:
+        for group in source.manifest.groups:
+            geometry = Geometry(source.table(group), group)
+            for name in geometry.by_name:  # of a tensor held by several groups one copy is read
                 self._holder.setdefault(name, geometry)
 
     def tensors(self) -> dict[str, tuple[torch.Size, torch.dtype]]:
@@ -80,72 +74,73 @@ class Stored:
     def fill(self, tensors: dict[str, Tensor]) -> None:
         """Copy this rank's blocks into ``tensors``; every byte that is used has been proved."""
         by_rank: dict[int, list[tuple[Holding, Tensor]]] = {}
+        wanted_bytes = 0
         for name, tensor in tensors.items():
             layout, _, coordinate = place(tensor)
             block = layout.block(tuple(tensor.shape), coordinate)
             if block.elements == 0:
                 continue
             target = local_part(tensor)
+            wanted_bytes += target.numel() * target.element_size()
             for share in self._holder[name].holding(name, block):
                 part = target[share.wanted.within(block).slices]
                 by_rank.setdefault(share.rank, []).append((share, part))
-        problems: list[str] = []
-        with ThreadPoolExecutor(READERS) as pool:
-            files = list(
-                pool.map(lambda item: self._open(item[0], item[1], problems), by_rank.items())
-            )
-            windows = [(file, window) for file in files if file for window in file.windows()]
-            buffers = ThreadLocal()
-            list(pool.map(lambda item: item[0].load(item[1], buffers, problems), windows))
-        for file in files:
-            if file is not None:
-                os.close(file.descriptor)
-        if problems:
-            raise BadCheckpointError(self.path, sorted(set(problems)))
+        # What several ranks of a node want comes from the page cache for all but the first.
+        total = self.source.manifest.total_bytes
+        direct = wanted_bytes * world_size() <= SHARED_READS * total
+        self._fill(by_rank, direct)
 
-    def read_sidecar(self, rank: int) -> Sidecar:
-        """The word of a rank about its file, proved by the manifest."""
-        shard = self.manifest.shards[rank]
-        name = sidecar_name(rank, self.manifest.session, shard)
-        try:
-            text = (self.path / name).read_bytes()
-        except OSError as error:
-            raise BadCheckpointError(
-                self.path, f"{name} cannot be read: {error.strerror}"
-            ) from error
-        if crc32c(text) != shard.checksum:
-            raise BadCheckpointError(self.path, f"{name} is corrupt: its checksum does not match")
-        return msgspec.json.decode(text, type=Sidecar)
+    def _fill(self, by_rank: dict[int, list[tuple[Holding, Tensor]]], direct: bool) -> None:
+        problems = Problems()
+        with ThreadPoolExecutor(READERS) as pool:
+            opened = pool.map(
+                lambda item: self._open(item[0], item[1], direct, problems), by_rank.items()
+            )
+            files = [file for file in opened if file is not None]
+            windows = [(file, window) for file in files for window in file.windows()]
+            buffers = ThreadLocal()
+            try:
+                list(pool.map(lambda item: item[0].load(item[1], buffers, problems), windows))
+            finally:
+                for file in files:
+                    file.reader.close()
+        self.bad_ranks = {rank for rank, _ in problems}
+        if problems:
+            raise BadCheckpointError(self.path, sorted({problem for _, problem in problems}))
 
     def _open(
-        self, rank: int, shares: list[tuple[Holding, Tensor]], problems: list[str]
+        self,
+        rank: int,
+        shares: list[tuple[Holding, Tensor]],
+        direct: bool,
+        problems: Problems,
     ) -> _File | None:
-        name = shard_name(rank, self.manifest.session)
+        name = shard_name(rank, self.source.manifest.session)
         tensors = _named(share.name for share, _ in shares)
         try:
-            sidecar = self.read_sidecar(rank)
-            descriptor = os.open(self.path / name, os.O_RDONLY | os.O_CLOEXEC)
+            sidecar = self.source.sidecar(rank)
+            reader = self.source.open_shard(rank, direct)
         except BadCheckpointError as error:
-            problems += [f"{problem} (with {tensors})" for problem in error.problems]
+            problems += [(rank, f"{problem} (with {tensors})") for problem in error.problems]
             return None
         except OSError as error:
-            problems.append(f"{name} cannot be read: {error.strerror} (with {tensors})")
+            reason = error.strerror or error
+            problems.append((rank, f"{name} cannot be read: {reason} (with {tensors})"))
             return None
-        file = _File(name, descriptor, sidecar)
-        size = os.fstat(descriptor).st_size
-        if size != sidecar.shard_bytes:
-            sizes = f"has {size} bytes instead of {sidecar.shard_bytes} (truncated or replaced)"
-            problems.append(f"{name} {sizes} (with {tensors})")
+        file = _File(name, rank, reader, sidecar)
+        if reader.bytes != sidecar.shard_bytes:
+            sizes = f"has {reader.bytes} bytes instead of {sidecar.shard_bytes}"
+            problems.append((rank, f"{name} {sizes} (truncated or replaced) (with {tensors})"))
         elif not file.read_spans(shares):
-            problems.append(f"{name} is corrupt: its header (with {tensors})")
+            problems.append((rank, f"{name} is corrupt: its header (with {tensors})"))
         return file
 
 
 class _File:
     """One shard file, its proved header and what is wanted of it."""
 
-    def __init__(self, name: str, descriptor: int, sidecar: Sidecar) -> None:
-        self.name, self.descriptor, self.sidecar = name, descriptor, sidecar
+    def __init__(self, name: str, rank: int, reader: ShardReader, sidecar: Sidecar) -> None:
+        self.name, self.rank, self.reader, self.sidecar = name, rank, reader, sidecar
         self.spans: list[Span] = []
         self._sums = sidecar.chunk_sums
 
@@ -153,10 +148,12 @@ class _File:
         """Find what is wanted in the file; False where its header cannot be trusted."""
         size = self.sidecar.header_bytes
         chunks = -(-size // CHUNK_BYTES)
-        buffer = aligned_buffer(min(chunks * CHUNK_BYTES, self.sidecar.shard_bytes))
-        count = read_chunks(
-            self.descriptor, buffer[: min(len(buffer), self.sidecar.shard_bytes)], 0
-        )
+        covered = min(chunks * CHUNK_BYTES, self.sidecar.shard_bytes)
+        buffer = aligned_buffer(covered)
+        try:
+            count = self.reader.read(buffer[:covered], 0)
+        except OSError:
+            return False
         if chunk_sums(buffer[:count]) != self._sums[:chunks].tolist():
             return False
         slots = parse_header(bytes(buffer[:size]))
@@ -181,30 +178,30 @@ class _File:
         if window:
             yield window
 
-    def load(self, window: list[Span], buffers: ThreadLocal, problems: list[str]) -> None:
+    def load(self, window: list[Span], buffers: ThreadLocal, problems: Problems) -> None:
         """Read the chunks around a window, prove them, and hand out what they hold."""
         first = window[0].start // CHUNK_BYTES
         end = max(span.start + span.bytes for span in window)
         last = -(-end // CHUNK_BYTES)
         start = first * CHUNK_BYTES
         size = min(last * CHUNK_BYTES, self.sidecar.shard_bytes) - start
-        if not hasattr(buffers, "buffer"):
-            buffers.buffer = aligned_buffer(READ_BYTES + 2 * CHUNK_BYTES)
-        if len(buffers.buffer) < size:
-            buffers.buffer = aligned_buffer(size)
+        if not hasattr(buffers, "buffer") or len(buffers.buffer) < size:
+            buffers.buffer = aligned_buffer(max(size, READ_BYTES + 2 * CHUNK_BYTES))
         buffer: memoryview = buffers.buffer[:size]
         try:
-            if read_chunks(self.descriptor, buffer, start) < size:
-                problems.append(f"{self.name} ends early (with {_named(s.name for s in window)})")
-                return
+            count = self.reader.read(buffer, start)
         except OSError as error:
+            names, reason = _named(span.name for span in window), error.strerror or error
+            problems.append((self.rank, f"{self.name} cannot be read: {reason} (with {names})"))
+            return
+        if count < size:
             names = _named(span.name for span in window)
-            problems.append(f"{self.name} cannot be read: {error.strerror} (with {names})")
+            problems.append((self.rank, f"{self.name} ends early (with {names})"))
             return
         good = self._sums[first:last].tolist()
         wrong = [first + i for i, s in enumerate(chunk_sums(buffer)) if s != good[i]]
         if wrong:
-            problems += [self._corrupt(chunk, window) for chunk in wrong]
+            problems += [(self.rank, self._corrupt(chunk, window)) for chunk in wrong]
             return
         for span in window:
             _hand_out(span, buffer, span.start - start)

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from phalanx.checkpoint.geometry import Group, Table, digest_of
+from phalanx.checkpoint.geometry import Group
 from phalanx.data.checksum import crc32c
 from phalanx.data.cursor import Cursor
 
@@ -24,7 +24,7 @@ MANIFEST_FILE = "manifest.json"
 class CheckpointError(Exception):
     """A checkpoint cannot be written or trusted: which one, what is wrong, what to do."""
 
-    def __init__(self, path: Path, problems: str | list[str], fix: str = "") -> None:
+    def __init__(self, path: Path | str, problems: str | list[str], fix: str = "") -> None:
         self.path = path
         self.problems = [problems] if isinstance(problems, str) else problems
         self.fix = fix
@@ -132,8 +132,20 @@ def read_manifest(path: Path) -> Manifest:
     try:
         text = (path / MANIFEST_FILE).read_bytes()
     except OSError as error:
-        problem = f"no readable {MANIFEST_FILE} ({error.strerror}): incomplete or no checkpoint"
-        raise BadCheckpointError(path, problem) from error
+        raise no_manifest(path, error) from error
+    return parse_manifest(path, text)
+
+
+def no_manifest(path: Path | str, error: OSError) -> BadCheckpointError:
+    """Where there is none, nothing is complete."""
+    reason = error.strerror or "not found"
+    return BadCheckpointError(
+        path, f"no readable {MANIFEST_FILE} ({reason}): incomplete or no checkpoint"
+    )
+
+
+def parse_manifest(path: Path | str, text: bytes) -> Manifest:
+    """Prove and decode a manifest; ``path`` is where it was found."""
     _refuse_old(path, text)
     try:
         content = bytes(msgspec.json.decode(text, type=_Sealed).manifest)
@@ -150,7 +162,7 @@ def read_manifest(path: Path) -> Manifest:
         raise BadCheckpointError(path, f"{MANIFEST_FILE} is corrupt: {error}") from error
 
 
-def _refuse_old(path: Path, text: bytes) -> None:
+def _refuse_old(path: Path | str, text: bytes) -> None:
     """Version 1 had no seal around it."""
     try:
         version = msgspec.json.decode(text, type=_Versioned).version
@@ -158,20 +170,3 @@ def _refuse_old(path: Path, text: bytes) -> None:
         return
     problem = f"was written as version {version}, a folder of torch.distributed.checkpoint"
     raise CheckpointError(path, problem, f"phalanx ckpt import {path} NEW_FOLDER")
-
-
-def read_tables(path: Path, manifest: Manifest) -> list[tuple[Table, Group]]:
-    """Read and prove what each group of ranks holds."""
-    found = []
-    for group in manifest.groups:
-        name = table_name(group.table, manifest.session)
-        try:
-            text = (path / name).read_bytes()
-        except OSError as error:
-            raise BadCheckpointError(path, f"{name} cannot be read: {error.strerror}") from error
-        if digest_of(text) != group.table:
-            raise BadCheckpointError(
-                path, f"{name} is corrupt: its content does not match its name"
-            )
-        found.append((msgspec.json.decode(text, type=Table), group))
-    return found

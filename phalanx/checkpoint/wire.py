@@ -1,19 +1,48 @@
-"""What a worker and its keeper say to each other over a Unix socket."""
+"""What workers and keepers say to each other: over a Unix socket, keepers among themselves by TCP.
+
+A message is a length and msgpack; bytes of a snapshot follow theirs bare.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import hmac
+import os
 import socket
 import struct
+from typing import TypeVar
 
 import msgspec
 
 from phalanx.checkpoint.commit import Order
+from phalanx.checkpoint.shard import Sidecar
+
+NONCE_BYTES = 32
 
 _LENGTH = struct.Struct("<I")
+T = TypeVar("T")
+
+
+class Header(msgspec.Struct, frozen=True, kw_only=True):
+    """A snapshot in a keeper's memory, sealed: whole, with its checksums known."""
+
+    job: str
+    generation: int
+    step: int
+    session: str
+    rank: int
+    world_size: int
+    mesh: dict[str, int]
+    shard_bytes: int
+    replica: bool  # of a rank on another node
 
 
 class Hello(msgspec.Struct, frozen=True, tag=True):
-    """A worker asks for memory: ``slots`` snapshots of ``slot_bytes`` each."""
+    """A worker asks for memory: ``slots`` snapshots of ``slot_bytes`` each.
+
+    Memory that a killed worker of this rank left behind is taken over. A descriptor that comes
+    along is the lock of the checkpoint's folder, held until the work is done.
+    """
 
     rank: int
     slot_bytes: int
@@ -21,28 +50,83 @@ class Hello(msgspec.Struct, frozen=True, tag=True):
 
 
 class Flush(msgspec.Struct, frozen=True, tag=True):
-    """A sealed snapshot: write it. The slot is the keeper's until it answers."""
+    """A slot is about to be filled; it is the keeper's until it answers.
+
+    What is there is written at once; only a slot that became full counts.
+    """
 
     slot: int
     order: Order
+
+
+class Filled(msgspec.Struct, frozen=True, tag=True):
+    """So many bytes of a slot are there."""
+
+    slot: int
+    bytes: int
+
+
+class Pair(msgspec.Struct, frozen=True, tag=True):
+    """Send a replica of this worker's snapshots to another keeper."""
+
+    host: str
+    port: int
+    token: bytes
 
 
 class Bye(msgspec.Struct, frozen=True, tag=True):
     """The worker ends as planned; what it handed over is still written."""
 
 
+class Release(msgspec.Struct, frozen=True, tag=True):
+    """Nobody needs the snapshots of this keeper any more."""
+
+
+class Ask(msgspec.Struct, frozen=True, tag=True):
+    """Which snapshots are there?"""
+
+
+class Detail(msgspec.Struct, frozen=True, tag=True):
+    """All about one snapshot but its bytes."""
+
+    rank: int
+    session: str
+    step: int
+
+
+class Fetch(msgspec.Struct, frozen=True, tag=True):
+    """Bytes of a snapshot."""
+
+    rank: int
+    session: str
+    step: int
+    offset: int
+    length: int
+
+
+class Put(msgspec.Struct, frozen=True, tag=True):
+    """A replica: its bytes follow."""
+
+    order: Order
+    sidecar: Sidecar  # with checksums
+
+
 class Welcome(msgspec.Struct, frozen=True, tag=True):
     """The memory asked for comes as a file descriptor with this message."""
 
+    slots: list[int]  # in the order of their use: the newest sealed one last
+    port: int  # where other keepers reach this one
+    token: bytes  # which they must know
+
 
 class Refused(msgspec.Struct, frozen=True, tag=True):
-    """There is no such memory, and why."""
+    """It is not done, and why."""
 
     problem: str
 
 
 class Durable(msgspec.Struct, frozen=True, tag=True):
-    """This rank's shard is on disk and its slot is free."""
+    """A slot is free: its shard is on disk (or was to stay in memory), its replica sent."""
 
     slot: int
     step: int
@@ -71,14 +155,55 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     problem: str
 
 
-FromWorker = Hello | Flush | Bye
-FromKeeper = Welcome | Refused | Durable | Committed | Superseded | Failed
+class Trouble(msgspec.Struct, frozen=True, tag=True):
+    """Something that must be heard but costs no checkpoint: a replica or a copy that failed."""
 
-_from_worker: msgspec.msgpack.Decoder[FromWorker] = msgspec.msgpack.Decoder(FromWorker)
+    step: int
+    problem: str
+
+
+class Replicated(msgspec.Struct, frozen=True, tag=True):
+    """Another keeper has proved and sealed the replica of a step."""
+
+    step: int
+
+
+class Inventory(msgspec.Struct, frozen=True, tag=True):
+    """The answer to Ask, and how other nodes reach this keeper."""
+
+    headers: list[Header]
+    port: int
+    token: bytes
+
+
+class Details(msgspec.Struct, frozen=True, tag=True):
+    """The answer to Detail."""
+
+    order: Order
+    sidecar: Sidecar
+
+
+class Data(msgspec.Struct, frozen=True, tag=True):
+    """The answer to Fetch; the bytes follow."""
+
+    length: int
+
+
+class Taken(msgspec.Struct, frozen=True, tag=True):
+    """The answer to Put: proved and sealed."""
+
+
+ToKeeper = Hello | Flush | Filled | Pair | Bye | Release | Ask | Detail | Fetch | Put
+FromKeeper = (
+    Welcome | Refused | Durable | Committed | Superseded | Failed | Trouble | Replicated
+    | Inventory | Details | Data | Taken
+)  # fmt: skip
+
+_to_keeper: msgspec.msgpack.Decoder[ToKeeper] = msgspec.msgpack.Decoder(ToKeeper)
 _from_keeper: msgspec.msgpack.Decoder[FromKeeper] = msgspec.msgpack.Decoder(FromKeeper)
 
 
-def send(connection: socket.socket, message: FromWorker | FromKeeper, *files: int) -> None:
+def send(connection: socket.socket, message: ToKeeper | FromKeeper, *files: int) -> None:
     """Send one message, with file descriptors where there are any."""
     body = msgspec.msgpack.encode(message)
     frame = _LENGTH.pack(len(body)) + body
@@ -87,10 +212,52 @@ def send(connection: socket.socket, message: FromWorker | FromKeeper, *files: in
     connection.sendall(frame)
 
 
-def receive_from_worker(connection: socket.socket) -> FromWorker | None:
-    """The worker's next message; None when it is gone."""
-    body = _receive(connection)
-    return None if body is None else _from_worker.decode(body)
+def receive_by_keeper(connection: socket.socket) -> tuple[ToKeeper | None, list[int]]:
+    """The next message to a keeper, with descriptors that came along; None when it is gone."""
+    try:
+        head, files, _, _ = socket.recv_fds(connection, _LENGTH.size, 1)
+    except OSError:
+        return None, []
+    rest = receive_bytes(connection, _LENGTH.size - len(head)) if head else None
+    body = None if rest is None else receive_bytes(connection, _LENGTH.unpack(head + rest)[0])
+    return (None if body is None else _to_keeper.decode(body)), list(files)
+
+
+def ask(connection: socket.socket, message: ToKeeper, kind: type[T]) -> T:
+    """The keeper's answer of the kind that belongs to a question; ConnectionError otherwise."""
+    send(connection, message)
+    return expect(connection, kind)
+
+
+def expect(connection: socket.socket, kind: type[T]) -> T:
+    """The next message, which is of this kind or an error."""
+    head = receive_bytes(connection, _LENGTH.size)
+    body = None if head is None else receive_bytes(connection, _LENGTH.unpack(head)[0])
+    answer = None if body is None else _from_keeper.decode(body)
+    if isinstance(answer, kind):
+        return answer
+    problem = answer.problem if isinstance(answer, Refused) else "no answer"
+    raise ConnectionError(f"the keeper does not help: {problem}")
+
+
+def prove_token(connection: socket.socket, token: bytes) -> None:
+    """Show a keeper over TCP that we know its token, without sending it."""
+    nonce = receive_bytes(connection, NONCE_BYTES)
+    if nonce is None:
+        raise ConnectionError("the keeper closed the connection")
+    connection.sendall(_proof(token, nonce))
+
+
+def check_token(connection: socket.socket, token: bytes) -> bool:
+    """Whether whoever connected knows the token."""
+    nonce = os.urandom(NONCE_BYTES)
+    connection.sendall(nonce)
+    answer = receive_bytes(connection, NONCE_BYTES)
+    return answer is not None and hmac.compare_digest(answer, _proof(token, nonce))
+
+
+def _proof(token: bytes, nonce: bytes) -> bytes:
+    return hmac.new(token, nonce, hashlib.sha256).digest()
 
 
 class KeeperStream:
@@ -139,20 +306,21 @@ class KeeperStream:
         return found
 
 
-def _receive(connection: socket.socket) -> bytes | None:
-    head = _exactly(connection, _LENGTH.size)
-    return None if head is None else _exactly(connection, _LENGTH.unpack(head)[0])
+def receive_bytes(connection: socket.socket, count: int) -> bytes | None:
+    """Exactly ``count`` bytes; None when the other side is gone."""
+    buffer = bytearray(count)
+    return bytes(buffer) if receive_into(connection, memoryview(buffer)) else None
 
 
-def _exactly(connection: socket.socket, count: int) -> bytes | None:
-    parts = []
-    while count:
+def receive_into(connection: socket.socket, buffer: memoryview) -> bool:
+    """Fill a buffer; False when the other side is gone before."""
+    done = 0
+    while done < len(buffer):
         try:
-            part = connection.recv(min(count, 1 << 20))
-        except ConnectionResetError:
-            return None
-        if not part:
-            return None
-        parts.append(part)
-        count -= len(part)
-    return b"".join(parts)
+            count = connection.recv_into(buffer[done:])
+        except OSError:
+            return False
+        if count == 0:
+            return False
+        done += count
+    return True

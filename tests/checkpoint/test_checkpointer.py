@@ -201,7 +201,7 @@ def test_ranks_on_another_backend_agree_over_a_gloo_group_of_their_own(
         monkeypatch.setattr(dist, "get_backend", lambda group=None: "other")
         checkpointer = Checkpointer(tmp_path)
         path = checkpointer.save(1, sharded((2,), [Shard(0)]), extra())
-        (group,) = {checkpointer._cpu_group(), checkpointer._cpu_group()}
+        (group,) = {checkpointer._ranks.cpu_group(), checkpointer._ranks.cpu_group()}
         assert group is not None and group is not dist.group.WORLD
         state = sharded((2,), [Shard(0)], empty=True)
         checkpointer.load(path, state)

@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from phalanx.checkpoint import Checkpointer, CheckpointError, Extra, latest, list_checkpoints
-from phalanx.checkpoint.keeper import refuse_memory
+from phalanx.checkpoint.shelf import refuse_memory
 from phalanx.data import Cursor
 from tests.ranks import RankError, run_ranks
 

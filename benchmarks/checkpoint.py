@@ -1,0 +1,285 @@
+"""What a checkpoint costs, beside torch's distributed checkpoint (DCP) and the bare disk.
+
+    python -m benchmarks.checkpoint                 # two gloo ranks, 1.6 GB of DTensors
+    python -m benchmarks.checkpoint --device cuda   # one GPU, a 1B model in training
+
+On CPU the sides take turns in every round, so that all meet the same load of the machine; the
+tables show medians and the paired ratios that are promised. Exits with 1 where one is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import mmap
+import os
+import shutil
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+os.environ |= {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}  # before torch is imported
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from rich.console import Console
+from rich.table import Table
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
+
+from phalanx.checkpoint import Checkpointer, Extra
+from phalanx.data import Cursor
+from tests.ranks import run_ranks
+
+RANKS = 2
+LAYER = {  # of a 1B model, its largest tensors
+    "attention.qkv": (3072, 2048),
+    "attention.out": (2048, 2048),
+    "mlp.gate_up": (16384, 2048),
+    "mlp.down": (2048, 8192),
+}
+KINDS = ("model", "optimizer.exp_avg", "optimizer.exp_avg_sq")
+LAYER_BYTES = 4 * len(KINDS) * sum(rows * columns for rows, columns in LAYER.values())
+RAW_BYTES = 16 << 20  # at a time
+READERS = 4  # threads of a rank that read raw, as many as Phalanx's own
+EXTRA = Extra(tokens=0, cursor=Cursor(), mesh={"data": RANKS}, config_hash="")
+
+Times = dict[str, list[float]]
+
+
+class Bar:
+    """A promised ratio of two medians."""
+
+    def __init__(self, name: str, ratio: float, limit: float, at_most: bool) -> None:
+        self.name, self.ratio, self.limit = name, ratio, limit
+        self.sign = "≤" if at_most else "≥"
+        self.met = ratio <= limit if at_most else ratio >= limit
+
+
+# ---------------------------------------------------------------- two ranks on CPU
+
+
+class Bench:
+    """One rank's side of the comparison."""
+
+    def __init__(self, folder: Path, total_bytes: int) -> None:
+        self.folder = folder
+        self.rank = dist.get_rank()
+        mesh = init_device_mesh("cpu", (RANKS,))
+        self.state: dict[str, torch.Tensor] = {
+            f"{kind}.layers.{layer}.{name}": DTensor.from_local(
+                torch.randn(rows // RANKS, columns), mesh, [Shard(0)], run_check=False
+            )
+            for kind in KINDS
+            for layer in range(max(1, round(total_bytes / LAYER_BYTES)))
+            for name, (rows, columns) in LAYER.items()
+        }
+        self.bytes = sum(tensor.to_local().nbytes for tensor in self.state.values())  # type: ignore[attr-defined]
+        self.times: Times = {}
+        self.group = dist.new_group()  # DCP's thread must not meet the clock's barriers
+        self.stager = DefaultStager(
+            StagingOptions(
+                use_pinned_memory=False,
+                use_shared_memory=False,
+                use_async_staging=False,
+                use_non_blocking_copy=False,
+            )
+        )
+        self.checkpointer = Checkpointer(folder / "phalanx", keep=1)
+        self.checkpointer.prepare_background(
+            self.state, generation=0, step=0, device=torch.device("cpu")
+        )
+        memory = memoryview(mmap.mmap(-1, RAW_BYTES))
+        memory[:] = os.urandom(1 << 20) * (RAW_BYTES >> 20)
+        self.buffer = memory
+
+    def timed(self, name: str, work: Callable[[], Any]) -> Any:
+        """This rank's seconds, from a common start."""
+        dist.barrier()
+        began = time.perf_counter()
+        result = work()
+        self.times.setdefault(name, []).append(time.perf_counter() - began)
+        return result
+
+    def save_ours(self, step: int) -> None:
+        def durable() -> None:
+            self.timed("stall: phalanx", lambda: self.checkpointer.save(step, self.state, EXTRA))
+            self.checkpointer.finish()
+
+        self.timed("durable: phalanx", durable)
+
+    def save_dcp(self, kind: str, step: int) -> None:
+        path = self.fresh(f"dcp-{kind}")
+        name = f"dcp {kind}"
+        where = {"checkpoint_id": path, "process_group": self.group}
+        if kind == "sync":
+            self.timed(f"stall: {name}", lambda: dcp.save(self.state, **where))
+            self.times.setdefault(f"durable: {name}", []).append(self.times[f"stall: {name}"][-1])
+            return
+        stager = {"async_stager": self.stager} if kind == "async, reused stager" else {}
+
+        def durable() -> None:
+            future = self.timed(
+                f"stall: {name}", lambda: dcp.async_save(self.state, **where, **stager)
+            )
+            future.result()
+
+        self.timed(f"durable: {name}", durable)
+
+    def write_raw(self) -> None:
+        """The bytes of this rank, large and aligned, past the page cache, from hot memory."""
+
+        def write() -> None:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_DIRECT
+            file = os.open(self.fresh("raw") / f"rank-{self.rank}", flags)
+            for offset in range(0, self.bytes, RAW_BYTES):
+                os.pwrite(file, self.buffer[: min(RAW_BYTES, self.bytes - offset)], offset)
+            os.fsync(file)
+            os.close(file)
+
+        self.timed("durable: raw", write)
+
+    def load_all(self, step: int) -> None:
+        """Each side's own files, cold, into the tensors they came from."""
+        ours = self.folder / "phalanx" / f"step-{step:08d}"
+        dcp_path = self.folder / "dcp-sync"
+        raw = self.folder / "raw" / f"rank-{self.rank}"
+        self.chill(ours, dcp_path, raw.parent)
+        self.timed("load: phalanx", lambda: self.checkpointer.load(ours, self.state))
+        self.timed("load: dcp", lambda: dcp.load(self.state, checkpoint_id=dcp_path))
+        self.timed("load: raw", lambda: read_raw(raw))
+
+    def chill(self, *folders: Path) -> None:
+        """Have the kernel forget the files' pages."""
+        dist.barrier()
+        if self.rank == 0:
+            for path in (path for folder in folders for path in folder.iterdir()):
+                file = os.open(path, os.O_RDONLY)
+                os.fsync(file)
+                os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+                os.close(file)
+        dist.barrier()
+
+    def fresh(self, name: str) -> Path:
+        path = self.folder / name
+        dist.barrier()
+        if self.rank == 0:
+            shutil.rmtree(path, ignore_errors=True)
+            path.mkdir()
+        dist.barrier()
+        return path
+
+
+def read_raw(path: Path) -> None:
+    """The same bytes as a load, unproved and thrown away."""
+    file = os.open(path, os.O_RDONLY | os.O_DIRECT)
+    size = os.fstat(file).st_size
+    buffers = [memoryview(mmap.mmap(-1, RAW_BYTES)) for _ in range(READERS)]
+
+    def read(reader: int) -> None:
+        for offset in range(reader * RAW_BYTES, size, READERS * RAW_BYTES):
+            os.preadv(file, [buffers[reader]], offset)
+
+    with ThreadPoolExecutor(READERS) as pool:
+        list(pool.map(read, range(READERS)))
+    os.close(file)
+
+
+def measure_rank(folder: Path, total_bytes: int, rounds: int) -> Times:
+    bench = Bench(folder, total_bytes)
+    for step in range(1, rounds + 1):
+        bench.save_ours(step)
+        bench.write_raw()
+        bench.save_dcp("async", step)
+        bench.save_dcp("async, reused stager", step)
+        bench.save_dcp("sync", step)
+        bench.load_all(step)
+    bench.checkpointer.close()
+    return bench.times
+
+
+def bars_on_cpu(times: Times) -> list[Bar]:
+    def paired(name: str, other: str) -> float:
+        """Median over rounds of the ratio, which a slow round does not move."""
+        pairs = zip(times[name][1:], times[other][1:], strict=True)
+        return statistics.median(a / b for a, b in pairs)
+
+    stall = "stall: phalanx"
+    warm = statistics.median(times[stall][1:])
+    return [
+        Bar("stall / DCP async", paired(stall, "stall: dcp async"), 1 / 3, True),
+        Bar(
+            "stall / DCP reused stager", paired(stall, "stall: dcp async, reused stager"), 0.7, True
+        ),
+        Bar("stall / DCP sync", paired(stall, "stall: dcp sync"), 1 / 8, True),
+        Bar("first stall / warm", times[stall][0] / warm, 1.2, True),
+        Bar("durable speed / raw", paired("durable: raw", "durable: phalanx"), 0.85, False),
+        Bar("durable speed / DCP", paired("durable: dcp sync", "durable: phalanx"), 1.2, False),
+        Bar("cold load speed / raw", paired("load: raw", "load: phalanx"), 0.85, False),
+    ]
+
+
+def run_on_cpu(folder: Path, total_bytes: int, rounds: int) -> tuple[Times, list[Bar]]:
+    """All sides, alternating; the times of the slowest rank."""
+    found = run_ranks(RANKS, measure_rank, folder, total_bytes, rounds, timeout_seconds=1500.0)
+    slowest: Times = {
+        name: [max(each) for each in zip(*(f[name] for f in found), strict=True)]
+        for name in found[0]
+    }
+    return slowest, bars_on_cpu(slowest)
+
+
+def show(times: Times, bars: list[Bar], total_bytes: int) -> None:
+    console = Console(width=100)
+    table = Table("", "first s", "median s", "least", "greatest", "MB/s")
+    for name, seconds in sorted(times.items()):
+        later = seconds[1:] or seconds  # the first is shown apart
+        speed = (
+            ""
+            if not name.startswith(("durable", "load"))
+            else f"{total_bytes / statistics.median(later) / 1e6:,.0f}"
+        )
+        figures = (seconds[0], statistics.median(later), min(later), max(later))
+        table.add_row(name, *(f"{figure:.3f}" for figure in figures), speed)
+    console.print(table)
+    for bar in bars:
+        verdict = "" if bar.met else "   MISSED"
+        console.print(f"{bar.name:28} {bar.ratio:6.3f}   {bar.sign} {bar.limit:.3f}{verdict}")
+
+
+def main() -> None:
+    """Measure, print, write JSON; exit with 1 where a bar is missed."""
+    parser = argparse.ArgumentParser(description="What a checkpoint costs.")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--rounds", type=int, default=6, help="the first is shown apart")
+    parser.add_argument("--gigabytes", type=float, default=1.6, help="of state, on CPU")
+    parser.add_argument("--preset", default="llama3-1b", help="of the model, on CUDA")
+    parser.add_argument("--folder", type=Path, default=Path("runs/benchmarks/checkpoint"))
+    options = parser.parse_args()
+    shutil.rmtree(options.folder, ignore_errors=True)
+    options.folder.mkdir(parents=True)
+    total_bytes = int(options.gigabytes * 1e9)
+    load = os.getloadavg()[0]
+    if options.device == "cuda":
+        from benchmarks.checkpoint_cuda import run_on_cuda
+
+        times, bars, total_bytes = run_on_cuda(options.folder, options.rounds, options.preset)
+    else:
+        times, bars = run_on_cpu(options.folder, total_bytes, options.rounds)
+    print(f"{total_bytes / 1e9:.2f} GB of state; load average before: {load:.1f}")
+    show(times, bars, total_bytes)
+    for name in ("phalanx", "raw", "dcp-sync", "dcp-async", "dcp-async, reused stager"):
+        shutil.rmtree(options.folder / name, ignore_errors=True)
+    report = {"times": times, "bars": {bar.name: bar.ratio for bar in bars}, "load": load}
+    (options.folder / "report.json").write_text(json.dumps(report, indent=1))
+    sys.exit(not all(bar.met for bar in bars))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,79 @@
+"""What all ranks do together: they agree, and succeed or fail as one."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+import torch.distributed as dist
+
+from phalanx.checkpoint.describe import current_rank, world_size
+from phalanx.checkpoint.folder import older_than
+from phalanx.checkpoint.manifest import BadCheckpointError, CheckpointError
+
+PROBLEMS_SHOWN = 8
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+class Ranks:
+    """All ranks of the job; one alone where there is no process group."""
+
+    def __init__(self) -> None:
+        self._group: dist.ProcessGroup | None = None
+
+    @contextmanager
+    def together(self, path: Path | str) -> Iterator[None]:
+        """Work that succeeds on every rank, or ends in the same CheckpointError on every rank."""
+        failure: CheckpointError | None = None
+        try:
+            yield
+        except CheckpointError as error:
+            failure = error
+        except Exception as error:  # whatever it is, the other ranks must learn of it
+            log.debug("checkpoint %s failed on rank %d", path, current_rank(), exc_info=True)
+            failure = CheckpointError(path, f"rank {current_rank()}: {described(error)}")
+        failures = [each for each in self.gather(failure) if each is not None]
+        if failures:
+            raise merged(path, failures)
+
+    def gather(self, value: T) -> list[T]:
+        if not dist.is_initialized():
+            return [value]
+        values = [value] * world_size()
+        dist.all_gather_object(values, value, group=self.cpu_group())
+        return values
+
+    def agreed(self, value: T) -> T:
+        """Rank 0's value."""
+        return self.gather(value)[0]
+
+    def cpu_group(self) -> dist.ProcessGroup | None:
+        """A gloo group of all ranks: agreement must not depend on the health of a GPU."""
+        if not dist.is_initialized() or dist.get_backend() == "gloo":
+            return None
+        if self._group is None:
+            self._group = dist.new_group(backend="gloo")
+        return self._group
+
+
+def merged(path: Path | str, errors: list[CheckpointError]) -> CheckpointError:
+    """One error for all ranks, each problem once, in rank order."""
+    problems = list(dict.fromkeys(problem for error in errors for problem in error.problems))
+    hidden = len(problems) - PROBLEMS_SHOWN
+    shown = [*problems[:PROBLEMS_SHOWN], f"and {hidden} more"] if hidden > 0 else problems
+    # One rank that cannot write is not to be taken for bytes that are wrong.
+    bad = all(isinstance(error, BadCheckpointError) for error in errors)
+    fix = errors[0].fix
+    if bad and not fix:
+        older = older_than(path) if isinstance(path, Path) else None
+        fix = f"load the older {older}" if older else "there is no older checkpoint beside it"
+    return (BadCheckpointError if bad else CheckpointError)(path, shown, fix)
+
+
+def described(error: BaseException) -> str:
+    return str(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"

@@ -1,0 +1,177 @@
+"""Restoring from the memory of keepers: what is where, the newest whole step, and its bytes."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from contextlib import suppress
+from typing import NamedTuple
+
+import msgspec
+
+from phalanx.checkpoint.geometry import Group, Table
+from phalanx.checkpoint.keepers import node_name, own_address
+from phalanx.checkpoint.manifest import BadCheckpointError, Manifest, Shard
+from phalanx.checkpoint.shard import Sidecar
+from phalanx.checkpoint.source import ShardReader
+from phalanx.checkpoint.wire import (
+    Ask,
+    Data,
+    Detail,
+    Details,
+    Fetch,
+    Header,
+    Inventory,
+    Release,
+    ask,
+    prove_token,
+    receive_into,
+    send,
+)
+
+ANSWER_SECONDS = 30.0
+
+
+class Place(NamedTuple):
+    """A keeper, as seen from anywhere in the job."""
+
+    node: str
+    path: str  # of its Unix socket, on that node
+    host: str
+    port: int
+    token: bytes
+
+
+class Offer(NamedTuple):
+    """A snapshot that some keeper holds."""
+
+    header: Header
+    place: Place
+
+
+class Candidate(NamedTuple):
+    """A step of which every rank's snapshot is held by somebody."""
+
+    generation: int
+    step: int
+    session: str
+    world_size: int
+    holders: dict[int, list[Place]]  # by rank, the own node's keeper before replicas
+
+    def without(self, rank: int) -> Candidate | None:
+        """When a rank's first holder turned out bad; None if it was the last."""
+        rest = self.holders[rank][1:]
+        return self._replace(holders=self.holders | {rank: rest}) if rest else None
+
+
+def offers(path: str) -> list[Offer]:
+    """What a keeper of this node holds; nothing if it is gone."""
+    with suppress(OSError), _connect_unix(path) as connection:
+        answer = ask(connection, Ask(), Inventory)
+        place = Place(node_name(), path, own_address(), answer.port, answer.token)
+        return [Offer(header, place) for header in answer.headers]
+    return []
+
+
+def release(path: str) -> None:
+    """Let a keeper of this node end: nobody will need its snapshots again."""
+    with suppress(OSError), _connect_unix(path) as connection:
+        send(connection, Release())
+
+
+def candidates(found: list[Offer]) -> list[Candidate]:
+    """Whole steps, best first: of the newest generation, then the newest step.
+
+    A step counts when every rank sealed it; that makes the recovery step the least common one.
+    """
+    by_step: dict[tuple[int, int, str, int], dict[int, list[tuple[bool, Place]]]] = {}
+    for header, place in found:
+        key = (header.generation, header.step, header.session, header.world_size)
+        by_step.setdefault(key, {}).setdefault(header.rank, []).append((header.replica, place))
+    whole = []
+    for (generation, step, session, world_size), held in by_step.items():
+        if len(held) == world_size:
+            holders = {
+                rank: [place for _, place in sorted(places)] for rank, places in held.items()
+            }
+            whole.append(Candidate(generation, step, session, world_size, holders))
+    return sorted(whole, key=lambda c: (c.generation, c.step), reverse=True)
+
+
+class KeeperSource:
+    """A checkpoint in the memory of keepers."""
+
+    def __init__(self, chosen: Candidate) -> None:
+        self.where = f"memory of keepers, step {chosen.step}"
+        self._chosen = chosen
+        self._details: dict[int, Details] = {}
+        self._lock = threading.Lock()
+        draft = self._detail(0).order.draft
+        shards = tuple(Shard(0, 0) for _ in range(chosen.world_size))
+        self.manifest: Manifest = msgspec.structs.replace(draft, shards=shards)
+
+    def table(self, group: Group) -> Table:
+        order = self._detail(group.ranks[0][0]).order
+        return msgspec.json.decode(order.table, type=Table)
+
+    def sidecar(self, rank: int) -> Sidecar:
+        return self._detail(rank).sidecar
+
+    def open_shard(self, rank: int, direct: bool) -> ShardReader:
+        return KeeperShard(self._chosen, rank, self.sidecar(rank).shard_bytes)
+
+    def _detail(self, rank: int) -> Details:
+        with self._lock:
+            if rank not in self._details:
+                wanted = Detail(rank, self._chosen.session, self._chosen.step)
+                try:
+                    with connect(self._chosen.holders[rank][0]) as connection:
+                        self._details[rank] = ask(connection, wanted, Details)
+                except OSError as error:
+                    problem = f"the snapshot of rank {rank} cannot be read: {error}"
+                    raise BadCheckpointError(self.where, problem) from error
+            return self._details[rank]
+
+
+class KeeperShard:
+    """One rank's snapshot; every thread that reads has a connection of its own."""
+
+    def __init__(self, chosen: Candidate, rank: int, size: int) -> None:
+        self._chosen, self._rank, self.bytes = chosen, rank, size
+        self._own = threading.local()
+        self._all: list[socket.socket] = []
+
+    def read(self, buffer: memoryview, offset: int) -> int:
+        if not hasattr(self._own, "connection"):
+            self._own.connection = connect(self._chosen.holders[self._rank][0])
+            self._all.append(self._own.connection)
+        session, step = self._chosen.session, self._chosen.step
+        connection: socket.socket = self._own.connection
+        ask(connection, Fetch(self._rank, session, step, offset, len(buffer)), Data)
+        if not receive_into(connection, buffer):
+            raise ConnectionError("the keeper ended in the middle of a snapshot")
+        return len(buffer)
+
+    def close(self) -> None:
+        for connection in self._all:
+            connection.close()
+
+
+def connect(place: Place) -> socket.socket:
+    """To a keeper: by its socket on the same node, otherwise by TCP with its token."""
+    if place.node == node_name():
+        return _connect_unix(place.path)
+    connection = socket.create_connection((place.host, place.port), ANSWER_SECONDS)
+    prove_token(connection, place.token)
+    return connection
+
+
+def _connect_unix(path: str) -> socket.socket:
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection.settimeout(ANSWER_SECONDS)
+    try:
+        connection.connect(path)
+    except OSError:
+        connection.close()
+        raise
+    return connection

@@ -1,0 +1,284 @@
+"""What a keeper does for those who are connected to it: workers of its node, and other keepers."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import socket
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from phalanx.checkpoint.commit import publish_sidecar, try_commit, write_bytes
+from phalanx.checkpoint.direct import CHUNK_BYTES, chunk_sums
+from phalanx.checkpoint.manifest import CheckpointError
+from phalanx.checkpoint.shelf import Held, Region
+from phalanx.checkpoint.wire import (
+    Ask,
+    Bye,
+    Committed,
+    Data,
+    Detail,
+    Details,
+    Durable,
+    Failed,
+    Fetch,
+    Filled,
+    Flush,
+    FromKeeper,
+    Hello,
+    Inventory,
+    Pair,
+    Put,
+    Refused,
+    Release,
+    Replicated,
+    Taken,
+    Trouble,
+    Welcome,
+    expect,
+    prove_token,
+    receive_by_keeper,
+    receive_into,
+    send,
+)
+
+if TYPE_CHECKING:
+    from phalanx.checkpoint.keeper import Keeper
+
+RECEIVE_BYTES = 4 * CHUNK_BYTES
+PEER_SECONDS = 30.0  # that another keeper may be silent while it takes a replica
+
+log = logging.getLogger(__name__)
+
+
+class Peer:
+    """A connection that may ask for snapshots and bring replicas."""
+
+    def __init__(self, keeper: Keeper, connection: socket.socket) -> None:
+        self.keeper, self.connection = keeper, connection
+        self.shelf = keeper.shelf
+        self._telling = threading.Lock()
+
+    def serve(self) -> None:
+        """Answer until the other side is gone."""
+        with self.connection:
+            while True:
+                message, _ = receive_by_keeper(self.connection)
+                if not self.answer(message):
+                    return
+
+    def tell(self, message: FromKeeper, *files: int) -> None:
+        """Send; whoever is gone need not know."""
+        with self._telling, suppress(OSError):
+            send(self.connection, message, *files)
+
+    def answer(self, message: object) -> bool:
+        """Serve one request; False for what is none."""
+        match message:
+            case Ask():
+                headers = [held.header() for held in self.shelf.sealed()]
+                self.tell(Inventory(headers, self.keeper.port, self.keeper.token))
+            case Detail():
+                held = self.shelf.find(message.rank, message.session, message.step)
+                if held is None or held.sidecar is None:
+                    self.tell(Refused("no such snapshot"))
+                else:
+                    self.tell(Details(held.order, held.sidecar))
+            case Fetch():
+                self._send_bytes(message)
+            case Put():
+                self._take_replica(message)
+            case _:
+                return False
+        return True
+
+    def _send_bytes(self, wanted: Fetch) -> None:
+        held = self.shelf.find(wanted.rank, wanted.session, wanted.step)
+        end = wanted.offset + wanted.length
+        if held is None or wanted.offset < 0 or end > len(held.memory):
+            self.tell(Refused("no such snapshot, or not so long"))
+            return
+        with self._telling, suppress(OSError):
+            send(self.connection, Data(wanted.length))
+            self.connection.sendall(held.memory[wanted.offset : end])
+
+    def _take_replica(self, put: Put) -> None:
+        """Bytes are proved as they come; a replica that is not what was sealed is refused."""
+        size, good = put.sidecar.shard_bytes, put.sidecar.chunk_sums
+        try:
+            held = self.shelf.receive(put.order)
+        except MemoryError as error:
+            self.tell(Refused(str(error)))
+            self.connection.close()
+            return
+        wrong = 0
+        for start in range(0, size, RECEIVE_BYTES):
+            part = held.memory[start : min(start + RECEIVE_BYTES, size)]
+            if not receive_into(self.connection, part):
+                return
+            first = start // CHUNK_BYTES
+            found = np.array(chunk_sums(part), "<u4")
+            wrong += int((found != good[first : first + len(found)]).sum())
+        if wrong:
+            self.tell(Refused(f"{wrong} chunks arrived corrupt"))
+            return
+        held.seal(put.sidecar.sums)
+        self.tell(Taken())
+
+
+class Worker(Peer):
+    """A worker of this node: a thread listens to it, another writes what it hands over."""
+
+    def __init__(self, keeper: Keeper, connection: socket.socket) -> None:
+        super().__init__(keeper, connection)
+        self._work: queue.Queue[tuple[int, Held] | None] = queue.Queue()
+        self._region: Region | None = None
+        self._filling: dict[int, Held] = {}
+        self._buddy: Pair | None = None
+        self._as_planned = False
+
+    def start(self) -> None:
+        self.keeper.connected()
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def _listen(self) -> None:
+        try:
+            while True:
+                message, files = receive_by_keeper(self.connection)
+                if not self._obey(message, files):
+                    return
+        finally:  # also after words that nobody understands
+            for held in self._filling.values():
+                held.abandon()
+            if self._region is not None:
+                self._work.put(None)
+            else:
+                self.keeper.disconnected()
+
+    def _obey(self, message: object, files: list[int]) -> bool:
+        match message:
+            case Hello():
+                self._welcome(message, files)
+            case Flush():
+                assert self._region is not None
+                held = self._region.begin(message.slot, message.order)
+                self._filling[message.slot] = held
+                self.keeper.took()
+                self._work.put((message.slot, held))
+            case Filled():
+                held = self._filling[message.slot]
+                held.fill(message.bytes)
+                if message.bytes >= held.order.sidecar.shard_bytes:
+                    del self._filling[message.slot]
+            case Pair():
+                self._buddy = message
+            case Release():
+                self.keeper.release()
+            case Bye():
+                self._as_planned = True
+                return False
+            case _:
+                return self.answer(message)
+        return True
+
+    def _welcome(self, hello: Hello, files: list[int]) -> None:
+        for lock in files:
+            self.keeper.hold(lock)
+        try:
+            self._region = self.shelf.own(hello.rank, hello.slot_bytes, hello.slots)
+        except MemoryError as error:
+            self.tell(Refused(str(error)))
+            return
+        self.keeper.joined()
+        threading.Thread(target=self._write, daemon=True).start()
+        order = self._region.in_order_of_use()
+        self.tell(Welcome(order, self.keeper.port, self.keeper.token), self._region.file)
+
+    def _write(self) -> None:
+        while (work := self._work.get()) is not None:
+            slot, held = work
+            try:
+                committed = self._keep(slot, held)
+                self.keeper.finished(self, held.order, not committed)
+            except Exception as error:  # a full disk must not end the keeper
+                step = held.order.draft.step
+                log.error("step %d is not saved: %s", step, error)
+                self.tell(Failed(slot, step, held.order.path, problem_of(error)))
+                self.keeper.finished(self, held.order, waits_for_others=False)
+        self.keeper.left(self._as_planned)
+        self.keeper.disconnected()
+
+    def _keep(self, slot: int, held: Held) -> bool:
+        """Write, replicate, give the slot back, commit; whether nothing is left to wait for."""
+        order, began = held.order, time.monotonic()
+        if order.write:
+            held.seal(write_bytes(order, held.views()))
+        else:
+            held.seal(sums_of(held))
+        replica = threading.Thread(target=self._replicate, args=(held,))
+        replica.start()
+        problem = ""
+        if order.write:
+            try:
+                assert held.sidecar is not None
+                publish_sidecar(Path(order.path), held.sidecar)
+            except OSError as error:
+                problem = problem_of(error)
+        replica.join()
+        seconds = time.monotonic() - began
+        if problem:
+            raise OSError(problem)
+        self.tell(Durable(slot, order.draft.step, seconds))
+        return self._commit(held)
+
+    def _commit(self, held: Held) -> bool:
+        order, step = held.order, held.order.draft.step
+        if not order.write:
+            return True
+        try:
+            if not try_commit(order):
+                return False
+            self.tell(Committed(step, order.path))
+        except (OSError, CheckpointError) as error:
+            log.error("step %d is not committed: %s", step, error)
+            self.tell(Failed(-1, step, order.path, problem_of(error)))
+        return True
+
+    def _replicate(self, held: Held) -> None:
+        """Have another node's keeper hold the snapshot too; training goes on if it cannot."""
+        buddy, step = self._buddy, held.order.draft.step
+        if buddy is None:
+            return
+        assert held.sidecar is not None
+        try:
+            with socket.create_connection((buddy.host, buddy.port), PEER_SECONDS) as peer:
+                prove_token(peer, buddy.token)
+                send(peer, Put(held.order, held.sidecar))
+                peer.sendall(held.memory[: held.sidecar.shard_bytes])
+                expect(peer, Taken)
+            self.tell(Replicated(step))
+        except OSError as error:
+            log.error("no replica of step %d: %s", step, error)
+            problem = f"no replica at {buddy.host}:{buddy.port}: {error}"
+            self.tell(Trouble(step, problem))
+
+
+def sums_of(held: Held) -> bytes:
+    """Checksums of a snapshot that stays in memory."""
+    size, start, sums = held.order.sidecar.shard_bytes, 0, []
+    for view in held.views():
+        sums += chunk_sums(view[: size - start])
+        start += len(view)
+    return np.array(sums, "<u4").tobytes()
+
+
+def problem_of(error: Exception) -> str:
+    """One line for the worker."""
+    if isinstance(error, CheckpointError):
+        return "; ".join(error.problems)
+    return str(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"

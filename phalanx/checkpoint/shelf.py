@@ -1,0 +1,174 @@
+"""The snapshots in a keeper's memory: of its own node's ranks, and replicas of another node's."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from phalanx.checkpoint.commit import Order
+from phalanx.checkpoint.direct import WRITE_BYTES, aligned
+from phalanx.checkpoint.shard import Sidecar
+from phalanx.checkpoint.wire import Header
+
+MEMORY_SHARE = 0.9  # of the memory that is free; more would have the kernel kill somebody
+
+
+class WorkerGoneError(Exception):
+    """A worker ended while it filled a slot."""
+
+
+class Held:
+    """One snapshot, being filled or whole."""
+
+    def __init__(self, order: Order, memory: memoryview, *, replica: bool) -> None:
+        self.order, self.memory, self.replica = order, memory, replica
+        self.sidecar: Sidecar | None = None  # with checksums, once they are known
+        self._filled = 0
+        self._abandoned = False
+        self._changed = threading.Condition()
+
+    @property
+    def sealed(self) -> bool:
+        """Whether it is whole and can be proved."""
+        return self.sidecar is not None
+
+    def fill(self, count: int) -> None:
+        """So many bytes are there."""
+        with self._changed:
+            self._filled = count
+            self._changed.notify_all()
+
+    def abandon(self) -> None:
+        """Nobody will fill it any more."""
+        with self._changed:
+            self._abandoned = True
+            self._changed.notify_all()
+
+    def seal(self, sums: bytes) -> Sidecar:
+        """The whole is there and these are its checksums."""
+        self.sidecar = msgspec.structs.replace(self.order.sidecar, sums=sums)
+        return self.sidecar
+
+    def views(self) -> Iterator[memoryview]:
+        """Its bytes as pages for writing, each when it is there."""
+        real = self.order.sidecar.shard_bytes
+        size = aligned(real)
+        for start in range(0, size, WRITE_BYTES):
+            end = min(start + WRITE_BYTES, size)
+            with self._changed:
+                while self._filled < min(end, real) and not self._abandoned:
+                    self._changed.wait()
+                if self._filled < min(end, real):
+                    raise WorkerGoneError("the worker ended before its snapshot was whole")
+            yield self.memory[start:end]
+
+    def header(self) -> Header:
+        """What others are told about it."""
+        draft, side = self.order.draft, self.order.sidecar
+        return Header(
+            job=str(draft.config.get("name", "")),
+            generation=draft.generation,
+            step=draft.step,
+            session=draft.session,
+            rank=side.rank,
+            world_size=draft.world_size,
+            mesh=draft.mesh,
+            shard_bytes=side.shard_bytes,
+            replica=self.replica,
+        )
+
+
+class Region:
+    """Shared memory of one rank, in slots; what lies in them survives the worker."""
+
+    def __init__(self, slot_bytes: int, slots: int) -> None:
+        self.slot_bytes, self.slots = aligned(slot_bytes), slots
+        size = self.slot_bytes * slots
+        if problem := refuse_memory(size):
+            raise MemoryError(problem)
+        self.file = os.memfd_create("phalanx-snapshot", os.MFD_CLOEXEC)
+        try:
+            os.ftruncate(self.file, size)
+            self._memory = memoryview(mmap.mmap(self.file, size))
+        except (OSError, ValueError, OverflowError) as error:
+            os.close(self.file)
+            raise MemoryError(f"{size / 1e9:.1f} GB of shared memory: {error}") from error
+        self.held: dict[int, Held] = {}
+
+    def begin(self, slot: int, order: Order, *, replica: bool = False) -> Held:
+        """A slot is filled anew; what was in it is gone."""
+        start = slot * self.slot_bytes
+        held = Held(order, self._memory[start : start + self.slot_bytes], replica=replica)
+        self.held[slot] = held
+        return held
+
+    def in_order_of_use(self) -> list[int]:
+        """Slots, those without a sealed snapshot first, the newest sealed one last."""
+
+        def age(slot: int) -> tuple[bool, int]:
+            held = self.held.get(slot)
+            return (False, 0) if held is None or not held.sealed else (True, held.order.draft.step)
+
+        return sorted(range(self.slots), key=age)
+
+    def fits(self, slot_bytes: int, slots: int) -> bool:
+        return self.slot_bytes == aligned(slot_bytes) and self.slots == slots
+
+
+class Shelf:
+    """All snapshots of a keeper."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._own: dict[int, Region] = {}
+        self._replicas: dict[int, Region] = {}
+
+    def own(self, rank: int, slot_bytes: int, slots: int) -> Region:
+        """The memory of a rank of this node, taken over from its last worker if it fits."""
+        with self._lock:
+            return self._region(self._own, rank, slot_bytes, slots)
+
+    def receive(self, order: Order) -> Held:
+        """Room for a replica; the newest sealed one of the same rank stays until this is sealed."""
+        side = order.sidecar
+        with self._lock:
+            region = self._region(self._replicas, side.rank, side.shard_bytes, 2)
+            return region.begin(region.in_order_of_use()[0], order, replica=True)
+
+    def sealed(self) -> list[Held]:
+        """Every snapshot that may be restored."""
+        with self._lock:
+            regions = [*self._own.values(), *self._replicas.values()]
+        return [held for region in regions for held in list(region.held.values()) if held.sealed]
+
+    def find(self, rank: int, session: str, step: int) -> Held | None:
+        """A certain snapshot, the own one first."""
+        for held in self.sealed():
+            header = held.order.draft
+            if (held.order.sidecar.rank, header.session, header.step) == (rank, session, step):
+                return held
+        return None
+
+    def _region(self, regions: dict[int, Region], rank: int, slot_bytes: int, slots: int) -> Region:
+        found = regions.get(rank)
+        if found is None or not found.fits(slot_bytes, slots):
+            regions.pop(rank, None)
+            found = regions[rank] = Region(slot_bytes, slots)
+        return found
+
+
+def refuse_memory(size: int) -> str:
+    """Why this much memory should not be taken, or nothing."""
+    with suppress(OSError):
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                free = int(line.split()[1]) * 1024
+                if size > MEMORY_SHARE * free:
+                    return f"snapshots take {size / 1e9:.1f} GB, {free / 1e9:.1f} GB are free"
+    return ""
