@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
@@ -35,7 +36,7 @@ class Bench:
         job = resolve(
             Job(
                 name="checkpoint",
-                model=PRESETS[preset],
+                model=msgspec.structs.replace(PRESETS[preset], tied_embedding=False),
                 data=Data(source="synthetic", sequence=SEQUENCE),
                 schedule=Schedule(kind="constant"),
                 train=Train(steps=1_000_000, global_batch=BATCH, micro_batch=BATCH),

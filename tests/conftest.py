@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import tempfile
+from collections.abc import Iterator
 
 import pytest
 
@@ -23,3 +25,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return FORKING_ROOMS.index(room) if room in FORKING_ROOMS else len(FORKING_ROOMS)
 
     items.sort(key=place)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _keepers_end_with_the_tests() -> Iterator[None]:
+    """Keepers of runs that were killed on purpose would hold their memory for minutes."""
+    from tests.checkpoint.waiting import keepers_below
+
+    with tempfile.TemporaryDirectory(prefix="phx-") as folder, pytest.MonkeyPatch.context() as own:
+        own.setenv("XDG_RUNTIME_DIR", folder)  # short, as the names of sockets must be
+        yield
+        for process in keepers_below(folder):
+            process.kill()

@@ -15,6 +15,7 @@ import subprocess
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
 import torch
 
 from phalanx.checkpoint.background import Background
@@ -84,11 +85,17 @@ class Checkpointer(Loader):
         self._address = ""
         self._generation = -1
 
-    def save(self, step: int, tensors: dict[str, torch.Tensor], extra: Extra) -> Path:
-        """Write one checkpoint; plain tensors held by several ranks are replicas, written once."""
+    def save(
+        self, step: int, tensors: dict[str, torch.Tensor], extra: Extra, *, write: bool = True
+    ) -> Path:
+        """Write one checkpoint; plain tensors held by several ranks are replicas, written once.
+
+        In the background it may stay in the keepers' memory only (``write`` false).
+        """
         final = checkpoint_path(self.folder, step, extra.generation)
         if self._background is not None and self._arranged is not None:
-            self._background.save(tensors, self._order(final, self._arranged, step, extra))
+            order = self._order(final, self._arranged, step, extra)
+            self._background.save(tensors, msgspec.structs.replace(order, write=write))
             return final
         with self._ranks.together(final):
             self._open(extra.generation, step)

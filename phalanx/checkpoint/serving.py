@@ -153,6 +153,7 @@ class Worker(Peer):
                 if not self._obey(message, files):
                     return
         finally:  # also after words that nobody understands
+            self.connection.close()
             for held in self._filling.values():
                 held.abandon()
             if self._region is not None:

@@ -353,8 +353,10 @@ class Checkpoint(Section, frozen=True, kw_only=True):
     """Snapshots in host memory; with 1 a save waits until the one before is written."""
     write_limit: NonNegative = 0.0
     """Most GB/s that one rank writes to disk; 0: as fast as it can."""
-    keeper_lease: Positive = 30.0
-    """Seconds that a keeper without workers waits for other nodes before it ends."""
+    replicas: Literal[0, 1] = 0
+    """Nodes that hold a copy of another node's newest snapshot in memory."""
+    keeper_lease: Positive = 300.0
+    """Seconds that a keeper holds the snapshots of workers that were killed."""
     resume: str = ""
     """Start from "auto" (the newest of this run's name) or a checkpoint's path; "": fresh."""
     weights_only: bool = False

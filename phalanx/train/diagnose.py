@@ -100,7 +100,7 @@ def _diagnose_foreign(error: BaseException) -> tuple[ExitCode, str, str]:
 def _checkpoint_advice(error: CheckpointError) -> str:
     if _DISK_FULL.search(str(error)):
         return (
-            f"The disk that holds {error.path.parent} is full: free space, lower checkpoint.keep, "
+            f"The disk that holds {Path(error.path).parent} is full: free space, lower checkpoint.keep, "
             'or set runs to a larger disk; then continue with checkpoint.resume = "auto".'
         )
     return error.fix or "Choose another checkpoint with checkpoint.resume."

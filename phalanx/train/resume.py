@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,28 +10,49 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from phalanx.checkpoint import Checkpointer
+from phalanx.checkpoint import Checkpointer, Manifest, read_manifest
 from phalanx.config import Job
 from phalanx.model.hf import HfError, load_hf
 from phalanx.parallel import Weight
+from phalanx.train.saving import keepers_home
 
 if TYPE_CHECKING:
     from phalanx.train.trainer import Trainer
 
+log = logging.getLogger(__name__)
+
 
 def load_start(job: Job, trainer: Trainer, checkpointer: Checkpointer, parent: Path | None) -> None:
     """Put the trainer where the run starts from; collective over all ranks."""
-    if parent is not None:
+    settings = job.checkpoint
+    if settings.load_hf:
+        load_foreign_weights(trainer, Path(settings.load_hf))
+    if not settings.resume:
+        return
+    manifest = None
+    if settings.resume == "auto" and not settings.weights_only:
+        manifest = load_from_memory(job, trainer, checkpointer, parent)
+    if manifest is None and parent is not None:
         # A path that somebody named is loaded or refused; "auto" takes the newest that is whole.
-        load = checkpointer.load_newest if job.checkpoint.resume == "auto" else checkpointer.load
-        weights_only = job.checkpoint.weights_only
-        manifest = load(parent, trainer.tensors(), weights_only=weights_only)
-        if weights_only:
-            trainer.publish_weights()
-        else:
-            trainer.restore(manifest)
-    elif job.checkpoint.load_hf:
-        load_foreign_weights(trainer, Path(job.checkpoint.load_hf))
+        load = checkpointer.load_newest if settings.resume == "auto" else checkpointer.load
+        manifest = load(parent, trainer.tensors(), weights_only=settings.weights_only)
+    if settings.weights_only:
+        trainer.publish_weights()
+    elif manifest is not None:
+        trainer.restore(manifest)
+
+
+def load_from_memory(
+    job: Job, trainer: Trainer, checkpointer: Checkpointer, parent: Path | None
+) -> Manifest | None:
+    """What a killed run's keepers still hold, if it is not older than the newest on disk."""
+    home = keepers_home(job)
+    on_disk = -1 if parent is None else read_manifest(parent).step
+    manifest = checkpointer.load_memory(home, trainer.tensors(), newer_than=on_disk - 1)
+    checkpointer.release_memory(home)  # also where the disk is newer: their time is over
+    if manifest is not None:
+        log.info("continuing at step %d from the memory of keepers", manifest.step)
+    return manifest
 
 
 def load_foreign_weights(trainer: Trainer, folder: Path) -> None:

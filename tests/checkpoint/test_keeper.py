@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import resource
 import signal
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -19,6 +17,7 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from phalanx.checkpoint import Checkpointer, CheckpointError, Extra, latest, list_checkpoints
 from phalanx.checkpoint.shelf import refuse_memory
 from phalanx.data import Cursor
+from tests.checkpoint.waiting import eventually, keepers_below
 from tests.ranks import RankError, run_ranks
 
 CPU = torch.device("cpu")
@@ -54,21 +53,7 @@ def prepared(folder: Path, tensors: dict[str, torch.Tensor], **settings: object)
 
 
 def keepers() -> list[psutil.Process]:
-    found = []
-    for process in psutil.process_iter(["cmdline"]):
-        command = process.info["cmdline"] or []
-        if "phalanx.checkpoint.keeper" in command and process.status() != psutil.STATUS_ZOMBIE:
-            found.append(process)
-    return found
-
-
-def eventually(condition: Callable[[], bool], seconds: float = 20.0) -> bool:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.02)
-    return True
+    return keepers_below(os.environ["XDG_RUNTIME_DIR"])
 
 
 def test_state_may_change_as_soon_as_save_returns(tmp_path: Path) -> None:
@@ -90,9 +75,8 @@ def test_state_may_change_as_soon_as_save_returns(tmp_path: Path) -> None:
                 other = expected[name]
                 assert torch.equal(whole, getattr(other, "full_tensor", lambda o=other: o)())
 
-    before = len(keepers())
     run_ranks(2, train)
-    assert eventually(lambda: len(keepers()) <= before)
+    assert eventually(lambda: not keepers())
 
 
 def test_what_was_handed_over_is_committed_although_the_worker_is_killed(tmp_path: Path) -> None:
