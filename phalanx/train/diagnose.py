@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -99,8 +100,9 @@ def _diagnose_foreign(error: BaseException) -> tuple[ExitCode, str, str]:
 
 def _checkpoint_advice(error: CheckpointError) -> str:
     if _DISK_FULL.search(str(error)):
+        folder = Path(error.path).parent
         return (
-            f"The disk that holds {Path(error.path).parent} is full: free space, lower checkpoint.keep, "
+            f"The disk that holds {folder} is full: free space, lower checkpoint.keep, "
             'or set runs to a larger disk; then continue with checkpoint.resume = "auto".'
         )
     return error.fix or "Choose another checkpoint with checkpoint.resume."
