@@ -128,15 +128,15 @@ def on_joined(ctx: Context, fact: GangJoined) -> None:
     lost = [node for node in fact.empty if node in gang.keepers]
     for node in lost:
         gang.lost[node] = "empty"
-    memory_step = fact.step if fact.step >= 0 and in_memory(gang) else -1
-    restore(ctx, job, memory_step)
+    gang.memory_step = fact.step if fact.step >= 0 and in_memory(gang) else -1
+    restore(ctx, job)
 
 
-def restore(ctx: Context, job: Job, memory_step: int) -> None:
+def restore(ctx: Context, job: Job) -> None:
     """Orders the restore of the best step that can be had."""
     gang, placement = gang_of(job), job.placement
     assert placement is not None
-    gang.restored, gang.source = choose_source(ctx, job, memory_step)
+    gang.restored, gang.source = choose_source(ctx, job, gang.memory_step)
     gang.deadline_ns = enter(ctx, job, "restoring", timeouts_of(ctx, job).restore_ns)
     ctx.emit(placement.nodes, restore_order(job))
 
@@ -185,8 +185,16 @@ def choose_source(ctx: Context, job: Job, memory_step: int) -> tuple[int, Source
             return memory_step, "peer" if memory_step else "none"
     if not durable:
         return (memory_step, "peer") if usable and memory_step else (0, "none")
-    whole = not gang.lost and gang.keepers and "disk" not in gang.refused
-    return durable, "disk" if whole else "remote"
+    return durable, "disk" if _on_disks(job) else "remote"
+
+
+def _on_disks(job: Job) -> bool:
+    """Whether every node of the new generation wrote its own part of the last checkpoint."""
+    gang = gang_of(job)
+    if job.placement is None or gang.lost or not gang.keepers or "disk" in gang.refused:
+        return False
+    had = dict.fromkeys(gang.keepers)
+    return all(node in had for node in job.placement.nodes)
 
 
 def on_ready(ctx: Context, fact: GangReady) -> bool:
@@ -270,7 +278,7 @@ def on_restore_failed(ctx: Context, fact: RestoreFailed) -> None:
         job.durables = [step for step in job.durables if step != fact.step]
     else:
         gang.refused = (*gang.refused, fact.source)
-    restore(ctx, job, -1 if fact.source == "peer" else gang.restored)
+    restore(ctx, job)
 
 
 def stop_on(ctx: Context, job: Job, nodes: tuple[int, ...], *, keep_snapshots: bool) -> None:

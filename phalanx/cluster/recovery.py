@@ -215,6 +215,7 @@ def drop_spare(ctx: Context, job: Job, node: int) -> None:
     job.placement = structs.replace(placement, spares=spares)
     account = ctx.ledger.accounts[job.id]
     ctx.ledger.resize(job.id, account.gpus, spare_gpus(ctx, job.placement))
+    ctx.look_at_queue(capacity=True)
 
 
 def _cut(job: Job, option: Option, nodes: list[int]) -> list[int]:

@@ -185,6 +185,8 @@ def allowed(hint: Any) -> str:
         return "an array of tables"
     if get_origin(hint) is dict:
         return f"a table whose values are {allowed(get_args(hint)[1])}"
+    if get_origin(hint) is tuple and get_args(hint)[-1] is Ellipsis:
+        return f"an array whose entries are {allowed(get_args(hint)[0])}"
     if get_origin(hint) is tuple:
         return f"an array of {len(get_args(hint))} integers"
     names = {int: "an integer", float: "a number", bool: "true or false", str: "a string"}

@@ -1,0 +1,155 @@
+"""How fast the core is at 12,500 nodes, and what its watch over 100,000 ranks costs.
+
+    python -m benchmarks.cluster [--events N] [--nodes N]
+
+The load is a busy fleet: one job on a third of it, hundreds of smaller ones; steps, failures,
+swaps, shrinks, repairs. The log that it makes is then replayed from its start, and from a snapshot.
+Exits with 1 when a bar is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+import msgspec
+import numpy as np
+
+from benchmarks.cluster_load import Load, fleet_of, healthy, policy_of
+from phalanx.cluster.core import Core
+from phalanx.cluster.detectors import slow_compute
+from phalanx.cluster.events import Event
+from phalanx.cluster.liveness import Liveness
+
+SECOND = 10**9
+R = TypeVar("R")
+EVENTS_PER_SECOND, LIVENESS_SHARE = 20_000, 0.15
+REPLAY_SECONDS, RESTORE_SECONDS = 60.0, 2.0
+SEED = 1
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--events", type=int, default=1_000_000)
+    parser.add_argument("--nodes", type=int, default=12_500)
+    options = parser.parse_args()
+    print(f"load average before: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
+    misses = [
+        *throughput(options.nodes, options.events),
+        *liveness(options.nodes),
+    ]
+    straggler()
+    for miss in misses:
+        print(f"MISSED: {miss}")
+    return 1 if misses else 0
+
+
+def throughput(nodes: int, count: int) -> list[str]:
+    """Events a second while the log is made, then its replay and a restart from a snapshot."""
+    core = Core(fleet_of(nodes), policy_of())
+    load = Load(core, SEED)
+    log: list[bytes] = []
+    handling = 0.0
+    slowest = 0.0
+    kinds: dict[str, list[float]] = {}
+    gc.collect()
+    gc.freeze()
+    for event in load.events(count):
+        log.append(msgspec.msgpack.encode(event))
+        started = time.perf_counter()
+        commands = core.handle(event)
+        took = time.perf_counter() - started
+        handling += took
+        slowest = max(slowest, took)
+        kinds.setdefault(type(event.body).__name__, []).append(took)
+        load.sent(commands)
+    core.ledger.check(core.view)
+    rate = count / handling
+    days = core.view.now_ns / SECOND / 86400
+    print(
+        f"{count:,} events on {nodes:,} nodes ({days:.2f} days, {len(core.view.jobs)} jobs, "
+        f"{healthy(core):,} nodes fit): {rate:,.0f} events/s, slowest {slowest * 1000:.1f} ms"
+    )
+    for name in sorted(kinds, key=lambda name: -sum(kinds[name])):
+        times = kinds[name]
+        print(
+            f"    {name:14} {len(times):9,} x {sum(times) / len(times) * 1e6:8.1f} us "
+            f"= {sum(times):6.2f} s"
+        )
+    misses = [] if rate >= EVENTS_PER_SECOND else [f"{rate:,.0f} events/s"]
+    return misses + replay(core, log, nodes)
+
+
+def replay(core: Core, log: list[bytes], nodes: int) -> list[str]:
+    """The same log again, decoded from bytes; and a core from its snapshot."""
+    decoder = msgspec.msgpack.Decoder(Event)
+
+    def again() -> Core:
+        other = Core(fleet_of(nodes), policy_of())
+        for data in log:
+            other.handle(decoder.decode(data))
+        return other
+
+    other, seconds = timed(again)
+    kept, writing = timed(core.snapshot)
+    assert other.snapshot() == kept, "the replay ended elsewhere"
+    restored, reading = timed(lambda: Core.restore(kept))
+    assert restored.snapshot() == kept
+    size = sum(map(len, log))
+    print(f"replay of {len(log):,} events ({size / 1e6:.0f} MB): {seconds:.1f} s, same state")
+    print(f"snapshot {len(kept) / 1e6:.1f} MB: written {writing:.2f} s, restored {reading:.2f} s")
+    misses = []
+    if seconds * 1e6 / len(log) > REPLAY_SECONDS:
+        misses.append(f"replay {seconds:.1f} s")
+    if reading > RESTORE_SECONDS:
+        misses.append(f"restore {reading:.2f} s")
+    return misses
+
+
+def liveness(nodes: int) -> list[str]:
+    """A minute of heartbeats, one call each, and the look for who is silent."""
+    watch = Liveness(21 * SECOND, nodes)
+    for node in range(nodes):
+        watch.watch(node, 0)
+    rounds = 12
+
+    def minute() -> int:
+        found = 0
+        for number in range(rounds):
+            now = number * 5 * SECOND
+            for node in range(nodes):
+                watch.heartbeat(node, now)
+            for tick in range(5):
+                found += len(watch.silent(now + tick * SECOND))
+        return found
+
+    silent, seconds = timed(minute)
+    assert silent == 0
+    share = seconds / (rounds * 5)
+    print(f"liveness of {nodes:,} nodes at 5 s: {share:.2%} of a core")
+    return [] if share < LIVENESS_SHARE else [f"liveness {share:.1%}"]
+
+
+def straggler() -> None:
+    """One judgement over 100,000 ranks and 12 steps."""
+    times = np.random.default_rng(SEED).normal(4e8, 4e6, (12, 100_000)).astype(np.int64)
+    times[:, 54_321] = times[:, 54_321] * 11 // 10
+    found, seconds = timed(lambda: slow_compute(times))
+    assert [slow.rank for slow in found] == [54_321]
+    print(f"slow rank among 100,000 named in {seconds * 1000:.0f} ms")
+
+
+def timed(work: Callable[[], R]) -> tuple[R, float]:
+    """What a function returns, and how long it took."""
+    started = time.perf_counter()
+    result = work()
+    return result, time.perf_counter() - started
+
+
+if __name__ == "__main__":
+    sys.exit(main())

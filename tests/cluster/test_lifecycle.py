@@ -1,0 +1,319 @@
+from __future__ import annotations
+
+import pytest
+
+from phalanx.cluster.commands import Accept, Drain, Notify, Refuse, Stop
+from phalanx.cluster.events import (
+    Cancel,
+    GangDrained,
+    Hold,
+    JobFinished,
+    RaiseBudget,
+    Requeue,
+    Step,
+    Submit,
+    SubmitWorkflow,
+    WorkerExited,
+)
+from phalanx.cluster.job import Array, Dependency, Expected, GangShape, JobSpec
+from tests.cluster.drive import EXPECTED, SECOND, SHAPE, Drive
+
+ONE = GangShape(replicas=1, tensor=8, slot_gpus=8, slot_cpus=8)
+
+
+def finish(drive: Drive, job) -> None:
+    if job.state == "forming":
+        drive.run(job)
+    drive.tell(JobFinished(job=job.id, generation=job.generation, step=job.step))
+
+
+def refused(drive: Drive, **fields) -> str:
+    spec = JobSpec(**{"name": "job", "gang": SHAPE, "expected": EXPECTED, **fields})
+    (command,) = drive.tell(Submit(spec=spec, request="ask"))
+    assert isinstance(command.body, Refuse) and command.body.request == "ask"
+    return str(command.body.reason)
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"name": ""}, "name"),
+        ({"gang": GangShape(replicas=0)}, "gang.replicas = 0: must be at least 1"),
+        ({"gang": GangShape(replicas=2, least_replicas=3)}, "must not be above gang.replicas"),
+        ({"gang": GangShape(slot_gpus=-1)}, "gang.slot_gpus = -1"),
+        ({"expected": Expected(step_ns=0)}, "expected.step_ns = 0"),
+        ({"expected": Expected(restore_disk_ns=-1)}, "expected.restore_disk_ns = -1"),
+        ({"time_limit_ns": -1}, "time_limit_ns = -1"),
+        ({"retries": -1}, "retries = -1"),
+        ({"array": Array(0)}, "array.count = 0"),
+        ({"array": Array(5, -1)}, "array.width = -1"),
+        ({"constraint": "h100 &"}, "a feature is missing"),
+        ({"constraint": "h10"}, 'did you mean "h100"?'),
+        ({"after": (Dependency("afterok", 99),)}, "depends on job 99, which does not exist"),
+        (
+            {"budget_gpu_seconds": 3600, "expected": Expected(steps=10**6)},
+            "would take about 4445 GPU-hours and the budget is 1",
+        ),
+    ],
+)
+def test_a_submission_that_makes_no_sense_is_refused_with_the_reason(fields, said):
+    assert said in refused(Drive(), **fields)
+
+
+def test_a_job_larger_than_the_fleet_is_refused():
+    drive = Drive(4)
+    refused(drive, gang=GangShape(replicas=5, tensor=8, slot_gpus=8))
+    assert not drive.core.view.jobs
+
+
+def test_a_forced_job_may_exceed_its_budget():
+    drive = Drive()
+    job = drive.submit(budget_gpu_seconds=3600, expected=Expected(steps=10**6), forced=True)
+    assert job.state == "forming"
+
+
+def test_afterok_waits_for_success():
+    drive = Drive()
+    first = drive.submit(gang=ONE)
+    second = drive.submit(gang=ONE, after=(Dependency("afterok", first.id),))
+    assert (second.state, second.eligible) == ("pending", False)
+    assert str(second.why) == f"waits for 1 other jobs, the first is {first.id}"
+    finish(drive, first)
+    drive.wait(SECOND)
+    assert second.state == "forming"
+
+
+def test_afterok_of_a_failed_job_can_never_be_satisfied_and_says_so():
+    drive = Drive()
+    first = drive.submit(gang=ONE)
+    second = drive.submit(gang=ONE, after=(Dependency("afterok", first.id),))
+    third = drive.submit(gang=ONE, after=(Dependency("afterany", first.id),))
+    drive.tell(Cancel(job=first.id))
+    drive.wait(SECOND)
+    assert second.state == "pending" and "can never start" in str(second.why)
+    assert any("can never start" in str(n.reason) for n in drive.bodies(Notify))
+    assert third.state == "forming"
+    late = drive.submit(gang=ONE, after=(Dependency("afterok", first.id),))
+    assert "can never start" in str(late.why)
+
+
+def test_a_singleton_waits_for_its_namesakes():
+    drive = Drive()
+    spec = {"name": "nightly", "user": "ada", "gang": ONE, "after": (Dependency("singleton"),)}
+    first, second, third = (drive.submit(**spec) for _ in range(3))
+    other = drive.submit(**{**spec, "user": "eve"})
+    assert [job.state for job in (first, second, third)] == ["forming", "pending", "pending"]
+    assert other.state == "forming"
+    finish(drive, first)
+    drive.wait(SECOND)
+    assert [job.state for job in (second, third)] == ["forming", "pending"]
+
+
+def test_an_array_runs_at_most_its_width_at_a_time():
+    drive = Drive(8)
+    first = drive.submit(gang=ONE, array=Array(5, 2))
+    jobs = [drive.core.view.jobs[first.id + index] for index in range(5)]
+    assert [job.state for job in jobs] == ["forming"] * 2 + ["pending"] * 3
+    assert str(jobs[3].why) == "its array runs at most 2 jobs at a time"
+    drive.tell(Cancel(job=jobs[2].id))  # one that has not been let in yet
+    finish(drive, jobs[0])
+    drive.wait(SECOND)
+    assert [job.state for job in jobs[1:]] == ["forming", "cancelled", "forming", "pending"]
+
+
+def test_an_array_that_waits_for_another_job_keeps_its_width():
+    drive = Drive(8)
+    first = drive.submit(gang=ONE)
+    array = drive.submit(gang=ONE, array=Array(3, 1), after=(Dependency("afterok", first.id),))
+    last = drive.submit(gang=ONE, after=(Dependency("afterok", array.id),))
+    finish(drive, first)
+    for index in range(3):
+        drive.wait(SECOND)
+        states = [drive.core.view.jobs[array.id + n].state for n in range(3)]
+        assert states == ["done"] * index + ["forming"] + ["pending"] * (2 - index)
+        assert last.state == "pending"
+        finish(drive, drive.core.view.jobs[array.id + index])
+    drive.wait(SECOND)
+    assert last.state == "forming"
+
+
+def workflow(*steps: tuple[str, tuple[str, ...]]) -> SubmitWorkflow:
+    return SubmitWorkflow(
+        steps=tuple(
+            Step(
+                name=name,
+                spec=JobSpec(name=name, gang=ONE, expected=EXPECTED),
+                after=tuple(("afterok", other) for other in after),
+            )
+            for name, after in steps
+        ),
+        request="flow",
+    )
+
+
+def test_a_workflow_runs_in_the_order_of_its_dependencies():
+    drive = Drive()
+    drive.tell(workflow(("evaluate", ("train",)), ("train", ("prepare",)), ("prepare", ())))
+    drive.wait(SECOND)
+    jobs = {job.spec.name: job for job in drive.core.view.jobs.values()}
+    assert [jobs[name].state for name in ("prepare", "train", "evaluate")] == [
+        "forming",
+        "pending",
+        "pending",
+    ]
+    accepted = [body.job for body in drive.bodies(Accept)]
+    assert accepted == [jobs[name].id for name in ("evaluate", "train", "prepare")]
+
+
+@pytest.mark.parametrize(
+    ("steps", "said"),
+    [
+        ([("a", ("b",)), ("b", ("c",)), ("c", ("b",))], "in a circle: b -> c -> b"),
+        ([("a", ("a",))], "a -> a"),
+        ([("a", ("x",))], 'job "a" waits for "x"'),
+        ([("a", ()), ("a", ())], 'two jobs of the workflow are named "a"'),
+    ],
+)
+def test_a_workflow_that_cannot_run_is_refused_as_a_whole(steps, said):
+    drive = Drive()
+    (command,) = drive.tell(workflow(*steps))
+    assert isinstance(command.body, Refuse) and said in str(command.body.reason)
+    assert not drive.core.view.jobs
+
+
+def test_a_cancelled_job_is_stopped_everywhere_and_its_nodes_are_free():
+    drive = Drive()
+    job = drive.running()
+    nodes = job.placement.nodes
+    drive.tell(Cancel(job=job.id))
+    assert job.state == "cancelled" and job.placement is None
+    assert drive.sent[-3].target == nodes or any(
+        isinstance(command.body, Stop) and command.target == nodes for command in drive.sent
+    )
+    assert sum(drive.core.view.fleet.idle_gpus) == drive.core.view.fleet.total_gpus
+    (command,) = drive.tell(Cancel(job=job.id, request="again"))
+    assert "has already ended (cancelled)" in str(command.body.reason)
+
+
+def test_a_requeued_job_drains_and_comes_back_from_its_checkpoint():
+    drive = Drive()
+    job = drive.running(steps=150)
+    drive.tell(Requeue(job=job.id))
+    assert job.state == "draining" and drive.bodies(Drain)
+    drive.tell(GangDrained(job=job.id, generation=1, step=151), SECOND)
+    assert job.state == "pending"
+    drive.wait(SECOND)
+    drive.run(job, -1)
+    assert (drive.last_restore().step, drive.last_restore().source) == (151, "remote")
+
+
+def test_a_gang_that_does_not_drain_in_time_is_ended_anyway():
+    drive = Drive()
+    job = drive.running()
+    drive.tell(Requeue(job=job.id))
+    drive.wait(30 * SECOND)
+    assert job.state == "forming" and job.generation == 2
+    assert job.durable == 100
+
+
+def test_a_held_job_stays_out_of_the_queue():
+    drive = Drive(2)
+    first = drive.submit()
+    second = drive.submit()
+    drive.tell(Hold(job=second.id))
+    finish(drive, first)
+    drive.wait(SECOND)
+    assert second.state == "pending" and str(second.why) == "held by a person"
+    drive.tell(Hold(job=second.id, held=False))
+    drive.wait(SECOND)
+    assert second.state == "forming"
+    (command,) = drive.tell(Hold(job=second.id))
+    assert isinstance(command.body, Refuse)
+
+
+def test_a_time_limit_gives_grace_and_ends_the_job():
+    drive = Drive()
+    job = drive.running(steps=10, time_limit_ns=3600 * SECOND)
+    drive.wait(job.started_ns + 3600 * SECOND - drive.now_ns)
+    assert job.state == "draining"
+    drive.tell(GangDrained(job=job.id, generation=1, step=700))
+    assert job.state == "failed" and "time limit of 3600 s" in str(job.why)
+
+
+def test_a_job_may_go_back_into_the_queue_at_its_time_limit_again_and_again():
+    drive = Drive()
+    job = drive.running(steps=10, time_limit_ns=3600 * SECOND, requeue_at_limit=True)
+    for generation in (1, 2):
+        drive.wait(3700 * SECOND)
+        assert job.state in ("draining", "forming")
+        drive.wait(100 * SECOND)
+        assert job.generation > generation
+        drive.run(job)
+
+
+def test_a_budget_warns_then_stops_the_job():
+    drive = Drive()
+    job = drive.submit(budget_gpu_seconds=16 * 1000)
+    drive.run(job)
+    drive.wait(850 * SECOND)
+    assert any("80 % of its budget" in str(n.reason) for n in drive.bodies(Notify))
+    assert job.state == "running"
+    drive.wait(200 * SECOND)
+    drive.wait(100 * SECOND)
+    assert job.state == "failed" and "used its budget of 4 GPU-hours" in str(job.why)
+
+
+def test_a_raised_budget_lets_the_job_go_on():
+    drive = Drive()
+    job = drive.submit(budget_gpu_seconds=16 * 1000)
+    drive.run(job)
+    drive.wait(900 * SECOND)
+    drive.tell(RaiseBudget(job=job.id, budget_gpu_seconds=16 * 10_000))
+    drive.wait(1000 * SECOND)
+    assert job.state == "running"
+    drive.tell(RaiseBudget(job=job.id, budget_gpu_seconds=1, forced=True))
+    drive.wait(100_000 * SECOND)
+    assert job.state == "running"
+
+
+def test_the_same_step_failing_again_and_again_stops_the_job_with_the_evidence():
+    drive = Drive()
+    job = drive.running(retries=100)
+    for _ in range(3):
+        assert job.state == "running"
+        drive.tell(
+            WorkerExited(
+                job=job.id,
+                generation=job.generation,
+                node=job.placement.nodes[0],
+                rank=3,
+                cause="user_error",
+                detail="ValueError: bad sample",
+            )
+        )
+        drive.wait(SECOND)
+        if job.state == "forming":
+            drive.run(job)
+    assert job.state == "failed"
+    assert "step 150 failed 3 times in a row" in str(job.why)
+    assert "ValueError: bad sample" in str(job.why)
+
+
+def test_a_job_that_makes_progress_between_failures_uses_up_its_retries():
+    drive = Drive()
+    job = drive.running(retries=2)
+    for attempt in range(3):
+        drive.tell(
+            WorkerExited(
+                job=job.id,
+                generation=job.generation,
+                node=job.placement.nodes[0],
+                rank=3,
+                cause="user_error",
+            )
+        )
+        drive.wait(SECOND)
+        if attempt < 2:
+            drive.run(job)
+            drive.train(job, 10)
+    assert job.state == "failed" and "more often than its 2 retries" in str(job.why)
