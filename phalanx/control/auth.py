@@ -1,0 +1,174 @@
+"""Tokens, roles and teams: who may do what.
+
+A token is shown once, when it is made; the store keeps its SHA-256 alone (a token has 256 random
+bits, so a slow hash would protect nothing). Looking one up is one dictionary access.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import time
+from collections.abc import Callable
+from typing import Literal
+
+import msgspec
+from msgspec import Struct, structs
+
+from phalanx.control.store import Store
+
+Role = Literal["admin", "user", "read", "agent", "join"]
+PREFIX = "phx_"
+HOUR_NS = 3600 * 10**9
+JOIN_HOURS = 24
+
+
+class Token(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What is known of a token. ``team`` "": every team (admin, read); ``node``: an agent's own."""
+
+    id: str
+    name: str  # of the person or program that has it
+    role: Role
+    team: str = ""
+    node: str = ""
+    machine: str = ""
+    created_ns: int = 0
+    expires_ns: int = 0  # 0: never
+    revoked: bool = False
+
+
+class Kept(Struct, frozen=True):
+    """A token as the store keeps it."""
+
+    digest: bytes
+    token: Token
+
+
+class AuthError(Exception):
+    """A request that is not let through; ``status`` as in HTTP."""
+
+    def __init__(self, status: int, code: str, message: str) -> None:
+        super().__init__(message)
+        self.status, self.code = status, code
+
+
+class Tokens:
+    """Every token of a server. All changes go through the leader's store."""
+
+    def __init__(self, store: Store, now_ns: Callable[[], int] = time.time_ns) -> None:
+        self._store = store
+        self._now_ns = now_ns
+        self._by_digest: dict[bytes, Token] = {}
+        self._digests: dict[str, bytes] = {}
+        self.reload()
+
+    def reload(self) -> None:
+        """Read them all from the store (a standby that takes over)."""
+        for name, record in self._store.tokens():
+            kept = msgspec.msgpack.decode(record, type=Kept)
+            self._by_digest[kept.digest] = kept.token
+            self._digests[name] = kept.digest
+
+    def __len__(self) -> int:
+        return len(self._digests)
+
+    def all(self) -> list[Token]:
+        """Every token's record, oldest first."""
+        return sorted(self._by_digest.values(), key=lambda token: token.created_ns)
+
+    def create(
+        self,
+        role: Role,
+        name: str,
+        *,
+        team: str = "",
+        hours: float = 0,
+        node: str = "",
+        machine: str = "",
+    ) -> tuple[str, Token]:
+        """A new token, in words that only its owner will know, and its record."""
+        secret = f"{PREFIX}{role}_{secrets.token_urlsafe(32)}"
+        now = self._now_ns()
+        token = Token(
+            id=secrets.token_hex(6),
+            name=name,
+            role=role,
+            team=team,
+            node=node,
+            machine=machine,
+            created_ns=now,
+            expires_ns=now + int(hours * HOUR_NS) if hours else 0,
+        )
+        self._keep(_digest(secret), token)
+        return secret, token
+
+    def revoke(self, number: str) -> Token | None:
+        """Make a token worthless; None when there is none of this id."""
+        digest = self._digests.get(number)
+        if digest is None:
+            return None
+        token = structs.replace(self._by_digest[digest], revoked=True)
+        self._keep(digest, token)
+        return token
+
+    def revoke_node(self, node: str) -> None:
+        """Agent tokens of a node that joins anew are worthless from now on."""
+        for token in list(self._by_digest.values()):
+            if token.node == node and not token.revoked:
+                self.revoke(token.id)
+
+    def check(self, secret: str) -> Token:
+        """The record of a token that is good now; AuthError otherwise."""
+        token = self._by_digest.get(_digest(secret))
+        if token is None or token.revoked:
+            raise AuthError(
+                401,
+                "wrong_token",
+                "this token is not known here (or was revoked): ask an administrator for one "
+                "(`phalanx token create`)",
+            )
+        if token.expires_ns and token.expires_ns <= self._now_ns():
+            hours = (self._now_ns() - token.expires_ns) / HOUR_NS
+            raise AuthError(
+                401,
+                "expired_token",
+                f"this {token.role} token expired {hours:.1f} hours ago: make a new one with "
+                f"`phalanx token create --role {token.role}`",
+            )
+        return token
+
+    def _keep(self, digest: bytes, token: Token) -> None:
+        self._store.put_token(token.id, msgspec.msgpack.encode(Kept(digest, token)))
+        self._by_digest[digest] = token
+        self._digests[token.id] = digest
+
+
+def _digest(secret: str) -> bytes:
+    return hashlib.sha256(secret.encode()).digest()
+
+
+def bearer(header: str | None) -> str:
+    """The token of an Authorization header."""
+    kind, _, secret = (header or "").partition(" ")
+    if kind.lower() != "bearer" or not secret.strip():
+        raise AuthError(
+            401,
+            "no_token",
+            "give a token: `Authorization: Bearer …` (the command line reads PHALANX_TOKEN, "
+            "PHALANX_TOKEN_FILE, or the file in the server's state folder)",
+        )
+    return secret.strip()
+
+
+def require(token: Token, roles: tuple[Role, ...]) -> None:
+    """AuthError unless the token's role is one of these."""
+    if token.role not in roles:
+        wanted = " or ".join(roles)
+        raise AuthError(
+            403, "wrong_role", f"this needs the role {wanted}; the token's role is {token.role}"
+        )
+
+
+def may_see(token: Token, team: str) -> bool:
+    """Whether the token's owner may know of a team's jobs."""
+    return token.role == "admin" or not token.team or token.team == team

@@ -1,0 +1,148 @@
+"""The event log and its snapshots: what a server must not lose.
+
+``Store`` is what the controller needs; SQLite and PostgreSQL give it. Its methods block and are
+called from one thread of their own, so that an fsync never holds up a socket.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+from msgspec import Struct
+
+from phalanx.cluster.commands import Command
+from phalanx.cluster.events import Event, EventBody
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode_body = msgspec.msgpack.Decoder(EventBody).decode
+_decode_commands = msgspec.msgpack.Decoder(list[Command]).decode
+
+
+class StoreError(Exception):
+    """The store could not do its work: full disk, damaged file, lost connection."""
+
+
+class StoreLostError(StoreError):
+    """Another server has taken over: this one must not write any more."""
+
+
+class StoreBusyError(StoreError):
+    """Another server leads on this store."""
+
+    def __init__(self, message: str, leader: str = "") -> None:
+        super().__init__(message)
+        self.leader = leader  # its URL
+
+
+class Snapshot(Struct, frozen=True, kw_only=True):
+    """A state of the core, and the shell's memory of what it answered to whom."""
+
+    sequence: int
+    version: str  # of the package that wrote it
+    core: bytes
+    answers: bytes
+
+
+class Lead(Struct, frozen=True, kw_only=True):
+    """Leadership that was just taken."""
+
+    epoch: int
+    version_before: str  # of the package of the leader before; "": there was none
+
+
+Row = tuple[int, int, bytes]  # sequence, time_ns, body
+CommandRow = tuple[int, bytes]  # sequence, its commands
+
+
+class Store(Protocol):
+    """A log with one writer at a time."""
+
+    def lead(self, url: str, version: str) -> Lead:
+        """Become the one writer, with a new epoch; StoreBusyError when there is another."""
+
+    def renew(self) -> None:
+        """Say that the leader is well; StoreLostError when it no longer is the leader."""
+
+    def append(self, events: Sequence[Row], commands: Sequence[CommandRow]) -> None:
+        """Store events (all or none, durably), and commands that earlier events gave."""
+
+    def save_snapshot(self, snapshot: Snapshot) -> None:
+        """Keep a snapshot; older ones than the last two go."""
+
+    def last_snapshot(self) -> Snapshot | None:
+        """The newest one."""
+
+    def events(self, after: int, limit: int) -> list[Row]:
+        """Events behind a sequence, oldest first."""
+
+    def commands(self, sequences: Sequence[int]) -> list[CommandRow]:
+        """What some events gave, as far as it was stored."""
+
+    def tokens(self) -> list[tuple[str, bytes]]:
+        """Every token's id and record."""
+
+    def put_token(self, token: str, record: bytes) -> None:
+        """Keep the record of a token, new or changed."""
+
+    def close(self) -> None:
+        """Give up leadership and let go of everything."""
+
+
+def event_row(event: Event) -> Row:
+    """An event as it is stored."""
+    return event.sequence, event.time_ns, _encode(event.body)
+
+
+def event_of(row: Row) -> Event:
+    """The event in a row."""
+    sequence, time_ns, body = row
+    return Event(sequence, time_ns, _decode_body(body))
+
+
+def command_row(sequence: int, commands: Sequence[Command]) -> CommandRow:
+    """The commands of an event as they are stored."""
+    return sequence, _encode(commands)
+
+
+def commands_of(row: CommandRow) -> list[Command]:
+    """The commands in a row."""
+    return _decode_commands(row[1])
+
+
+def tail(store: Store, after: int, page: int = 10_000) -> Iterator[Event]:
+    """Every event behind a sequence; StoreError where the log has a gap."""
+    while rows := store.events(after, page):
+        for row in rows:
+            if row[0] != after + 1:
+                raise StoreError(
+                    f"the log jumps from event {after} to event {row[0]}: it is damaged; "
+                    "restore the newest backup"
+                )
+            after = row[0]
+            yield event_of(row)
+
+
+def open_store(where: str, folder: Path) -> Store:
+    """The store that ``--store`` names: "" for SQLite in the folder, or a PostgreSQL URL."""
+    if not where:
+        from phalanx.control.store_sqlite import SqliteStore
+
+        return SqliteStore(folder / "log.sqlite")
+    if where.startswith(("postgresql://", "postgres://")):
+        try:
+            from phalanx.control.store_postgres import PostgresStore
+        except ImportError:
+            raise StoreError(
+                "PostgreSQL needs the package psycopg: pip install 'phalanx[postgres]'"
+            ) from None
+        return PostgresStore(where)
+    raise StoreError(f"{where!r} is no store: leave it out for SQLite, or give postgresql://…")
+
+
+def sequences(rows: Iterable[Row]) -> str:
+    """Which events these are, for an error message."""
+    numbers = [row[0] for row in rows]
+    return f"events {numbers[0]} to {numbers[-1]}" if numbers else "no events"

@@ -1,0 +1,222 @@
+"""The log in PostgreSQL: the store of a leader and its standby.
+
+The leader holds an advisory lock in the session that it writes with, so a killed leader is
+replaced as soon as its connection breaks. One that hangs stops renewing its row; the standby then
+ends its session. Every write checks the epoch in its own transaction: a deposed leader cannot.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from threading import Lock
+from typing import Any
+
+import psycopg
+
+from phalanx.control.store import (
+    CommandRow,
+    Lead,
+    Row,
+    Snapshot,
+    StoreBusyError,
+    StoreError,
+    StoreLostError,
+    sequences,
+)
+from phalanx.control.store_sqlite import SNAPSHOTS_KEPT
+
+LEASE_SECONDS = 5.0  # without a renewal, a leader counts as hung
+LOCK = 0x7068616C  # of the advisory lock, with the number of the schema
+
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS events (sequence BIGINT PRIMARY KEY, time_ns BIGINT, body BYTEA);
+CREATE TABLE IF NOT EXISTS commands (sequence BIGINT PRIMARY KEY, body BYTEA);
+CREATE TABLE IF NOT EXISTS snapshots
+    (sequence BIGINT PRIMARY KEY, version TEXT, core BYTEA, answers BYTEA);
+CREATE TABLE IF NOT EXISTS leader (
+    one BOOLEAN PRIMARY KEY DEFAULT TRUE CHECK (one),
+    epoch BIGINT, url TEXT, version TEXT, backend INTEGER, renewed TIMESTAMPTZ);
+CREATE TABLE IF NOT EXISTS tokens (id TEXT PRIMARY KEY, record BYTEA);
+INSERT INTO leader VALUES (TRUE, 0, '', '', 0, now()) ON CONFLICT DO NOTHING;
+"""
+
+
+class PostgresStore:
+    """One session to write, one to read; both are made again when they break."""
+
+    def __init__(self, url: str, lease_seconds: float = LEASE_SECONDS) -> None:
+        self.url = url
+        self.lease_seconds = lease_seconds
+        self.epoch = 0  # 0: not leading
+        self._using, self._reading = Lock(), Lock()
+        self._writer = self._connect()
+        self._reader = self._connect()
+        with self._explained(), self._writer.transaction():
+            # Two servers may start together; creating a table twice at once is an error.
+            self._writer.execute("SELECT pg_advisory_xact_lock(%s)", (LOCK + 1,))
+            self._writer.execute(SCHEMA)
+
+    def _connect(self) -> psycopg.Connection[Any]:
+        try:
+            session = psycopg.connect(
+                self.url,
+                autocommit=True,
+                connect_timeout=5,
+                keepalives_idle=5,
+                keepalives_interval=2,
+                keepalives_count=3,
+                application_name="phalanx",
+            )
+            # The server's side: the lock of a machine that vanished is given back soon.
+            session.execute("SET tcp_keepalives_idle = 5; SET tcp_keepalives_interval = 2")
+            session.execute("SET tcp_keepalives_count = 3; SET synchronous_commit = on")
+            return session
+        except psycopg.Error as error:
+            raise StoreError(f"cannot reach PostgreSQL: {_one_line(error)}") from None
+
+    def lead(self, url: str, version: str) -> Lead:
+        """Take the lock (from a leader that hangs, too) and the next epoch."""
+        with self._using, self._explained():
+            if self._writer.closed:
+                self._writer = self._connect()
+            if not self._take_lock():
+                self._end_hung_leader()
+                if not self._take_lock():
+                    row = self._writer.execute("SELECT url FROM leader").fetchone()
+                    raise StoreBusyError("another server leads", row[0] if row else "")
+            with self._writer.transaction():
+                row = self._writer.execute(
+                    "SELECT epoch, version FROM leader FOR UPDATE"
+                ).fetchone()
+                assert row is not None
+                self.epoch = row[0] + 1
+                self._writer.execute(
+                    "UPDATE leader SET epoch = %s, url = %s, version = %s, "
+                    "backend = pg_backend_pid(), renewed = now()",
+                    (self.epoch, url, version),
+                )
+            return Lead(epoch=self.epoch, version_before=row[1])
+
+    def _take_lock(self) -> bool:
+        row = self._writer.execute("SELECT pg_try_advisory_lock(%s)", (LOCK,)).fetchone()
+        return bool(row and row[0])
+
+    def _end_hung_leader(self) -> None:
+        row = self._writer.execute(
+            "SELECT backend FROM leader WHERE renewed < now() - make_interval(secs => %s)",
+            (self.lease_seconds,),
+        ).fetchone()
+        if row and row[0]:
+            self._writer.execute("SELECT pg_terminate_backend(%s)", (row[0],))
+            time.sleep(0.1)
+
+    def renew(self) -> None:
+        """Say that this leader is well."""
+        with self._using, self._fenced():
+            self._writer.execute("UPDATE leader SET renewed = now()")
+
+    def append(self, events: Sequence[Row], commands: Sequence[CommandRow]) -> None:
+        """One transaction, which also proves that this server still leads."""
+        with self._using, self._fenced() as cursor:
+            try:
+                cursor.executemany("INSERT INTO events VALUES (%s, %s, %s)", events)
+            except psycopg.errors.UniqueViolation:
+                text = f"{sequences(events)} are already there: another server wrote them"
+                raise StoreLostError(text) from None
+            cursor.executemany(
+                "INSERT INTO commands VALUES (%s, %s) ON CONFLICT (sequence) "
+                "DO UPDATE SET body = excluded.body",
+                commands,
+            )
+
+    def save_snapshot(self, snapshot: Snapshot) -> None:
+        """Keep it and the one before it."""
+        with self._using, self._fenced() as cursor:
+            cursor.execute(
+                "INSERT INTO snapshots VALUES (%s, %s, %s, %s) ON CONFLICT (sequence) DO UPDATE "
+                "SET version = excluded.version, core = excluded.core, answers = excluded.answers",
+                (snapshot.sequence, snapshot.version, snapshot.core, snapshot.answers),
+            )
+            cursor.execute(
+                "DELETE FROM snapshots WHERE sequence NOT IN "
+                "(SELECT sequence FROM snapshots ORDER BY sequence DESC LIMIT %s)",
+                (SNAPSHOTS_KEPT,),
+            )
+
+    def last_snapshot(self) -> Snapshot | None:
+        """The newest one."""
+        rows = self._read(
+            "SELECT sequence, version, core, answers FROM snapshots ORDER BY sequence DESC LIMIT 1"
+        )
+        for sequence, version, core, answers in rows:
+            return Snapshot(sequence=sequence, version=version, core=core, answers=answers)
+        return None
+
+    def events(self, after: int, limit: int) -> list[Row]:
+        """Events behind a sequence, oldest first."""
+        return self._read(
+            "SELECT sequence, time_ns, body FROM events WHERE sequence > %s "
+            "ORDER BY sequence LIMIT %s",
+            (after, limit),
+        )
+
+    def commands(self, sequences: Sequence[int]) -> list[CommandRow]:
+        """What some events gave."""
+        return self._read(
+            "SELECT sequence, body FROM commands WHERE sequence = ANY(%s) ORDER BY sequence",
+            (list(sequences),),
+        )
+
+    def tokens(self) -> list[tuple[str, bytes]]:
+        """Every token's id and record."""
+        return self._read("SELECT id, record FROM tokens ORDER BY id")
+
+    def put_token(self, token: str, record: bytes) -> None:
+        """Keep the record of a token."""
+        with self._using, self._fenced() as cursor:
+            cursor.execute(
+                "INSERT INTO tokens VALUES (%s, %s) ON CONFLICT (id) "
+                "DO UPDATE SET record = excluded.record",
+                (token, record),
+            )
+
+    def close(self) -> None:
+        """Give the lock back and close both sessions."""
+        for lock, session in ((self._using, self._writer), (self._reading, self._reader)):
+            with lock:
+                session.close()
+        self.epoch = 0
+
+    def _read(self, statement: str, values: tuple[object, ...] = ()) -> list[tuple]:  # type: ignore[type-arg]
+        with self._reading, self._explained():
+            if self._reader.closed:
+                self._reader = self._connect()
+            return self._reader.execute(statement, values).fetchall()
+
+    @contextmanager
+    def _fenced(self) -> Iterator[psycopg.Cursor[Any]]:
+        """A transaction of the leader. The row's lock makes a takeover wait for its end."""
+        with self._explained(), self._writer.transaction(), self._writer.cursor() as cursor:
+            row = cursor.execute("SELECT epoch FROM leader FOR SHARE").fetchone()
+            if row is None or row[0] != self.epoch:
+                raise StoreLostError(f"another server leads (epoch {row and row[0]})")
+            yield cursor
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except psycopg.Error as error:
+            if self._writer.closed and self.epoch:
+                # The lock went with the session: somebody else may lead by now.
+                self.epoch = 0
+                raise StoreLostError(
+                    f"lost the session to PostgreSQL: {_one_line(error)}"
+                ) from None
+            raise StoreError(f"PostgreSQL: {_one_line(error)}") from None
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
