@@ -97,6 +97,12 @@ class Gather:
             body.generation, "join", nodes, body.wards, body.deadline_ns
         )
 
+    def running(self, job: int, generation: int, nodes: tuple[int, ...], now_ns: int) -> None:
+        """A controller took over while this gang runs: its progress and its end are waited for."""
+        self.gangs[job] = Expected(
+            generation, "run", dict.fromkeys(nodes), {}, 0, reported_ns=now_ns
+        )
+
     def receive(self, message: AgentMessage, now_ns: int) -> list[EventBody]:
         """Takes in a message; returns the events it completes."""
         match message:

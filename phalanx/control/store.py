@@ -69,6 +69,9 @@ class Store(Protocol):
     def append(self, events: Sequence[Row], commands: Sequence[CommandRow]) -> None:
         """Store events (all or none, durably), and commands that earlier events gave."""
 
+    def set_aside(self, sequence: int, body: bytes, why: str) -> None:
+        """Replace an event that the core cannot digest by ``body``; the original is kept apart."""
+
     def save_snapshot(self, snapshot: Snapshot) -> None:
         """Keep a snapshot; older ones than the last two go."""
 

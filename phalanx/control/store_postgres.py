@@ -35,6 +35,7 @@ CREATE TABLE IF NOT EXISTS events (sequence BIGINT PRIMARY KEY, time_ns BIGINT, 
 CREATE TABLE IF NOT EXISTS commands (sequence BIGINT PRIMARY KEY, body BYTEA);
 CREATE TABLE IF NOT EXISTS snapshots
     (sequence BIGINT PRIMARY KEY, version TEXT, core BYTEA, answers BYTEA);
+CREATE TABLE IF NOT EXISTS aside (sequence BIGINT PRIMARY KEY, body BYTEA, why TEXT);
 CREATE TABLE IF NOT EXISTS leader (
     one BOOLEAN PRIMARY KEY DEFAULT TRUE CHECK (one),
     epoch BIGINT, url TEXT, version TEXT, backend INTEGER, renewed TIMESTAMPTZ);
@@ -130,6 +131,16 @@ class PostgresStore:
                 "DO UPDATE SET body = excluded.body",
                 commands,
             )
+
+    def set_aside(self, sequence: int, body: bytes, why: str) -> None:
+        """Keep the original apart and replace it."""
+        with self._using, self._fenced() as cursor:
+            cursor.execute(
+                "INSERT INTO aside SELECT sequence, body, %s FROM events WHERE sequence = %s "
+                "ON CONFLICT DO NOTHING",
+                (why, sequence),
+            )
+            cursor.execute("UPDATE events SET body = %s WHERE sequence = %s", (body, sequence))
 
     def save_snapshot(self, snapshot: Snapshot) -> None:
         """Keep it and the one before it."""

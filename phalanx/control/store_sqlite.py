@@ -28,6 +28,7 @@ CREATE TABLE IF NOT EXISTS events (sequence INTEGER PRIMARY KEY, time_ns INTEGER
 CREATE TABLE IF NOT EXISTS commands (sequence INTEGER PRIMARY KEY, body BLOB);
 CREATE TABLE IF NOT EXISTS snapshots
     (sequence INTEGER PRIMARY KEY, version TEXT, core BLOB, answers BLOB);
+CREATE TABLE IF NOT EXISTS aside (sequence INTEGER PRIMARY KEY, body BLOB, why TEXT);
 CREATE TABLE IF NOT EXISTS epochs
     (epoch INTEGER PRIMARY KEY, url TEXT, version TEXT, started_ns INTEGER);
 CREATE TABLE IF NOT EXISTS tokens (id TEXT PRIMARY KEY, record BLOB);
@@ -82,6 +83,16 @@ class SqliteStore:
         with self._transaction() as database:
             database.executemany("INSERT INTO events VALUES (?, ?, ?)", events)
             database.executemany("INSERT OR REPLACE INTO commands VALUES (?, ?)", commands)
+
+    def set_aside(self, sequence: int, body: bytes, why: str) -> None:
+        """Keep the original apart and replace it."""
+        with self._transaction() as database:
+            database.execute(
+                "INSERT OR REPLACE INTO aside SELECT sequence, body, ? FROM events "
+                "WHERE sequence = ?",
+                (why, sequence),
+            )
+            database.execute("UPDATE events SET body = ? WHERE sequence = ?", (body, sequence))
 
     def save_snapshot(self, snapshot: Snapshot) -> None:
         """Keep it and the one before it."""

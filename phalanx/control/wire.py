@@ -45,7 +45,11 @@ class LogPart(Frame, frozen=True, tag=True):
 
 
 class Welcome(Frame, frozen=True, tag=True):
-    """The agent is in: ``node`` is its number from here on."""
+    """The agent is in: ``node`` is its number from here on, and ``Hello`` is what it says next.
+
+    Times on the wire are the server's: an agent adds ``clock_ns`` minus its own clock to what it
+    reports and takes it off deadlines, so that a wrong clock does no harm.
+    """
 
     node: int
     epoch: int

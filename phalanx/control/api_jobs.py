@@ -1,0 +1,285 @@
+"""Endpoints about jobs."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+
+import msgspec
+from msgspec import structs
+
+from phalanx.cluster.commands import Command
+from phalanx.cluster.events import (
+    Cancel,
+    Event,
+    Hold,
+    RaiseBudget,
+    Requeue,
+    Scale,
+    Submit,
+    SubmitWorkflow,
+)
+from phalanx.cluster.job import HOUR_NS, JobSpec
+from phalanx.control import api_types as t
+from phalanx.control.endpoints import EVERYBODY, WRITERS, ApiError, Call, Endpoint, wrong_team
+from phalanx.control.payload import encode_payload
+from phalanx.control.store import Store, commands_of, event_of
+from phalanx.control.views import event_out, job_detail, job_of, job_out, visible, waits, why_of
+
+ENDED_STATES = ("done", "failed", "cancelled")
+SCAN_EVENTS = 20_000  # looked through at most for one answer
+PAGE = 1000
+
+
+def owned(call: Call, spec: JobSpec) -> JobSpec:
+    """The submission in the name of whoever sent it."""
+    token = call.token
+    if token.role == "admin":
+        return structs.replace(spec, user=spec.user or token.name)
+    team = token.team or "default"
+    if spec.team not in (team, "default"):
+        raise wrong_team(spec.team, team)
+    if spec.user not in ("", token.name):
+        raise ApiError(403, "wrong_user", f"this token is {token.name}'s, not {spec.user}'s")
+    return structs.replace(spec, user=token.name, team=team)
+
+
+def sized(spec: JobSpec) -> JobSpec:
+    """The same, if every number can be stored and added up."""
+    text = msgspec.json.encode(spec)
+    if _largest(msgspec.json.decode(text)) > t.MOST << 8:
+        raise ApiError(400, "bad_request", f"numbers must not be above {t.MOST << 8}")
+    return spec
+
+
+def _largest(value: object) -> int:
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list):
+        return max(map(_largest, value), default=0)
+    return abs(value) if isinstance(value, int) else 0
+
+
+async def submit(call: Call) -> t.Done:
+    """Puts a job into the queue."""
+    spec = owned(call, sized(call.body.spec))
+    if call.body.work is not None:
+        work = structs.replace(call.body.work, user=spec.user)
+        spec = structs.replace(spec, payload=encode_payload(work))
+    return await call.order(Submit(spec=spec))
+
+
+async def submit_workflow(call: Call) -> t.Done:
+    """Puts jobs that depend on each other into the queue."""
+    steps = [structs.replace(s, spec=owned(call, sized(s.spec))) for s in call.body.steps]
+    return await call.order(SubmitWorkflow(steps=tuple(steps)))
+
+
+async def list_jobs(call: Call) -> t.JobList:
+    """Jobs in the order of their numbers."""
+    core, query = call.leading.core, call.query
+    found: list[t.JobOut] = []
+    for job in core.view.jobs.values():
+        if job.id <= query.after or not call.sees(job.spec.team):
+            continue
+        live = job.state not in ENDED_STATES
+        if query.state not in ("all", job.state) and not (query.state == "live" and live):
+            continue
+        if len(found) == query.limit:
+            return t.JobList(jobs=found, next_after=found[-1].id)
+        found.append(job_out(core, job))
+    return t.JobList(jobs=found, next_after=0)
+
+
+async def show(call: Call) -> t.JobDetail:
+    """One job with its submission."""
+    return job_detail(call.leading.core, call.job())
+
+
+async def why(call: Call) -> t.Waits:
+    """Why a job is where it is, with the last decisions about it."""
+    job = call.job()
+    decided: list[t.Why] = []
+    for _, commands in reversed(call.leading.recent):
+        for command in commands:
+            if job_of(command.body) == job.id and len(decided) < 20:
+                decided.append(why_of(command.body.reason))
+    return waits(call.leading.core, job, decided)
+
+
+async def cancel(call: Call) -> t.Done:
+    """Ends a job at once."""
+    return await call.order(Cancel(job=call.job().id))
+
+
+async def requeue(call: Call) -> t.Done:
+    """Stops a job with a checkpoint and puts it back into the queue."""
+    return await call.order(Requeue(job=call.job().id))
+
+
+async def hold(call: Call) -> t.Done:
+    """Keeps a pending job out of the queue."""
+    return await call.order(Hold(job=call.job().id, held=True))
+
+
+async def release(call: Call) -> t.Done:
+    """Lets a held job into the queue again."""
+    return await call.order(Hold(job=call.job().id, held=False))
+
+
+async def scale(call: Call) -> t.Done:
+    """Gives an elastic job another number of replicas."""
+    return await call.order(Scale(job=call.job().id, replicas=call.body.replicas))
+
+
+async def budget(call: Call) -> t.Done:
+    """Gives a job another budget."""
+    hours = call.body.gpu_hours * HOUR_NS
+    order = RaiseBudget(job=call.job().id, budget_gpu_ns=hours, forced=call.body.forced)
+    return await call.order(order)
+
+
+async def logs(call: Call) -> AsyncIterator[bytes]:
+    """The end of a rank's log, and what comes, if followed."""
+    job, query = call.job(), call.query
+    nodes = call.leading.controller.memory.placed.get(job.id, ())
+    if not nodes:
+        raise ApiError(409, "not_started", f"job {job.id} has not started: {job.why}")
+    slot = max(query.rank, 0) // max(job.spec.gang.slot_gpus, 1)
+    if slot >= len(nodes):
+        ranks = len(nodes) * max(job.spec.gang.slot_gpus, 1)
+        raise ApiError(404, "no_such_rank", f"job {job.id} has ranks 0 to {ranks - 1}")
+    read = call.leading.hub.logs.read
+    return read(nodes[slot], job.id, query.rank, query.tail_bytes, query.follow)
+
+
+async def events(call: Call) -> t.EventList:
+    """The log: every event and what was decided about it."""
+    query, last = call.query, call.leading.core.sequence
+    newest = query.after < 0
+    after = max(0, last - SCAN_EVENTS) if newest else query.after
+    until = min(last, after + SCAN_EVENTS)
+    found: list[t.EventOut] = []
+    # The commands of the newest events are stored with the events after them.
+    fresh = {event.sequence: commands for event, commands in call.leading.recent}
+    while after < until and (newest or len(found) < query.limit):
+        for event, stored in await call.server.read(_page, call.server.store, after):
+            after = event.sequence
+            commands = stored or fresh.get(after, ())
+            about = not query.job or query.job in _jobs(event, commands)
+            if about and visible(call.leading.core, event, commands, call.sees):
+                found.append(event_out(event, commands))
+            if not newest and len(found) == query.limit:
+                break
+    if newest:
+        found = found[-query.limit :]
+    return t.EventList(events=found, next_after=after)
+
+
+def _jobs(event: Event, commands: Sequence[Command]) -> list[int]:
+    return [job_of(event.body), *(job_of(command.body) for command in commands)]
+
+
+def _page(store: Store, after: int) -> list[tuple[Event, list[Command]]]:
+    found = [event_of(row) for row in store.events(after, PAGE)]
+    rows = store.commands([event.sequence for event in found])
+    commands = {row[0]: commands_of(row) for row in rows}
+    return [(event, commands.get(event.sequence, [])) for event in found]
+
+
+def _job(name: str, summary: str, handler: object, body: object = None) -> Endpoint:
+    return Endpoint(
+        method="POST",
+        path=f"/v1/jobs/{{job}}/{name}",
+        name=f"{name}_job",
+        summary=summary,
+        roles=WRITERS,
+        handler=handler,  # type: ignore[arg-type]
+        answer=t.Done,
+        params=t.JobPath,
+        body=body,
+        audited=True,
+    )
+
+
+ENDPOINTS = [
+    Endpoint(
+        method="POST",
+        path="/v1/jobs",
+        name="submit_job",
+        summary="Put a job into the queue.",
+        roles=WRITERS,
+        handler=submit,
+        answer=t.Done,
+        body=t.Submission,
+        status=201,
+        audited=True,
+    ),
+    Endpoint(
+        method="POST",
+        path="/v1/workflows",
+        name="submit_workflow",
+        summary="Put jobs that depend on each other into the queue: all or none.",
+        roles=WRITERS,
+        handler=submit_workflow,
+        answer=t.Done,
+        body=t.Workflow,
+        status=201,
+        audited=True,
+    ),
+    Endpoint(
+        method="GET",
+        path="/v1/jobs",
+        name="list_jobs",
+        summary="List the jobs that the caller may see.",
+        roles=EVERYBODY,
+        handler=list_jobs,
+        answer=t.JobList,
+        query=t.JobsQuery,
+    ),
+    Endpoint(
+        method="GET",
+        path="/v1/jobs/{job}",
+        name="show_job",
+        summary="Show a job and its submission.",
+        roles=EVERYBODY,
+        handler=show,
+        answer=t.JobDetail,
+        params=t.JobPath,
+    ),
+    Endpoint(
+        method="GET",
+        path="/v1/jobs/{job}/why",
+        name="why_job",
+        summary="Say why a job is in its state and what it waits for.",
+        roles=EVERYBODY,
+        handler=why,
+        answer=t.Waits,
+        params=t.JobPath,
+    ),
+    Endpoint(
+        method="GET",
+        path="/v1/jobs/{job}/logs",
+        name="job_logs",
+        summary="Stream the log of a rank.",
+        roles=EVERYBODY,
+        handler=logs,
+        params=t.JobPath,
+        query=t.LogsQuery,
+    ),
+    _job("cancel", "End a job at once.", cancel),
+    _job("requeue", "Stop a job with a checkpoint and queue it again.", requeue),
+    _job("hold", "Keep a pending job out of the queue.", hold),
+    _job("release", "Let a held job into the queue.", release),
+    _job("scale", "Give an elastic job another number of replicas.", scale, t.Replicas),
+    _job("budget", "Give a job another budget.", budget, t.Budget),
+    Endpoint(
+        method="GET",
+        path="/v1/events",
+        name="list_events",
+        summary="Read the log: events, and what was decided about each.",
+        roles=EVERYBODY,
+        handler=events,
+        answer=t.EventList,
+        query=t.EventsQuery,
+    ),
+]

@@ -1,0 +1,375 @@
+"""What goes in and out of the HTTP API. The OpenAPI document is made from these."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Raw, Struct
+
+from phalanx.cluster.events import Step
+from phalanx.cluster.job import JobSpec, JobState
+from phalanx.control.auth import Role
+from phalanx.control.payload import Payload
+
+MOST = 1 << 53  # beyond it, JSON numbers lose digits in other languages
+WORD = r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,127}$"
+
+Number = Annotated[int, Meta(ge=0, le=MOST)]
+JobId = Annotated[int, Meta(ge=1, le=MOST)]
+Word = Annotated[str, Meta(pattern=WORD)]
+Limit = Annotated[int, Meta(ge=1, le=1000)]
+
+
+class In(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of all bodies and parameters that come in."""
+
+
+class Out(Struct, frozen=True, kw_only=True):
+    """Base of all answers."""
+
+
+# Parameters in paths and queries.
+
+
+class JobPath(In, frozen=True):
+    job: JobId
+
+
+class NodePath(In, frozen=True):
+    node: Word
+
+
+class TeamPath(In, frozen=True):
+    team: Word
+
+
+class NamePath(In, frozen=True):
+    name: Word
+
+
+class QuestionPath(In, frozen=True):
+    question: JobId
+
+
+class TokenPath(In, frozen=True):
+    token: Word
+
+
+class JobsQuery(In, frozen=True):
+    state: JobState | Literal["all", "live"] = "live"
+    after: Number = 0
+    limit: Limit = 100
+
+
+class NodesQuery(In, frozen=True):
+    state: Literal["all", "healthy", "suspect", "draining", "quarantined", "dead", "spare"] = "all"
+    after: Annotated[int, Meta(ge=-1, le=MOST)] = -1
+    limit: Annotated[int, Meta(ge=1, le=20_000)] = 1000
+
+
+class EventsQuery(In, frozen=True):
+    after: Annotated[int, Meta(ge=-1, le=MOST)] = -1  # -1: the newest ones
+    limit: Limit = 100
+    job: Number = 0  # only about this job
+
+
+class LogsQuery(In, frozen=True):
+    rank: Annotated[int, Meta(ge=-1, le=MOST)] = -1  # -1: all ranks of the first node
+    tail_bytes: Annotated[int, Meta(ge=0, le=16 << 20)] = 65_536
+    follow: bool = False
+
+
+# Bodies.
+
+
+class Submission(In, frozen=True):
+    """A job and what it runs. Without rights of an administrator, user and team are the token's."""
+
+    spec: JobSpec
+    work: Payload | None = None
+
+
+class Workflow(In, frozen=True):
+    """Jobs that depend on each other by name; all are accepted, or none."""
+
+    steps: Annotated[tuple[Step, ...], Meta(min_length=1, max_length=1000)]
+
+
+class Replicas(In, frozen=True):
+    replicas: Annotated[int, Meta(ge=1, le=1_000_000)]
+
+
+class Budget(In, frozen=True):
+    gpu_hours: Annotated[int, Meta(ge=0, le=1_000_000)]
+    forced: bool = False
+
+
+class Drain(In, frozen=True):
+    deadline_seconds: Annotated[int, Meta(ge=0, le=10_000_000)] = 0
+
+
+class Readmit(In, frozen=True):
+    tested: bool = False
+
+
+class QuotaIn(In, frozen=True):
+    gpus: Number
+    ceiling: Number = 0
+    weight: Annotated[int, Meta(ge=1, le=1_000_000)] = 1
+
+
+class ReservationIn(In, frozen=True):
+    """``end_ns`` not after ``start_ns``: the reservation is removed."""
+
+    start_ns: Annotated[int, Meta(ge=0, le=1 << 62)]
+    end_ns: Annotated[int, Meta(ge=0, le=1 << 62)]
+    nodes: Annotated[tuple[Word, ...], Meta(max_length=20_000)] = ()
+    gpus: Number = 0
+    teams: Annotated[tuple[Word, ...], Meta(max_length=1000)] = ()
+
+
+class Decision(In, frozen=True):
+    approve: bool
+
+
+class TokenIn(In, frozen=True):
+    name: Word
+    role: Role
+    team: Annotated[str, Meta(pattern=r"^[A-Za-z0-9._@-]{0,128}$")] = ""
+    hours: Annotated[float, Meta(ge=0, le=1_000_000)] = 0.0  # 0: never expires; join: 24
+
+
+# Answers.
+
+
+class Problem(Out, frozen=True):
+    code: str
+    message: str
+
+
+class Failure(Out, frozen=True):
+    """Every refusal looks like this."""
+
+    error: Problem
+
+
+class Done(Out, frozen=True):
+    """An order that is stored and was accepted."""
+
+    accepted: bool
+    message: str
+    sequence: int
+    jobs: tuple[int, ...] = ()
+
+
+class Why(Out, frozen=True):
+    """A reason: a code with its facts for machines, a sentence for people."""
+
+    code: str
+    text: str
+    facts: dict[str, int | str]
+
+
+class JobOut(Out, frozen=True):
+    id: int
+    name: str
+    user: str
+    team: str
+    state: JobState
+    why: Why
+    gpus: int
+    replicas: int
+    priority: int
+    qos: str
+    preemptible: bool
+    step: int
+    steps: int
+    committed: int
+    durable: int
+    generation: int
+    phase: str
+    step_seconds: float
+    submitted_ns: int
+    started_ns: int
+    ended_ns: int
+    ran_seconds: float
+    retries_used: int
+    preemptions: int
+    nodes: tuple[str, ...]
+    spares: tuple[str, ...]
+
+
+class JobDetail(Out, frozen=True):
+    job: JobOut
+    spec: Raw
+    evidence: tuple[str, ...]
+    used_gpu_hours: float
+
+
+class JobList(Out, frozen=True):
+    jobs: list[JobOut]
+    next_after: int  # 0: there are no more
+
+
+class Waits(Out, frozen=True):
+    """Why a job is in its state and, while it is pending, what it waits for."""
+
+    job: int
+    state: JobState
+    why: Why
+    waits_for: Why | None
+    estimated_start_ns: int | None
+    priority: dict[str, int]
+    history: list[Why]
+
+
+class NodeOut(Out, frozen=True):
+    number: int
+    name: str
+    state: str
+    why: Why
+    connected: bool
+    gpus: int
+    free_gpus: int
+    cpus: int
+    kind: str
+    partition: str
+    leaf: str
+    pod: str
+    rack: str
+    jobs: tuple[int, ...]
+    clock_skew_seconds: float
+
+
+class NodeList(Out, frozen=True):
+    nodes: list[NodeOut]
+    next_after: int  # -1: there are no more
+
+
+class ChangeOut(Out, frozen=True):
+    time_ns: int
+    state: str
+    why: Why
+
+
+class NodeDetail(Out, frozen=True):
+    node: NodeOut
+    history: list[ChangeOut]
+
+
+class CommandOut(Out, frozen=True):
+    kind: str
+    nodes: int
+    why: Why
+
+
+class EventOut(Out, frozen=True):
+    sequence: int
+    time_ns: int
+    kind: str
+    body: dict[str, Any]
+    commands: list[CommandOut]
+
+
+class EventList(Out, frozen=True):
+    events: list[EventOut]
+    next_after: int
+
+
+class NoticeOut(Out, frozen=True):
+    sequence: int
+    time_ns: int
+    level: str
+    text: str
+    job: int
+    node: str
+
+
+class QuestionOut(Out, frozen=True):
+    question: int
+    about: str
+    nodes: tuple[str, ...]
+    causes: tuple[str, ...]
+    asked_ns: int
+
+
+class Status(Out, frozen=True):
+    version: str
+    leader: bool
+    epoch: int
+    sequence: int
+    time_ns: int
+    nodes: dict[str, int]  # by state
+    connected: int
+    gpus: int
+    free_gpus: int
+    node_gpus: int  # of the largest group of like nodes
+    jobs: dict[str, int]  # by state
+    problem: str  # why nothing can be stored at the moment
+    notices: list[NoticeOut]
+    questions: list[QuestionOut]
+
+
+class QuotaOut(Out, frozen=True):
+    team: str
+    gpus: int
+    ceiling: int
+    weight: int
+    used_gpus: int
+
+
+class QuotaList(Out, frozen=True):
+    quotas: list[QuotaOut]
+
+
+class ReservationOut(Out, frozen=True):
+    name: str
+    start_ns: int
+    end_ns: int
+    nodes: tuple[str, ...]
+    gpus: int
+    teams: tuple[str, ...]
+
+
+class ReservationList(Out, frozen=True):
+    reservations: list[ReservationOut]
+
+
+class Move(Out, frozen=True):
+    job: int
+    source: str
+    target: str
+
+
+class Moves(Out, frozen=True):
+    moves: list[Move]
+
+
+class TokenOut(Out, frozen=True):
+    id: str
+    name: str
+    role: Role
+    team: str
+    node: str
+    created_ns: int
+    expires_ns: int
+    revoked: bool
+
+
+class TokenList(Out, frozen=True):
+    tokens: list[TokenOut]
+
+
+class NewToken(Out, frozen=True):
+    """The only time that a token is told."""
+
+    secret: str
+    token: TokenOut
+
+
+class Health(Out, frozen=True):
+    ok: bool
+
+
+class Whoami(Out, frozen=True):
+    token: TokenOut

@@ -1,0 +1,252 @@
+"""The HTTP side: routes from the table of endpoints, every refusal as JSON with its status."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import BaseRoute, Route, WebSocketRoute
+
+from phalanx.control import api_jobs, api_nodes, api_server, page
+from phalanx.control.agent_endpoint import serve_agent
+from phalanx.control.api_types import Failure, Health, Problem
+from phalanx.control.auth import AuthError, Token, bearer, require
+from phalanx.control.controller import UnavailableError
+from phalanx.control.endpoints import ApiError, Call, Endpoint
+from phalanx.control.live import serve_live
+from phalanx.control.openapi import document
+from phalanx.control.store import StoreError
+from phalanx.control.wire import AGENT_PATH
+
+if TYPE_CHECKING:
+    from starlette.types import Receive, Scope, Send
+
+    from phalanx.control.server import Server
+
+ENDPOINTS: list[Endpoint] = [*api_jobs.ENDPOINTS, *api_nodes.ENDPOINTS, *api_server.ENDPOINTS]
+KEY = re.compile(r"[A-Za-z0-9._-]{1,128}")
+HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+
+
+def json_response(value: object, status: int = 200, headers: dict[str, str] | None = None) -> Any:
+    """An answer as JSON."""
+    body = msgspec.json.encode(value)
+    return Response(body, status, {**HEADERS, **(headers or {})}, "application/json")
+
+
+def failure(status: int, code: str, message: str, retry_after: float = 0.0) -> Any:
+    """A refusal as JSON."""
+    headers = {"Retry-After": str(max(1, round(retry_after)))} if retry_after else {}
+    if status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    return json_response(Failure(error=Problem(code=code, message=message)), status, headers)
+
+
+def make_app(server: Server) -> Starlette:
+    """The whole application."""
+    routes: list[BaseRoute] = [
+        Route(each.path, _route(server, each), methods=[each.method]) for each in _merged(server)
+    ]
+    routes += page.routes()
+    routes += [
+        WebSocketRoute(AGENT_PATH, _AgentSocket(server)),
+        WebSocketRoute("/v1/live", lambda socket: serve_live(server, socket)),
+    ]
+    return Starlette(routes=routes, exception_handlers={HTTPException: _http, Exception: _bug})
+
+
+def _merged(server: Server) -> list[Endpoint]:
+    return [*ENDPOINTS, *public_endpoints()]
+
+
+def public_endpoints() -> list[Endpoint]:
+    """What anybody may ask: whether the server is there and leads, and its API's description."""
+
+    async def health(_: Call) -> Health:
+        return Health(ok=True)
+
+    async def openapi(_: Call) -> dict[str, Any]:
+        return document([*ENDPOINTS, *public_endpoints()])
+
+    return [
+        Endpoint(
+            method="GET",
+            path="/healthz",
+            name="healthz",
+            summary="Say that the server is there.",
+            roles=(),
+            handler=health,
+            answer=Health,
+        ),
+        Endpoint(
+            method="GET",
+            path="/v1/openapi.json",
+            name="openapi",
+            summary="Describe this API.",
+            roles=(),
+            handler=openapi,
+            answer=dict[str, Any],
+        ),
+    ]
+
+
+class _AgentSocket:
+    """The raw socket: thousands of agents leave no room for a convenience layer."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        client = scope["client"][0] if scope.get("client") else ""
+        await serve_agent(self._server, dict(scope["headers"]), client, receive, send)
+
+
+def _route(server: Server, endpoint: Endpoint) -> Callable[[Request], Awaitable[Any]]:
+    async def handle(request: Request) -> Any:
+        client = request.client.host if request.client else ""
+        token: Token | None = None
+        try:
+            token = _authenticate(server, endpoint, request, client)
+            call = await _decode(server, endpoint, request, client, token)
+            answer = await endpoint.handler(call)
+        except (AuthError, ApiError) as error:
+            retry = getattr(error, "retry_after", 0.0)
+            response = failure(error.status, error.code, str(error), retry)
+        except (UnavailableError, StoreError) as error:
+            response = failure(503, "unavailable", f"nothing can be stored now: {error}", 1.0)
+        except ClientDisconnect:
+            response = failure(400, "bad_request", "the body ended early")
+        else:
+            response = _response(endpoint, answer)
+        _write_audit(server, endpoint, request, client, token, response.status_code)
+        return response
+
+    return handle
+
+
+def _response(endpoint: Endpoint, answer: object) -> Any:
+    if endpoint.answer is None:
+        stream: AsyncIterator[bytes] = answer  # type: ignore[assignment]
+        return StreamingResponse(stream, endpoint.status, HEADERS, "text/plain; charset=utf-8")
+    return json_response(answer, endpoint.status)
+
+
+def _write_audit(
+    server: Server,
+    endpoint: Endpoint,
+    request: Request,
+    client: str,
+    token: Token | None,
+    status: int,
+) -> None:
+    if endpoint.audited or status in (401, 403):
+        server.audit.write(
+            f"{endpoint.method} {request.url.path}",
+            status,
+            token=token.id if token else "",
+            name=token.name if token else "",
+            role=token.role if token else "",
+            client=client,
+        )
+
+
+def _authenticate(
+    server: Server, endpoint: Endpoint, request: Request, client: str
+) -> Token | None:
+    now = time.monotonic()
+    if not endpoint.roles:
+        _limit(server.client_limit.take(client, now))
+        return None
+    leading = server.leading_or_refuse()
+    try:
+        token = leading.tokens.check(bearer(request.headers.get("authorization")))
+    except AuthError:
+        _limit(server.client_limit.take(client, now))  # guessing is slow
+        raise
+    _limit(server.token_limit.take(token.id, now))
+    require(token, endpoint.roles)
+    return token
+
+
+def _limit(wait_seconds: float) -> None:
+    if wait_seconds:
+        text = f"too many requests: wait {wait_seconds:.1f} s"
+        raise ApiError(429, "too_many_requests", text, wait_seconds)
+
+
+async def _decode(
+    server: Server, endpoint: Endpoint, request: Request, client: str, token: Token | None
+) -> Call:
+    key = request.headers.get("idempotency-key", "")
+    if key and not KEY.fullmatch(key):
+        raise ApiError(400, "bad_request", "Idempotency-Key: 1 to 128 letters, digits, . _ -")
+    try:
+        path = _convert(endpoint.params, request.path_params)
+        query = _query(endpoint, request)
+        body = None
+        data = await _read(request, server.options.most_body_bytes)
+        if endpoint.body is not None:
+            kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+            if kind != "application/json":
+                raise ApiError(415, "not_json", "send JSON: Content-Type: application/json")
+            body = msgspec.json.decode(data, type=endpoint.body)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise ApiError(400, "bad_request", str(error)) from None
+    return Call(
+        server=server,
+        leading=server.leading,  # type: ignore[arg-type]
+        token=token,  # type: ignore[arg-type]
+        path=path,
+        query=query,
+        body=body,
+        client=client,
+        key=key,
+    )
+
+
+def _query(endpoint: Endpoint, request: Request) -> Any:
+    given = request.query_params.multi_items()
+    names = [name for name, _ in given]
+    if len(set(names)) < len(names):
+        raise ApiError(400, "bad_request", "a parameter is given twice")
+    if endpoint.query is None and given:
+        raise ApiError(400, "bad_request", f"there is no parameter {names[0]}")
+    return _convert(endpoint.query, dict(given))
+
+
+def _convert(struct: Any, values: dict[str, Any]) -> Any:
+    return None if struct is None else msgspec.convert(values, struct, strict=False)
+
+
+async def _read(request: Request, most_bytes: int) -> bytes:
+    too_large = ApiError(413, "too_large", f"at most {most_bytes} bytes are taken")
+    length = request.headers.get("content-length", "0")
+    if length.isdigit() and int(length) > most_bytes:
+        raise too_large
+    parts, size = [], 0
+    async for part in request.stream():
+        size += len(part)
+        if size > most_bytes:
+            raise too_large
+        parts.append(part)
+    return b"".join(parts)
+
+
+async def _http(request: Request, error: Exception) -> Any:
+    assert isinstance(error, HTTPException)
+    codes = {404: "not_found", 405: "wrong_method"}
+    response = failure(error.status_code, codes.get(error.status_code, "refused"), error.detail)
+    for name, value in (error.headers or {}).items():
+        response.headers[name] = value
+    return response
+
+
+async def _bug(request: Request, error: Exception) -> Any:
+    return failure(500, "internal", "an error in the server; its log says more")

@@ -1,0 +1,232 @@
+"""The one task that owns the core: events are stored, then handled, then their commands leave.
+
+Whatever arrives while a commit is under way goes into the next one, so that a busy server pays
+one fsync for many events. Orders of people are answered when their event is stored and handled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import ParamSpec, TypeVar
+
+from msgspec import Struct, structs
+
+from phalanx import __version__
+from phalanx.cluster.commands import Command
+from phalanx.cluster.core import Core
+from phalanx.cluster.events import ControllerStarted, Event, EventBody, Tick
+from phalanx.cluster.policy import Policy
+from phalanx.control.clock import Clock
+from phalanx.control.memory import Memory, Outcome
+from phalanx.control.recovery import Recovered
+from phalanx.control.store import (
+    CommandRow,
+    Snapshot,
+    Store,
+    StoreError,
+    StoreLostError,
+    command_row,
+    event_row,
+)
+
+logger = logging.getLogger("phalanx.server")
+
+MOST_BATCH = 2_000
+MOST_WAITING = 200_000  # facts that may wait for a store that does not answer
+SNAPSHOT_EVENTS = 20_000
+RETRY_SECONDS = 0.5
+SLICE_SECONDS = 0.02  # of handling events before sockets get their turn
+
+
+class UnavailableError(Exception):
+    """The order could not be stored; asking again with the same request is safe."""
+
+
+class CoreFailedError(Exception):
+    """The core could not digest an event; its state is not to be trusted any more."""
+
+
+class Waiting(Struct):
+    """A body on its way into the log; a person waits for the answer if there is a future."""
+
+    body: EventBody
+    future: asyncio.Future[Outcome] | None = None
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+Listener = Callable[[Event, Sequence[Command]], None]
+
+
+class Controller:
+    """Owns a core and the writing side of its store. ``listeners`` hear of every handled event."""
+
+    def __init__(self, store: Store, found: Recovered, epoch: int) -> None:
+        self.core: Core = found.core
+        self.memory: Memory = found.memory
+        self.epoch = epoch
+        self.clock = Clock(found.core.view.now_ns)
+        self.listeners: list[Listener] = []
+        self.problem = ""  # why nothing can be stored at the moment
+        self._store = store
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="store")
+        self._waiting: list[Waiting] = []
+        self._in_flight: dict[str, asyncio.Future[Outcome]] = {}
+        self._given: list[CommandRow] = []  # commands that the next transaction stores
+        self._wake = asyncio.Event()
+        self._since_snapshot = 0
+
+    async def start(self, policy: Policy | None = None) -> None:
+        """Makes the state of this moment the point that a restart goes on from; takes over."""
+        if policy is not None and policy != self.core.view.policy:
+            self.core.view.policy = policy
+        await self.snapshot()
+        self.tell([ControllerStarted(epoch=self.epoch)])
+
+    async def order(self, body: EventBody, request: str = "") -> Outcome:
+        """Has a person's order stored and handled. The same request is done only once."""
+        if request:
+            known = self.memory.answers.get(request)
+            if known is not None:
+                return known
+            if request in self._in_flight:
+                return await asyncio.shield(self._in_flight[request])
+            if "request" in body.__struct_fields__:
+                body = structs.replace(body, request=request)
+        future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        if request:
+            self._in_flight[request] = future
+            future.add_done_callback(lambda _: self._in_flight.pop(request, None))
+        self._waiting.append(Waiting(body, future))
+        self._wake.set()
+        # A caller that goes away does not undo what is already on its way into the log.
+        return await asyncio.shield(future)
+
+    def tell(self, bodies: Sequence[EventBody]) -> None:
+        """Facts for the log. They wait for a store that is down, up to a bound."""
+        if len(self._waiting) + len(bodies) > MOST_WAITING:
+            logger.error("%d facts dropped: the store does not answer", len(bodies))
+            return
+        self._waiting += [Waiting(body) for body in bodies]
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Works until it is cancelled; StoreLostError when another server has taken over."""
+        try:
+            while True:
+                await self._wait()
+                batch = self._next_batch()
+                if batch:
+                    await self._process(batch)
+        finally:
+            self._refuse(self._waiting, "this server has stopped leading")
+
+    async def snapshot(self) -> None:
+        """Stores the state, so that a restart replays little."""
+        kept = Snapshot(
+            sequence=self.core.sequence,
+            version=__version__,
+            core=self.core.snapshot(),
+            answers=self.memory.dump(),
+        )
+        await self._store_call(self._store.save_snapshot, kept)
+        self._since_snapshot = 0
+
+    async def renew(self) -> None:
+        """Proves that this server still leads."""
+        await self._store_call(self._store.renew)
+
+    async def close(self) -> None:
+        """Stores what is left and a snapshot, if the store still takes it."""
+        try:
+            if self._given:
+                await self._store_call(self._store.append, [], self._given)
+            await self.snapshot()
+        except StoreError as error:
+            logger.warning("no snapshot at the end: %s", error)
+        self._writer.shutdown()
+
+    async def _wait(self) -> None:
+        if self._waiting and not self.problem:
+            return
+        deadline = self.core.next_deadline_ns()
+        timeout = None if deadline is None else (deadline - self.clock.now_ns()) / 1e9
+        if self.problem:
+            timeout = RETRY_SECONDS
+        self._wake.clear()
+        if timeout is None or timeout > 0:
+            try:
+                await asyncio.wait_for(self._wake.wait(), timeout)
+            except TimeoutError:
+                return
+
+    def _next_batch(self) -> list[Waiting]:
+        batch, self._waiting = self._waiting[:MOST_BATCH], self._waiting[MOST_BATCH:]
+        deadline = self.core.next_deadline_ns()
+        if not batch and deadline is not None and deadline <= self.clock.now_ns():
+            batch = [Waiting(Tick())]
+        return batch
+
+    async def _process(self, batch: list[Waiting]) -> None:
+        now = self.clock.now_ns()
+        first = self.core.sequence + 1
+        events = [Event(first + index, now, each.body) for index, each in enumerate(batch)]
+        given, self._given = self._given, []
+        try:
+            rows = [event_row(event) for event in events]
+            await self._store_call(self._store.append, rows, given)
+        except StoreError as error:
+            self._given = given
+            self._waiting = [each for each in batch if each.future is None] + self._waiting
+            self._refuse([each for each in batch if each.future], str(error))
+            if isinstance(error, StoreLostError):
+                raise
+            self._report_problem(str(error))
+            return
+        self._report_problem("")
+        await self._handle(batch, events)
+
+    async def _handle(self, batch: list[Waiting], events: list[Event]) -> None:
+        began = time.monotonic()
+        for each, event in zip(batch, events, strict=True):
+            try:
+                commands = self.core.handle(event)
+            except Exception as error:
+                logger.exception("event %d: the core failed", event.sequence)
+                self._refuse([each], f"an error in the server: {error!r}")
+                self._refuse(batch, "the server starts again")
+                raise CoreFailedError(f"event {event.sequence}: {error!r}") from error
+            outcome = self.memory.note(event, commands)
+            if commands:
+                self._given.append(command_row(event.sequence, commands))
+            for listener in self.listeners:
+                listener(event, commands)
+            if each.future is not None and not each.future.done():
+                each.future.set_result(outcome)
+            if time.monotonic() - began > SLICE_SECONDS:
+                await asyncio.sleep(0)
+                began = time.monotonic()
+        self._since_snapshot += len(events)
+        if self._since_snapshot >= SNAPSHOT_EVENTS:
+            await self.snapshot()
+
+    def _report_problem(self, problem: str) -> None:
+        if problem != self.problem:
+            if problem:
+                logger.error("nothing can be stored: %s", problem)
+            else:
+                logger.info("events are stored again")
+        self.problem = problem
+
+    def _refuse(self, waiting: Sequence[Waiting], why: str) -> None:
+        for each in waiting:
+            if each.future is not None and not each.future.done():
+                each.future.set_exception(UnavailableError(why))
+
+    async def _store_call(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._writer, lambda: call(*args, **kwargs))

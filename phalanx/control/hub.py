@@ -1,0 +1,176 @@
+"""The agents: their connections, signs of life, answers gathered, commands sent until confirmed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+from msgspec import structs
+
+from phalanx.cluster.commands import Command
+from phalanx.cluster.events import Event, NodeSilent
+from phalanx.cluster.fleet import NodeState
+from phalanx.cluster.gather import Gather
+from phalanx.cluster.job import Expected
+from phalanx.cluster.liveness import Liveness
+from phalanx.cluster.messages import AgentMessage, Applied, Heartbeat, Hello, Joined, Steps
+from phalanx.cluster.outbox import Outbox
+from phalanx.cluster.timeouts import derive
+from phalanx.control.connection import Connection
+from phalanx.control.controller import Controller
+from phalanx.control.log_requests import LogRequests
+from phalanx.control.wire import Deliver, LogPart, Rejected, Up, encode
+
+logger = logging.getLogger("phalanx.server")
+
+SWEEP_SECONDS = 0.25  # between two looks at deadlines
+
+
+class Hub:
+    """Everything of the agents that is not logged. One instance a leadership."""
+
+    def __init__(self, controller: Controller, version: str) -> None:
+        self.controller = controller
+        self.version = version
+        core = controller.core
+        self.timeouts = derive(core.view.policy.timeouts, Expected())
+        round_trip = core.view.policy.timeouts.round_trip_ns
+        self.reconnect_seconds = round_trip / 1e9  # a broken connection may come back this long
+        self.liveness = Liveness(self.timeouts.silent_ns)
+        self.gather = Gather()
+        self.outbox = Outbox(2 * round_trip)
+        self.logs = LogRequests(self.push)
+        self.connections: dict[int, Connection] = {}
+        self.skew_ns: dict[int, int] = {}  # of each node's clock, ahead of the server's
+        controller.listeners.append(self.deliver)
+        self._take_over()
+
+    def _take_over(self) -> None:
+        """Everybody gets the whole time to connect; running gangs are listened to again."""
+        core, now = self.controller.core, self.controller.clock.now_ns()
+        for node in range(len(core.view.fleet)):
+            if core.view.fleet.state(node) is not NodeState.DEAD:
+                self.liveness.watch(node, now)
+        for number in core.view.active:
+            job = core.view.jobs[number]
+            if job.gang is not None and job.placement is not None and job.gang.phase == "running":
+                self.gather.running(number, job.generation, job.placement.nodes, now)
+
+    def connect(self, connection: Connection, incarnation: int) -> None:
+        """An agent was let in; a connection that it had before is over."""
+        before = self.connections.get(connection.node)
+        if before is not None:
+            before.close(self.rejected("replaced", "this agent has connected again"))
+        self.connections[connection.node] = connection
+        now = self.controller.clock.now_ns()
+        self.liveness.watch(connection.node, now, incarnation)
+
+    def disconnect(self, connection: Connection) -> None:
+        """A connection broke: its node is lost unless it is back within a round trip."""
+        if self.connections.get(connection.node) is connection:
+            del self.connections[connection.node]
+            self.logs.lost(connection.node)
+            loop = asyncio.get_running_loop()
+            loop.call_later(self.reconnect_seconds, self._lost, connection.node)
+
+    def _lost(self, node: int) -> None:
+        if node not in self.connections:
+            self._silent(self.liveness.lost(node))
+
+    def _silent(self, found: NodeSilent | None) -> None:
+        if found is not None:
+            self.outbox.forget(found.node)
+            self.controller.tell([found])
+
+    def receive(self, connection: Connection, message: Up) -> None:
+        """A message of an agent; what it says about another node is not believed."""
+        if isinstance(message, LogPart):
+            self.logs.receive(connection.node, message)
+            return
+        if getattr(message, "node", -1) != connection.node:
+            text = f"node {connection.node} may not speak for another node"
+            connection.close(self.rejected("wrong_node", text))
+            return
+        now = self.controller.clock.now_ns()
+        if isinstance(message, Heartbeat):
+            if self.liveness.heartbeat(connection.node, now, message.incarnation):
+                # It was given up, so what it runs may be wrong by now: it is asked by connecting.
+                text = "you were silent for too long: connect again and say what you run"
+                connection.close(self.rejected("replaced", text, retry=True))
+            return
+        if isinstance(message, Applied):
+            self.outbox.applied(message.node, message.sequence, message.index)
+            return
+        if isinstance(message, Hello):
+            self.liveness.watch(message.node, now, message.inventory.incarnation)
+        events = self.gather.receive(_not_in_future(message, now), now)  # type: ignore[arg-type]
+        if events:
+            self.controller.tell(events)
+
+    def deliver(self, event: Event, commands: Sequence[Command]) -> None:
+        """Sends what an event gave to the nodes that it is for."""
+        now = self.controller.clock.now_ns()
+        for command in commands:
+            if not command.target:
+                continue
+            self.gather.expect(command)
+            self.outbox.send(command, now)
+            frame = encode(Deliver(command=command))  # once for all nodes
+            for node in command.target:
+                self.push(node, frame)
+
+    def push(self, node: int, frame: bytes) -> bool:
+        """Sends a frame to a node; False when it is not connected."""
+        connection = self.connections.get(node)
+        if connection is None or connection.closed:
+            return False
+        connection.push(frame)
+        return True
+
+    async def sweep(self) -> None:
+        """Looks at deadlines until it is cancelled."""
+        while True:
+            await asyncio.sleep(SWEEP_SECONDS)
+            now = self.controller.clock.now_ns()
+            for found in self.liveness.silent(now):
+                connection = self.connections.pop(found.node, None)
+                if connection is not None:
+                    connection.close(self.rejected("replaced", "you were silent", retry=True))
+                self._silent(found)
+            late = self.gather.due(now)
+            if late:
+                self.controller.tell(late)
+            again: dict[tuple[int, int], bytes] = {}
+            for node, command in self.outbox.due(now):
+                key = command.sequence, command.index
+                frame = again.get(key) or again.setdefault(key, encode(Deliver(command=command)))
+                self.push(node, frame)
+
+    def close(self, leader: str) -> None:
+        """This server leads no more: agents look for the one that does."""
+        text = "this server does not lead"
+        for connection in list(self.connections.values()):
+            connection.close(self.rejected("not_leader", text, retry=True, leader=leader))
+        self.connections.clear()
+
+    def rejected(
+        self, code: str, message: str, *, retry: bool = False, leader: str = ""
+    ) -> Rejected:
+        """A refusal in this server's name."""
+        return Rejected(
+            code=code,  # type: ignore[arg-type]
+            message=message,
+            version=self.version,
+            retry=retry,
+            leader=leader,
+        )
+
+
+def _not_in_future(message: AgentMessage, now_ns: int) -> AgentMessage:
+    """Times that an agent reports lie before now, whatever its clock says."""
+    if isinstance(message, Steps) and message.at_ns > now_ns:
+        return structs.replace(message, at_ns=now_ns)
+    if isinstance(message, Joined) and message.reached_ns > now_ns:
+        return structs.replace(message, reached_ns=now_ns)
+    return message

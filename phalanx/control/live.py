@@ -1,0 +1,79 @@
+"""``/v1/live``: the log as it grows, over a WebSocket, for pages and programs that watch."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from phalanx.cluster.commands import Command
+from phalanx.cluster.events import Event
+from phalanx.control.auth import AuthError, Token, bearer, may_see, require
+from phalanx.control.endpoints import EVERYBODY
+from phalanx.control.views import event_out, visible
+
+if TYPE_CHECKING:
+    from phalanx.control.server import Leading, Server
+
+Entry = tuple[Event, Sequence[Command]]
+
+MOST_WAITING = 1_000  # entries for a slow reader, who is cut off behind them
+FIRST_SECONDS = 5.0
+QUIET_SECONDS = 15.0  # a sign of life when nothing happens
+REFUSED = 4401
+
+
+async def serve_live(server: Server, socket: WebSocket) -> None:
+    """Sends every event that the reader may see, from the moment of connecting on.
+
+    A browser cannot set headers, so the token may come as the first message instead.
+    """
+    await socket.accept()
+    try:
+        leading = server.leading_or_refuse()
+        given = socket.headers.get("authorization")
+        if given is None:
+            first = await asyncio.wait_for(socket.receive_text(), FIRST_SECONDS)
+            given = f"Bearer {first.strip()}"
+        token = leading.tokens.check(bearer(given))
+        require(token, EVERYBODY)
+        await _send(server, leading, token, socket)
+    except AuthError as error:
+        await socket.close(REFUSED, error.code)
+    except (TimeoutError, WebSocketDisconnect):
+        return
+
+
+async def _send(server: Server, leading: Leading, token: Token, socket: WebSocket) -> None:
+    waiting: asyncio.Queue[Entry] = asyncio.Queue(MOST_WAITING)
+    leading.readers.append(waiting)
+    listening = asyncio.ensure_future(_until_gone(socket))
+    await socket.send_text('{"kind":"ready"}')
+    try:
+        while not listening.done() and server.leading is leading:
+            try:
+                event, commands = await asyncio.wait_for(waiting.get(), QUIET_SECONDS)
+            except TimeoutError:
+                await socket.send_text('{"kind":"quiet"}')
+                continue
+            if waiting.full():
+                await socket.close(1013, "too slow")
+                return
+            if visible(leading.core, event, commands, lambda team: may_see(token, team)):
+                await socket.send_text(msgspec.json.encode(event_out(event, commands)).decode())
+    except (WebSocketDisconnect, RuntimeError):
+        return
+    finally:
+        leading.readers.remove(waiting)
+        listening.cancel()
+
+
+async def _until_gone(socket: WebSocket) -> None:
+    try:
+        while True:
+            await socket.receive_text()
+    except (WebSocketDisconnect, RuntimeError, KeyError):
+        return

@@ -1,0 +1,106 @@
+"""Runs a server until it is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import resource
+import socket
+from collections.abc import Callable
+
+import uvicorn
+from uvicorn.config import Config
+
+from phalanx import __version__
+from phalanx.control.app import make_app
+from phalanx.control.server import Options, Server, ServerFile
+from phalanx.control.store import StoreError
+
+logger = logging.getLogger("phalanx.server")
+
+BACKLOG = 8192  # a whole fleet connects at once after a restart
+MOST_FRAME_BYTES = 16 << 20
+
+
+class StartError(Exception):
+    """The server cannot start here, and why."""
+
+
+def serve(options: Options, started: Callable[[Server], None] = lambda _: None) -> None:
+    """Serves until SIGINT or SIGTERM. ``started`` is called once the port is open."""
+    _raise_file_limit()
+    listening = _listen(options)
+    port = listening.getsockname()[1]
+    try:
+        server = Server(options)
+    except (StoreError, OSError) as error:
+        listening.close()
+        raise StartError(str(error)) from None
+    scheme = "https" if options.tls_cert else "http"
+    host = "127.0.0.1" if options.host in ("0.0.0.0", "::") else options.host
+    server.url = options.url or f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+    config = Config(
+        make_app(server),
+        ws="websockets-sansio",
+        ws_max_size=MOST_FRAME_BYTES,
+        ws_ping_interval=None,  # agents have heartbeats
+        ws_per_message_deflate=False,
+        access_log=False,
+        log_level="warning",
+        log_config=None,
+        lifespan="off",
+        server_header=False,
+        backlog=BACKLOG,
+        timeout_graceful_shutdown=3,
+        h11_max_incomplete_event_size=64 << 10,
+        ssl_certfile=options.tls_cert,
+        ssl_keyfile=options.tls_key,
+    )
+    with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
+        try:
+            runner.run(_run(server, config, listening, started))
+        finally:
+            server.close()
+
+
+async def _run(
+    server: Server, config: Config, listening: socket.socket, started: Callable[[Server], None]
+) -> None:
+    web = uvicorn.Server(config)
+    leading = asyncio.create_task(server.lead_forever())
+    serving = asyncio.create_task(web.serve(sockets=[listening]))
+    ServerFile(server.url, os.getpid(), __version__).write(server.options.state)
+    started(server)
+    await asyncio.wait([leading, serving], return_when=asyncio.FIRST_COMPLETED)
+    failed = leading.done()
+    leading.cancel()
+    web.should_exit = True
+    problem, _ = await asyncio.gather(leading, serving, return_exceptions=True)
+    if failed and isinstance(problem, StoreError):
+        raise StartError(str(problem))
+    if failed and isinstance(problem, Exception):
+        raise problem
+
+
+def _listen(options: Options) -> socket.socket:
+    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind((options.host, options.port))
+    except OSError as error:
+        listening.close()
+        raise StartError(
+            f"cannot listen on {options.host}:{options.port}: {error.strerror}; "
+            "choose another --port (0: any that is free)"
+        ) from None
+    return listening
+
+
+def _raise_file_limit() -> None:
+    """One file a connection: as many as the system allows."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,0 +1,223 @@
+"""The server: leads or stands by on its store, and serves API, agents and page on one port."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import os
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import ParamSpec, TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from phalanx import __version__
+from phalanx.cluster.commands import Command
+from phalanx.cluster.core import Core
+from phalanx.cluster.events import Event
+from phalanx.cluster.policy import Policy
+from phalanx.control.audit import Audit
+from phalanx.control.auth import JOIN_HOURS, AuthError, Tokens
+from phalanx.control.controller import Controller, CoreFailedError
+from phalanx.control.hub import Hub
+from phalanx.control.limits import RateLimit
+from phalanx.control.recovery import recover
+from phalanx.control.store import (
+    Lead,
+    Store,
+    StoreBusyError,
+    StoreError,
+    StoreLostError,
+    open_store,
+)
+
+logger = logging.getLogger("phalanx.server")
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+STANDBY_SECONDS = 0.5  # between two tries to lead
+RENEW_SECONDS = 1.0
+RECENT_EVENTS = 2_000
+
+
+class Options(Struct, frozen=True, kw_only=True):
+    """How a server is run."""
+
+    state: Path
+    host: str = "127.0.0.1"
+    port: int = 7070
+    store: str = ""  # "": SQLite in the state folder
+    url: str = ""  # as others reach it; "": from host and port
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    policy: Policy | None = None  # None: as it was, or the default
+    most_body_bytes: int = 4 << 20
+    requests_per_second: float = 100.0  # of one token, in the long run
+    request_burst: int = 400
+    failures_per_second: float = 5.0  # of one address without a good token
+    failure_burst: int = 50
+
+
+class Leading:
+    """What a server has while it leads."""
+
+    def __init__(self, controller: Controller, hub: Hub, tokens: Tokens) -> None:
+        self.controller, self.hub, self.tokens = controller, hub, tokens
+        self.recent: deque[tuple[Event, Sequence[Command]]] = deque(maxlen=RECENT_EVENTS)
+        self.readers: list[asyncio.Queue[tuple[Event, Sequence[Command]]]] = []
+        controller.listeners.append(self._note)
+
+    @property
+    def core(self) -> Core:
+        """The core, to be read."""
+        return self.controller.core
+
+    def _note(self, event: Event, commands: Sequence[Command]) -> None:
+        self.recent.append((event, commands))
+        for reader in self.readers:
+            with suppress(asyncio.QueueFull):
+                reader.put_nowait((event, commands))
+
+
+class Server:
+    """One process. ``leading`` is None while another server leads."""
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        options.state.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.store: Store = open_store(options.store, options.state)
+        self.audit = Audit(options.state / "audit.jsonl")
+        self.leading: Leading | None = None
+        self.leader = ""  # URL of whoever leads instead
+        self.url = options.url
+        self.token_limit = RateLimit(options.requests_per_second, options.request_burst)
+        self.client_limit = RateLimit(options.failures_per_second, options.failure_burst)
+
+    def leading_or_refuse(self) -> Leading:
+        """What leads, or a refusal that names who does."""
+        if self.leading is None:
+            where = f"; {self.leader} leads" if self.leader else ""
+            raise AuthError(503, "not_leader", f"this server stands by{where}")
+        return self.leading
+
+    async def read(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Calls something that blocks (the store) without holding up the sockets."""
+        return await asyncio.to_thread(call, *args, **kwargs)
+
+    async def lead_forever(self) -> None:
+        """Leads whenever it can; stands by otherwise. StoreBusyError where standing by is vain."""
+        while True:
+            try:
+                lead = await asyncio.to_thread(self.store.lead, self.url, __version__)
+            except StoreBusyError as error:
+                self.leader = error.leader
+                if not self.options.store:
+                    raise
+            except StoreError as error:
+                logger.warning("cannot lead: %s", error)
+            else:
+                self.leader = ""
+                await self._reign(lead)
+            await asyncio.sleep(STANDBY_SECONDS)
+
+    async def _reign(self, lead: Lead) -> None:
+        while True:
+            try:
+                await self._lead(lead)
+            except StoreLostError as error:
+                logger.error("this server leads no more: %s", error)
+                return
+            except CoreFailedError:
+                continue  # from the log, with the event set aside
+            except StoreError as error:
+                logger.error("cannot lead: %s", error)
+                return
+
+    async def _lead(self, lead: Lead) -> None:
+        policy = self.options.policy
+        found = await asyncio.to_thread(recover, self.store, policy or Policy())
+        controller = Controller(self.store, found, lead.epoch)
+        hub = Hub(controller, __version__)
+        tokens = await asyncio.to_thread(Tokens, self.store)
+        await controller.start(policy)
+        self._first_tokens(tokens)
+        leading = Leading(controller, hub, tokens)
+        # What was loaded stays: the collector need not look through a fleet again and again.
+        gc.collect()
+        gc.freeze()
+        jobs, nodes = len(found.core.view.jobs), len(found.core.view.fleet)
+        text = "leading with epoch %d: event %d (%d replayed), %d nodes, %d jobs"
+        logger.info(text, lead.epoch, found.core.sequence, found.replayed, nodes, jobs)
+        tasks = [
+            asyncio.create_task(work)
+            for work in (controller.run(), hub.sweep(), self._renew(controller))
+        ]
+        self.leading = leading
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            self.leading = None
+            hub.close(self.leader)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await controller.close()
+
+    async def _renew(self, controller: Controller) -> None:
+        while True:
+            await asyncio.sleep(RENEW_SECONDS)
+            try:
+                await controller.renew()
+            except StoreLostError:
+                raise
+            except StoreError as error:
+                logger.warning("the store does not answer: %s", error)
+
+    def _first_tokens(self, tokens: Tokens) -> None:
+        """The administrator's token at the very first start; a join token that is still good."""
+        admin, join = self.options.state / "admin.token", self.options.state / "join.token"
+        if not len(tokens):
+            write_secret(admin, tokens.create("admin", "admin")[0])
+        try:
+            tokens.check(join.read_text().strip())
+        except (OSError, AuthError):
+            write_secret(join, tokens.create("join", "agents", hours=JOIN_HOURS)[0])
+
+    def close(self) -> None:
+        """Let go of the store and the audit log."""
+        self.store.close()
+        self.audit.close()
+
+
+def write_secret(path: Path, text: str) -> None:
+    """A file that only its owner reads, whole or not at all."""
+    temporary = path.with_name(f".{path.name}.new")
+    temporary.unlink(missing_ok=True)
+    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        os.write(handle, text.encode() + b"\n")
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+    temporary.rename(path)
+
+
+class ServerFile(Struct, frozen=True):
+    """``server.json``: how the command line finds a server on this machine."""
+
+    url: str
+    pid: int
+    version: str
+
+    def write(self, state: Path) -> None:
+        """Writes it into the state folder."""
+        temporary = state / ".server.json.new"
+        temporary.write_bytes(msgspec.json.encode(self))
+        temporary.rename(state / "server.json")
