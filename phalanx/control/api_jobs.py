@@ -18,7 +18,7 @@ from phalanx.cluster.events import (
     Submit,
     SubmitWorkflow,
 )
-from phalanx.cluster.job import HOUR_NS, JobSpec
+from phalanx.cluster.job import JobSpec
 from phalanx.control import api_types as t
 from phalanx.control.endpoints import EVERYBODY, WRITERS, ApiError, Call, Endpoint, wrong_team
 from phalanx.control.payload import encode_payload
@@ -133,8 +133,8 @@ async def scale(call: Call) -> t.Done:
 
 async def budget(call: Call) -> t.Done:
     """Gives a job another budget."""
-    hours = call.body.gpu_hours * HOUR_NS
-    order = RaiseBudget(job=call.job().id, budget_gpu_ns=hours, forced=call.body.forced)
+    seconds = call.body.gpu_hours * 3600
+    order = RaiseBudget(job=call.job().id, budget_gpu_seconds=seconds, forced=call.body.forced)
     return await call.order(order)
 
 
