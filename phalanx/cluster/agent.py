@@ -283,7 +283,7 @@ class Agent:
         node, generation = self.node, local.generation
         if local.phase == "joined":
             return [self._joined(job, local)]
-        if local.phase == "running" and not local.unsaid:
+        if local.phase == "running":
             return [Ready(node=node, job=job, generation=generation, step=local.restored)]
         if local.phase == "drained":
             return [self._drained(job, local)]

@@ -15,7 +15,7 @@ from phalanx.cluster.events import (
     Progress,
     RestoreFailed,
 )
-from phalanx.cluster.job import Gang, Job, JobState
+from phalanx.cluster.job import Gang, Job, JobState, Phase
 from phalanx.cluster.layout import buddy_shift
 from phalanx.cluster.messages import Source
 from phalanx.cluster.reasons import Reason, reason, sentences
@@ -44,21 +44,26 @@ def gang_of(job: Job) -> Gang:
     return job.gang
 
 
-def enter(ctx: Context, job: Job, phase: str, limit_ns: int) -> int:
-    """Moves a gang to a phase that must end within a time; returns the deadline."""
+def enter(ctx: Context, job: Job, phase: Phase, limit_ns: int, attempts: int = 0) -> int:
+    """Moves a gang to a phase that must end within a time; returns the deadline.
+
+    Whoever gathers the answers says at the deadline who is missing; should nobody say it, the core
+    wakes up by itself a little later.
+    """
     gang = gang_of(job)
-    gang.phase = phase  # type: ignore[assignment]
+    gang.phase = phase
     gang.since_ns = ctx.now_ns
-    gang.attempts = 0
+    gang.attempts = attempts
     deadline = ctx.now_ns + limit_ns
     ctx.wake(deadline + ctx.policy.timeouts.round_trip_ns, "phase", job.id, token(job))
     return deadline
 
 
 def token(job: Job) -> int:
-    """Tells whether a timer of a gang still speaks of the same generation and phase."""
+    """Tells whether a timer of a gang still speaks of the same generation, phase and attempt."""
     phases = ("settling", "joining", "restoring", "running", "draining")
-    return job.generation * 8 + phases.index(gang_of(job).phase)
+    gang = gang_of(job)
+    return job.generation * 64 + phases.index(gang.phase) * 8 + min(gang.attempts, 7)
 
 
 def form(ctx: Context, job: Job, why: Reason) -> None:
@@ -128,7 +133,11 @@ def on_joined(ctx: Context, fact: GangJoined) -> None:
     lost = [node for node in fact.empty if node in gang.keepers]
     for node in lost:
         gang.lost[node] = "empty"
-    gang.memory_step = fact.step if fact.step >= 0 and in_memory(gang) else -1
+    # A generation that was ordered to restore may have run, even if nobody heard it say so: then
+    # its nodes hold the newest snapshots, whatever the last one that was heard of left behind.
+    assert job.placement is not None
+    ran = gang.tried == job.placement.nodes and not fact.empty
+    gang.memory_step = fact.step if fact.step >= 0 and (ran or in_memory(gang)) else -1
     restore(ctx, job)
 
 
@@ -137,6 +146,7 @@ def restore(ctx: Context, job: Job) -> None:
     gang, placement = gang_of(job), job.placement
     assert placement is not None
     gang.restored, gang.source = choose_source(ctx, job, gang.memory_step)
+    gang.tried = placement.nodes
     gang.deadline_ns = enter(ctx, job, "restoring", timeouts_of(ctx, job).restore_ns)
     ctx.emit(placement.nodes, restore_order(job))
 

@@ -56,7 +56,7 @@ class Expected(Struct):
     steps: dict[int, Steps] = {}
     reported: int = -1
     reported_ns: int = 0
-    refused: bool = False
+    restored: int = 0  # step that the gang was told to restore
 
 
 class Gather:
@@ -80,6 +80,8 @@ class Gather:
                 self.gangs[body.job] = gang
             if gang.phase != phase:
                 gang.phase, gang.answers = phase, {}
+            if isinstance(body, Restore):
+                gang.restored = body.step
             gang.deadline_ns = body.deadline_ns
         elif isinstance(body, Stop):
             gang = self.gangs.get(body.job)
@@ -224,13 +226,19 @@ class Gather:
         gang = self.gangs.get(message.job)
         if gang is None or gang.generation != message.generation or message.node not in gang.nodes:
             return []
+        ready: list[EventBody] = []
+        if gang.phase == "restore" and message.node not in gang.answers:
+            # Whoever makes steps was ready, even if its word was lost.
+            node, generation = message.node, gang.generation
+            said = Ready(node=node, job=message.job, generation=generation, step=gang.restored)
+            ready = self._answer(said, now_ns)
         before = gang.steps.get(message.node)
         if before is not None and before.step >= message.step:
-            return []  # said twice, or overtaken by a later one
+            return ready  # said twice, or overtaken by a later one
         gang.steps[message.node] = message if before is None else _sum(before, message)
         if now_ns - gang.reported_ns < self.report_ns:
-            return []
-        return self._report(message.job, gang, now_ns)
+            return ready
+        return [*ready, *self._report(message.job, gang, now_ns)]
 
     def _report(self, job: int, gang: Expected, now_ns: int) -> list[EventBody]:
         """Progress of the whole gang: the least over its nodes; waits are the longest of any."""

@@ -116,15 +116,14 @@ def no_answer(ctx: Context, job: Job, nodes: tuple[int, ...]) -> None:
         assert gang.ending is not None
         leave(ctx, job, gang.ending, gang.ending_why)
         return
-    attempts = gang.attempts + 1
-    if attempts < 2:
+    if gang.attempts == 0:
+        gang.unanswered = nodes
         limits = timeouts_of(ctx, job)
-        gang.deadline_ns = enter(ctx, job, gang.phase, limits.abort_ns)
-        gang.attempts = attempts
+        gang.deadline_ns = enter(ctx, job, gang.phase, limits.abort_ns, attempts=1)
         for order in outstanding(ctx, job):
             ctx.emit(nodes or placement.nodes, order)
         return
-    missing = tuple(node for node in nodes if node in placement.nodes)
+    missing = tuple(node for node in nodes or gang.unanswered if node in placement.nodes)
     ctx.notify(reason("stuck", nodes=names(ctx.fleet, missing)), job=job.id, level="warning")
     for node in missing:
         health.incident(ctx, node, "stuck")

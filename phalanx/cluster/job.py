@@ -189,12 +189,16 @@ class Placement(Struct, frozen=True):
     reason: Reason = Reason("placed")
 
 
+Phase = Literal["settling", "joining", "restoring", "running", "draining"]
+
+
 class Gang(Struct, kw_only=True, omit_defaults=True):
     """The workers of a job that holds nodes."""
 
-    phase: Literal["settling", "joining", "restoring", "running", "draining"] = "joining"
+    phase: Phase = "joining"
     since_ns: int = 0  # of the phase
     attempts: int = 0  # deadlines missed in this phase
+    unanswered: tuple[int, ...] = ()  # nodes that missed the last one
     keepers: tuple[int, ...] = ()  # nodes by slot of the last generation that made snapshots
     buddy_shift: int = 0  # of that generation: slot i is kept by slot (i + shift) % slots
     lost: dict[int, str] = {}  # nodes whose memory is gone since then, with the cause
@@ -205,6 +209,7 @@ class Gang(Struct, kw_only=True, omit_defaults=True):
     refused: tuple[str, ...] = ()  # restore sources that failed in this incident
     rollback: int = -1  # restore no later step than this one; -1: the latest
     skip: tuple[int, int] = (0, 0)
+    tried: tuple[int, ...] = ()  # nodes of the last generation that was told to restore
     memory_step: int = -1  # newest step that the keepers hold in common; -1: none
     restored: int = 0  # step this generation began with
     source: Source = "none"  # it came from

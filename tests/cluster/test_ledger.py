@@ -93,7 +93,8 @@ def test_a_failure_costs_detection_restart_and_recompute_under_its_cause():
 def test_idle_spares_quarantined_and_unallocated_nodes_are_counted_apart():
     drive = Drive(6)
     job = drive.running(spares=1)
-    drive.tell(NodeSilent(node=5))
+    used = (*job.placement.nodes, *job.placement.spares)
+    drive.tell(NodeSilent(node=next(node for node in range(6) if node not in used)))
     since = drive.now_ns
     drive.wait(100 * SECOND)
     drive.tell(Cancel(job=job.id))

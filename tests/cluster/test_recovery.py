@@ -293,6 +293,28 @@ def test_a_hang_of_nobody_in_particular_restarts_the_gang_where_it_is():
     assert job.placement.nodes == before and job.generation == 2
 
 
+def test_an_anonymous_deadline_does_not_forget_who_was_missing():
+    drive = Drive()
+    job = drive.submit(spares=1)
+    late = job.placement.nodes[1]
+    drive.wait(job.gang.deadline_ns - drive.now_ns)
+    drive.tell(GangStuck(job=job.id, generation=1, phase="join", nodes=(late,)))
+    drive.wait(2 * SECOND)
+    assert job.generation == 1  # the first attempt's timer means nothing any more
+    drive.wait(10 * SECOND)
+    assert job.generation == 2 and late not in job.placement.nodes
+
+
+def test_a_generation_that_ran_unheard_keeps_what_it_made():
+    drive = Drive()
+    job = drive.submit()
+    drive.tell(GangJoined(job=job.id, generation=1, step=-1, empty=job.placement.nodes))
+    while job.generation == 1:  # nobody hears that it is ready: it is formed again
+        drive.wait(SECOND)
+    drive.tell(GangJoined(job=job.id, generation=2, step=7))
+    assert (drive.last_restore().step, drive.last_restore().source) == (7, "peer")
+
+
 def test_a_node_that_does_not_answer_is_asked_again_and_then_replaced():
     drive = Drive()
     job = drive.submit(spares=1)
@@ -376,14 +398,12 @@ def test_a_lost_rail_is_borne_and_a_second_node_without_it_costs_nothing_more():
 
 def test_a_node_that_lost_its_only_rail_stops_the_gang():
     drive = Drive(4)
-    for rail in range(8):
-        if rail == 7:
-            job = drive.running()
-        node = 0
-        drive.core.view.fleet.set_rails_down(node, (1 << 7) - 1)
-    drive.tell(DeviceError(node=0, cause="nic", rail=7))
+    job = drive.running()
+    node = job.placement.nodes[0]
+    drive.core.view.fleet.set_rails_down(node, (1 << 7) - 1)
+    drive.tell(DeviceError(node=node, cause="nic", rail=7))
     drive.wait(SECOND)
-    assert 0 not in job.placement.nodes and job.generation == 2
+    assert node not in job.placement.nodes and job.generation == 2
 
 
 def test_a_loss_spike_is_only_said_unless_the_site_wants_it_undone():
