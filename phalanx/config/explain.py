@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import ast
 import inspect
+import sys
 from collections.abc import Iterator
 from functools import cache
 
 from msgspec import Struct
 
-from phalanx.config import schema
 from phalanx.config.errors import ConfigError, did_you_mean, near
 from phalanx.config.schema import Job, Section
 from phalanx.config.tree import allowed, below_field, default_of, fields, paths, section_in
@@ -25,34 +25,34 @@ class KeyDoc(Struct, frozen=True):
     section: bool
 
 
-def explain(key: str = "") -> list[KeyDoc]:
+def explain(key: str = "", root: type[Section] = Job) -> list[KeyDoc]:
     """The key and everything below it; every key when none is given."""
-    found = [doc for doc in catalogue() if _covers(key, doc.key)]
+    found = [doc for doc in catalogue(root) if _covers(key, doc.key)]
     if not found:
-        raise ConfigError(key, "", "is no known key", _nearest(key))
+        raise ConfigError(key, "", "is no known key", _nearest(key, root))
     return found
 
 
 @cache
-def catalogue() -> tuple[KeyDoc, ...]:
-    """Every key of the tree, in the schema's order."""
-    return tuple(_docs(Job, ""))
+def catalogue(root: type[Section] = Job) -> tuple[KeyDoc, ...]:
+    """Every key of a tree, in the schema's order."""
+    return tuple(_docs(root, ""))
 
 
 def _covers(asked: str, key: str) -> bool:
     return not asked or key == asked or key.startswith((asked + ".", asked + "["))
 
 
-def _nearest(key: str) -> str:
-    match = near(key, paths(Job))
+def _nearest(key: str, root: type[Section]) -> str:
+    match = near(key, paths(root))
     if not match:
-        by_last_word = {path.rsplit(".", 1)[-1]: path for path in reversed(paths(Job))}
+        by_last_word = {path.rsplit(".", 1)[-1]: path for path in reversed(paths(root))}
         match = by_last_word.get(near(key.rsplit(".", 1)[-1], list(by_last_word)), "")
-    return f'did you mean "{match}"?' if match else did_you_mean(key, list(fields(Job)))
+    return f'did you mean "{match}"?' if match else did_you_mean(key, list(fields(root)))
 
 
 def _docs(section: type[Section], prefix: str) -> Iterator[KeyDoc]:
-    meanings = _meanings()[section.__name__]
+    meanings = _meanings(section.__module__)[section.__name__]
     for name, hint in fields(section).items():
         key = prefix + name
         inner = section_in(hint)
@@ -64,10 +64,10 @@ def _docs(section: type[Section], prefix: str) -> Iterator[KeyDoc]:
 
 
 @cache
-def _meanings() -> dict[str, dict[str, str]]:
+def _meanings(module: str) -> dict[str, dict[str, str]]:
     """The sentence below each field, by class and field: Python drops it, the source keeps it."""
     found: dict[str, dict[str, str]] = {}
-    for node in ast.parse(inspect.getsource(schema)).body:
+    for node in ast.parse(inspect.getsource(sys.modules[module])).body:
         if isinstance(node, ast.ClassDef):
             found[node.name] = dict(_class_meanings(node))
     return found

@@ -24,20 +24,28 @@ from phalanx.config.tree import (
 
 def load_job(path: str | Path, overrides: Sequence[str] = ()) -> Job:
     """The job in a TOML file, with ``key=value`` overrides applied and its preset filled in."""
-    return job_from_table(_read(Path(path)), overrides)
+    return job_from_table(read_table(Path(path)), overrides)
 
 
 def job_from_table(table: Mapping[str, Any], overrides: Sequence[str] = ()) -> Job:
     """The job a parsed table describes; raises ``ConfigError`` with all mistakes at once."""
-    merged = merge(table, {})
-    problems: list[Problem] = []
-    for override in overrides:
-        problems += _apply(merged, override)
+    merged, problems = overridden(table, overrides, Job)
     problems += _fill_preset(merged)
     problems += mistakes(Job, merged)
     if problems:
         raise ConfigError.of(problems)
     return build(Job, merged)
+
+
+def overridden(
+    table: Mapping[str, Any], overrides: Sequence[str], root: type[Section]
+) -> tuple[dict[str, Any], list[Problem]]:
+    """A copy of a table meant to become ``root`` with ``key=value`` texts laid over it."""
+    merged = merge(table, {})
+    problems: list[Problem] = []
+    for override in overrides:
+        problems += _apply(merged, override, root)
+    return merged, problems
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
@@ -55,7 +63,8 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_table(path: Path) -> dict[str, Any]:
+    """The parsed TOML of a file, or what is wrong with it."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -91,7 +100,7 @@ def unknown_preset(name: str) -> Problem:
     return problem("model.preset", f'"{name}"', "no such preset", did_you_mean(name, list(PRESETS)))
 
 
-def _apply(table: dict[str, Any], override: str) -> list[Problem]:
+def _apply(table: dict[str, Any], override: str, root: type[Section]) -> list[Problem]:
     key, equals, text = override.partition("=")
     key = key.strip()
     if not equals or not key:
@@ -100,23 +109,23 @@ def _apply(table: dict[str, Any], override: str) -> list[Problem]:
     for section in sections:
         table = table.setdefault(section, {})
         if not isinstance(table, dict):
-            fix = did_you_mean_key(Job, section)
+            fix = did_you_mean_key(root, section)
             return [problem(key, text, f'"{section}" is no table', fix)]
-    table[name] = _value(key, text.strip())
+    table[name] = _value(key, text.strip(), root)
     return []
 
 
-def _value(key: str, text: str) -> Any:
+def _value(key: str, text: str, root: type[Section]) -> Any:
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         return text  # a string without quotes
-    wants_text = _field_type(key) is str
+    wants_text = _field_type(key, root) is str
     return text if wants_text and not isinstance(value, str) else value
 
 
-def _field_type(key: str) -> Any:
-    section: type[Section] | None = Job
+def _field_type(key: str, root: type[Section]) -> Any:
+    section: type[Section] | None = root
     hint: Any = None
     for name in key.split("."):
         if section is None:

@@ -50,26 +50,28 @@ def optional(hint: Any) -> bool:
     return type(None) in get_args(hint)
 
 
-def mistakes(section: type[Section], table: Mapping[str, Any], prefix: str = "") -> list[Problem]:
+def mistakes(section: type[Section], table: Mapping[str, Any]) -> list[Problem]:
     """Every unknown key, missing key and wrong type in a table meant to become ``section``."""
-    return list(_mistakes(section, table, prefix))
+    return list(_mistakes(section, table, "", section))
 
 
-def _mistakes(section: type[Section], table: Mapping[str, Any], prefix: str) -> Iterator[Problem]:
+def _mistakes(
+    section: type[Section], table: Mapping[str, Any], prefix: str, root: type[Section]
+) -> Iterator[Problem]:
     known = fields(section)
     for name, value in table.items():
         key = prefix + name
         if name not in known:
-            fix = did_you_mean_key(section, name)
+            fix = did_you_mean_key(section, name, root)
             yield problem(key, _short(value), "is no known key", fix)
             continue
         inner = section_in(known[name])
         if value in ("none", None) and optional(known[name]):
             continue
         if inner is None:
-            yield from _several(key, value, known[name], default_of(section, name))
+            yield from _several(key, value, known[name], default_of(section, name), root)
         elif isinstance(value, Mapping):
-            yield from _mistakes(inner, value, key + ".")
+            yield from _mistakes(inner, value, key + ".", root)
         else:
             yield problem(key, written(value), "must be a table", f"write [{key}]")
     for name in required(section):
@@ -83,7 +85,9 @@ def _short(value: Any) -> str:
     return "" if isinstance(value, Mapping) else written(value)
 
 
-def _several(key: str, value: Any, hint: Any, default: str) -> Iterator[Problem]:
+def _several(
+    key: str, value: Any, hint: Any, default: str, root: type[Section]
+) -> Iterator[Problem]:
     """Mistakes in a field that holds many sections, or none."""
     named, listed = named_sections(hint), listed_sections(hint)
     inner = named or listed
@@ -102,7 +106,7 @@ def _several(key: str, value: Any, hint: Any, default: str) -> Iterator[Problem]
     )
     for name, entry in entries.items():
         if isinstance(entry, Mapping):
-            yield from _mistakes(inner, entry, name + ".")
+            yield from _mistakes(inner, entry, name + ".", root)
         else:
             yield problem(name, written(entry), "must be a table", f"write [{name}]")
 
@@ -112,9 +116,9 @@ def required(section: type[Section]) -> tuple[str, ...]:
     return tuple(field.name for field in msgspec.structs.fields(section) if field.required)
 
 
-def did_you_mean_key(section: type[Section], name: str) -> str:
+def did_you_mean_key(section: type[Section], name: str, root: type[Section] = Job) -> str:
     """The nearest known key: in this section, or under the same name in another one."""
-    elsewhere = [path for path in paths(Job) if path.rsplit(".", 1)[-1] == name]
+    elsewhere = [path for path in paths(root) if path.rsplit(".", 1)[-1] == name]
     if elsewhere and not near(name, list(fields(section))):
         return f'did you mean "{elsewhere[0]}"?'
     return did_you_mean(name, list(fields(section)))

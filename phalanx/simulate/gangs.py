@@ -1,0 +1,406 @@
+"""Gangs in the world: they answer the core's orders once a phase, and suffer from faults."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from phalanx.cluster import commands as order
+from phalanx.cluster import events as fact
+from phalanx.cluster.commands import Command
+from phalanx.cluster.job import Job
+from phalanx.cluster.timeouts import derive
+from phalanx.simulate.incidents import Incident
+from phalanx.simulate.runs import Brownouts, Run
+from phalanx.simulate.shape import ns
+
+if TYPE_CHECKING:
+    from phalanx.simulate.world import World
+
+REPORTS = 2000  # of each gang over the whole time, at most
+LEAST_REPORT_NS = 300 * 10**9
+MOST_REPORT_NS = 3600 * 10**9
+USER_ERROR = "user-error-at:"  # payload of a job that its user wrote wrong
+
+
+class Gangs:
+    """Every gang that has been formed and not stopped."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.runs: dict[int, Run] = {}
+        self.memory: dict[int, int] = {}  # by job: step in the memory of its nodes
+        self.durable: dict[int, int] = {}
+        self.wiped: dict[int, dict[int, None]] = {}  # by job: nodes that lost their memory
+        self.living: dict[int, dict[int, None]] = {}  # by job: nodes with started workers
+        self.brownouts = Brownouts()
+        scenario = world.scenario
+        self._luck = world.draws.stream("phase")
+        self._flush_ns = ns(scenario.checkpoint.flush_seconds)
+        self._replicate_ns = ns(scenario.checkpoint.replicate_seconds)
+        self._report_ns = min(max(world.end_ns // REPORTS, LEAST_REPORT_NS), MOST_REPORT_NS)
+
+    # Orders.
+
+    def on_form(self, body: order.Form, command: Command) -> None:
+        """A new generation: living workers rejoin, missing ones start."""
+        old = self.runs.get(body.job)
+        if old is not None and old.generation >= body.generation:
+            if old.generation == body.generation and old.phase == "joining":
+                self._join(old, body, again=True)
+            return
+        if old is not None:
+            self._finish_with(old)
+        job = self.world.view.jobs[body.job]
+        run = Run(
+            job=body.job,
+            generation=body.generation,
+            nodes=body.nodes,
+            expected=job.spec.expected,
+        )
+        self.runs[body.job] = run
+        self._join(run, body, again=False)
+
+    def _join(self, run: Run, body: order.Form, *, again: bool) -> None:
+        blockers = self._blockers(run)
+        if blockers:
+            self._blocked(run, "join", blockers, body.deadline_ns)
+            return
+        if again and run.token:
+            run.token += 1
+        restart = self.world.scenario.restart
+        living = self.living.get(run.job, {})
+        cold = any(node not in living for node in run.nodes)
+        seconds = restart.start_seconds if cold else restart.rejoin_seconds
+        delay = ns((restart.seconds or seconds) * self._spread(run.job, run.generation, 0))
+        self.living[run.job] = dict.fromkeys((*run.nodes, *body.spares))
+        self.world.agenda.after(delay, self._joined, run, run.token)
+
+    def _joined(self, run: Run, token: int) -> None:
+        if run.token != token or self.runs.get(run.job) is not run:
+            return
+        run.phase = "joined"
+        step = self.memory.get(run.job, -1) if run.expected.snapshot_steps else -1
+        empty = tuple(self.wiped.get(run.job, ()))
+        self.world.tell(
+            fact.GangJoined(job=run.job, generation=run.generation, step=step, empty=empty)
+        )
+
+    def on_restore(self, body: order.Restore, command: Command) -> None:
+        """Everybody loads a step."""
+        run = self.runs.get(body.job)
+        if run is None or run.generation != body.generation or run.phase == "running":
+            return
+        run.phase = "restoring"
+        run.token += 1
+        blockers = self._blockers(run)
+        if blockers:
+            self._blocked(run, "restore", blockers, body.deadline_ns)
+            return
+        restart, now = self.world.scenario.restart, self.world.agenda.now_ns
+        seconds = {
+            "none": 0.0,
+            "peer": restart.restore_peer_seconds,
+            "disk": restart.restore_disk_seconds,
+            "remote": restart.restore_remote_seconds,
+        }[body.source] + restart.form_seconds
+        if restart.seconds:
+            seconds = 0.0
+        delay = ns(seconds * self._spread(run.job, run.generation, 1))
+        if body.source == "remote":
+            delay = self.brownouts.end_ns(now, delay) - now
+        self.world.agenda.after(delay, self._ready, run, run.token, body.step)
+
+    def _ready(self, run: Run, token: int, step: int) -> None:
+        if run.token != token or self.runs.get(run.job) is not run:
+            return
+        run.phase = "running"
+        run.base = run.reported = run.stalls_reported = step
+        run.base_ns = self.world.agenda.now_ns
+        run.factor_ppm = self.world.slow.factor_ppm(run.nodes)
+        self.memory[run.job] = step
+        self.durable[run.job] = min(self.durable.get(run.job, 0), step)
+        self.wiped[run.job] = {}
+        self.world.tell(fact.GangReady(job=run.job, generation=run.generation, step=step))
+        self._go_on(run)
+        for node, incident in self.world.broken.items():
+            if incident.symptom == "corruption" and run.job in self.world.fleet.held[node]:
+                self._corrupts(run, node)
+
+    def _go_on(self, run: Run) -> None:
+        """Plans what will happen if nothing goes wrong."""
+        agenda = self.world.agenda
+        agenda.after(self._report_ns, self._report_later, run, run.token)
+        if run.expected.steps:
+            agenda.at(run.done_ns(run.expected.steps), self._finished, run, run.token)
+        payload = self.world.view.jobs[run.job].spec.payload
+        if payload.startswith(USER_ERROR):
+            step = max(run.base + 1, int(payload.removeprefix(USER_ERROR)))
+            agenda.at(run.done_ns(step), self._user_error, run, run.token)
+
+    def on_abort(self, body: order.Abort, command: Command) -> None:
+        """Workers leave the collective."""
+        run = self.runs.get(body.job)
+        if run is not None and run.generation == body.generation:
+            self.stop_steps(run)
+
+    def on_drain(self, body: order.Drain, command: Command) -> None:
+        """The step is finished, a checkpoint is made, and the gang has left."""
+        run, now = self.runs.get(body.job), self.world.agenda.now_ns
+        if run is None or run.generation != body.generation or run.phase != "running":
+            return
+        step = run.step(now) + 1
+        written = run.done_ns(step) + run.expected.checkpoint_ns
+        done = self.brownouts.end_ns(written, self._flush_ns)
+        run.token += 1
+        self.world.agenda.at(done, self._drained, run, run.token, step)
+
+    def _drained(self, run: Run, token: int, step: int) -> None:
+        if run.token != token or self.runs.get(run.job) is not run:
+            return
+        self.report(run)
+        run.stopped_ns = self.world.agenda.now_ns
+        run.phase = "stopped"
+        self.durable[run.job] = step
+        self.world.tell(fact.GangDrained(job=run.job, generation=run.generation, step=step))
+
+    def on_stop(self, body: order.Stop, command: Command) -> None:
+        """Workers end; what they kept in memory ends with them unless it is still needed."""
+        run = self.runs.get(body.job)
+        living = self.living.get(body.job, {})
+        for node in command.target:
+            living.pop(node, None)
+        if run is None or body.keep_snapshots or run.generation > body.generation:
+            return
+        if set(run.nodes) <= set(command.target):
+            self._finish_with(run)
+            for kept in (self.runs, self.memory, self.wiped, self.living):
+                kept.pop(body.job, None)  # type: ignore[attr-defined]
+
+    def on_rebalance(self, body: order.Rebalance, command: Command) -> None:
+        """A slow replica has less to do: the others wait for a fraction of before."""
+        run = self.runs.get(body.job)
+        if run is not None and run.phase == "running" and body.micro_batches:
+            slower = run.factor_ppm // max(1, len(body.micro_batches))
+            self.change_pace(run, self.world.agenda.now_ns, slower)
+
+    def change_pace(self, run: Run, now_ns: int, factor_ppm: int) -> None:
+        """A running gang goes on faster or slower."""
+        if factor_ppm != run.factor_ppm:
+            self.report(run)
+            run.rebase(now_ns, factor_ppm)
+            run.token += 1
+            self._go_on(run)
+
+    # Faults.
+
+    def struck(self, job: int, incident: Incident, nodes: list[int]) -> None:
+        """A fault takes nodes of a gang: steps end, and what was under way does not happen."""
+        run = self.runs.get(job)
+        if incident.symptom == "silent":
+            self.wiped.setdefault(job, {}).update(dict.fromkeys(nodes))
+        if incident.symptom == "corruption":
+            return
+        for node in nodes:
+            self.living.get(job, {}).pop(node, None)
+        if run is None:
+            return
+        if run.phase == "running":
+            self.stop_steps(run)
+        elif run.phase in ("joining", "restoring"):
+            run.token += 1
+
+    def stop_steps(self, run: Run) -> None:
+        """No more steps from now on."""
+        if run.phase == "running":
+            run.phase = "stopped"
+            run.stopped_ns = self.world.agenda.now_ns
+            run.token += 1
+
+    def suffer(self, job: int, incident: Incident, nodes: list[int], delay_ns: int) -> None:
+        """The core will be told of a fault."""
+        run = self.runs.get(job)
+        if run is None:
+            return
+        if incident.symptom == "corruption":
+            self._corrupts(run, nodes[0])
+            return
+        hung = incident.symptom == "hang" and run.phase != "stopped"
+        if hung:  # in formation nobody makes steps: the deadline of the phase tells
+            limits = derive(self.world.view.policy.timeouts, run.expected, run.expected.step_ns)
+            limit = limits.join_ns if run.phase == "joining" else limits.restore_ns
+            phase = "join" if run.phase == "joining" else "restore"
+            deadline = self.world.agenda.now_ns + limit
+            self._blocked(run, phase, tuple(nodes), deadline)
+            return
+        self.world.agenda.after(delay_ns, self._told, run, incident, tuple(nodes))
+
+    def _told(self, run: Run, incident: Incident, nodes: tuple[int, ...]) -> None:
+        if self.runs.get(run.job) is not run:
+            return  # a later generation has found out by itself
+        self.report(run)
+        now = self.world.agenda.now_ns
+        held = [node for node in nodes if run.job in self.world.fleet.held[node]]
+        if incident.symptom == "hang":
+            located = incident.quantile < self.world.scenario.detection.hang_located_share
+            self.world.tell(
+                fact.NoProgress(
+                    job=run.job,
+                    generation=run.generation,
+                    step=run.step(now),
+                    nodes=tuple(held) if located else (),
+                )
+            )
+            return
+        for node in held:
+            self._exit(run, node, incident.cause)
+
+    def _exit(self, run: Run, node: int, cause: str) -> None:
+        step = run.step(self.world.agenda.now_ns)
+        width = max(1, self.world.view.jobs[run.job].spec.gang.slot_gpus)
+        self.world.tell(
+            fact.WorkerExited(
+                job=run.job,
+                generation=run.generation,
+                node=node,
+                rank=run.nodes.index(node) * width if node in run.nodes else 0,
+                cause=cause,
+                step=step,
+            )
+        )
+
+    def _corrupts(self, run: Run, node: int) -> None:
+        """Wrong numbers until replicas are compared."""
+        every, now = self.world.scenario.detection.corruption_steps, self.world.agenda.now_ns
+        if run.phase != "running":
+            return
+        step = run.step(now)
+        found = (step // every + 1) * every
+        run.clean = min(run.clean, step // every * every)
+        self.world.agenda.at(run.done_ns(found), self._compared, run, run.token, node, found)
+
+    def _compared(self, run: Run, token: int, node: int, step: int) -> None:
+        if run.token != token or self.runs.get(run.job) is not run:
+            return
+        self.report(run)
+        self.stop_steps(run)
+        self.world.tell(
+            fact.Corruption(
+                job=run.job,
+                generation=run.generation,
+                step=step,
+                clean_step=max(0, run.clean),
+                nodes=(node,),
+            )
+        )
+
+    def _blockers(self, run: Run) -> tuple[int, ...]:
+        """Broken nodes that keep a gang from forming."""
+        fleet = self.world.fleet
+        return tuple(
+            node
+            for node, incident in self.world.broken.items()
+            if incident.symptom != "corruption" and run.job in fleet.held[node]
+        )
+
+    def _blocked(self, run: Run, phase: str, nodes: tuple[int, ...], deadline_ns: int) -> None:
+        """Part of a gang will not answer: its error says so at once, or the deadline does."""
+        exits = [n for n in nodes if self.world.broken[n].symptom == "exit"] if nodes else []
+        if exits:
+            delay = self.world.detection_ns(self.world.broken[exits[0]])
+            for node in exits:
+                cause = self.world.broken[node].cause
+                self.world.agenda.after(delay, self._exit_of, run, node, cause)
+            return
+        self.world.agenda.at(deadline_ns, self._stuck, run, run.token, phase, nodes)
+
+    def _exit_of(self, run: Run, node: int, cause: str) -> None:
+        if self.runs.get(run.job) is run and run.job in self.world.fleet.held[node]:
+            self._exit(run, node, cause)
+
+    def _stuck(self, run: Run, token: int, phase: str, nodes: tuple[int, ...]) -> None:
+        if run.token == token and self.runs.get(run.job) is run:
+            self.world.tell(
+                fact.GangStuck(
+                    job=run.job,
+                    generation=run.generation,
+                    phase="join" if phase == "join" else "restore",
+                    nodes=nodes,
+                )
+            )
+
+    # Reports and ends.
+
+    def report(self, run: Run) -> None:
+        """Tells the core how far a gang is, if that is news."""
+        now = self.world.agenda.now_ns
+        durable = self._durable(run, now)
+        told = run.report(now, run.committed(now, self._replicate_ns), durable)
+        if told is not None:
+            self.durable[run.job] = durable
+            self.world.tell(told)
+
+    def _durable(self, run: Run, now_ns: int) -> int:
+        before = self.durable.get(run.job, 0)
+        if run.phase not in ("running", "stopped"):
+            return before
+        return run.durable(now_ns, self._flush_ns, self.brownouts, before)
+
+    def _report_later(self, run: Run, token: int) -> None:
+        if run.token == token and self.runs.get(run.job) is run and run.phase == "running":
+            self.report(run)
+            self.world.agenda.after(self._report_ns, self._report_later, run, token)
+
+    def report_all(self) -> None:
+        """Tells the core about every gang, at the end."""
+        for run in list(self.runs.values()):
+            if run.phase in ("running", "stopped"):
+                self.report(run)
+
+    def _finish_with(self, run: Run) -> None:
+        """A generation is over: what it reached is told and kept."""
+        self.stop_steps(run)
+        if run.phase == "stopped":
+            now = self.world.agenda.now_ns
+            self.memory[run.job] = run.committed(now, self._replicate_ns)
+            self.durable[run.job] = self._durable(run, now)
+            self.report(run)
+
+    def _finished(self, run: Run, token: int) -> None:
+        if run.token != token or self.runs.get(run.job) is not run or run.phase != "running":
+            return
+        self.report(run)
+        self.world.tell(
+            fact.JobFinished(job=run.job, generation=run.generation, step=run.expected.steps)
+        )
+        self.runs.pop(run.job, None)
+
+    def _user_error(self, run: Run, token: int) -> None:
+        if run.token == token and self.runs.get(run.job) is run and run.phase == "running":
+            self.stop_steps(run)
+            self.report(run)
+            self.living.get(run.job, {}).pop(run.nodes[0], None)
+            self._exit(run, run.nodes[0], "user_error")
+
+    # Questions of the rest of the world.
+
+    def gpus(self, job: int) -> int:
+        """GPUs that a job works on."""
+        known: Job = self.world.view.jobs[job]
+        replicas = known.placement.replicas if known.placement else 0
+        return known.spec.gang.gpus(replicas)
+
+    def hang_ns(self, jobs: list[int]) -> int:
+        """How long a gang may be without a step."""
+        waits = [0]
+        for job in jobs:
+            expected = self.world.view.jobs[job].spec.expected
+            limits = derive(self.world.view.policy.timeouts, expected, expected.step_ns)
+            waits.append(limits.hang_ns)
+        return max(waits)
+
+    def _spread(self, job: int, generation: int, phase: int) -> float:
+        """Luck of one phase: the slowest node is now faster, now slower."""
+        sigma = self.world.scenario.restart.spread
+        if not sigma:
+            return 1.0
+        return self._luck.at(job << 24 ^ generation << 1 ^ phase).lognormal(1.0, sigma)

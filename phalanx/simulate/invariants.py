@@ -1,0 +1,225 @@
+"""What must hold after every event, whatever happened. Found violations are kept, not raised.
+
+Each rule is checked on what the event touched; the whole state is swept now and then. A claim of a
+job on GPUs is taken from its placement, not from the fleet's own books, so that both are checked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+from msgspec import Struct
+
+from phalanx.cluster.commands import Command, Form, Restore
+from phalanx.cluster.core import Core
+from phalanx.cluster.events import Event
+from phalanx.cluster.fleet import NodeState
+from phalanx.cluster.job import Job
+
+RULES = {
+    "crash": "the core must never raise",
+    "one_gang": "no GPU is in two gangs",
+    "whole_gang": "a gang has all its slots, or none",
+    "books": "what the fleet says a job holds is what its placement says",
+    "quota": "a team never holds more than its ceiling, and nothing is counted twice",
+    "starved": "no job waits for ever",
+    "quarantined": "a quarantined node holds no work",
+    "generation": "generations of a job only rise",
+    "epoch": "epochs of the controller only rise",
+    "two_generations": "two generations never both commit",
+    "committed": "no committed step is lost while its copies live",
+    "exactly_once": "each sample is trained exactly once in the surviving history",
+    "ledger": "every GPU-second is in exactly one bucket",
+    "replay": "the log replayed gives the same state",
+    "liveness": "after faults stop, every job that can run makes progress",
+}
+
+
+class Violation(Struct, frozen=True):
+    """Something that must not be."""
+
+    rule: str
+    time_ns: int
+    sequence: int
+    detail: str
+
+    def __str__(self) -> str:
+        return f"{self.rule} at event {self.sequence}: {self.detail} ({RULES[self.rule]})"
+
+
+class Invariants:
+    """Checks of one core."""
+
+    def __init__(self, core: Core, sweep_events: int = 2000, replay_events: int = 0) -> None:
+        self.found: list[Violation] = []
+        self._sweep_events = sweep_events
+        self._replay_events = replay_events
+        self._events = 0
+        self._generations: dict[int, int] = {}
+        self._epoch = 0
+        self._placements: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}
+        self._claims: dict[int, dict[int, int]] = {}  # node: job: mask
+        self._tail: list[Event] = []
+        self.watch(core)
+
+    def watch(self, core: Core) -> None:
+        """This core is the one from now on (another controller took over)."""
+        self.core = core
+        if self._replay_events:
+            self._snapshot = core.snapshot()
+            self._tail = []
+
+    def add(self, rule: str, detail: str) -> None:
+        """Keeps a violation."""
+        now, sequence = self.core.view.now_ns, self.core.sequence
+        self.found.append(Violation(rule, now, sequence, detail))
+
+    def after(self, event: Event, commands: list[Command]) -> None:
+        """The core has taken in an event."""
+        for command in commands:
+            self._ordered(command)
+        for number in _touched(event, commands):
+            job = self.core.view.jobs.get(number)
+            if job is not None:
+                self._gang(job)
+        self._idle_nodes()
+        self._events += 1
+        if self._events % self._sweep_events == 0:
+            self.sweep()
+        if self._replay_events:
+            self._tail.append(event)
+            if len(self._tail) >= self._replay_events:
+                self.replay()
+
+    def sweep(self) -> None:
+        """Looks at everything."""
+        view = self.core.view
+        for number in {**self._placements, **view.active}:
+            job = view.jobs.get(number)
+            if job is not None:
+                self._gang(job)
+        self._books()
+        self._quotas()
+        try:
+            self.core.ledger.check(view)
+        except Exception as error:
+            self.add("ledger", str(error))
+
+    def replay(self) -> None:
+        """Plays the log since the last snapshot again and compares."""
+        again = Core.restore(self._snapshot)
+        for event in self._tail:
+            again.handle(event)
+        now = self.core.snapshot()
+        if again.snapshot() != now:
+            self.add("replay", f"{len(self._tail)} events since the snapshot give another state")
+        self._snapshot, self._tail = now, []
+
+    def starved(self, bound_ns: int) -> None:
+        """No eligible job waits longer than this."""
+        view = self.core.view
+        for number in view.pending:
+            waited = view.now_ns - view.jobs[number].queued_ns
+            if waited > bound_ns:
+                self.add("starved", f"job {number} has waited {waited // 10**9} s")
+
+    def _ordered(self, command: Command) -> None:
+        if command.controller_epoch < self._epoch:
+            self.add("epoch", f"{command.controller_epoch} after {self._epoch}")
+        self._epoch = max(self._epoch, command.controller_epoch)
+        body = command.body
+        if not isinstance(body, Form | Restore):
+            return
+        last = self._generations.get(body.job, 0)
+        if body.generation < last:
+            self.add("generation", f"job {body.job}: {body.generation} after {last}")
+        self._generations[body.job] = max(last, body.generation)
+        job = self.core.view.jobs[body.job]
+        if isinstance(body, Restore) and body.source == "remote" and body.step > job.durable:
+            self.add("committed", f"job {job.id}: step {body.step} was never durable")
+
+    def _gang(self, job: Job) -> None:
+        placement = job.placement
+        nodes = placement.nodes if placement else ()
+        masks = placement.gpus if placement else ()
+        before = self._placements.get(job.id, ((), ()))
+        if (nodes, masks) == before:
+            return
+        self._claim(job, nodes, masks)
+        if placement is None:
+            self._placements.pop(job.id, None)
+            return
+        self._placements[job.id] = (nodes, masks)
+        shape = job.spec.gang
+        if len(nodes) != shape.slots(placement.replicas) or len(set(nodes)) != len(nodes):
+            wanted = shape.slots(placement.replicas)
+            self.add("whole_gang", f"job {job.id} has {len(set(nodes))} of {wanted} nodes")
+        if not shape.floor <= placement.replicas <= shape.ceiling:
+            self.add("whole_gang", f"job {job.id} runs with {placement.replicas} replicas")
+
+    def _claim(self, job: Job, nodes: tuple[int, ...], masks: tuple[int, ...]) -> None:
+        """Takes over what a job claims; only what changed is looked at."""
+        old_nodes, _ = self._placements.get(job.id, ((), ()))
+        whole = job.spec.gang.whole_nodes
+        fleet = self.core.view.fleet
+        old = dict.fromkeys(old_nodes) if old_nodes else {}
+        for node in old.keys() - dict.fromkeys(nodes).keys() if old else ():
+            self._claims.get(node, {}).pop(job.id, None)
+        for slot, node in enumerate(nodes):
+            if whole and node in old:
+                continue
+            full = (1 << fleet.nodes[node].gpus) - 1
+            mask = full if whole or not masks else masks[slot]
+            claims = self._claims.setdefault(node, {})
+            for other, taken in claims.items():
+                if other != job.id and taken & mask:
+                    self.add("one_gang", f"node {node}: jobs {other} and {job.id}")
+            claims[job.id] = mask
+
+    def _books(self) -> None:
+        fleet = self.core.view.fleet
+        for node, jobs in enumerate(fleet.held):
+            claims = self._claims.get(node, {})
+            if jobs.keys() != claims.keys():
+                self.add("books", f"node {node}: held by {list(jobs)}, claimed by {list(claims)}")
+            taken = 0
+            for job, held in jobs.items():
+                if claims.get(job) is not None and held.gpus != claims[job]:
+                    self.add("books", f"node {node}: job {job} holds {held.gpus:b}")
+                taken |= held.gpus
+            if taken & fleet.free_mask(node):
+                self.add("books", f"node {node}: a held GPU counts as free")
+
+    def _idle_nodes(self) -> None:
+        columns = self.core.view.fleet.columns
+        bad = (columns.state == NodeState.QUARANTINED) & (columns.free_gpus < columns.gpus)
+        if bad.any():
+            self.add("quarantined", f"nodes {np.nonzero(bad)[0][:5].tolist()} hold work")
+
+    def _quotas(self) -> None:
+        view = self.core.view
+        used: dict[str, int] = {}
+        for number in view.active:
+            job = view.jobs[number]
+            if job.placement is not None:
+                gpus = job.spec.gang.gpus(job.placement.replicas)
+                used[job.spec.team] = used.get(job.spec.team, 0) + gpus
+        for team, gpus in used.items():
+            quota = view.quotas.get(team)
+            if quota is not None and quota.ceiling and gpus > quota.ceiling:
+                self.add("quota", f"team {team} holds {gpus} of {quota.ceiling} GPUs")
+        held = sum(bin(h.gpus).count("1") for jobs in view.fleet.held for h in jobs.values())
+        if sum(view.fleet.idle_gpus) + held != view.fleet.total_gpus:
+            self.add("quota", f"{held} GPUs held and {sum(view.fleet.idle_gpus)} idle")
+
+
+def _touched(event: Event, commands: Iterable[Command]) -> Iterator[int]:
+    seen = getattr(event.body, "job", 0)
+    if seen:
+        yield seen
+    for command in commands:
+        job = getattr(command.body, "job", 0)
+        if job and job != seen:
+            seen = job
+            yield job

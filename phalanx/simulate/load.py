@@ -1,0 +1,58 @@
+"""Scenarios by name or from a file, with ``--set`` laid over them."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from phalanx.config.errors import ConfigError, did_you_mean
+from phalanx.config.load import overridden, read_table
+from phalanx.config.tree import build, mistakes
+from phalanx.simulate.incidents import causes_of
+from phalanx.simulate.scenario import Scenario
+
+
+def scenario_names() -> list[str]:
+    """The scenarios that come with Phalanx."""
+    folder = resources.files("phalanx.simulate").joinpath("scenarios")
+    return sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir())
+
+
+def load_scenario(name: str, overrides: Sequence[str] = ()) -> Scenario:
+    """A scenario by name, or from a TOML file; every mistake is refused with the nearest fix."""
+    merged, problems = overridden(_table(name), overrides, Scenario)
+    problems += mistakes(Scenario, merged)
+    if problems:
+        raise ConfigError.of(problems)
+    scenario = build(Scenario, merged)
+    if scenario.chaos is None:
+        causes_of(scenario)  # an unknown model or cause is refused here
+        for variant, changes in scenario.variants.items():
+            _check_variant(merged, variant, changes)
+    return scenario
+
+
+def varied(name: str, overrides: Sequence[str], changes: Sequence[str]) -> Scenario:
+    """A scenario with more laid over it."""
+    return load_scenario(name, [*overrides, *changes])
+
+
+def _check_variant(table: dict[str, Any], variant: str, changes: Sequence[str]) -> None:
+    merged, problems = overridden(table, changes, Scenario)
+    problems += mistakes(Scenario, merged)
+    if problems:
+        rule = f"variant cannot be used: {problems[0]}"
+        raise ConfigError(f"variants.{variant}", list(changes), rule)
+
+
+def _table(name: str) -> dict[str, Any]:
+    known = scenario_names()
+    if name in known:
+        folder = resources.files("phalanx.simulate").joinpath("scenarios")
+        return tomllib.loads(folder.joinpath(f"{name}.toml").read_text(encoding="utf-8"))
+    if name.endswith(".toml"):
+        return read_table(Path(name))
+    raise ConfigError("scenario", name, "no such scenario", did_you_mean(name, known))

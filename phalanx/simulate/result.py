@@ -1,0 +1,132 @@
+"""What a seed gave, and what many seeds give together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from msgspec import Struct, field, structs
+
+
+class SeedResult(Struct, kw_only=True):
+    """One seed of a scenario."""
+
+    seed: int
+    interruptions: int  # unexpected faults that hit a job
+    ettr: float  # share of the jobs' time that made steps that were kept
+    goodput: float  # productive share of all GPU time of the fleet
+    violations: int
+    wall_seconds: float
+    expected_interruptions: float = 0.0
+    planned: int = 0
+    formations: int = 0
+    mtbf_hours: float = 0.0
+    mean_recovery_seconds: float = 0.0
+    days: float = 0.0
+    gpus: int = 0
+    gpu_hours: float = 0.0
+    dollars: float = 0.0
+    megawatt_hours: float = 0.0
+    steps: int = 0
+    jobs: int = 0
+    jobs_done: int = 0
+    jobs_failed: int = 0
+    median_wait_seconds: float = 0.0
+    longest_wait_seconds: float = 0.0
+    events: int = 0
+    peak_memory_mb: float = 0.0
+    buckets: dict[str, float] = field(default_factory=dict)  # shares of all GPU time
+    by_cause: dict[str, int] = field(default_factory=dict)  # interruptions
+    rungs: dict[str, int] = field(default_factory=dict)  # ways out that the core took
+    lost_gpu_hours: dict[str, float] = field(default_factory=dict)  # by cause
+    mttf_hours: dict[str, float] = field(default_factory=dict)  # by GPUs of a job
+    faults: dict[str, int] = field(default_factory=dict)  # injected, by kind (chaos)
+    found: list[str] = field(default_factory=list)  # violations in words
+
+
+class Summary(Struct, kw_only=True):
+    """All seeds: mean, deviation, least and greatest of each number."""
+
+    scenario: str
+    seeds: int
+    violations: int
+    mean: dict[str, float]
+    deviation: dict[str, float]
+    least: dict[str, float]
+    greatest: dict[str, float]
+    buckets: dict[str, float]
+    by_cause: dict[str, float]
+    wall_seconds: float
+
+
+class Report(Struct, kw_only=True):
+    """The document of ``--json``."""
+
+    seeds: list[SeedResult]
+    summary: Summary
+
+
+SUMMED = (
+    "interruptions",
+    "expected_interruptions",
+    "ettr",
+    "goodput",
+    "planned",
+    "formations",
+    "mtbf_hours",
+    "mean_recovery_seconds",
+    "steps",
+    "jobs",
+    "jobs_done",
+    "jobs_failed",
+    "median_wait_seconds",
+    "longest_wait_seconds",
+    "events",
+    "dollars",
+    "wall_seconds",
+    "peak_memory_mb",
+)
+
+
+def summarise(name: str, results: Sequence[SeedResult], wall_seconds: float) -> Report:
+    """The report of some seeds."""
+    columns = {key: [float(getattr(one, key)) for one in results] for key in SUMMED}
+    return Report(
+        seeds=list(results),
+        summary=Summary(
+            scenario=name,
+            seeds=len(results),
+            violations=sum(one.violations for one in results),
+            mean={key: _mean(values) for key, values in columns.items()},
+            deviation={key: _deviation(values) for key, values in columns.items()},
+            least={key: min(values) for key, values in columns.items()},
+            greatest={key: max(values) for key, values in columns.items()},
+            buckets=_together([one.buckets for one in results]),
+            by_cause=_together([dict(one.by_cause) for one in results]),
+            wall_seconds=wall_seconds,
+        ),
+    )
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _deviation(values: Sequence[float]) -> float:
+    if len(values) < 2:
+        return 0.0
+    mean = _mean(values)
+    return math.sqrt(sum((value - mean) ** 2 for value in values) / (len(values) - 1))
+
+
+def _together(tables: Sequence[dict[str, float]] | Sequence[dict[str, int]]) -> dict[str, float]:
+    keys = dict.fromkeys(key for table in tables for key in table)
+    means = {key: _mean([float(table.get(key, 0)) for table in tables]) for key in keys}
+    return dict(sorted(means.items(), key=lambda item: -item[1]))
+
+
+def rounded(result: SeedResult) -> SeedResult:
+    """Without digits that mean nothing."""
+    digits = {"ettr": 6, "goodput": 6, "wall_seconds": 3, "mtbf_hours": 4, "dollars": 0}
+    changed = {key: round(getattr(result, key), places) for key, places in digits.items()}
+    return structs.replace(result, **changed)

@@ -1,0 +1,256 @@
+"""Everything that can be set about a simulated world, as one tree (``phalanx simulate keys``).
+
+Times are in the unit that the key names; the world turns them into integer nanoseconds once.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, field
+
+from phalanx.config.schema import Below1, Count, Fraction, Natural, NonNegative, Positive, Section
+
+
+class FleetPart(Section, frozen=True, kw_only=True):
+    """The machines."""
+
+    gpus: Count = 1024
+    """GPUs that jobs run on; spares stand beside them (--gpus)."""
+    spare_nodes: Natural = 0
+    """Nodes kept free to replace others."""
+    spares_warm: bool = True
+    """Spares belong to the job and keep started workers; otherwise the fleet's pool has them."""
+    node_gpus: Annotated[int, Meta(ge=1, le=63)] = 8
+    """GPUs in a node."""
+    kind: str = "h100"
+    """Kind of GPU."""
+    rails: Count = 8
+    """Network planes of a node."""
+    rack_nodes: Count = 2
+    """Nodes in a rack: they share a top-of-rack switch and fail together when it does."""
+    power_racks: Count = 8
+    """Racks on one power feed."""
+    leaf_nodes: Count = 16
+    """Nodes under one leaf switch."""
+    pod_nodes: Count = 384
+    """Nodes under one spine."""
+
+
+class JobPart(Section, frozen=True, kw_only=True):
+    """The one big job (workload "one-job"), and how steps look in every other one."""
+
+    tensor: Count = 8
+    """Tensor-parallel ranks."""
+    context: Count = 1
+    """Context-parallel ranks."""
+    pipeline: Count = 1
+    """Pipeline stages; reduced where the number of GPUs does not divide."""
+    least_replicas: Natural = 0
+    """Data-parallel replicas it can shrink to; 0: it needs all of them."""
+    step_seconds: Positive = 5.0
+    """A healthy step, stalls of checkpoints left out."""
+    exposed_share: Below1 = 0.0
+    """Part of a step that waits for communication (estimated, for the ledger)."""
+    bubble_share: Below1 = 0.0
+    """Part of a step that is pipeline bubble (estimated, for the ledger)."""
+    steps: Natural = 0
+    """Steps of the job; 0: it outlasts the simulation."""
+
+
+class CheckpointPart(Section, frozen=True, kw_only=True):
+    """Snapshots in the memory of nodes and durable checkpoints on remote storage."""
+
+    memory_steps: Natural = 1
+    """Steps between snapshots in shared memory, copied to a buddy; 0: none are made."""
+    memory_stall_seconds: NonNegative = 0.0
+    """A snapshot stops training this long."""
+    replicate_seconds: NonNegative = 2.0
+    """Until the buddy has acknowledged a snapshot."""
+    interval_seconds: NonNegative = 1800.0
+    """Between durable checkpoints, as whole steps; 0: none are made."""
+    stall_seconds: NonNegative = 2.0
+    """A durable checkpoint stops training this long."""
+    flush_seconds: NonNegative = 30.0
+    """Until it is durable; a failure meanwhile loses it."""
+
+
+class RestartPart(Section, frozen=True, kw_only=True):
+    """From the order to form a gang until its first step begins."""
+
+    seconds: NonNegative = 0.0
+    """All of it, whatever is restored from where; 0: the parts below are summed."""
+    start_seconds: NonNegative = 30.0
+    """A worker on a node that has none, until it can join."""
+    rejoin_seconds: NonNegative = 5.0
+    """A surviving or warm worker leaves the old collective and can join."""
+    form_seconds: NonNegative = 10.0
+    """Process groups of the new gang."""
+    restore_peer_seconds: NonNegative = 5.0
+    """Restoring from the memory of nodes."""
+    restore_disk_seconds: NonNegative = 60.0
+    """Restoring from local disks."""
+    restore_remote_seconds: NonNegative = 120.0
+    """Restoring from remote storage."""
+    spread: NonNegative = 0.1
+    """Sigma of the lognormal factor on each phase; 0: always the same."""
+
+
+class DetectionPart(Section, frozen=True, kw_only=True):
+    """From a fault until the core is told."""
+
+    seconds: NonNegative | None = None
+    """Every kind of fault; "none": by kind, below."""
+    exit_seconds: NonNegative = 5.0
+    """A worker or a device reports an error."""
+    heartbeat_seconds: Positive = 5.0
+    """Between heartbeats; a node is silent after missed_heartbeats of them and a round trip."""
+    missed_heartbeats: Annotated[int, Meta(ge=2)] = 4
+    """Heartbeats that must be missing."""
+    hang_seconds: NonNegative | None = None
+    """A gang without a step; "none": the deadline that the core derives."""
+    hang_located_share: Fraction = 0.9
+    """Hangs whose evidence names the node; after the others everybody restarts."""
+    slow_steps: Count = 20
+    """Steps until a slow rank is found."""
+    corruption_steps: Count = 50
+    """Steps between comparisons of replica fingerprints."""
+
+
+class RepairPart(Section, frozen=True, kw_only=True):
+    """From a fault until the node can be tested again."""
+
+    hours: NonNegative | None = None
+    """Every cause; "none": as the fault model says for each."""
+    spread: NonNegative = 0.5
+    """Sigma of the lognormal repair time (its mean is kept); 0: always the same."""
+    check_seconds: NonNegative = 300.0
+    """A full check of a node."""
+    missed_share: Fraction = 0.0
+    """Broken nodes that pass the check all the same (a lying health check)."""
+
+
+class FaultPart(Section, frozen=True, kw_only=True):
+    """What breaks and how often (``phalanx simulate faults`` lists the models)."""
+
+    model: str = "llama3"
+    """A published model by name, or a TOML file of the same form."""
+    per_1000_node_days: NonNegative | None = None
+    """Rate of all faults together, correlated ones included; "none": as the model says."""
+    causes: dict[str, NonNegative] = field(default_factory=dict)
+    """Rates of single causes per 1000 node-days, over those of the model."""
+    domains: bool = True
+    """Add faults of whole racks, feeds and fabrics where the model's rate leaves them out."""
+    lemon_share: Below1 = 0.0
+    """Nodes that fail more often than others."""
+    lemon_factor: Annotated[float, Meta(ge=1)] = 10.0
+    """How much more often; the rate of the whole fleet stays the same."""
+    slow_per_1000_node_days: NonNegative = 0.0
+    """Nodes that become slow rather than fail."""
+    slow_minutes: Positive = 24.0
+    """Mean time that a node stays slow if nobody does anything."""
+    slow_factor: Annotated[float, Meta(ge=1)] = 1.3
+    """How much longer a step takes with one of them."""
+    slow_share_network: Fraction = 0.95
+    """Slow nodes that are slow on the network (the others compute slowly)."""
+    rail_per_1000_node_days: NonNegative = 0.0
+    """Network cards that die and leave the node running with one rail less."""
+    planned_per_day: NonNegative = 0.0
+    """Planned stops of a job by people (new code, firmware): a drain and a restart."""
+    storage_per_day: NonNegative = 0.0
+    """Brown-outs of remote storage."""
+    storage_minutes: Positive = 20.0
+    """Length of a brown-out; checkpoints and remote restores wait for its end."""
+
+
+class PolicyPart(Section, frozen=True, kw_only=True):
+    """What the site allows the core to do."""
+
+    swap: bool = True
+    """Replace a node by a spare."""
+    in_place: bool = True
+    """Restart a worker on its node."""
+    shrink: bool = True
+    """Go on with fewer replicas (jobs with least_replicas)."""
+    degraded: bool = True
+    """Go on after the loss of a network card."""
+    rebalance: bool = True
+    """Give a slow replica less work."""
+    peer_memory: bool = True
+    """Restore from the memory of nodes."""
+    quarantine_breaker_share: Fraction = 0.02
+    """Part of the fleet that may be evicted within an hour before a person is asked."""
+    answer_minutes: NonNegative = 30.0
+    """Until a person answers a question of the core (with yes)."""
+
+
+class WorkloadPart(Section, frozen=True, kw_only=True):
+    """Which jobs come."""
+
+    kind: Literal["one-job", "multi-tenant", "csv"] = "one-job"
+    """One job on all GPUs, a generated mix of teams, or a recorded trace."""
+    file: str = ""
+    """Recorded trace: CSV with submit_time, duration, gpu_num and, if there, user and team."""
+    jobs_per_day: Positive = 1000.0
+    """Submissions a day; fewer at night and on weekends."""
+    least_gpus: Natural = 1
+    """Smaller jobs are left out."""
+    teams: Count = 6
+    """Teams that submit; they own equal parts of the fleet."""
+    utilisation: Annotated[float, Meta(gt=0, le=2)] = 0.8
+    """Wanted load: lengths of jobs are scaled to it; 0.8 asks for 80 % of all GPU time."""
+    largest_share: Annotated[float, Meta(gt=0, le=1)] = 0.25
+    """Largest job as a part of the fleet."""
+    preemptible_share: Fraction = 0.3
+    """Jobs that may be preempted."""
+    user_error_share: Fraction = 0.1
+    """Jobs that end early by a mistake of their user."""
+
+
+class ChaosPart(Section, frozen=True, kw_only=True):
+    """A small fleet with every message played, and everything that can go wrong at once."""
+
+    nodes: Annotated[int, Meta(ge=2, le=64)] = 8
+    """Nodes; drawn between half of it and it."""
+    jobs: Annotated[int, Meta(ge=1, le=32)] = 3
+    """Jobs; drawn between one and it."""
+    fault_minutes: Positive = 20.0
+    """Faults are injected this long; then they stop and everything must recover."""
+    quiet_minutes: Positive = 60.0
+    """Time for every job to go on and end after the faults stopped."""
+    faults: NonNegative = 12.0
+    """Mean number of injected faults, drawn from all kinds."""
+    loss: Below1 = 0.02
+    """Messages lost."""
+    duplicates: Below1 = 0.05
+    """Messages that arrive twice."""
+    reordered: Below1 = 0.1
+    """Messages that overtake others."""
+    skew_seconds: NonNegative = 30.0
+    """Largest error of a node's clock."""
+    kinds: tuple[str, ...] = ()
+    """Kinds of faults to inject; empty: all (``phalanx simulate faults`` lists them)."""
+
+
+class Scenario(Section, frozen=True, kw_only=True):
+    """A world and what happens in it."""
+
+    name: str = "unnamed"
+    """Name, for reports."""
+    about: str = ""
+    """What it shows, in a sentence."""
+    days: Positive = 1.0
+    """Length (--days)."""
+    fleet: FleetPart = FleetPart()
+    job: JobPart = JobPart()
+    checkpoint: CheckpointPart = CheckpointPart()
+    restart: RestartPart = RestartPart()
+    detection: DetectionPart = DetectionPart()
+    repair: RepairPart = RepairPart()
+    faults: FaultPart = FaultPart()
+    policy: PolicyPart = PolicyPart()
+    workload: WorkloadPart = WorkloadPart()
+    variants: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """Worlds that ``phalanx simulate compare`` puts beside this one: lists of key=value."""
+    chaos: ChaosPart | None = None
+    """Present: every message is played on a small fleet under gray faults."""

@@ -1,0 +1,178 @@
+"""A fleet in virtual time around the unchanged core: faults, repairs, gangs, people, storage.
+
+Events that would arrive without incident (heartbeats, answers of single nodes, steps) are not
+played: a gang answers each phase once, when its slowest node would have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from phalanx.cluster import commands as order
+from phalanx.cluster import events as fact
+from phalanx.cluster.commands import Command
+from phalanx.cluster.core import Core
+from phalanx.cluster.fleet import NodeState
+from phalanx.cluster.job import JobSpec
+from phalanx.simulate.agenda import Agenda
+from phalanx.simulate.draws import Draws
+from phalanx.simulate.driver import Driver
+from phalanx.simulate.gangs import Gangs
+from phalanx.simulate.incidents import Incident, Incidents
+from phalanx.simulate.invariants import Invariants
+from phalanx.simulate.people import People
+from phalanx.simulate.scenario import Scenario
+from phalanx.simulate.shape import make_fleet, make_policy, ns
+from phalanx.simulate.slow import SlowNodes
+from phalanx.simulate.story import Story
+
+OUT = (NodeState.DEAD, NodeState.QUARANTINED)
+
+
+class World:
+    """Everything outside of the core."""
+
+    def __init__(self, scenario: Scenario, seed: int, loud: bool = False) -> None:
+        self.scenario = scenario
+        self.draws = Draws(seed)
+        self.agenda = Agenda()
+        self.fleet = make_fleet(scenario)
+        self.core = Core(self.fleet, make_policy(scenario))
+        self.view = self.core.view
+        self.end_ns = ns(scenario.days * 86400)
+        self.broken: dict[int, Incident] = {}
+        self.incidents = 0
+        self.interruptions: list[tuple[int, str, int]] = []  # (time, cause, GPUs that it stopped)
+        self.checks = Invariants(self.core)
+        self.story = Story(loud)
+        self.driver = Driver(self.core, self.agenda, self.receive, self.checks, self.story)
+        self.tell = self.driver.tell
+        self.gangs = Gangs(self)
+        self.slow = SlowNodes(self)
+        self.people = People(self)
+        self._checks_luck = self.draws.stream("check")
+        self._faults = iter(Incidents(scenario, self.fleet, self.draws))
+        self._orders: dict[type[Any], Callable[[Any, Command], None]] = {
+            order.Form: self.gangs.on_form,
+            order.Restore: self.gangs.on_restore,
+            order.Abort: self.gangs.on_abort,
+            order.Drain: self.gangs.on_drain,
+            order.Stop: self.gangs.on_stop,
+            order.Rebalance: self.gangs.on_rebalance,
+            order.Check: self._on_check,
+            order.Ask: self.people.on_ask,
+        }
+
+    def run(self, jobs: list[tuple[int, JobSpec]]) -> None:
+        """Plays the whole time with these submissions."""
+        for time_ns, spec in jobs:
+            self.agenda.at(time_ns, self.tell, fact.Submit(spec=spec))
+        self._next_incident()
+        self.slow.start()
+        self.people.start()
+        self.agenda.run(self.end_ns)
+        self.gangs.report_all()
+
+    def receive(self, command: Command) -> None:
+        """Carries out what the core orders."""
+        handler = self._orders.get(type(command.body))
+        if handler is not None:
+            handler(command.body, command)
+
+    # Faults and repairs.
+
+    def _next_incident(self) -> None:
+        incident = next(self._faults, None)
+        if incident is not None and incident.time_ns <= self.end_ns:
+            self.agenda.at(incident.time_ns, self._strike, incident)
+
+    def _strike(self, incident: Incident) -> None:
+        self._next_incident()
+        nodes = [node for node in incident.nodes if self._works(node)]
+        if not nodes:
+            return
+        self.incidents += 1
+        self.story.say(self.agenda.now_ns, f"{incident.cause} ({incident.symptom}) on {nodes}")
+        gpu = int(incident.quantile * self.scenario.fleet.node_gpus)
+        jobs = self.jobs_on(nodes, gpu if self._hits_one_gpu(incident) else -1)
+        if jobs:
+            gpus = sum(self.gangs.gpus(job) for job in jobs)
+            self.interruptions.append((self.agenda.now_ns, incident.cause, gpus))
+        if incident.repair_ns:
+            for node in nodes:
+                self.broken[node] = incident
+                self.agenda.after(incident.repair_ns, self._repaired, node)
+        delay = self.detection_ns(incident)
+        for job in jobs:
+            self.gangs.struck(job, incident, nodes)
+        if incident.symptom in ("silent", "cut"):
+            for node in nodes:
+                self.agenda.after(delay, self._silent, node, incident)
+            return
+        for job in jobs:
+            self.gangs.suffer(job, incident, nodes, delay)
+        if not jobs and incident.repair_ns:
+            for node in nodes:
+                self.agenda.after(delay, self._device_error, node, incident)
+
+    def _works(self, node: int) -> bool:
+        return node not in self.broken and self.fleet.state(node) not in OUT
+
+    def _hits_one_gpu(self, incident: Incident) -> bool:
+        return incident.symptom == "exit" and len(incident.nodes) == 1
+
+    def jobs_on(self, nodes: list[int], gpu: int = -1) -> list[int]:
+        """Jobs with workers on some nodes, or on one GPU of them."""
+        found: dict[int, None] = {}
+        for node in nodes:
+            for job, held in self.fleet.held[node].items():
+                if gpu < 0 or held.gpus >> gpu & 1:
+                    found[job] = None
+        return list(found)
+
+    def detection_ns(self, incident: Incident) -> int:
+        """From a fault until the core is told."""
+        part = self.scenario.detection
+        if part.seconds is not None:
+            return ns(part.seconds)
+        if incident.symptom in ("silent", "cut"):
+            # The last heartbeat came up to one interval before the fault.
+            timeouts = self.core.view.policy.timeouts
+            early = int(incident.quantile * timeouts.heartbeat_ns)
+            return timeouts.heartbeat_ns * timeouts.missed_heartbeats - early + timeouts.round_trip_ns
+        if incident.symptom == "hang":
+            if part.hang_seconds is not None:
+                return ns(part.hang_seconds)
+            return self.gangs.hang_ns(self.jobs_on(list(incident.nodes)))
+        return ns(part.exit_seconds)
+
+    def _silent(self, node: int, incident: Incident) -> None:
+        if self.broken.get(node) is incident or not incident.repair_ns:
+            self.tell(fact.NodeSilent(node=node))
+
+    def _device_error(self, node: int, incident: Incident) -> None:
+        if self.broken.get(node) is incident:
+            self.tell(fact.DeviceError(node=node, cause=incident.cause))
+
+    def _repaired(self, node: int) -> None:
+        incident = self.broken.pop(node)
+        self.story.say(self.agenda.now_ns, f"repaired {node} ({incident.cause})")
+        if self.fleet.state(node) in OUT:
+            self.tell(fact.NodeRepaired(node=node))
+
+    def _on_check(self, body: order.Check, command: Command) -> None:
+        delay = ns(self.scenario.repair.check_seconds)
+        self.agenda.after(delay, self._checked, body.node, body.check, command.sequence)
+
+    def _checked(self, node: int, check: str, command: int) -> None:
+        incident = self.broken.get(node)
+        if incident is not None and incident.symptom in ("silent", "cut"):
+            return  # it cannot answer; the core's deadline says so
+        passed = incident is None
+        if incident is not None:
+            passed = self._checks_luck.chance(self.scenario.repair.missed_share)
+        cause = "" if passed or incident is None else incident.cause
+        self.tell(
+            fact.CheckResult(node=node, check=check, passed=passed, command=command, cause=cause)
+        )
