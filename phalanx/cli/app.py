@@ -15,6 +15,7 @@ COMMANDS = {
     "train": ("phalanx.cli.train", "Run a training job, or show what it would need."),
     "config": ("phalanx.cli.config", "Show, explain and check configurations."),
     "plan": ("phalanx.cli.plan", "Choose a mapping: memory, speed, days, dollars, failures."),
+    "simulate": ("phalanx.cli.simulate", "Play months of faults on a fleet through the real core."),
     "data": ("phalanx.cli.data", "Make token shards and look into them."),
     "convert": ("phalanx.cli.convert", "Weights from and to Hugging Face folders."),
     "demo": ("phalanx.cli.demo", "Train a small model on four CPU ranks, start to end."),

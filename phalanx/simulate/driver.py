@@ -9,34 +9,30 @@ from phalanx.cluster.core import Core
 from phalanx.cluster.events import Event, EventBody, Tick
 from phalanx.simulate.agenda import Agenda
 from phalanx.simulate.invariants import Invariants
-from phalanx.simulate.story import Story
 
-Receiver = Callable[[Command], None]
+Receiver = Callable[[Event, list[Command]], None]
 
 
 class Driver:
     """One core in virtual time."""
 
     def __init__(
-        self, core: Core, agenda: Agenda, receive: Receiver, checks: Invariants, story: Story
+        self, core: Core, agenda: Agenda, receive: Receiver, checks: Invariants
     ) -> None:
         self.core = core
         self.agenda = agenda
         self.checks = checks
-        self.story = story
         self.events = 0
         self._receive = receive
         self._armed_ns: int | None = None
 
     def tell(self, body: EventBody) -> None:
-        """An event happens now. Commands are carried out after it, never inside."""
+        """An event happens now."""
         event = Event(self.core.sequence + 1, self.agenda.now_ns, body)
         commands = self.core.handle(event)
         self.events += 1
-        self.story.write(event, commands)
         self.checks.after(event, commands)
-        for command in commands:
-            self.agenda.at(self.agenda.now_ns, self._receive, command)
+        self._receive(event, commands)
         self._arm()
 
     def _arm(self) -> None:

@@ -33,6 +33,8 @@ class Gangs:
         self.wiped: dict[int, dict[int, None]] = {}  # by job: nodes that lost their memory
         self.living: dict[int, dict[int, None]] = {}  # by job: nodes with started workers
         self.brownouts = Brownouts()
+        self._down_since: dict[int, int] = {}
+        self._since: dict[int, int] = {}  # by job: when it got its nodes
         scenario = world.scenario
         self._luck = world.draws.stream("phase")
         self._flush_ns = ns(scenario.checkpoint.flush_seconds)
@@ -50,6 +52,7 @@ class Gangs:
             return
         if old is not None:
             self._finish_with(old)
+        self._since.setdefault(body.job, self.world.agenda.now_ns)
         job = self.world.view.jobs[body.job]
         run = Run(
             job=body.job,
@@ -117,6 +120,9 @@ class Gangs:
         run.base = run.reported = run.stalls_reported = step
         run.base_ns = self.world.agenda.now_ns
         run.factor_ppm = self.world.slow.factor_ppm(run.nodes)
+        down = self._down_since.pop(run.job, None)
+        if down is not None:
+            self.world.record.recovered(run.base_ns - down)
         self.memory[run.job] = step
         self.durable[run.job] = min(self.durable.get(run.job, 0), step)
         self.wiped[run.job] = {}
@@ -173,8 +179,17 @@ class Gangs:
             return
         if set(run.nodes) <= set(command.target):
             self._finish_with(run)
-            for kept in (self.runs, self.memory, self.wiped, self.living):
-                kept.pop(body.job, None)  # type: ignore[attr-defined]
+            self._leave(body.job)
+
+    def _leave(self, job: int) -> None:
+        """A job has no nodes any more."""
+        self.runs.pop(job, None)
+        self.memory.pop(job, None)
+        self.wiped.pop(job, None)
+        self.living.pop(job, None)
+        known, now = self.world.view.jobs.get(job), self.world.agenda.now_ns
+        if known is not None:
+            self.world.record.left(known, now - self._since.pop(job, now))
 
     def on_rebalance(self, body: order.Rebalance, command: Command) -> None:
         """A slow replica has less to do: the others wait for a fraction of before."""
@@ -215,6 +230,7 @@ class Gangs:
             run.phase = "stopped"
             run.stopped_ns = self.world.agenda.now_ns
             run.token += 1
+            self._down_since[run.job] = run.stopped_ns
 
     def suffer(self, job: int, incident: Incident, nodes: list[int], delay_ns: int) -> None:
         """The core will be told of a fault."""
@@ -356,6 +372,12 @@ class Gangs:
             if run.phase in ("running", "stopped"):
                 self.report(run)
 
+    def close(self) -> None:
+        """The end of time: everything that still runs is counted."""
+        self.report_all()
+        for job in list(self._since):
+            self._leave(job)
+
     def _finish_with(self, run: Run) -> None:
         """A generation is over: what it reached is told and kept."""
         self.stop_steps(run)
@@ -372,7 +394,7 @@ class Gangs:
         self.world.tell(
             fact.JobFinished(job=run.job, generation=run.generation, step=run.expected.steps)
         )
-        self.runs.pop(run.job, None)
+        self._leave(run.job)
 
     def _user_error(self, run: Run, token: int) -> None:
         if run.token == token and self.runs.get(run.job) is run and run.phase == "running":

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from phalanx.cluster.policy import DAY_NS
+from phalanx.cluster.report import fleet_share
 
 if TYPE_CHECKING:
     from phalanx.simulate.world import World
@@ -34,7 +35,7 @@ class Timeline:
             self._take()
 
     def _take(self) -> None:
-        now = dict(self.world.core.ledger.report(self.world.view).fleet)
+        now = dict(fleet_share(self.world.core.ledger, self.world.view.policy.price).buckets)
         passed = {name: now[name] - self._last.get(name, 0) for name in now}
         total = max(1, sum(passed.values()))
         self.days.append(self.world.agenda.now_ns / DAY_NS)

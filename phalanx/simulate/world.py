@@ -13,6 +13,7 @@ from phalanx.cluster import commands as order
 from phalanx.cluster import events as fact
 from phalanx.cluster.commands import Command
 from phalanx.cluster.core import Core
+from phalanx.cluster.events import Event
 from phalanx.cluster.fleet import NodeState
 from phalanx.cluster.job import JobSpec
 from phalanx.simulate.agenda import Agenda
@@ -22,6 +23,7 @@ from phalanx.simulate.gangs import Gangs
 from phalanx.simulate.incidents import Incident, Incidents
 from phalanx.simulate.invariants import Invariants
 from phalanx.simulate.people import People
+from phalanx.simulate.record import Record
 from phalanx.simulate.scenario import Scenario
 from phalanx.simulate.shape import make_fleet, make_policy, ns
 from phalanx.simulate.slow import SlowNodes
@@ -43,10 +45,10 @@ class World:
         self.end_ns = ns(scenario.days * 86400)
         self.broken: dict[int, Incident] = {}
         self.incidents = 0
-        self.interruptions: list[tuple[int, str, int]] = []  # (time, cause, GPUs that it stopped)
+        self.record = Record()
         self.checks = Invariants(self.core)
         self.story = Story(loud)
-        self.driver = Driver(self.core, self.agenda, self.receive, self.checks, self.story)
+        self.driver = Driver(self.core, self.agenda, self._ordered, self.checks)
         self.tell = self.driver.tell
         self.gangs = Gangs(self)
         self.slow = SlowNodes(self)
@@ -72,13 +74,17 @@ class World:
         self.slow.start()
         self.people.start()
         self.agenda.run(self.end_ns)
-        self.gangs.report_all()
+        self.gangs.close()
+        self.checks.sweep()
 
-    def receive(self, command: Command) -> None:
-        """Carries out what the core orders."""
-        handler = self._orders.get(type(command.body))
-        if handler is not None:
-            handler(command.body, command)
+    def _ordered(self, event: Event, commands: list[Command]) -> None:
+        """Carries out what the core orders, after the event and never inside it."""
+        self.story.write(event, commands)
+        self.record.ordered(event, commands, self.view)
+        for command in commands:
+            handler = self._orders.get(type(command.body))
+            if handler is not None:
+                self.agenda.at(self.agenda.now_ns, handler, command.body, command)
 
     # Faults and repairs.
 
@@ -98,7 +104,7 @@ class World:
         jobs = self.jobs_on(nodes, gpu if self._hits_one_gpu(incident) else -1)
         if jobs:
             gpus = sum(self.gangs.gpus(job) for job in jobs)
-            self.interruptions.append((self.agenda.now_ns, incident.cause, gpus))
+            self.record.interruptions.append((self.agenda.now_ns, incident.cause, gpus))
         if incident.repair_ns:
             for node in nodes:
                 self.broken[node] = incident

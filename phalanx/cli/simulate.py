@@ -1,0 +1,274 @@
+"""``phalanx simulate``: months of faults on a fleet, in seconds, through the real cluster core."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from phalanx.cli.options import Json, Set, print_json, refused_in_words
+from phalanx.config import ConfigError
+
+if TYPE_CHECKING:
+    from phalanx.simulate.result import SeedResult
+    from phalanx.simulate.scenario import Scenario
+
+MOST_SEEDS = 10_000_000
+
+
+class ScenarioGroup(TyperGroup):
+    """A group whose default command takes a scenario: ``simulate NAME`` is ``simulate run NAME``."""
+
+    # Any, because releases of Typer differ in whether these types are click's or their own.
+
+    def parse_args(self, ctx: Any, args: list[str]) -> Any:
+        if not args or args[0] not in self.commands:
+            args = ["run", *args]
+        return super().parse_args(ctx, args)
+
+
+app = typer.Typer(cls=ScenarioGroup, add_completion=False)
+
+Name = Annotated[
+    str, typer.Argument(metavar="SCENARIO", help="A scenario by name, or a TOML file of one.")
+]
+Gpus = Annotated[int | None, typer.Option(min=1, help="GPUs that jobs run on.")]
+Days = Annotated[float | None, typer.Option(help="Length in days.")]
+Seed = Annotated[int, typer.Option(min=0, help="One seed.")]
+Seeds = Annotated[str, typer.Option(metavar="A:B", help="Seeds A to B - 1.")]
+Processes = Annotated[int, typer.Option(min=1, help="Seeds at a time.")]
+
+
+@app.command(
+    epilog="Also: phalanx simulate compare SCENARIO, list, show SCENARIO, keys [KEY], faults."
+)
+def run(
+    scenario: Name,
+    gpus: Gpus = None,
+    days: Days = None,
+    seed: Seed = 0,
+    seeds: Seeds = "",
+    overrides: Set = None,
+    json: Json = False,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw the first seed: .png, .svg or .html.")
+    ] = None,
+    replay: Annotated[
+        int | None, typer.Option(metavar="SEED", help="Tell the story of a seed.")
+    ] = None,
+    processes: Processes = 1,
+) -> None:
+    """Play a scenario through the real cluster core: faults, repairs, recoveries, accounts."""
+    from phalanx.simulate.load import load_scenario
+
+    with refused_in_words(json):
+        chosen = load_scenario(scenario, _changes(gpus, days, overrides))
+        numbers = _numbers(seed, seeds)
+        if plot is not None:
+            from phalanx.plan.plot import check_path
+
+            check_path(plot)
+        if replay is not None:
+            _replay(chosen, replay)
+            return
+        report = _run(chosen, numbers, processes, quiet=json)
+        if plot is not None:
+            _draw(chosen, numbers[0], plot)
+    if json:
+        print_json(report)
+    else:
+        from phalanx.cli.simulate_tables import print_report
+
+        print_report(chosen, report)
+        if plot is not None:
+            print(f"wrote {plot}")
+    if report.summary.violations:
+        raise typer.Exit(1)
+
+
+@app.command()
+def compare(
+    scenario: Name,
+    variant: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--with",
+            metavar='"NAME: KEY=VALUE, …"',
+            help="A world beside the scenario (repeatable); default: those in its file.",
+        ),
+    ] = None,
+    gpus: Gpus = None,
+    days: Days = None,
+    seed: Seed = 0,
+    seeds: Seeds = "",
+    overrides: Set = None,
+    json: Json = False,
+    processes: Processes = 1,
+) -> None:
+    """Put policies side by side under the same faults."""
+    from phalanx.simulate.load import load_scenario
+
+    with refused_in_words(json):
+        changes = _changes(gpus, days, overrides)
+        base = load_scenario(scenario, changes)
+        worlds = {base.name: ()} | dict(base.variants)
+        if variant:
+            worlds = {base.name: ()} | dict(_variant(text) for text in variant)
+        if len(worlds) == 1:
+            rule = "has no variants to compare with"
+            fix = f'e.g. phalanx simulate compare {scenario} --with "no spares: fleet.spare_nodes=0"'
+            raise ConfigError("scenario", scenario, rule, fix)
+        chosen = {name: load_scenario(scenario, [*changes, *more]) for name, more in worlds.items()}
+        numbers = _numbers(seed, seeds)
+        reports = {}
+        for name, one in chosen.items():
+            if not json:
+                print(f"{name} …", file=sys.stderr)
+            reports[name] = _run(one, numbers, processes, quiet=True)
+    if json:
+        print_json({"variants": {name: one.summary for name, one in reports.items()}})
+        return
+    from phalanx.cli.simulate_tables import print_comparison
+
+    print_comparison(chosen, reports)
+
+
+@app.command("list")
+def list_scenarios(json: Json = False) -> None:
+    """The scenarios that come with Phalanx."""
+    from phalanx.simulate.load import load_scenario, scenario_names
+
+    found = {name: load_scenario(name).about for name in scenario_names()}
+    if json:
+        print_json(found)
+        return
+    for name, about in found.items():
+        print(f"{name:<14} {about}")
+
+
+@app.command()
+def show(
+    scenario: Name,
+    gpus: Gpus = None,
+    days: Days = None,
+    overrides: Set = None,
+) -> None:
+    """A scenario as the TOML file that it is, every key with its value."""
+    from phalanx.config import to_toml
+    from phalanx.simulate.load import load_scenario
+
+    with refused_in_words():
+        print(to_toml(load_scenario(scenario, _changes(gpus, days, overrides))), end="")
+
+
+@app.command()
+def keys(
+    key: Annotated[str, typer.Argument(metavar="[KEY]", help="A key or a section.")] = "",
+    json: Json = False,
+) -> None:
+    """What can be set, what it means and what it is by default."""
+    from phalanx.config import explain
+    from phalanx.simulate.scenario import Scenario
+
+    with refused_in_words(json):
+        found = explain(key, Scenario)
+    if json:
+        print_json(found)
+        return
+    for doc in found:
+        default = f" (default {doc.default})" if doc.default else ""
+        print(f"{doc.key}: {doc.meaning}{default}")
+
+
+@app.command()
+def faults(json: Json = False) -> None:
+    """The fault models, their rates and sources, and the kinds of gray faults of chaos."""
+    from phalanx.simulate.models import model, model_names, rate_of
+
+    rows = [
+        {
+            "name": name,
+            "per_1000_node_days": round(rate_of(model(name)), 3),
+            "correlation": model(name).correlation,
+            "about": model(name).about,
+            "source": model(name).source,
+            "assumed": model(name).assumed,
+        }
+        for name in model_names()
+    ]
+    from phalanx.simulate.chaos.faults import KINDS
+
+    if json:
+        print_json({"models": rows, "gray": KINDS})
+        return
+    for row in rows:
+        print(f"{row['name']}: {row['about']}")
+        rate, known = row["per_1000_node_days"], row["correlation"]
+        print(f"    {rate} per 1000 node-days, faults of whole domains {known}")
+        print(f"    source: {row['source']}\n    assumed: {row['assumed']}")
+    print("\ngray faults of chaos:")
+    for kind, about in KINDS.items():
+        print(f"    {kind}: {about}")
+
+
+def _changes(gpus: int | None, days: float | None, overrides: list[str] | None) -> list[str]:
+    found = list(overrides or [])
+    if gpus is not None:
+        found.append(f"fleet.gpus={gpus}")
+    if days is not None:
+        found.append(f"days={days}")
+    return found
+
+
+def _numbers(seed: int, seeds: str) -> range:
+    if not seeds:
+        return range(seed, seed + 1)
+    first, colon, last = seeds.partition(":")
+    if not (colon and first.isdigit() and last.isdigit() and int(first) < int(last)):
+        raise ConfigError("--seeds", seeds, "must be A:B with A below B", "e.g. --seeds 0:20")
+    if int(last) - int(first) > MOST_SEEDS:
+        raise ConfigError("--seeds", seeds, f"are more than {MOST_SEEDS}")
+    return range(int(first), int(last))
+
+
+def _variant(text: str) -> tuple[str, tuple[str, ...]]:
+    name, colon, changes = text.partition(":")
+    found = tuple(change.strip() for change in changes.split(",") if change.strip())
+    if not (colon and name.strip() and found):
+        fix = 'e.g. --with "no spares: fleet.spare_nodes=0"'
+        raise ConfigError("--with", text, 'must be "NAME: KEY=VALUE, …"', fix)
+    return name.strip(), found
+
+
+def _run(scenario: Scenario, seeds: range, processes: int, quiet: bool) -> Any:
+    from phalanx.simulate.runner import run_seeds
+
+    shown = not quiet and sys.stderr.isatty() and len(seeds) > 1
+
+    def done(result: SeedResult) -> None:
+        if shown:
+            print(f"\rseed {result.seed}", end="", file=sys.stderr, flush=True)
+
+    report = run_seeds(scenario, seeds, min(processes, os.cpu_count() or 1), done)
+    if shown:
+        print("\r", end="", file=sys.stderr)
+    return report
+
+
+def _replay(scenario: Scenario, seed: int) -> None:
+    from phalanx.simulate.replay import story_of
+
+    for line in story_of(scenario, seed):
+        print(line)
+
+
+def _draw(scenario: Scenario, seed: int, path: Path) -> None:
+    from phalanx.simulate.plot import draw_seed
+
+    if scenario.chaos is not None:
+        raise ConfigError("--plot", str(path), "chaos has no timeline", "try multi-tenant")
+    draw_seed(scenario, seed, path)

@@ -1,0 +1,152 @@
+"""How ``phalanx simulate`` shows what it found."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.table import Table
+
+from phalanx.plan.quantities import duration, short
+from phalanx.simulate.result import Report, SeedResult
+from phalanx.simulate.scenario import Scenario
+
+ROWS_SHOWN = 30
+CAUSES_SHOWN = 8
+
+
+def print_report(scenario: Scenario, report: Report, console: Console | None = None) -> None:
+    """Seeds, their mean, where the time went, and every violation."""
+    console = console or Console(highlight=False)
+    console.print(f"[bold]{scenario.name}[/bold]: {scenario.about}")
+    if scenario.chaos is not None:
+        _chaos(report, console)
+    else:
+        _seeds(scenario, report, console)
+        _buckets(report, console)
+    for one in report.seeds:
+        for line in one.found:
+            console.print(f"[red]seed {one.seed}: {line}[/red]")
+    total = report.summary
+    verdict = "no violations" if not total.violations else f"{total.violations} VIOLATIONS"
+    console.print(f"{total.seeds:,} seeds in {duration(total.wall_seconds)}: {verdict}")
+
+
+def _seeds(scenario: Scenario, report: Report, console: Console) -> None:
+    table = Table(box=SIMPLE)
+    headings = ("seed", "interruptions", "ETTR", "goodput", "recovery", "planned", "events", "s")
+    many = scenario.workload.kind != "one-job"
+    if many:
+        headings = (*headings[:5], "jobs done", "median wait", "s")
+    for heading in headings:
+        table.add_column(heading, justify="right")
+    for one in report.seeds[:ROWS_SHOWN]:
+        table.add_row(*_row(one, many))
+    if len(report.seeds) > ROWS_SHOWN:
+        table.add_row("…")
+    if len(report.seeds) > 1:
+        table.add_section()
+        table.add_row(*_mean_row(report, many))
+    console.print(table)
+
+
+def _row(one: SeedResult, many: bool) -> tuple[str, ...]:
+    first = (
+        str(one.seed),
+        f"{one.interruptions:,}",
+        f"{one.ettr:.2%}",
+        f"{one.goodput:.2%}",
+        duration(one.mean_recovery_seconds),
+    )
+    if many:
+        done = f"{one.jobs_done:,} of {one.jobs:,}"
+        return (*first, done, duration(one.median_wait_seconds), f"{one.wall_seconds:.1f}")
+    return (*first, str(one.planned), f"{one.events:,}", f"{one.wall_seconds:.1f}")
+
+
+def _mean_row(report: Report, many: bool) -> tuple[str, ...]:
+    mean, deviation = report.summary.mean, report.summary.deviation
+    first = (
+        "mean",
+        f"{mean['interruptions']:.1f} ± {deviation['interruptions']:.1f}",
+        f"{mean['ettr']:.2%}",
+        f"{mean['goodput']:.2%}",
+        duration(mean["mean_recovery_seconds"]),
+    )
+    if many:
+        done = f"{mean['jobs_done']:,.0f} of {mean['jobs']:,.0f}"
+        wait = duration(mean["median_wait_seconds"])
+        return (*first, done, wait, f"{mean['wall_seconds']:.1f}")
+    return (*first, f"{mean['planned']:.1f}", f"{mean['events']:,.0f}", f"{mean['wall_seconds']:.1f}")
+
+
+def _buckets(report: Report, console: Console) -> None:
+    summary = report.summary
+    expected = summary.mean["expected_interruptions"]
+    console.print(
+        f"interruptions expected from the rates: {expected:.1f}; "
+        f"one every {duration(summary.mean['mtbf_hours'] * 3600)}"
+    )
+    table = Table(box=SIMPLE, title="Where all GPU time went", title_justify="left")
+    for heading in ("bucket", "share", "", "interruptions by cause", "mean"):
+        table.add_column(heading, justify="left" if heading in ("bucket", "") else "right")
+    buckets = [(name, share) for name, share in summary.buckets.items() if share >= 5e-5]
+    causes = list(summary.by_cause.items())[:CAUSES_SHOWN]
+    for index in range(max(len(buckets), len(causes))):
+        bucket = buckets[index] if index < len(buckets) else None
+        cause = causes[index] if index < len(causes) else None
+        table.add_row(
+            bucket[0].replace("_", " ") if bucket else "",
+            f"{bucket[1]:.2%}" if bucket else "",
+            "█" * round(bucket[1] * 24) if bucket else "",
+            cause[0].replace("_", " ") if cause else "",
+            f"{cause[1]:,.1f}" if cause else "",
+        )
+    console.print(table)
+    dollars = summary.mean["dollars"]
+    if dollars >= 1:
+        lost = (1 - summary.mean["goodput"]) * dollars
+        console.print(f"{short(dollars)} dollars of GPU time, {short(lost)} not productive")
+
+
+def _chaos(report: Report, console: Console) -> None:
+    faults: dict[str, int] = {}
+    for one in report.seeds:
+        for kind, count in one.faults.items():
+            faults[kind] = faults.get(kind, 0) + count
+    table = Table(box=SIMPLE)
+    table.add_column("injected")
+    table.add_column("times", justify="right")
+    for kind, count in sorted(faults.items(), key=lambda item: -item[1]):
+        table.add_row(kind.replace("_", " "), f"{count:,}")
+    console.print(table)
+    mean = report.summary.mean
+    console.print(
+        f"a seed: {mean['events']:,.0f} events, {mean['formations']:.1f} formations, "
+        f"{mean['jobs_done']:.1f} of {mean['jobs']:.1f} jobs done, {mean['wall_seconds']:.3f} s"
+    )
+
+
+def print_comparison(scenarios: Mapping[str, Scenario], reports: Mapping[str, Report]) -> None:
+    """Policies side by side."""
+    console = Console(highlight=False)
+    first = next(iter(scenarios.values()))
+    table = Table(box=SIMPLE, title=f"{first.about}", title_justify="left")
+    table.add_column("", no_wrap=True)
+    headings = ("interruptions", "ETTR", "goodput", "recovery", "recompute", "restart", "steps")
+    for heading in headings:
+        table.add_column(heading, justify="right")
+    for name, report in reports.items():
+        mean, buckets = report.summary.mean, report.summary.buckets
+        table.add_row(
+            name,
+            f"{mean['interruptions']:,.0f}",
+            f"{mean['ettr']:.2%}",
+            f"{mean['goodput']:.2%}",
+            duration(mean["mean_recovery_seconds"]),
+            f"{buckets.get('recompute', 0.0):.2%}",
+            f"{buckets.get('restart', 0.0) + buckets.get('detection', 0.0):.2%}",
+            f"{mean['steps']:,.0f}",
+        )
+    console.print(table)

@@ -1,0 +1,327 @@
+"""Gray faults: what goes wrong halfway, and when it is over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from phalanx.cluster.events import (
+    Corruption,
+    DrainNode,
+    QuarantineNode,
+    ReadmitNode,
+    Requeue,
+    Scale,
+)
+from phalanx.cluster.messages import Heartbeat
+from phalanx.config.errors import ConfigError, did_you_mean
+from phalanx.simulate.chaos.network import CONTROLLER
+
+if TYPE_CHECKING:
+    from phalanx.simulate.chaos.host import Host
+    from phalanx.simulate.chaos.world import ChaosWorld
+
+SECOND = 10**9
+MINUTE = 60 * SECOND
+NOTICED = 20 * SECOND  # a cut link breaks its connection after this long
+
+KINDS = {
+    "node_crash": "a node loses power and boots later, with empty memory",
+    "rack_loss": "all nodes of a rack lose power at once",
+    "agent_restart": "an agent dies; its workers outlive it, and a new agent finds them",
+    "worker_crash": "a worker dies",
+    "gpu_error": "a GPU fails for good: workers die, checks fail until somebody repairs it",
+    "device_error": "a device reports an error that may or may not matter",
+    "rail_loss": "a network card dies; the node goes on with one rail less",
+    "partition": "a node is cut off from the controllers, both ways",
+    "deaf": "commands do not reach a node; its messages arrive",
+    "mute": "messages of a node do not arrive; commands reach it",
+    "flapping_link": "a link goes down and up again several times",
+    "slow_node": "a node does everything late, but is not dead",
+    "frozen_node": "heartbeats arrive, but nothing else happens on the node",
+    "stale_heartbeat": "a heartbeat of an agent that is gone arrives late",
+    "lying_check": "a broken node passes its checks",
+    "spare_dies": "the next node that is swapped in dies while it joins",
+    "hang": "a gang makes no more steps, and nobody says why",
+    "corruption": "replicas disagree: steps are taken back",
+    "lost_checkpoint": "the newest durable checkpoint cannot be read",
+    "storage_down": "remote storage gives nothing for a while",
+    "clock_jump": "a node's clock is wrong by up to the skew",
+    "message_storm": "messages are lost and doubled ten times as often",
+    "controller_crash": "the controller dies somewhere inside its next events",
+    "failover": "a second controller takes over while the first one is alive",
+    "people": "somebody drains, quarantines, readmits, requeues or scales",
+}
+
+
+class Injector:
+    """Draws faults and their times, and ends them."""
+
+    def __init__(self, world: ChaosWorld) -> None:
+        self.world = world
+        self.luck = world.draws.stream("faults")
+        self.counts: dict[str, int] = {}
+        self.until_ns = int(world.part.fault_minutes * MINUTE)
+        for kind in world.part.kinds:
+            if kind not in KINDS:
+                fix = did_you_mean(kind, list(KINDS))
+                raise ConfigError("chaos.kinds", kind, "no such gray fault", fix)
+        self._kinds = world.part.kinds or tuple(KINDS)
+
+    def plan(self) -> None:
+        """Puts all faults of the seed on the agenda."""
+        mean = self.world.part.faults
+        time = 0.0
+        number = 0
+        each = self.world.draws.stream("fault")
+        while mean > 0:
+            time += self.luck.exponential(self.until_ns / mean)
+            if time >= self.until_ns:
+                break
+            kind = each.at(number).choice(self._kinds)
+            self.world.agenda.at(int(time), self.inject, kind)
+            number += 1
+
+    def inject(self, kind: str) -> None:
+        """Makes one fault happen."""
+        self.counts[kind] = self.counts.get(kind, 0) + 1
+        self.world.story.say(self.world.agenda.now_ns, f"FAULT {kind}")
+        getattr(self, f"_{kind}")()
+
+    # Machines.
+
+    def _host(self) -> Host:
+        return self.luck.choice(self.world.hosts)
+
+    def _busy(self) -> Host:
+        """A node that runs something, if there is one."""
+        busy = [host for host in self.world.hosts if host.alive and host.workers]
+        return self.luck.choice(busy or self.world.hosts)
+
+    def _later(self, least: int, most: int, call: Callable[..., None], *args: object) -> None:
+        delay = SECOND * (least + self.luck.below(most - least + 1))
+        self.world.agenda.after(delay, call, *args)
+
+    def _node_crash(self) -> None:
+        host = self._busy()
+        host.crash()
+        self._later(20, 240, host.boot)
+
+    def _rack_loss(self) -> None:
+        first = self._host().node // 2 * 2
+        for host in self.world.hosts[first : first + 2]:
+            host.crash()
+            self._later(30, 300, host.boot)
+
+    def _agent_restart(self) -> None:
+        host = self._busy()
+        host.kill_agent()
+        self._later(1, 40, host.start_agent)
+
+    def _worker_crash(self) -> None:
+        host = self._busy()
+        cause = self.luck.choice(("worker_killed", "nccl_timeout", "software_bug", "xid"))
+        for worker in list(host.workers.values()):
+            if host.alive and worker.ranks:
+                host.die(worker, cause)
+                return
+
+    def _gpu_error(self) -> None:
+        host = self._busy()
+        host.broken = self.luck.choice(("gpu_fault", "hbm_ecc", "nvlink", "xid"))
+        for worker in list(host.workers.values()):
+            if host.alive and worker.ranks:
+                host.die(worker, host.broken)
+
+    def _device_error(self) -> None:
+        causes = ("xid", "thermal", "ssd", "hbm_ecc", "filesystem_mount", "pcie")
+        self._busy().fault(self.luck.choice(causes))
+
+    def _rail_loss(self) -> None:
+        self._busy().fault("nic", rail=self.luck.below(2))
+
+    def _lying_check(self) -> None:
+        host = self._busy()
+        host.lying = True
+        self._gpu_error_on(host)
+
+    def _gpu_error_on(self, host: Host) -> None:
+        host.broken = "gpu_fault"
+        for worker in list(host.workers.values()):
+            if host.alive and worker.ranks:
+                host.die(worker, host.broken)
+        self._later(60, 300, self._repair, host)
+
+    def _repair(self, host: Host) -> None:
+        host.broken, host.lying = "", False
+
+    def _slow_node(self) -> None:
+        host = self._host()
+        host.slow = 1.5 + 3 * self.luck.uniform()
+        self.world.network.slow[host.node] = SECOND * (1 + self.luck.below(4))
+        self._later(30, 300, self._fast, host)
+
+    def _fast(self, host: Host) -> None:
+        host.slow = 1.0
+        self.world.network.slow.pop(host.node, None)
+
+    def _frozen_node(self) -> None:
+        host = self._busy()
+        host.frozen = True
+        for worker in host.workers.values():
+            self.world.workers.hang(worker.job)
+        self._later(30, 200, self._thaw, host)
+
+    def _thaw(self, host: Host) -> None:
+        host.frozen = False
+
+    def _spare_dies(self) -> None:
+        """Makes a node fail, and the one that replaces it as well."""
+        known = dict(self.world.forms)
+        self._node_crash()
+        self.world.agenda.after(2 * SECOND, self._kill_incoming, known, 120)
+
+    def _kill_incoming(self, known: dict[tuple[int, int], object], tries: int) -> None:
+        for (job, generation), form in self.world.forms.items():
+            before = [f for (j, g), f in known.items() if j == job and g < generation]
+            if (job, generation) in known or not before:
+                continue
+            old = {node for one in before for node in getattr(one, "nodes", ())}
+            incoming = [node for node in form.nodes if node not in old]
+            if incoming:
+                host = self.world.hosts[self.luck.choice(incoming)]
+                host.crash()
+                self._later(30, 200, host.boot)
+                return
+        if tries:
+            self.world.agenda.after(SECOND, self._kill_incoming, known, tries - 1)
+
+    def _hang(self) -> None:
+        jobs = [gang.form.job for gang in self.world.workers.gangs.values() if gang.running]
+        if jobs:
+            self.world.workers.hang(self.luck.choice(jobs))
+
+    def _clock_jump(self) -> None:
+        skew = self.world.part.skew_seconds
+        self._host().skew_ns = round((2 * self.luck.uniform() - 1) * skew * SECOND)
+
+    # Links.
+
+    def _partition(self) -> None:
+        node = self._busy().node
+        self._cut(node, (node, CONTROLLER), (CONTROLLER, node), least=5, most=240)
+
+    def _deaf(self) -> None:
+        node = self._busy().node
+        self._cut(node, (CONTROLLER, node), least=5, most=180)
+
+    def _mute(self) -> None:
+        node = self._busy().node
+        self._cut(node, (node, CONTROLLER), least=5, most=180)
+
+    def _flapping_link(self) -> None:
+        node = self._busy().node
+        for number in range(2 + self.luck.below(5)):
+            delay = SECOND * number * (4 + self.luck.below(30))
+            self.world.agenda.after(delay, self._flap, node)
+
+    def _flap(self, node: int) -> None:
+        if self.world.agenda.now_ns < self.until_ns:
+            self._cut(node, (node, CONTROLLER), (CONTROLLER, node), least=1, most=25)
+
+    def _cut(self, node: int, *ways: tuple[int, int], least: int, most: int) -> None:
+        for source, target in ways:
+            self.world.network.cut(source, target)
+            self._later(least, most, self.world.network.mend, source, target)
+        self.world.agenda.after(NOTICED, self._break, node)
+
+    def _break(self, node: int) -> None:
+        """Keep-alives of the connection have failed: both ends see it, each in its own time."""
+        if self.world.network.open(node):
+            return
+        host = self.world.hosts[node]
+        controller = host.controller
+        host.disconnect()
+        if controller is not None:
+            controller.connections.pop(node, None)
+
+    def _message_storm(self) -> None:
+        self.world.network.storm = 10.0
+        self._later(20, 90, self._calm)
+
+    def _calm(self) -> None:
+        self.world.network.storm = 1.0
+
+    def _stale_heartbeat(self) -> None:
+        host = self._host()
+        old = Heartbeat(node=host.node, incarnation=host.incarnation - 1)
+        leader = self.world.leader
+        connection = leader.connections.get(host.node, 0)
+        self._later(1, 30, leader.receive, host.node, connection, old)
+
+    # Storage.
+
+    def _storage_down(self) -> None:
+        self.world.remote.down = True
+        self._later(20, 240, self._storage_up)
+
+    def _storage_up(self) -> None:
+        self.world.remote.down = False
+
+    def _lost_checkpoint(self) -> None:
+        for job, steps in self.world.remote.steps.items():
+            if steps:
+                self.world.remote.rotten[job, max(steps)] = None
+
+    def _corruption(self) -> None:
+        """Fingerprints of replicas disagree since some steps."""
+        view = self.world.leader.core.view
+        for number in view.active:
+            job = view.jobs[number]
+            if job.gang is None or job.gang.phase != "running" or job.placement is None:
+                continue
+            culprits = (self.luck.choice(job.placement.nodes),) if self.luck.chance(0.7) else ()
+            clean = max(0, job.step - 1 - self.luck.below(12))
+            fact = Corruption(
+                job=number,
+                generation=job.generation,
+                step=clean + 1,
+                clean_step=clean,
+                nodes=culprits,
+            )
+            self.world.leader.tell(fact)
+            return
+
+    # Controllers and people.
+
+    def _controller_crash(self) -> None:
+        leader = self.world.leader
+        leader.crash_in = self.luck.below(6)
+        leader.crash_where = self.luck.below(3)
+
+    def _failover(self) -> None:
+        self.world.take_over()
+
+    def _people(self) -> None:
+        leader, luck = self.world.leader, self.luck
+        node = luck.below(len(self.world.hosts))
+        view = leader.core.view
+        jobs = list(view.active)
+        match luck.below(5):
+            case 0:
+                leader.tell(DrainNode(node=node, request="drain"))
+                self._later(60, 240, self._readmit, node)
+            case 1:
+                leader.tell(QuarantineNode(node=node, request="quarantine"))
+                self._later(60, 240, self._readmit, node)
+            case 2:
+                leader.tell(ReadmitNode(node=node, request="readmit"))
+            case 3 if jobs:
+                leader.tell(Requeue(job=luck.choice(jobs), request="requeue"))
+            case 4 if jobs:
+                job = view.jobs[luck.choice(jobs)]
+                replicas = job.spec.gang.floor + luck.below(job.spec.gang.ceiling)
+                leader.tell(Scale(job=job.id, replicas=replicas, request="scale"))
+
+    def _readmit(self, node: int) -> None:
+        self.world.leader.tell(ReadmitNode(node=node, request="readmit"))

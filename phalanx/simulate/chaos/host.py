@@ -1,0 +1,378 @@
+"""One node: the real agent machine, simulated worker processes, a keeper's memory, a disk."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from phalanx.cluster.agent import Agent
+from phalanx.cluster.commands import Command, Form
+from phalanx.cluster.messages import (
+    CheckDone,
+    Connected,
+    Disconnected,
+    Fault,
+    LocalFact,
+    Message,
+    Restored,
+    RunCheck,
+    Sealed,
+    Wake,
+    WardSealed,
+    WorkerAbort,
+    WorkerDrain,
+    WorkerForm,
+    WorkerFound,
+    WorkerLeft,
+    WorkerRestore,
+    WorkerStop,
+    WorkerUp,
+)
+from phalanx.simulate.chaos.network import CONTROLLER
+from phalanx.simulate.chaos.workers import KEPT, SECOND, Worker
+
+if TYPE_CHECKING:
+    from phalanx.simulate.chaos.controller import Controller
+    from phalanx.simulate.chaos.world import ChaosWorld
+
+ACTIONS = (WorkerForm, WorkerRestore, WorkerAbort, WorkerDrain, WorkerStop, RunCheck)
+Slot = tuple[int, str, int]  # generation, "own" or "ward", slot
+
+
+class Host:
+    """A machine."""
+
+    def __init__(self, world: ChaosWorld, node: int, lease_ns: int, heartbeat_ns: int) -> None:
+        self.world = world
+        self.node = node
+        self.alive = True
+        self.slow = 1.0
+        self.skew_ns = 0
+        self.broken = ""  # cause of a hardware fault
+        self.lying = False  # its check passes all the same
+        self.frozen = False  # heartbeats go on, nothing else does
+        self.workers: dict[int, Worker] = {}
+        self.memory: dict[int, dict[Slot, dict[int, int]]] = {}  # job: slot: step: branch
+        self.disk: dict[int, dict[int, int]] = {}
+        self.durable: dict[int, int] = {}
+        self.connection = 0
+        self.controller: Controller | None = None
+        self.incarnation = 1
+        self._lease_ns, self._heartbeat_ns = lease_ns, heartbeat_ns
+        self.agent: Agent | None = self._new_agent()
+        self._armed_ns: int | None = None
+
+    def _new_agent(self) -> Agent:
+        return Agent(self.node, self._lease_ns, self._heartbeat_ns, self.incarnation)
+
+    # The agent's shell.
+
+    def connect(self) -> None:
+        """Tries to reach the controller that leads."""
+        if not self.alive or self.agent is None or self.controller is not None:
+            return
+        leader = self.world.leader
+        if leader.alive and self.world.network.open(self.node):
+            self.world.connections += 1
+            self.connection = self.world.connections
+            self.controller = leader
+            leader.connections[self.node] = self.connection
+            self.feed(Connected())
+        else:
+            self.world.agenda.after(self._pause(), self.connect)
+
+    def _pause(self) -> int:
+        return SECOND * (1 + self.world.luck.below(3))
+
+    def disconnect(self) -> None:
+        """The connection is gone, as this side sees."""
+        if self.controller is None:
+            return
+        self.controller = None
+        self.connection = 0
+        if self.alive and self.agent is not None:
+            self.feed(Disconnected())
+            self.world.agenda.after(self._pause(), self.connect)
+
+    def command(self, connection: int, command: Command) -> None:
+        """A command arrives."""
+        if self.alive and self.agent is not None and connection == self.connection:
+            if self.frozen:
+                self.world.agenda.after(5 * SECOND, self.command, connection, command)
+                return
+            self._out(self.agent.handle(command, self.clock()))
+
+    def feed(self, fact: LocalFact) -> None:
+        """Tells the agent of something that happened on this node."""
+        if self.alive and self.agent is not None:
+            self._out(self.agent.handle(fact, self.clock()))
+
+    def clock(self) -> int:
+        """The time that this node believes it is."""
+        return max(0, self.world.agenda.now_ns + self.skew_ns)
+
+    def _out(self, outputs: list[Message]) -> None:
+        for output in outputs:
+            if isinstance(output, ACTIONS):
+                self._act(output)
+            elif self.controller is not None:
+                controller, connection = self.controller, self.connection
+                self.world.network.send(
+                    self.node, CONTROLLER, controller.receive, self.node, connection, output
+                )
+        self._arm()
+
+    def _arm(self) -> None:
+        assert self.agent is not None
+        deadline = self.agent.next_deadline_ns()
+        if deadline is not None:
+            at = max(deadline - self.skew_ns, self.world.agenda.now_ns)
+            if self._armed_ns is None or at < self._armed_ns:
+                self._armed_ns = at
+                self.world.agenda.at(at, self._wake, at)
+
+    def _wake(self, asked_ns: int) -> None:
+        if self._armed_ns != asked_ns:
+            return
+        self._armed_ns = None
+        if self.alive and self.agent is not None:
+            self._out(self.agent.handle(Wake(), self.clock()))
+
+    # What the agent wants done.
+
+    def _act(self, action: Message) -> None:
+        match action:
+            case WorkerForm():
+                self._form(action)
+            case WorkerRestore(job=job, generation=generation, step=step, source=source):
+                worker = self._worker(job, generation)
+                if worker is not None:
+                    worker.phase = "restoring"
+                    worker.token += 1
+                    delay = int(self.world.restore_ns(source) * self.slow)
+                    token = worker.token
+                    self.world.agenda.after(delay, self._restore, worker, token, step, source)
+            case WorkerAbort(job=job, generation=generation):
+                worker = self._worker(job, generation)
+                if worker is not None:
+                    worker.phase = "up"
+                    worker.token += 1
+                    self.world.workers.leave(job, generation, self.node)
+            case WorkerDrain(job=job, generation=generation):
+                worker = self._worker(job, generation)
+                if worker is not None:
+                    self.world.workers.drain(self, worker)
+            case WorkerStop(job=job, keep_snapshots=keep):
+                self._stop(job)
+                if not keep:
+                    self.memory.pop(job, None)
+            case RunCheck(check=check, command=command):
+                delay = SECOND * (5 + self.world.luck.below(20))
+                self.world.agenda.after(delay, self._checked, check, command, self.incarnation)
+
+    def _worker(self, job: int, generation: int) -> Worker | None:
+        worker = self.workers.get(job)
+        return worker if worker is not None and worker.generation == generation else None
+
+    def _form(self, order: WorkerForm) -> None:
+        old = self.workers.get(order.job)
+        if old is not None:
+            self.world.workers.leave(order.job, old.generation, self.node)
+        worker = Worker(job=order.job, generation=order.generation, ranks=order.ranks)
+        self.workers[order.job] = worker
+        if order.warm:
+            return
+        warm = old is not None and old.phase != "out"
+        seconds = 1 + self.world.luck.below(2) if warm else 4 + self.world.luck.below(8)
+        self.world.agenda.after(int(seconds * SECOND * self.slow), self._up, worker, worker.token)
+
+    def _up(self, worker: Worker, token: int) -> None:
+        if not self._current(worker, token):
+            return
+        if self.broken:
+            self.die(worker, self.broken)
+            return
+        worker.phase = "up"
+        for rank in worker.ranks:
+            self.feed(WorkerUp(job=worker.job, generation=worker.generation, rank=rank))
+
+    def _current(self, worker: Worker, token: int) -> bool:
+        known = self.workers.get(worker.job)
+        return self.alive and known is worker and worker.token == token
+
+    def _restore(self, worker: Worker, token: int, step: int, source: str) -> None:
+        if not self._current(worker, token):
+            return
+        if source == "remote" and self.world.remote.down:
+            self.world.agenda.after(5 * SECOND, self._restore, worker, token, step, source)
+            return
+        if self.broken:
+            self.die(worker, self.broken)
+            return
+        branch = self.world.branch_of(self, worker.job, worker.generation, step, source)
+        refused = "" if branch is not None else "it is not there, or is damaged"
+        if branch is not None:
+            worker.phase, worker.step = "running", step
+            form = self.world.forms[worker.job, worker.generation]
+            slot, count = form.nodes.index(self.node), len(form.nodes)
+            self.keep(form, "own", slot, step, branch)
+            if form.buddy_shift:
+                buddy = self.world.hosts[form.nodes[(slot + form.buddy_shift) % count]]
+                if buddy.alive:
+                    buddy.keep(form, "ward", slot, step, branch)
+        for rank in worker.ranks:
+            fact = Restored(
+                job=worker.job,
+                generation=worker.generation,
+                rank=rank,
+                step=step,
+                source=source,  # type: ignore[arg-type]
+                refused=refused,
+            )
+            self.feed(fact)
+        if branch is not None:
+            self.world.workers.restored(self, worker, step, branch)
+
+    def _stop(self, job: int) -> None:
+        worker = self.workers.pop(job, None)
+        if worker is not None:
+            worker.token += 1
+            self.world.workers.leave(job, worker.generation, self.node)
+
+    def _checked(self, check: str, command: int, incarnation: int) -> None:
+        if self.alive and incarnation == self.incarnation and not self.frozen:
+            passed = not self.broken or self.lying
+            self.feed(CheckDone(check=check, passed=passed, command=command, cause=self.broken))
+
+    # What happens to workers.
+
+    def die(self, worker: Worker, cause: str) -> None:
+        """A worker process dies; the others of the node end with it."""
+        if worker.phase == "out":
+            return
+        worker.phase = "out"
+        worker.token += 1
+        self.world.workers.leave(worker.job, worker.generation, self.node)
+        rank = worker.ranks[0] if worker.ranks else 0
+        fact = WorkerLeft(
+            job=worker.job,
+            generation=worker.generation,
+            rank=rank,
+            step=worker.step,
+            cause=cause,
+        )
+        if worker.ranks:
+            self.feed(fact)
+
+    def lost_peer(self, job: int, generation: int) -> None:
+        """A worker notices that another one is gone, and ends."""
+        worker = self._worker(job, generation)
+        if self.alive and worker is not None and worker.phase == "running":
+            self.die(worker, "lost_peer")
+
+    def left(self, job: int, generation: int, step: int) -> None:
+        """Workers end as they should."""
+        worker = self._worker(job, generation)
+        if not self.alive or worker is None:
+            return
+        worker.phase = "out"
+        for rank in worker.ranks:
+            fact = WorkerLeft(job=job, generation=generation, rank=rank, step=step)
+            self.feed(fact)
+
+    def keep(self, form: Form, kind: str, slot: int, step: int, branch: int) -> None:
+        """A snapshot is in this node's memory."""
+        steps = self.memory.setdefault(form.job, {}).setdefault((form.generation, kind, slot), {})
+        steps[step] = branch
+        while len(steps) > KEPT:
+            del steps[min(steps)]
+
+    def sealed(self, worker: Worker, step: int, acknowledged: bool) -> None:
+        """The ranks of this node tell of a step."""
+        for rank in worker.ranks:
+            fact = Sealed(
+                job=worker.job,
+                generation=worker.generation,
+                rank=rank,
+                step=step,
+                at_ns=self.clock(),
+                acknowledged=acknowledged,
+                durable=self.durable.get(worker.job, 0),
+            )
+            self.feed(fact)
+
+    def ward_sealed(self, form: Form, step: int) -> None:
+        """This node keeps a neighbour's snapshot."""
+        self.feed(WardSealed(job=form.job, generation=form.generation, step=step))
+
+    def knows(self, form: Form, step: int) -> bool:
+        """Whether the agent has heard that its ranks sealed a step."""
+        if not self.alive or self.agent is None:
+            return False
+        local = self.agent.jobs.get(form.job)
+        return local is not None and local.committed >= step
+
+    # What happens to the machine.
+
+    def crash(self) -> None:
+        """Power is gone: processes and memory with it."""
+        if not self.alive:
+            return
+        self.alive = False
+        for worker in list(self.workers.values()):
+            worker.token += 1
+            self.world.workers.leave(worker.job, worker.generation, self.node)
+        self.workers, self.memory, self.durable = {}, {}, {}
+        self.agent = None
+        self._unplug()
+
+    def boot(self) -> None:
+        """The machine comes back, empty."""
+        if self.alive:
+            return
+        self.alive = True
+        self.frozen = False
+        self.incarnation += 1
+        self.agent = self._new_agent()
+        self.connect()
+
+    def kill_agent(self) -> None:
+        """The agent's process dies; workers and memory stay."""
+        if self.alive and self.agent is not None:
+            self.agent = None
+            self._unplug()
+
+    def start_agent(self) -> None:
+        """A new agent finds what outlived the one before it."""
+        if not self.alive or self.agent is not None:
+            return
+        self.incarnation += 1
+        self.agent = self._new_agent()
+        for job, worker in list(self.workers.items()):
+            if worker.phase != "running":
+                self._stop(job)
+                continue
+            for rank in worker.ranks:
+                found = WorkerFound(
+                    job=job,
+                    generation=worker.generation,
+                    rank=rank,
+                    step=worker.step,
+                    committed=worker.step,
+                    durable=self.durable.get(job, 0),
+                )
+                self.feed(found)
+        self.connect()
+
+    def _unplug(self) -> None:
+        controller, self.controller, self.connection = self.controller, None, 0
+        self._armed_ns = None
+        if controller is not None and self.world.luck.chance(0.5):
+            # The kernel closed the socket: the controller sees it at once. Otherwise it is silent.
+            delay = SECOND * (1 + self.world.luck.below(2))
+            self.world.agenda.after(delay, self.world.noticed, controller, self.node)
+        elif controller is not None:
+            controller.connections.pop(self.node, None)
+
+    def fault(self, cause: str, rail: int = -1) -> None:
+        """A device reports an error."""
+        self.feed(Fault(cause=cause, rail=rail))

@@ -1,0 +1,303 @@
+"""The chaos world: a small fleet, its controllers, its network, and what is true about all jobs."""
+
+from __future__ import annotations
+
+import traceback
+
+from phalanx.cluster.commands import Command, Form
+from phalanx.cluster.core import Core
+from phalanx.cluster.events import Corruption, Event, JobFinished, LossSpike, NodeRepaired, Submit
+from phalanx.cluster.fleet import Fleet, Node, NodeState
+from phalanx.cluster.job import Expected, GangShape, JobSpec
+from phalanx.cluster.policy import HealthPolicy, Policy, RecoveryPolicy, SparePolicy, TimeoutPolicy
+from phalanx.cluster.timeouts import derive
+from phalanx.simulate.agenda import Agenda
+from phalanx.simulate.chaos.controller import Controller
+from phalanx.simulate.chaos.host import Host
+from phalanx.simulate.chaos.lineage import Lineage
+from phalanx.simulate.chaos.network import Network
+from phalanx.simulate.chaos.stores import LogStore, Remote
+from phalanx.simulate.chaos.workers import Workers
+from phalanx.simulate.draws import Draws
+from phalanx.simulate.invariants import Invariants
+from phalanx.simulate.record import Record
+from phalanx.simulate.scenario import ChaosPart
+from phalanx.simulate.shape import ns
+from phalanx.simulate.story import Story
+
+SECOND = 10**9
+MINUTE = 60 * SECOND
+NODE_GPUS = 4
+SWEEP_EVENTS = 40
+REPLAY_EVENTS = 120
+MOST_CALLS = 400_000  # a seed that needs more is going round in circles
+
+
+class ChaosWorld:
+    """One seed."""
+
+    def __init__(self, part: ChaosPart, seed: int, loud: bool = False) -> None:
+        self.part = part
+        draws = Draws(seed)
+        self.draws = draws
+        self.luck = draws.stream("world")
+        self.agenda = Agenda()
+        self.story = Story(loud)
+        self.network = Network(self.agenda, draws.stream("network"), part)
+        self.remote = Remote()
+        self.forms: dict[tuple[int, int], Form] = {}
+        self.rolled_back: dict[int, bool] = {}
+        self.connections = 0
+        self.events = 0
+        self.record = Record()
+        shape = draws.stream("shape")
+        count = max(2, part.nodes - shape.below(part.nodes // 2 + 1))
+        self.policy = _policy(spares=shape.below(2))
+        core = Core(_fleet(count), self.policy)
+        self.checks = Invariants(core, SWEEP_EVENTS, REPLAY_EVENTS)
+        self.complain = self.checks.add
+        self.lineage = Lineage(self.complain)
+        self.store = LogStore(core)
+        self.leader = Controller(self, core, 1)
+        self.workers = Workers(self)
+        self.specs = _jobs(shape, part, count)
+        limits = derive(self.policy.timeouts, self.specs[0].expected)
+        beat = self.policy.timeouts.heartbeat_ns
+        self.hosts = [Host(self, node, limits.lease_ns, beat) for node in range(count)]
+        for host in self.hosts:
+            host.skew_ns = round((draws.stream("skew", host.node).uniform() - 0.5) * 2e9)
+
+    # Beginning and end.
+
+    def start(self) -> None:
+        """Agents connect, people submit."""
+        self.leader.start()
+        for host in self.hosts:
+            host.connect()
+        for number, spec in enumerate(self.specs):
+            self.agenda.after(number * 20 * SECOND, self._submit, spec)
+        self.agenda.after(MINUTE, self._technician)
+
+    def _submit(self, spec: JobSpec) -> None:
+        before = len(self.leader.core.view.jobs)
+        self.leader.tell(Submit(spec=spec, request=spec.name))
+        if not self.leader.alive or len(self.leader.core.view.jobs) == before:
+            self.agenda.after(5 * SECOND, self._submit_again, spec)
+
+    def _submit_again(self, spec: JobSpec) -> None:
+        """The client did not get an answer: it asks again, unless the job is there after all."""
+        names = [job.spec.name for job in self.leader.core.view.jobs.values()]
+        if spec.name not in names:
+            self._submit(spec)
+
+    def spec(self, job: int) -> JobSpec:
+        """What was submitted."""
+        return self.leader.core.view.jobs[job].spec
+
+    def heal(self) -> None:
+        """Faults stop: links work, storage works, machines boot. Recovery is the core's business."""
+        self.network.mend_all()
+        self.remote.down = False
+        for host in self.hosts:
+            host.slow, host.frozen, host.lying = 1.0, False, False
+            host.boot()
+            host.start_agent()
+            if host.controller is None:
+                host.connect()
+
+    def settled(self) -> bool:
+        """Whether every job has ended."""
+        jobs = self.leader.core.view.jobs.values()
+        return len(jobs) >= len(self.specs) and all(job.ended for job in jobs)
+
+    def judge(self) -> None:
+        """After the quiet time: every job must have been done."""
+        self.checks.sweep()
+        if self.checks.core is self.leader.core:
+            self.checks.replay()
+        view = self.leader.core.view
+        if len(view.jobs) < len(self.specs):
+            self.complain("liveness", f"{len(view.jobs)} of {len(self.specs)} jobs were accepted")
+        for job in view.jobs.values():
+            if not job.ended:
+                phase = job.gang.phase if job.gang else "no gang"
+                told = f"job {job.id} is {job.state} ({phase}) at step {job.step}: {job.why}"
+                self.complain("liveness", told)
+            elif job.state != "done" and not job.spec.payload:
+                self.complain("liveness", f"job {job.id} {job.state} at step {job.step}: {job.why}")
+
+    # Controllers.
+
+    def handled(self, controller: Controller, event: Event) -> list[Command]:
+        """The core takes in an event, under the eyes of all invariants."""
+        self.events += 1
+        body = event.body
+        if isinstance(body, Corruption | LossSpike):
+            self.rolled_back[body.job] = True
+        try:
+            commands = controller.core.handle(event)
+        except Exception:
+            self.complain("crash", traceback.format_exc(limit=-3).replace("\n", " | "))
+            raise
+        self.story.write(event, commands)
+        self.record.ordered(event, commands, controller.core.view)
+        self.checks.after(event, commands)
+        if isinstance(body, JobFinished):
+            job = controller.core.view.jobs.get(body.job)
+            if job is not None and job.state == "done" and job.ended_ns == event.time_ns:
+                self.lineage.finished(body.job, job.spec.expected.steps)
+        return commands
+
+    def controller_gone(self, controller: Controller) -> None:
+        """A controller's process ended: its connections break, and another one takes over."""
+        self.story.say(self.agenda.now_ns, f"controller {controller.epoch} is gone")
+        for node in list(controller.connections):
+            host = self.hosts[node]
+            if host.controller is controller:
+                delay = SECOND * self.luck.below(4)
+                self.agenda.after(delay, self._broken, host, host.connection)
+        controller.connections = {}
+        if controller is self.leader:
+            self.agenda.after(SECOND * (1 + self.luck.below(30)), self.take_over)
+
+    def _broken(self, host: Host, connection: int) -> None:
+        if host.connection == connection:
+            host.disconnect()
+
+    def take_over(self) -> None:
+        """Another controller starts from the log, whether the last one knows or not."""
+        old = self.leader
+        epoch = self.store.take_over()
+        core = self.store.rebuild()
+        if core.sequence == old.core.sequence and core.snapshot() != old.core.snapshot():
+            self.complain("replay", "the controller that took over has another state")
+        self.story.say(self.agenda.now_ns, f"controller {epoch} takes over")
+        self.checks.watch(core)
+        self.leader = Controller(self, core, epoch)
+        self.leader.start()
+
+    def hang_up(self, controller: Controller, node: int) -> None:
+        """A controller wants to hear from a node anew."""
+        connection = controller.connections.pop(node, None)
+        host = self.hosts[node]
+        if connection is not None and host.connection == connection:
+            host.disconnect()
+
+    def noticed(self, controller: Controller, node: int) -> None:
+        """A controller learns that a connection broke, unless there is a new one."""
+        if self.hosts[node].controller is None:
+            controller.lost(node)
+
+    def _technician(self) -> None:
+        """Nodes that the core put away are repaired and offered again."""
+        self.agenda.after(MINUTE, self._technician)
+        fleet = self.leader.core.view.fleet
+        for host in self.hosts:
+            out = fleet.state(host.node) in (NodeState.QUARANTINED, NodeState.DEAD)
+            if out and host.alive and host.controller is not None:
+                host.broken = ""
+                self.leader.tell(NodeRepaired(node=host.node))
+
+    # Snapshots.
+
+    def restore_ns(self, source: str) -> int:
+        """How long a restore takes."""
+        seconds = {"none": 1, "peer": 2, "disk": 4, "remote": 8}[source]
+        return seconds * SECOND + self.luck.below(2000) * 10**6
+
+    def branch_of(
+        self, host: Host, job: int, generation: int, step: int, source: str
+    ) -> int | None:
+        """The branch of a step that a node reads from a source; None: it is not there."""
+        if source == "none" or step == 0:
+            return 0
+        if source == "remote":
+            return self.remote.branch(job, step)
+        if source == "disk":
+            return host.disk.get(job, {}).get(step)
+        return self.in_memory(job, step, tuple(range(len(self.hosts))))
+
+    def in_memory(self, job: int, step: int, nodes: tuple[int, ...]) -> int | None:
+        """The branch of a step of which every slot is in the memory of some living nodes."""
+        if step == 0:
+            return 0
+        found: dict[int, dict[int, int]] = {}  # generation: slot: branch
+        for node in nodes:
+            host = self.hosts[node]
+            if not host.alive:
+                continue
+            for (generation, _, slot), steps in host.memory.get(job, {}).items():
+                if step in steps:
+                    found.setdefault(generation, {})[slot] = steps[step]
+        for generation in sorted(found, reverse=True):
+            form = self.forms.get((job, generation))
+            whole = form is not None and len(found[generation]) == len(form.nodes)
+            branches = set(found[generation].values())
+            if whole and len(branches) == 1:
+                return branches.pop()
+        return None
+
+
+def _fleet(count: int) -> Fleet:
+    return Fleet(
+        Node(
+            name=f"n{number}",
+            gpus=NODE_GPUS,
+            kind="h100",
+            rails=2,
+            rack=f"rack-{number // 2}",
+            leaf=f"leaf-{number // 4}",
+        )
+        for number in range(count)
+    )
+
+
+def _policy(spares: int) -> Policy:
+    return Policy(
+        spares=SparePolicy(nodes=spares),
+        timeouts=TimeoutPolicy(
+            heartbeat_ns=10 * SECOND, missed_heartbeats=3, round_trip_ns=3 * SECOND
+        ),
+        health=HealthPolicy(test_ns=MINUTE, breaker_least_nodes=3),
+        # Chaos kills the same step many times over; that is not the job's fault.
+        recovery=RecoveryPolicy(same_step_failures=10_000, grow_after_ns=MINUTE),
+    )
+
+
+def _jobs(luck: object, part: ChaosPart, nodes: int) -> list[JobSpec]:
+    from phalanx.simulate.draws import Stream
+
+    assert isinstance(luck, Stream)
+    found = []
+    for number in range(1 + luck.below(part.jobs)):
+        slots = 1 + luck.below(max(1, nodes // 2))
+        elastic = slots > 1 and luck.chance(0.5)
+        half = luck.chance(0.3)
+        width = NODE_GPUS // 2 if half else NODE_GPUS
+        spec = JobSpec(
+            name=f"job-{number}",
+            user=f"user-{number}",
+            team=f"team-{number % 2}",
+            gang=GangShape(
+                replicas=slots,
+                least_replicas=1 if elastic else 0,
+                tensor=width,
+                slot_gpus=width,
+            ),
+            expected=Expected(
+                steps=60 + luck.below(90),
+                step_ns=ns(3.0 + 4 * luck.uniform()),
+                snapshot_steps=1,
+                checkpoint_steps=10 + luck.below(15),
+                start_ns=12 * SECOND,
+                form_ns=2 * SECOND,
+                restore_peer_ns=4 * SECOND,
+                restore_disk_ns=6 * SECOND,
+                restore_remote_ns=12 * SECOND,
+            ),
+            retries=1 << 30,
+            preemptible=luck.chance(0.3),
+            spares=1 if slots < nodes - 1 and luck.chance(0.3) else 0,
+        )
+        found.append(spec)
+    return found

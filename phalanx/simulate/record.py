@@ -1,0 +1,81 @@
+"""What is counted while the world goes on, beside the core's own ledger."""
+
+from __future__ import annotations
+
+from statistics import median
+
+from phalanx.cluster.commands import Command, Form
+from phalanx.cluster.events import Event, Submit
+from phalanx.cluster.job import HOUR_NS, Job
+from phalanx.cluster.state import View
+
+SIZES = (1, 8, 64, 512, 1024, 4096, 16384)  # lower ends of the classes of job sizes
+
+
+class Record:
+    """Counts of one seed."""
+
+    def __init__(self) -> None:
+        self.interruptions: list[tuple[int, str, int]] = []  # (time, cause, GPUs of the job)
+        self.formations = 0
+        self.submitted = 0
+        self.steps = 0
+        self.ended: dict[str, int] = {}  # jobs by how they ended
+        self.rungs: dict[str, int] = {}
+        self._waits: list[int] = []
+        self._down_ns: list[int] = []
+        self._held_ns: dict[int, int] = {}  # by size: time that jobs held their nodes
+
+    def ordered(self, event: Event, commands: list[Command], view: View) -> None:
+        """An event was handled."""
+        if isinstance(event.body, Submit):
+            self.submitted += 1
+        for command in commands:
+            body = command.body
+            if not isinstance(body, Form):
+                continue
+            self.formations += 1
+            job = view.jobs[body.job]
+            if body.generation == 1:
+                self._waits.append(view.now_ns - job.submitted_ns)
+            rung = str(body.reason.facts.get("rung", body.reason.code))
+            self.rungs[rung] = self.rungs.get(rung, 0) + 1
+
+    def recovered(self, down_ns: int) -> None:
+        """A gang makes steps again after this long."""
+        self._down_ns.append(down_ns)
+
+    def left(self, job: Job, held_ns: int) -> None:
+        """A job has held its nodes for this long."""
+        size = _class(job.spec.gang.gpus(job.spec.gang.replicas))
+        self._held_ns[size] = self._held_ns.get(size, 0) + held_ns
+        self.steps = max(self.steps, job.step)
+        if job.ended:
+            self.ended[job.state] = self.ended.get(job.state, 0) + 1
+
+    def mean_recovery_seconds(self) -> float:
+        """From the last step before a stop to the first one after it."""
+        return sum(self._down_ns) / len(self._down_ns) / 1e9 if self._down_ns else 0.0
+
+    def median_wait_seconds(self) -> float:
+        """From submission to the first start."""
+        return median(self._waits) / 1e9 if self._waits else 0.0
+
+    def longest_wait_seconds(self) -> float:
+        """The longest of those."""
+        return max(self._waits, default=0) / 1e9
+
+    def mttf_hours(self) -> dict[str, float]:
+        """Mean hours between unexpected faults of a job, by the GPUs of the job."""
+        failures: dict[int, int] = {}
+        for _, _, gpus in self.interruptions:
+            failures[_class(gpus)] = failures.get(_class(gpus), 0) + 1
+        return {
+            f"{size}+": round(self._held_ns[size] / failures[size] / HOUR_NS, 3)
+            for size in SIZES
+            if failures.get(size) and self._held_ns.get(size)
+        }
+
+
+def _class(gpus: int) -> int:
+    return max((least for least in SIZES if least <= gpus), default=1)
