@@ -21,7 +21,7 @@ MOST_SEEDS = 10_000_000
 
 
 class ScenarioGroup(TyperGroup):
-    """A group whose default command takes a scenario: ``simulate NAME`` is ``simulate run NAME``."""
+    """``simulate NAME`` is short for ``simulate run NAME``."""
 
     # Any, because releases of Typer differ in whether these types are click's or their own.
 
@@ -120,7 +120,9 @@ def compare(
             worlds = {base.name: ()} | dict(_variant(text) for text in variant)
         if len(worlds) == 1:
             rule = "has no variants to compare with"
-            fix = f'e.g. phalanx simulate compare {scenario} --with "no spares: fleet.spare_nodes=0"'
+            fix = (
+                f'e.g. phalanx simulate compare {scenario} --with "no spares: fleet.spare_nodes=0"'
+            )
             raise ConfigError("scenario", scenario, rule, fix)
         chosen = {name: load_scenario(scenario, [*changes, *more]) for name, more in worlds.items()}
         numbers = _numbers(seed, seeds)
@@ -231,7 +233,7 @@ def _numbers(seed: int, seeds: str) -> range:
     if not (colon and first.isdigit() and last.isdigit() and int(first) < int(last)):
         raise ConfigError("--seeds", seeds, "must be A:B with A below B", "e.g. --seeds 0:20")
     if int(last) - int(first) > MOST_SEEDS:
-        raise ConfigError("--seeds", seeds, f"are more than {MOST_SEEDS}")
+        raise ConfigError("--seeds", seeds, f"are more than {MOST_SEEDS}", "take fewer")
     return range(int(first), int(last))
 
 

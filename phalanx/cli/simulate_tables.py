@@ -78,7 +78,12 @@ def _mean_row(report: Report, many: bool) -> tuple[str, ...]:
         done = f"{mean['jobs_done']:,.0f} of {mean['jobs']:,.0f}"
         wait = duration(mean["median_wait_seconds"])
         return (*first, done, wait, f"{mean['wall_seconds']:.1f}")
-    return (*first, f"{mean['planned']:.1f}", f"{mean['events']:,.0f}", f"{mean['wall_seconds']:.1f}")
+    return (
+        *first,
+        f"{mean['planned']:.1f}",
+        f"{mean['events']:,.0f}",
+        f"{mean['wall_seconds']:.1f}",
+    )
 
 
 def _buckets(report: Report, console: Console) -> None:

@@ -1,4 +1,4 @@
-"""The shell of a simulated core: numbers events, hands out commands, keeps deadlines and the log."""
+"""The shell of a simulated core: numbers events, hands out commands, keeps deadlines."""
 
 from __future__ import annotations
 
@@ -16,9 +16,7 @@ Receiver = Callable[[Event, list[Command]], None]
 class Driver:
     """One core in virtual time."""
 
-    def __init__(
-        self, core: Core, agenda: Agenda, receive: Receiver, checks: Invariants
-    ) -> None:
+    def __init__(self, core: Core, agenda: Agenda, receive: Receiver, checks: Invariants) -> None:
         self.core = core
         self.agenda = agenda
         self.checks = checks

@@ -209,7 +209,7 @@ class Invariants:
             quota = view.quotas.get(team)
             if quota is not None and quota.ceiling and gpus > quota.ceiling:
                 self.add("quota", f"team {team} holds {gpus} of {quota.ceiling} GPUs")
-        held = sum(bin(h.gpus).count("1") for jobs in view.fleet.held for h in jobs.values())
+        held = sum(h.gpus.bit_count() for jobs in view.fleet.held for h in jobs.values())
         if sum(view.fleet.idle_gpus) + held != view.fleet.total_gpus:
             self.add("quota", f"{held} GPUs held and {sum(view.fleet.idle_gpus)} idle")
 

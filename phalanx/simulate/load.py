@@ -35,17 +35,12 @@ def load_scenario(name: str, overrides: Sequence[str] = ()) -> Scenario:
     return scenario
 
 
-def varied(name: str, overrides: Sequence[str], changes: Sequence[str]) -> Scenario:
-    """A scenario with more laid over it."""
-    return load_scenario(name, [*overrides, *changes])
-
-
 def _check_variant(table: dict[str, Any], variant: str, changes: Sequence[str]) -> None:
     merged, problems = overridden(table, changes, Scenario)
     problems += mistakes(Scenario, merged)
     if problems:
         rule = f"variant cannot be used: {problems[0]}"
-        raise ConfigError(f"variants.{variant}", list(changes), rule)
+        raise ConfigError(f"variants.{variant}", list(changes), rule, "correct the file")
 
 
 def _table(name: str) -> dict[str, Any]:

@@ -120,7 +120,9 @@ def _check(name: str, file: ModelFile) -> None:
         fix = "give gpus and days for counts, or per_1000_node_days for shares"
         problems.append(problem(name, "", "says nothing about how often faults happen", fix))
     if not any(row.count or row.share for row in file.cause):
-        problems.append(problem(f"{name}: cause", "", "no cause has a count or a share"))
+        problems.append(
+            problem(f"{name}: cause", "", "no cause has a count or a share", "add share = 1")
+        )
     if problems:
         raise ConfigError.of(problems)
 

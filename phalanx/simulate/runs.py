@@ -41,12 +41,6 @@ class Brownouts:
         return done
 
 
-class Memory(Struct, frozen=True):
-    """The newest step that every slot of a gang, or its buddy, keeps in memory."""
-
-    step: int
-
-
 class Run(Struct, kw_only=True):
     """One generation of a gang."""
 
@@ -113,8 +107,10 @@ class Run(Struct, kw_only=True):
         """Goes on at another speed from the last complete step on."""
         step = self.step(now_ns)
         # The stall behind the step is over or still to come: the new span begins behind it.
-        done = self.done_ns(step) + (self.pace().stalls_ns(step - 1, step) if step > self.base else 0)
-        self.base, self.base_ns, self.factor_ppm = step, min(done, now_ns), factor_ppm
+        done = self.done_ns(step) + (
+            self.pace().stalls_ns(step - 1, step) if step > self.base else 0
+        )
+        self.base, self.base_ns, self.factor_ppm = step, done, factor_ppm
 
     def report(self, now_ns: int, committed: int, durable: int) -> Progress | None:
         """What the gang says about itself; None when it has nothing new to say."""
@@ -122,11 +118,10 @@ class Run(Struct, kw_only=True):
         if step <= self.reported:
             return None
         pace = self.pace()
-        first = max(self.stalls_reported, self.base)
-        stalls = pace.stalls_ns(first, step - 1)
+        stalls = pace.stalls_ns(self.stalls_reported, step - 1)
         slower = (pace.step_ns - self.expected.step_ns) * (step - max(self.reported, self.base))
         self.reported = step
-        self.stalls_reported = max(first, step - 1)
+        self.stalls_reported = max(self.stalls_reported, step - 1)
         return Progress(
             job=self.job,
             generation=self.generation,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from msgspec import structs
-
 from phalanx.cluster.fleet import Fleet, Node
 from phalanx.cluster.job import Expected, GangShape, JobSpec
 from phalanx.cluster.policy import (
@@ -138,8 +136,3 @@ def big_job(scenario: Scenario) -> JobSpec:
         retries=ENDLESS_STEPS,
         spares=fleet.spare_nodes if fleet.spares_warm else 0,
     )
-
-
-def with_steps(spec: JobSpec, steps: int) -> JobSpec:
-    """A submission of another length."""
-    return structs.replace(spec, expected=structs.replace(spec.expected, steps=steps))

@@ -34,7 +34,11 @@ class Story:
         """Lines around a moment."""
         entries = list(self.entries)
         last = max((i for i, entry in enumerate(entries) if entry[2] <= time_ns), default=0)
-        return [line for entry in entries[max(0, last - before) : last + after] for line in lines(*entry)]
+        return [
+            line
+            for entry in entries[max(0, last - before) : last + after]
+            for line in lines(*entry)
+        ]
 
     def lines(self) -> list[str]:
         """Every line that is kept, idle ticks and progress left out."""
@@ -85,4 +89,6 @@ def _about(body: object) -> str:
 
 
 def _nodes(nodes: tuple[int, ...]) -> str:
-    return ", ".join(map(str, nodes[:6])) + (f" and {len(nodes) - 6} more" if len(nodes) > 6 else "")
+    return ", ".join(map(str, nodes[:6])) + (
+        f" and {len(nodes) - 6} more" if len(nodes) > 6 else ""
+    )

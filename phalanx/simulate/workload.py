@@ -8,10 +8,7 @@ from collections.abc import Iterable
 from datetime import datetime
 from pathlib import Path
 
-from msgspec import structs
-
 from phalanx.cluster.job import GangShape, JobSpec
-from phalanx.cluster.policy import DAY_NS
 from phalanx.config.errors import ConfigError, did_you_mean
 from phalanx.simulate.draws import Draws, Stream
 from phalanx.simulate.gangs import USER_ERROR
@@ -150,16 +147,17 @@ COLUMNS = {
 
 def recorded(scenario: Scenario) -> list[Submission]:
     """The jobs of a CSV file (Acme, Philly and Helios name their columns alike)."""
-    path = Path(scenario.workload.file)
+    key, path = "workload.file", Path(scenario.workload.file)
     if not scenario.workload.file:
-        raise ConfigError("workload.file", "", "a recorded trace needs a file", "e.g. trace.csv")
+        raise ConfigError(key, "", "a recorded trace needs a file", "e.g. trace.csv")
     try:
         with path.open(encoding="utf-8", newline="") as file:
             return _rows(scenario, path, csv.DictReader(file))
     except FileNotFoundError:
-        raise ConfigError("workload.file", str(path), "no such file") from None
+        raise ConfigError(key, str(path), "no such file", "give the path of a CSV file") from None
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise ConfigError("workload.file", str(path), f"cannot be read: {error}") from None
+        rule = f"cannot be read: {error}"
+        raise ConfigError(key, str(path), rule, "save it as CSV in UTF-8") from None
 
 
 def _rows(scenario: Scenario, path: Path, rows: csv.DictReader[str]) -> list[Submission]:
@@ -170,7 +168,9 @@ def _rows(scenario: Scenario, path: Path, rows: csv.DictReader[str]) -> list[Sub
             when = _seconds(row[names["submit"]])
             length, gpus = float(row[names["seconds"]]), int(float(row[names["gpus"]]))
         except (ValueError, TypeError, KeyError) as error:
-            raise ConfigError("workload.file", f"{path}:{number}", f"bad row: {error}") from None
+            fix = "give seconds or ISO dates, and numbers"
+            where, rule = f"{path}:{number}", f"bad row: {error}"
+            raise ConfigError("workload.file", where, rule, fix) from None
         if length <= 0 or gpus < max(1, scenario.workload.least_gpus):
             continue  # CPU jobs and those that never ran
         if gpus > scenario.fleet.gpus:
@@ -185,7 +185,8 @@ def _rows(scenario: Scenario, path: Path, rows: csv.DictReader[str]) -> list[Sub
         )
         found.append((when, spec))
     if not found:
-        raise ConfigError("workload.file", str(path), "has no GPU job that fits the fleet")
+        rule = "has no GPU job that fits the fleet"
+        raise ConfigError("workload.file", str(path), rule, "set fleet.gpus")
     first = min(when for when, _ in found)
     return sorted(
         ((ns(when - first), spec) for when, spec in found),
@@ -209,17 +210,3 @@ def _seconds(text: str) -> float:
         return float(text)
     except ValueError:
         return datetime.fromisoformat(text).timestamp()
-
-
-def load_factor(jobs: list[Submission], scenario: Scenario) -> float:
-    """GPU time that jobs ask for over what the fleet has."""
-    asked = sum(
-        spec.gang.gpus(spec.gang.replicas) * spec.expected.steps * spec.expected.step_ns
-        for _, spec in jobs
-    )
-    return asked / (scenario.fleet.gpus * scenario.days * DAY_NS)
-
-
-def renamed(spec: JobSpec, team: str) -> JobSpec:
-    """A submission of another team."""
-    return structs.replace(spec, team=team)

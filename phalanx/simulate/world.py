@@ -146,7 +146,9 @@ class World:
             # The last heartbeat came up to one interval before the fault.
             timeouts = self.core.view.policy.timeouts
             early = int(incident.quantile * timeouts.heartbeat_ns)
-            return timeouts.heartbeat_ns * timeouts.missed_heartbeats - early + timeouts.round_trip_ns
+            return (
+                timeouts.heartbeat_ns * timeouts.missed_heartbeats - early + timeouts.round_trip_ns
+            )
         if incident.symptom == "hang":
             if part.hang_seconds is not None:
                 return ns(part.hang_seconds)

@@ -155,9 +155,7 @@ class Controller:
             limits = derive(policy, expected, job.step_ns or expected.step_ns)
             now = self.world.agenda.now_ns
             shape = job.spec.gang
-            self.watch.begin(
-                number, job.generation, shape, job.placement, limits.hang_ns, now
-            )
+            self.watch.begin(number, job.generation, shape, job.placement, limits.hang_ns, now)
 
     # Out.
 

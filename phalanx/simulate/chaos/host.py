@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from phalanx.cluster.agent import Agent
@@ -110,7 +111,7 @@ class Host:
         """The time that this node believes it is."""
         return max(0, self.world.agenda.now_ns + self.skew_ns)
 
-    def _out(self, outputs: list[Message]) -> None:
+    def _out(self, outputs: Sequence[Message]) -> None:
         for output in outputs:
             if isinstance(output, ACTIONS):
                 self._act(output)
@@ -349,7 +350,9 @@ class Host:
         self.agent = self._new_agent()
         for job, worker in list(self.workers.items()):
             if worker.phase != "running":
+                # Nobody tells the new agent what the keeper holds for workers that are gone.
                 self._stop(job)
+                self.memory.pop(job, None)
                 continue
             for rank in worker.ranks:
                 found = WorkerFound(

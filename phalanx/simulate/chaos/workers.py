@@ -153,7 +153,11 @@ class Workers:
     def _flush_ns(self) -> int:
         return SECOND * (3 + self.world.luck.below(8))
 
-    def _flushed(self, gang: Collective, step: int, branch: int) -> bool:
+    def _flushed(self, gang: Collective, step: int, branch: int) -> None:
+        self._commit(gang, step, branch)
+
+    def _commit(self, gang: Collective, step: int, branch: int) -> bool:
+        """Whether remote storage accepted a checkpoint."""
         form = gang.form
         history = self.world.lineage.history.get(form.job, [])
         current = step <= len(history) and history[step - 1] == branch
@@ -173,7 +177,7 @@ class Workers:
     def _drained(self, gang: Collective, step: int, branch: int) -> None:
         if gang.broken:
             return
-        if not self._flushed(gang, step, branch):  # storage is down: try until the deadline
+        if not self._commit(gang, step, branch):  # storage is down: try until the deadline
             self.world.agenda.after(5 * SECOND, self._drained, gang, step, branch)
             return
         for node in gang.form.nodes:

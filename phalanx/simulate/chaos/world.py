@@ -95,7 +95,7 @@ class ChaosWorld:
         return self.leader.core.view.jobs[job].spec
 
     def heal(self) -> None:
-        """Faults stop: links work, storage works, machines boot. Recovery is the core's business."""
+        """Faults stop: links and storage work, machines boot. The rest is the core's business."""
         self.network.mend_all()
         self.remote.down = False
         for host in self.hosts:
