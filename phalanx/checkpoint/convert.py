@@ -8,6 +8,7 @@ import msgspec
 import torch
 
 from phalanx.checkpoint.checkpointer import Checkpointer
+from phalanx.checkpoint.folder import latest
 from phalanx.checkpoint.loader import stored_tensors
 from phalanx.checkpoint.manifest import CheckpointError, Extra, read_manifest
 from phalanx.config import Model, resolve_model
@@ -15,6 +16,7 @@ from phalanx.data import Cursor
 from phalanx.model.hf import config_from_hf, export_hf, load_hf
 
 MODEL_PREFIX = "model."  # of the weights among a checkpoint's tensors
+ROUTER_SUFFIX = ".router.weight"
 
 
 def export_checkpoint(path: Path, folder: Path, dtype: torch.dtype, max_shard_bytes: int) -> int:
@@ -37,8 +39,14 @@ def export_checkpoint(path: Path, folder: Path, dtype: torch.dtype, max_shard_by
 
 def import_checkpoint(folder: Path, out: Path) -> Path:
     """Write a Hugging Face folder's weights as the checkpoint of step 0, without optimizer."""
+    if latest(out) is not None:
+        raise CheckpointError(out, "holds a checkpoint already", "name another folder")
     model = config_from_hf(folder)
     tensors = {MODEL_PREFIX + fqn: tensor for fqn, tensor in load_hf(folder)}
+    for name, router in list(tensors.items()):
+        if name.endswith(ROUTER_SUFFIX):  # the folder has no selection bias, a trainer does
+            bias = name.removesuffix("weight") + "expert_bias"
+            tensors[bias] = torch.zeros(len(router), dtype=torch.float32)
     extra = Extra(
         tokens=0,
         cursor=Cursor(),

@@ -37,19 +37,22 @@ def import_hf(
     from phalanx.config import to_toml
     from phalanx.model.hf import config_from_hf
 
-    with _reported():
+    with _reported(json):
         path = import_checkpoint(folder, out)
         model = config_from_hf(folder)
     if json:
         print_json({"checkpoint": str(path), "model": model})
         return
-    print(f"checkpoint: {path}\nmodel, for a job file:\n")
+    print(f"checkpoint: {path}\nfor a job file that starts from it:\n")
+    print(f'[checkpoint]\nresume = "{path}"\nweights_only = true\n')
     print(to_toml(model, "model"), end="")
 
 
 @app.command("export-hf")
 def export_hf(
-    checkpoint: Annotated[Path, typer.Argument(help="A checkpoint, e.g. …/step-00001000.")],
+    checkpoint: Annotated[
+        Path, typer.Argument(help="A checkpoint, e.g. …/step-00001000, or a run: its newest one.")
+    ],
     folder: Annotated[Path, typer.Argument(help="New folder that receives the model.")],
     dtype: Annotated[Dtype, typer.Option(help="Number format of the weights.")] = Dtype.bfloat16,
     max_shard_gb: Annotated[float, typer.Option(min=0.001, help="Size limit of one file.")] = 5.0,
@@ -59,18 +62,21 @@ def export_hf(
     import torch
 
     from phalanx.checkpoint.convert import export_checkpoint
+    from phalanx.train.parent import checkpoint_at
 
-    with _reported():
+    checkpoint = checkpoint_at(checkpoint)
+    with _reported(json):
         kind = getattr(torch, dtype.value)
         parameters = export_checkpoint(checkpoint, folder, kind, int(max_shard_gb * 1e9))
     if json:
-        print_json({"folder": str(folder), "parameters": parameters, "dtype": dtype.value})
+        made = {"folder": str(folder), "checkpoint": str(checkpoint)}
+        print_json({**made, "parameters": parameters, "dtype": dtype.value})
         return
-    print(f"{folder}: {parameters:,} parameters in {dtype.value}")
+    print(f"{folder}: {parameters:,} parameters of {checkpoint} in {dtype.value}")
 
 
 @contextmanager
-def _reported() -> Iterator[None]:
+def _reported(json: bool) -> Iterator[None]:
     """Print what does not fit and end with the exit code of checkpoints."""
     from phalanx.checkpoint import CheckpointError
     from phalanx.model.hf import HfError
@@ -79,5 +85,8 @@ def _reported() -> Iterator[None]:
     try:
         yield
     except (CheckpointError, HfError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        if json:
+            print_json({"error": str(error), "code": ExitCode.CHECKPOINT})
+        else:
+            print(f"error: {error}", file=sys.stderr)
         raise typer.Exit(ExitCode.CHECKPOINT) from None

@@ -15,6 +15,7 @@ from phalanx.data.errors import DataError
 FORMAT_VERSION = 2
 MANIFEST_NAME = "manifest.json"
 TOKENIZER_NAME = "tokenizer.json"
+ACCESS_FIX = "have its owner make it readable (chmod a+r), or correct data.path"
 REDO_FIX = "tokenise the corpus again with `phalanx data tokenize`, or restore the file"
 
 TokenType = Literal["uint16", "uint32"]
@@ -98,6 +99,9 @@ def read_manifest(folder: Path) -> CorpusManifest:
         raise DataError(
             "data.path", folder, rule, "make one with `phalanx data tokenize`, or correct data.path"
         ) from None
+    except OSError as error:
+        rule = f"cannot be read: {error.strerror}"
+        raise DataError("data.path", path, rule, ACCESS_FIX) from None
     return parse_manifest(text, str(path))
 
 

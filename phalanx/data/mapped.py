@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phalanx.data.errors import DataError
-from phalanx.data.manifest import REDO_FIX
+from phalanx.data.manifest import ACCESS_FIX, REDO_FIX
 
 
 class MappedFiles:
@@ -44,7 +45,7 @@ class MappedFiles:
         return self._maps[number]
 
     def check_size(self, number: int) -> None:
-        """Refuse a file that is missing or has another size than the corpus says."""
+        """Refuse a file that is missing, unreadable or of another size than the corpus says."""
         path, expected = self._path(number), self._tokens[number] * self.stored_type.itemsize
         try:
             found = path.stat().st_size
@@ -57,6 +58,8 @@ class MappedFiles:
                 what = f"no file of {self.stored_type.name} tokens: wrong dtype, or {what}"
             rule = f"is {what}: {found} bytes, where the corpus says {expected}"
             raise DataError("data.path", path, rule, REDO_FIX)
+        if not os.access(path, os.R_OK):
+            raise DataError("data.path", path, "may not be read by this user", ACCESS_FIX)
 
 
 def map_bytes(path: Path) -> NDArray[np.uint8]:

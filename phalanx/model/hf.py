@@ -71,12 +71,35 @@ def export_hf(
     max_shard_bytes: int = 5 * 10**9,
     context: int = 0,
 ) -> None:
-    """Write full tensors as a folder that transformers loads; config.json is written last."""
+    """Write full tensors as a folder that transformers loads; config.json is written last.
+
+    Where the folder cannot be written, what was begun is removed again.
+    """
     exported = [rule for rule in rules(model, kind_of(model)) if _is_stored(rule, model)]
     _check_state(state, exported, model)
-    folder.mkdir(parents=True, exist_ok=True)
-    if (folder / "config.json").exists() or any(folder.glob("*.safetensors")):
-        raise HfError(folder, "already holds a model: name an empty folder")
+    written: list[Path] = []
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if (folder / "config.json").exists() or any(folder.glob("*.safetensors")):
+            raise HfError(folder, "already holds a model: name an empty folder")
+        _write_files(state, exported, folder, dtype, max_shard_bytes, written)
+        written.append(folder / "config.json")
+        written[-1].write_text(json.dumps(config_to_hf(model, dtype, context), indent=2))
+    except (OSError, SafetensorError) as error:
+        for path in written:
+            path.unlink(missing_ok=True)
+        raise HfError(folder, f"cannot be written: {error}") from error
+
+
+def _write_files(
+    state: Mapping[str, Tensor],
+    exported: Sequence[Rule],
+    folder: Path,
+    dtype: torch.dtype,
+    max_shard_bytes: int,
+    written: list[Path],
+) -> None:
+    """The weights in files of a limited size, with an index where there are several."""
     sizes = {name: _bytes(shape, dtype) for rule in exported for name, shape in _pieces(rule)}
     placed = _place(sizes, max_shard_bytes)
     last_of_file = {file: name for name, file in placed.items()}
@@ -86,13 +109,13 @@ def export_hf(
         for (name, _), part in zip(_pieces(rule), parts, strict=True):
             pending[name] = _own_copy(part, dtype)
             if last_of_file[placed[name]] == name:
-                save_file(pending, folder / placed[name], metadata={"format": "pt"})
+                written.append(folder / placed[name])
+                save_file(pending, written[-1], metadata={"format": "pt"})
                 pending = {}
     if len(last_of_file) > 1:
         index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": placed}
-        (folder / INDEX_FILE).write_text(json.dumps(index, indent=2))
-    config = config_to_hf(model, dtype, context)
-    (folder / "config.json").write_text(json.dumps(config, indent=2))
+        written.append(folder / INDEX_FILE)
+        written[-1].write_text(json.dumps(index, indent=2))
 
 
 def rules(model: Model, kind: str) -> Iterator[Rule]:
@@ -215,6 +238,8 @@ def _tensor_files(folder: Path) -> dict[str, str]:
         with safe_open(folder / SINGLE_FILE, framework="pt") as file:
             return dict.fromkeys(file.keys(), SINGLE_FILE)
     except FileNotFoundError as error:
+        if (folder / SINGLE_FILE).exists():  # safetensors says so of a file it may not open
+            raise HfError(folder, f"{SINGLE_FILE} may not be read by this user") from error
         raise HfError(folder, f"neither {SINGLE_FILE} nor {INDEX_FILE} is there") from error
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise HfError(folder, f"the list of tensors cannot be read: {error}") from error

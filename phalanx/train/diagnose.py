@@ -34,6 +34,8 @@ def classify(error: BaseException, rank: int | None = None, step: int | None = N
     if isinstance(error, CheckpointError):
         details["path"] = str(error.path)
     message = str(error) or type(error).__name__
+    if isinstance(error, CheckpointError):  # the fix is the advice
+        message = str(CheckpointError(error.path, error.problems))
     return ExitInfo(
         code=code,
         reason=reason,

@@ -117,8 +117,13 @@ class Gang:
             return self._keep(killed(rank, name, tail, self._memory_evidence()))
         if reported is not None and reported.code != ExitCode.DONE:
             return reported
-        message = "ended without a report"
-        return self._keep(ExitInfo(code=status, reason="error", message=message, rank=rank))
+        message = (
+            f"ended with {_meaning(status)}, and no report could be written: is the disk full?"
+        )
+        advice = "The lines above, and the rank's log as far as it was written, say more."
+        return self._keep(
+            ExitInfo(code=status, reason="no_report", message=message, advice=advice, rank=rank)
+        )
 
     def _keep(self, info: ExitInfo) -> ExitInfo:
         newest = latest(self._folder.checkpoints)
@@ -174,6 +179,12 @@ class Gang:
         kills = oom_kills()
         new = [name for name, count in kills.items() if count > self._kills_before.get(name, 0)]
         return f"oom_kill rose in {', '.join(new)}; {memory_left()}" if new else ""
+
+
+def _meaning(status: int) -> str:
+    """An exit code of a rank in words."""
+    named = {code.value: code.name.lower().replace("_", " ") for code in ExitCode}
+    return f"exit code {status} ({named.get(status, 'unknown')})"
 
 
 class _Lines:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from phalanx.checkpoint import CheckpointError, latest, read_manifest
@@ -15,10 +16,9 @@ def find_parent(job: Job) -> Path | None:
         return None
     if wanted == "auto":
         return newest_of_name(Path(job.runs) / job.name)
-    path = Path(wanted)
-    found = latest(path / "checkpoints") or latest(path) or path
+    found = checkpoint_at(Path(wanted))
     try:
-        read_manifest(found)
+        manifest = read_manifest(found)
     except CheckpointError as error:
         newest = newest_of_name(Path(job.runs) / job.name)
         fix = f"the newest of this name is {newest}" if newest else 'set it to "" for a fresh start'
@@ -26,7 +26,15 @@ def find_parent(job: Job) -> Path | None:
         raise ConfigError(
             "checkpoint.resume", wanted, f"no usable checkpoint: {problem}", fix
         ) from None
+    if not manifest.mesh and not job.checkpoint.weights_only:
+        rule = "holds weights alone, as `phalanx convert import-hf` makes them"
+        raise ConfigError("checkpoint.resume", wanted, rule, "set checkpoint.weights_only = true")
     return found.absolute()
+
+
+def checkpoint_at(path: Path) -> Path:
+    """The checkpoint that a path means: itself, or the newest of a run or of a folder of them."""
+    return latest(path / "checkpoints") or latest(path) or path
 
 
 def newest_of_name(runs: Path) -> Path | None:
@@ -42,3 +50,12 @@ def newest_of_name(runs: Path) -> Path | None:
             continue  # one bad checkpoint must not hide an older good one
         found.append((manifest.created, manifest.step, str(path)))
     return Path(max(found)[2]).absolute() if found else None
+
+
+def fallback_note(step: int, parent: Path | None) -> dict[str, str]:
+    """What to tell where the run continues an older checkpoint than the one that was found."""
+    if parent is None or not (number := re.search(r"(\d+)$", parent.name)):
+        return {}
+    if step in (0, int(number[1])):  # 0: only the weights were taken
+        return {}
+    return {f"continued from step {step}": f"{parent} is damaged"}

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from phalanx.config import ConfigError, Job, Model, Problem, problem
+import msgspec
+
+from phalanx.checkpoint import read_manifest
+from phalanx.config import ConfigError, Job, Model, Problem, problem, resolve_model
 from phalanx.data import refuse_unreadable
 from phalanx.hardware import count_cuda
 from phalanx.train import run_folder
@@ -16,7 +19,7 @@ from phalanx.train.trackers import check_available
 
 # What the weights of a folder decide; the rest, such as rope_theta, a job may choose anew.
 _SHAPE = ("dim", "layers", "heads", "kv_heads", "head_dim", "ffn", "vocab", "mlp", "qk_norm")
-_EXPERTS = ("experts", "ffn", "shared_experts")
+_EXPERTS = ("experts", "ffn", "shared_experts", "first_dense_layers")
 
 
 def refuse(job: Job) -> None:
@@ -36,10 +39,21 @@ def refuse_device(job: Job) -> None:
 
 def refuse_files(job: Job) -> None:
     """Raise ``ConfigError`` where what a resolved job starts from or reads is not there."""
-    find_parent(job)
+    if (parent := find_parent(job)) is not None:
+        refuse_parent(job, parent)
     if job.checkpoint.load_hf:
         refuse_weights(job)
     refuse_unreadable(job.data, job.model.vocab)
+
+
+def refuse_parent(job: Job, parent: Path) -> None:
+    """Raise ``ConfigError`` where a checkpoint to resume holds another model than the job's."""
+    described = read_manifest(parent).config.get("model")
+    if described is None:
+        return
+    theirs = resolve_model(msgspec.convert(described, Model))
+    if found := list(_differences(job.model, theirs, str(parent))):
+        raise ConfigError.of(found)
 
 
 def refuse_weights(job: Job) -> None:
@@ -62,9 +76,10 @@ def refuse_weights(job: Job) -> None:
 def _differences(ours: Model, theirs: Model, folder: str) -> list[Problem]:
     rule = f"the weights in {folder} have another shape"
     found = []
+    all_experts = ours.moe is not None and not ours.moe.first_dense_layers
     for name in _SHAPE:
         here, there = getattr(ours, name), getattr(theirs, name)
-        if here != there:
+        if here != there and not (name == "ffn" and all_experts):  # no layer has a dense MLP
             found.append(problem(f"model.{name}", here, rule, f"set it to {there}"))
     if (ours.moe is None) != (theirs.moe is None):
         fix = "leave [model.moe] out" if theirs.moe is None else "add [model.moe]"

@@ -55,8 +55,8 @@ class RunFolder:
         """
         text = msgspec.json.format(msgspec.json.encode(info), indent=2) + b"\n"
         draft = self.exit_info.with_suffix(f".{os.getpid()}.tmp")
-        write_synced(draft, text)
         try:
+            write_synced(draft, text)
             # A link, unlike a rename, refuses to replace a report that another rank made first.
             os.link(draft, self.exit_info)
             return info

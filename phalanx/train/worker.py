@@ -28,7 +28,7 @@ from phalanx.train import loop, run_folder
 from phalanx.train.diagnose import classify
 from phalanx.train.exits import ExitCode, ExitInfo, now
 from phalanx.train.memory import device_memory_error
-from phalanx.train.parent import find_parent
+from phalanx.train.parent import fallback_note, find_parent
 from phalanx.train.progress import Plain, WaitClock, print_refusal, process_age_seconds
 from phalanx.train.provenance import write_provenance
 from phalanx.train.refusal import refuse
@@ -106,6 +106,7 @@ class Worker:
         self._trainer = trainer = Trainer(self.job, mesh, self._device)
         checkpointer = open_checkpointer(self.job, folder)
         load_start(self.job, trainer, checkpointer, parent)
+        notes = fallback_note(trainer.step, parent)
         prepare_saves(self.job, trainer, checkpointer)
         sinks = Sinks(self._sinks(folder))
         try:
@@ -116,7 +117,7 @@ class Worker:
             checkpointer.close()
         dist.destroy_process_group()
         lost = {f"{sink} failed": error for sink, error in sinks.failures.items()}
-        return msgspec.structs.replace(info, details={**info.details, **lost})
+        return msgspec.structs.replace(info, details={**info.details, **notes, **lost})
 
     def _join_group(self) -> None:
         job, cuda = self.job, self._device.type == "cuda"

@@ -17,6 +17,7 @@ from phalanx.config import Model, Moe, resolve_model
 from phalanx.data import Cursor
 from phalanx.model import Transformer
 from phalanx.model.hf import load_hf
+from tests.limits import file_size_limit
 
 MODEL = resolve_model(
     Model(
@@ -71,6 +72,30 @@ def test_a_folder_that_is_no_checkpoint_ends_in_words_and_its_exit_code(tmp_path
     assert done.exit_code == 15
     assert "no readable manifest.json" in done.stderr and "Traceback" not in done.stderr
     assert not (tmp_path / "out").exists()
+
+
+def test_a_run_stands_for_its_newest_checkpoint(checkpoint: Path, tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["export-hf", str(tmp_path), str(tmp_path / "out"), "--json"])
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["checkpoint"] == str(checkpoint)
+
+
+def test_an_export_that_does_not_fit_on_the_disk_leaves_nothing(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    command = ["export-hf", str(checkpoint), str(tmp_path / "out"), "--json"]
+    with file_size_limit(4096):
+        done = CliRunner().invoke(app, command)
+    assert done.exit_code == 15, done.output
+    assert "cannot be written" in json.loads(done.stdout)["error"]
+    assert list((tmp_path / "out").iterdir()) == []
+    assert CliRunner().invoke(app, command).exit_code == 0
+
+
+def test_an_export_into_a_file_ends_in_words(checkpoint: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    done = CliRunner().invoke(app, ["export-hf", str(checkpoint), str(tmp_path / "file")])
+    assert done.exit_code == 15 and "cannot be written" in done.stderr
 
 
 def test_an_unknown_architecture_ends_in_words(tmp_path: Path) -> None:

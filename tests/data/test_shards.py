@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -275,3 +276,18 @@ def test_a_damaged_index_is_named(tmp_path: Path) -> None:
     path.write_bytes(content[:-4])
     with pytest.raises(DataError, match=r"shard-00000\.idx: has \d+ bytes"):
         ShardStream(tmp_path).document_starts(0, 10)
+
+
+def test_a_shard_one_may_not_read_is_refused_before_it_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_corpus(tmp_path / "corpus", 40)
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # the tests may run as root
+    with pytest.raises(DataError, match=r"shard-00000\.bin: may not be read.*chmod"):
+        ShardStream(tmp_path / "corpus")
+
+
+def test_a_manifest_that_cannot_be_read_is_no_traceback(tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").mkdir()
+    with pytest.raises(DataError, match=r"manifest\.json: cannot be read: Is a directory"):
+        ShardStream(tmp_path)

@@ -20,8 +20,10 @@ import pytest
 from phalanx.checkpoint import latest, read_manifest
 from phalanx.config import Job
 from phalanx.data import ShardWriter
-from phalanx.train.exits import ExitCode, ExitInfo
+from phalanx.train import run_folder
+from phalanx.train.exits import ExitCode, ExitInfo, NonFiniteLoss
 from phalanx.train.launch import launch
+from phalanx.train.meter import Meter
 from phalanx.train.records import ValidationRecord, read_records
 from phalanx.train.run_folder import RunFolder
 from phalanx.train.threads import ThreadsError
@@ -292,3 +294,24 @@ def test_a_run_whose_report_cannot_be_written_says_so(tmp_path: Path, start: Sta
     run = start(small_job(tmp_path, train__steps=1), before=before)
     assert run.wait() == 0
     assert "none could write its report: is the disk full?" in run.text
+
+
+def test_a_failure_whose_report_cannot_be_written_is_told_by_its_exit_code(
+    tmp_path: Path, start: Start
+) -> None:
+    def before() -> None:
+        def full(path: Path, text: bytes) -> None:
+            path.touch()  # the name still fits, its content does not
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        run_folder.write_synced = full
+
+        def nan(*args: object) -> None:
+            raise NonFiniteLoss(1, 2)
+
+        Meter.check_finite = nan  # type: ignore[method-assign]
+
+    run = start(small_job(tmp_path), before=before)
+    assert run.wait() == ExitCode.NON_FINITE
+    assert "exit code 13 (non finite)" in run.text and "is the disk full?" in run.text
+    assert not list(run.folder.path.glob("*.tmp"))

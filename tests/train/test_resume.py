@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 
-from phalanx.checkpoint import Checkpointer, Extra
+from phalanx.checkpoint import Checkpointer, CheckpointError, Extra, latest
+from phalanx.checkpoint.convert import import_checkpoint
 from phalanx.config import ConfigError, Job
 from phalanx.data import Cursor
 from phalanx.model.hf import HfError, export_hf
 from phalanx.parallel import build_mesh
 from phalanx.train.parent import find_parent
+from phalanx.train.refusal import refuse_files
 from phalanx.train.resume import load_foreign_weights
 from phalanx.train.trainer import Trainer
 from tests.ranks import run_ranks
-from tests.train.forked_runs import small_job
+from tests.train.forked_runs import Run, small_job, start
+
+__all__ = ["start"]
 
 
 def save(folder: Path, step: int) -> Path:
-    extra = Extra(tokens=0, cursor=Cursor(), mesh={}, config_hash="")
+    extra = Extra(tokens=0, cursor=Cursor(), mesh={"data": 1}, config_hash="")
     return Checkpointer(folder, keep=0).save(step, {"x": torch.ones(2)}, extra)
 
 
@@ -55,6 +61,57 @@ def test_a_folder_without_checkpoint_is_refused_with_the_nearest_one(tmp_path: P
     with pytest.raises(ConfigError, match=r"checkpoint\.resume") as caught:
         find_parent(small_job(tmp_path, checkpoint__resume=tmp_path / "none"))
     assert str(newest) in str(caught.value)
+
+
+@pytest.mark.parametrize("moe", ["none", "{experts = 4, top_k = 2, ffn = 16}"])
+def test_imported_weights_are_a_start_only_when_asked_for_as_weights(
+    tmp_path: Path, moe: str, start: Callable[..., Run]
+) -> None:
+    job = small_job(tmp_path, 1, model__moe=moe)
+    state = {weight.name: weight.master for weight in _trainer(job).engine.weights}
+    export_hf(state, job.model, tmp_path / "hf", dtype=torch.float32)
+    imported = import_checkpoint(tmp_path / "hf", tmp_path / "imported")
+    settings = {"model__moe": moe, "checkpoint__resume": imported, "train__steps": 2}
+    with pytest.raises(ConfigError, match=r"weights alone.*checkpoint\.weights_only = true"):
+        find_parent(small_job(tmp_path, 1, **settings))
+    again = small_job(tmp_path, 1, checkpoint__weights_only="true", **settings)
+    run = start(again, 1)
+    assert run.wait() == 0, run.text
+    assert [record.step for record in run.steps] == [1, 2]
+
+
+def test_a_folder_that_holds_a_checkpoint_is_not_imported_into(tmp_path: Path) -> None:
+    save(tmp_path / "out", 3)
+    with pytest.raises(CheckpointError, match="holds a checkpoint already"):
+        import_checkpoint(tmp_path / "hf", tmp_path / "out")
+
+
+def test_a_checkpoint_of_another_model_is_refused_by_key(tmp_path: Path) -> None:
+    job = small_job(tmp_path, 1)
+    config = {"model": msgspec.to_builtins(job.model)}
+    extra = Extra(tokens=0, cursor=Cursor(), mesh={"data": 1}, config_hash="", config=config)
+    path = Checkpointer(tmp_path / "c").save(7, {"x": torch.ones(2)}, extra)
+    refuse_files(small_job(tmp_path, 1, checkpoint__resume=path))
+    with pytest.raises(ConfigError, match=r"model\.layers = 3: .*; set it to 2"):
+        refuse_files(small_job(tmp_path, 1, checkpoint__resume=path, model__layers=3))
+
+
+def test_a_run_that_had_to_continue_an_older_checkpoint_says_so(
+    tmp_path: Path, start: Callable[..., Run]
+) -> None:
+    settings = {"checkpoint__every": 2, "checkpoint__keep": 0, "train__steps": 4}
+    first = start(small_job(tmp_path, **settings))
+    assert first.wait() == 0
+    newest = latest(first.folder.checkpoints)
+    assert newest is not None
+    shard = next(newest.glob("rank-00000.*.safetensors"))
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    shard.write_bytes(content)
+    second = start(small_job(tmp_path, train__steps=5, checkpoint__resume="auto"))
+    assert second.wait() == 0, second.text
+    assert second.steps[0].step == 3
+    assert f"continued from step 2: {newest} is damaged" in second.text
 
 
 def _trainer(job: Job) -> Trainer:
