@@ -97,7 +97,8 @@ def test_a_checkpoint_is_durable_only_after_its_flush_and_not_through_a_brownout
     assert run.durable(54, 5, clear, 0) == 0
     assert run.durable(55, 5, clear, 0) == 5
     assert run.durable(150, 5, dark, 0) == 0
-    assert run.durable(155, 5, dark, 0) == 10
+    assert run.durable(155, 5, dark, 0) == 5
+    assert run.durable(157, 5, dark, 0) == 15
 
 
 def test_storage_work_is_stretched_by_every_brownout_it_meets() -> None:
