@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 import socket
+import weakref
 
 import msgspec
 import torch
@@ -66,7 +67,11 @@ class Kept:
         os.close(files[0])
         whole = torch.frombuffer(self._map, dtype=torch.uint8)
         self._slots = list(whole.split(aligned(slot_bytes)))
-        _make_resident(self._map, whole, cuda)
+        _make_resident(self._map, whole)
+        # CUDA remembers the addresses of pinned memory: what is mapped there next would be taken
+        # for it.
+        self._unpin = weakref.finalize(self, _unpin, _pin(whole) if cuda else 0)
+        self._unpin.atexit = False
         self.port, self.token = answer.port, answer.token
         # First in, first out: with two slots the newest sealed snapshot is never the one filled.
         self._free = answer.slots
@@ -122,6 +127,7 @@ class Kept:
             pass
         finally:
             self._connection.close()
+            self._unpin()
 
     def _take(self, messages: list[FromKeeper]) -> None:
         for message in messages:
@@ -149,14 +155,22 @@ class Kept:
         self._outcomes.append(outcome)
 
 
-def _make_resident(memory: mmap.mmap, whole: Tensor, cuda: bool) -> None:
+def _make_resident(memory: mmap.mmap, whole: Tensor) -> None:
     """Make every page now, so that the first save is as fast as the next ones."""
     try:
         memory.madvise(POPULATE_WRITE)
     except OSError:  # an older kernel: touch each page, but keep what is there
         whole[:: mmap.PAGESIZE] += 0
-    if cuda:
-        pin = torch.cuda.cudart().cudaHostRegister
-        code = pin(whole.data_ptr(), whole.numel(), 0)
-        if int(code) != 0:
-            raise NoKeeperError(f"the shared memory cannot be pinned: CUDA error {int(code)}")
+
+
+def _pin(whole: Tensor) -> int:
+    """Pin shared memory for copies from the device; returns its address."""
+    code = torch.cuda.cudart().cudaHostRegister(whole.data_ptr(), whole.numel(), 0)
+    if int(code) != 0:
+        raise NoKeeperError(f"the shared memory cannot be pinned: CUDA error {int(code)}")
+    return whole.data_ptr()
+
+
+def _unpin(address: int) -> None:
+    if address:
+        torch.cuda.cudart().cudaHostUnregister(address)
