@@ -10,7 +10,7 @@ from typer.core import TyperGroup
 
 from phalanx import __version__
 
-# Name, module with its ``app``, and the line that stands in the list of commands.
+# Name, module (and its Typer, where that is not ``app``), and its line in the list of commands.
 COMMANDS = {
     "train": ("phalanx.cli.train", "Run a training job, or show what it would need."),
     "config": ("phalanx.cli.config", "Show, explain and check configurations."),
@@ -18,6 +18,21 @@ COMMANDS = {
     "simulate": ("phalanx.cli.simulate", "Play months of faults on a fleet through the real core."),
     "data": ("phalanx.cli.data", "Make token shards and look into them."),
     "convert": ("phalanx.cli.convert", "Weights from and to Hugging Face folders."),
+    "up": ("phalanx.cli.up:up", "Start the server: controller, API and page."),
+    "submit": ("phalanx.cli.submit:submit", "Put a job into the queue."),
+    "ps": ("phalanx.cli.jobs:ps", "List jobs."),
+    "show": ("phalanx.cli.jobs:show", "Show a job."),
+    "why": ("phalanx.cli.jobs:why", "Say why a job is where it is, or what it waits for."),
+    "logs": ("phalanx.cli.jobs:logs", "Show what a job's ranks print."),
+    "cancel": ("phalanx.cli.jobs:cancel", "End a job."),
+    "scale": ("phalanx.cli.jobs:scale", "Give an elastic job another number of replicas."),
+    "nodes": ("phalanx.cli.fleet:nodes", "List nodes, or show one."),
+    "drain": ("phalanx.cli.fleet:drain", "Empty a node, or stop a job with a checkpoint."),
+    "resume": ("phalanx.cli.fleet:resume", "Give a node back, or let a held job go on."),
+    "events": ("phalanx.cli.fleet:events", "Read the log: events and what was decided."),
+    "quota": ("phalanx.cli.fleet:quota", "Show or set what teams own."),
+    "top": ("phalanx.cli.fleet:top", "The fleet at a glance, as it changes."),
+    "token": ("phalanx.cli.token:app", "Make, list and revoke tokens."),
     "demo": ("phalanx.cli.demo", "Train a small model on four CPU ranks, start to end."),
 }
 
@@ -33,8 +48,10 @@ class LazyGroup(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in COMMANDS:
             return None
-        module, summary = COMMANDS[cmd_name]
-        command = typer.main.get_command(importlib.import_module(module).app)
+        place, summary = COMMANDS[cmd_name]
+        module, _, name = place.partition(":")
+        found = getattr(importlib.import_module(module), name or "app")
+        command = typer.main.get_command(found)
         command.name, command.short_help = cmd_name, summary
         return command
 

@@ -15,7 +15,8 @@ from uvicorn.config import Config
 
 from phalanx import __version__
 from phalanx.control.app import make_app
-from phalanx.control.server import Options, Server, ServerFile
+from phalanx.control.server import Options, Server
+from phalanx.control.server_file import ServerFile
 from phalanx.control.store import StoreError
 
 logger = logging.getLogger("phalanx.server")

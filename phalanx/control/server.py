@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-import os
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
-import msgspec
 from msgspec import Struct
 
 from phalanx import __version__
@@ -26,6 +24,7 @@ from phalanx.control.controller import Controller, CoreFailedError
 from phalanx.control.hub import Hub
 from phalanx.control.limits import RateLimit
 from phalanx.control.recovery import recover
+from phalanx.control.secret_file import write_secret
 from phalanx.control.store import (
     Lead,
     Store,
@@ -194,30 +193,3 @@ class Server:
         """Let go of the store and the audit log."""
         self.store.close()
         self.audit.close()
-
-
-def write_secret(path: Path, text: str) -> None:
-    """A file that only its owner reads, whole or not at all."""
-    temporary = path.with_name(f".{path.name}.new")
-    temporary.unlink(missing_ok=True)
-    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        os.write(handle, text.encode() + b"\n")
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-    temporary.rename(path)
-
-
-class ServerFile(Struct, frozen=True):
-    """``server.json``: how the command line finds a server on this machine."""
-
-    url: str
-    pid: int
-    version: str
-
-    def write(self, state: Path) -> None:
-        """Writes it into the state folder."""
-        temporary = state / ".server.json.new"
-        temporary.write_bytes(msgspec.json.encode(self))
-        temporary.rename(state / "server.json")

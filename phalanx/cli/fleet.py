@@ -1,0 +1,233 @@
+"""``phalanx nodes|drain|resume|events|quota|top``: the fleet and its log."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated
+from urllib.parse import quote
+
+import typer
+from rich.console import Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from phalanx.cli.options import Json, print_json
+from phalanx.cli.remote import (
+    ServerUrl,
+    State,
+    add_row,
+    connected,
+    show,
+    span,
+    table,
+    when,
+)
+from phalanx.control.api_types import (
+    Done,
+    Drain,
+    EventList,
+    EventOut,
+    JobList,
+    NodeDetail,
+    NodeList,
+    QuotaIn,
+    QuotaList,
+    Readmit,
+    Status,
+)
+from phalanx.control.client import Client
+
+nodes, drain, resume, events, quota, top = (typer.Typer() for _ in range(6))
+
+
+@nodes.command()
+def list_nodes(
+    name: Annotated[str, typer.Argument(help="One node, with its history.")] = "",
+    server: ServerUrl = "",
+    state: State = None,
+    json: Json = False,
+) -> None:
+    """List nodes, or show one with its history."""
+    if name:
+        _show_node(name, server, state, json)
+        return
+    with connected(server, json, state) as client:
+        found = client.get("/v1/nodes", NodeList, limit=20_000)
+    if json:
+        print_json(found)
+        return
+    if not found.nodes:
+        print("no nodes yet: start an agent with `phalanx agent --join URL`")
+        return
+    made = table("NODE", "STATE", "GPUS", "FREE", "KIND", "JOBS", "AGENT", "WHY")
+    for node in found.nodes:
+        agent = "connected" if node.connected else "away"
+        jobs = ",".join(map(str, node.jobs))
+        cells = (node.name, node.state, node.gpus, node.free_gpus, node.kind, jobs, agent)
+        add_row(made, *cells, node.why.text)
+    show(made)
+
+
+def _show_node(name: str, server: str, state: State, json: bool) -> None:
+    with connected(server, json, state) as client:
+        found = client.get(f"/v1/nodes/{quote(name, safe='')}", NodeDetail)
+    if json:
+        print_json(found)
+        return
+    node = found.node
+    print(f"{node.name}: {node.state} ({node.why.text})")
+    print(
+        f"{node.gpus} {node.kind} GPUs, {node.free_gpus} free; {node.cpus} CPUs; leaf {node.leaf}"
+    )
+    if abs(node.clock_skew_seconds) > 1:
+        print(f"its clock is {node.clock_skew_seconds:+.0f} s off")
+    for change in found.history:
+        print(f"  {when(change.time_ns)}  {change.state:<12}{change.why.text}")
+
+
+@drain.command()
+def drain_thing(
+    what: Annotated[str, typer.Argument(metavar="NODE|JOB", help="Name or number.")],
+    within: Annotated[int, typer.Option(min=0, help="A node: empty it in so many seconds.")] = 0,
+    server: ServerUrl = "",
+    state: State = None,
+    json: Json = False,
+) -> None:
+    """Empty a node and give it no new work; a job makes a checkpoint and goes back to the queue."""
+    with connected(server, json, state) as client:
+        if what.isdigit():
+            done = client.post(f"/v1/jobs/{what}/requeue", None, Done)
+        else:
+            body = Drain(deadline_seconds=within)
+            done = client.post(f"/v1/nodes/{quote(what, safe='')}/drain", body, Done)
+    _say(what, done, json)
+
+
+@resume.command()
+def resume_thing(
+    what: Annotated[str, typer.Argument(metavar="NODE|JOB", help="Name or number.")],
+    tested: Annotated[bool, typer.Option(help="A node: without a test before.")] = False,
+    server: ServerUrl = "",
+    state: State = None,
+    json: Json = False,
+) -> None:
+    """Give a node back to the fleet, or let a held job into the queue."""
+    with connected(server, json, state) as client:
+        if what.isdigit():
+            done = client.post(f"/v1/jobs/{what}/release", None, Done)
+        else:
+            body = Readmit(tested=tested)
+            done = client.post(f"/v1/nodes/{quote(what, safe='')}/readmit", body, Done)
+    _say(what, done, json)
+
+
+def _say(what: str, done: Done, json: bool) -> None:
+    if json:
+        print_json(done)
+    else:
+        print(f"{what}: {done.message}")
+
+
+@events.command()
+def read_events(
+    job: Annotated[int, typer.Option(min=0, help="Only about this job.")] = 0,
+    last: Annotated[int, typer.Option("--last", "-n", min=1, max=1000, help="How many.")] = 50,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as they come.")] = False,
+    server: ServerUrl = "",
+    state: State = None,
+    json: Json = False,
+) -> None:
+    """Read the log: what happened, and what was decided about it."""
+    with connected(server, json, state) as client:
+        found = client.get("/v1/events", EventList, after=-1, limit=last, job=job)
+        if json and not follow:
+            print_json(found)
+            return
+        while True:
+            for event in found.events:
+                _print_event(event, json)
+            if not follow:
+                return
+            time.sleep(1.0)
+            found = client.get("/v1/events", EventList, after=found.next_after, job=job)
+
+
+def _print_event(event: EventOut, json: bool) -> None:
+    if json:
+        import msgspec
+
+        print(msgspec.json.encode(event).decode(), flush=True)
+        return
+    shown = {key: value for key, value in event.body.items() if isinstance(value, int | str)}
+    facts = " ".join(f"{key}={value}" for key, value in shown.items())
+    print(f"{event.sequence:>8} {when(event.time_ns)} {event.kind} {facts}".rstrip())
+    for command in event.commands:
+        where = f" to {command.nodes} nodes" if command.nodes else ""
+        print(f"{'':>8} → {command.kind}{where}: {command.why.text}", flush=True)
+
+
+@quota.command()
+def show_or_set_quota(
+    team: Annotated[str, typer.Argument(help="Team whose quota is set.")] = "",
+    gpus: Annotated[int | None, typer.Option(min=0, help="GPUs that it owns.")] = None,
+    ceiling: Annotated[int, typer.Option(min=0, help="Most it may use; 0: no limit.")] = 0,
+    weight: Annotated[int, typer.Option(min=1, help="Of its fair share.")] = 1,
+    server: ServerUrl = "",
+    state: State = None,
+    json: Json = False,
+) -> None:
+    """Show what teams own and use, or set it (TEAM --gpus N)."""
+    if bool(team) != (gpus is not None):
+        raise typer.BadParameter("give a team and --gpus to set a quota, or neither to list them")
+    with connected(server, json, state) as client:
+        if team and gpus is not None:
+            body = QuotaIn(gpus=gpus, ceiling=ceiling, weight=weight)
+            client.put(f"/v1/quotas/{quote(team, safe='')}", body, Done)
+        found = client.get("/v1/quotas", QuotaList)
+    if json:
+        print_json(found)
+        return
+    made = table("TEAM", "OWNS", "CEILING", "WEIGHT", "USES")
+    for each in found.quotas:
+        add_row(made, each.team, each.gpus, each.ceiling or "-", each.weight, each.used_gpus)
+    show(made)
+
+
+@top.command()
+def glance(
+    once: Annotated[bool, typer.Option(help="Print once and end.")] = False,
+    server: ServerUrl = "",
+    state: State = None,
+    json: Json = False,
+) -> None:
+    """The fleet at a glance, as it changes."""
+    with connected(server, json, state) as client:
+        if json:
+            print_json(client.get("/v1/status", Status))
+            return
+        if once:
+            show(_glance(client))
+            return
+        with Live(_glance(client), auto_refresh=False, screen=True) as live:
+            while True:
+                time.sleep(1.0)
+                live.update(_glance(client), refresh=True)
+
+
+def _glance(client: Client) -> Table:
+    status = client.get("/v1/status", Status)
+    jobs = client.get("/v1/jobs", JobList, limit=30).jobs
+    states = ", ".join(f"{count} {name}" for name, count in status.nodes.items() if count)
+    head = Text(
+        f"phalanx {status.version}, epoch {status.epoch}, event {status.sequence}\n"
+        f"nodes: {states or 'none'}; GPUs: {status.free_gpus} of {status.gpus} free"
+    )
+    made = table("JOB", "NAME", "TEAM", "STATE", "GPUS", "STEP", "RAN", "WHY")
+    for job in jobs:
+        ran = span(job.ran_seconds)
+        add_row(made, job.id, job.name, job.team, job.state, job.gpus, job.step, ran, job.why.text)
+    notes = Text("\n".join(f"{when(n.time_ns)} {n.text}" for n in status.notices[-8:]))
+    whole = Table.grid()
+    whole.add_row(Group(head, "", made, "", notes))
+    return whole

@@ -1,0 +1,159 @@
+"""``phalanx ps|show|why|logs|cancel|scale``: what becomes of jobs."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import msgspec
+import typer
+
+from phalanx.cli.options import Json, print_json
+from phalanx.cli.remote import ServerUrl, State, add_row, connected, span, table, when
+from phalanx.cli.remote import show as show_table
+from phalanx.control.api_types import Done, JobDetail, JobList, JobOut, Replicas, Waits
+
+JobNumber = Annotated[int, typer.Argument(metavar="JOB", min=1, help="Number of the job.")]
+
+ps, show, why, logs, cancel, scale = (typer.Typer() for _ in range(6))
+
+
+@ps.command()
+def list_jobs(
+    everything: Annotated[bool, typer.Option("--all", "-a", help="Also those that ended.")] = False,
+    server: ServerUrl = "",
+    state: State = None,
+    json: Json = False,
+) -> None:
+    """List jobs: those that wait or run, or all."""
+    found: list[JobOut] = []
+    with connected(server, json, state) as client:
+        after = -1
+        while after:
+            wanted = "all" if everything else "live"
+            page = client.get("/v1/jobs", JobList, state=wanted, after=max(after, 0), limit=1000)
+            found += page.jobs
+            after = page.next_after
+    if json:
+        print_json({"jobs": found})
+        return
+    if not found:
+        print("no jobs" if everything else "no jobs wait or run (--all: also those that ended)")
+        return
+    made = table("JOB", "NAME", "TEAM", "STATE", "GPUS", "STEP", "RAN", "WHY")
+    for job in found:
+        steps = f"{job.step}/{job.steps}" if job.steps else job.step
+        ran = span(job.ran_seconds)
+        add_row(made, job.id, job.name, job.team, job.state, job.gpus, steps, ran, job.why.text)
+    show_table(made)
+
+
+@show.command()
+def show_job(
+    job: JobNumber, server: ServerUrl = "", state: State = None, json: Json = False
+) -> None:
+    """Show a job: its state, where it runs, how far it is."""
+    with connected(server, json, state) as client:
+        found = client.get(f"/v1/jobs/{job}", JobDetail)
+    if json:
+        print_json(found)
+        return
+    known = found.job
+    lines = {
+        "job": f"{known.id} {known.name}",
+        "owner": f"{known.user or '?'} of team {known.team}",
+        "state": f"{known.state}: {known.why.text}",
+        "gang": f"{known.replicas} replicas, {known.gpus} GPUs, generation {known.generation}"
+        + (f", {known.phase}" if known.phase else ""),
+        "step": f"{known.step}"
+        + (f" of {known.steps}" if known.steps else "")
+        + f" ({known.committed} in memory, {known.durable} durable)",
+        "step time": f"{known.step_seconds:.3f} s" if known.step_seconds else "not measured yet",
+        "times": f"submitted {when(known.submitted_ns)}, started {when(known.started_ns) or '-'}, "
+        f"ended {when(known.ended_ns) or '-'}, ran {span(known.ran_seconds)}",
+        "used": f"{found.used_gpu_hours:.2f} GPU-hours",
+        "nodes": ", ".join(known.nodes) or "none",
+        "spares": ", ".join(known.spares) or "none",
+        "failures": "; ".join(found.evidence) or "none",
+    }
+    for name, text in lines.items():
+        print(f"{name + ':':<11}{text}")
+    print("submission:")
+    print(msgspec.json.format(bytes(found.spec), indent=2).decode())
+
+
+@why.command()
+def why_job(
+    job: JobNumber, server: ServerUrl = "", state: State = None, json: Json = False
+) -> None:
+    """Say why a job is where it is and, while it waits, for what."""
+    with connected(server, json, state) as client:
+        found = client.get(f"/v1/jobs/{job}/why", Waits)
+    if json:
+        print_json(found)
+        return
+    print(f"job {job} is {found.state}: {found.why.text}")
+    if found.waits_for is not None:
+        start = when(found.estimated_start_ns) if found.estimated_start_ns else "nobody can say"
+        print(f"it waits: {found.waits_for.text}; estimated start: {start}")
+        parts = ", ".join(f"{name} {value}" for name, value in found.priority.items())
+        print(f"priority {sum(found.priority.values())}: {parts}")
+    for each in found.history:
+        print(f"  {each.text}")
+
+
+@logs.command()
+def read_logs(
+    job: JobNumber,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as they grow.")] = False,
+    rank: Annotated[
+        int, typer.Option(min=-1, help="One rank; -1: all ranks of the first node.")
+    ] = -1,
+    tail_kb: Annotated[int, typer.Option(min=0, max=16384, help="KiB from the end.")] = 64,
+    server: ServerUrl = "",
+    state: State = None,
+) -> None:
+    """Show what a job's ranks print."""
+    with connected(server, False, state) as client:
+        pieces = client.stream(
+            f"/v1/jobs/{job}/logs", rank=rank, follow=follow, tail_bytes=tail_kb << 10
+        )
+        for piece in pieces:
+            sys.stdout.buffer.write(piece)
+            sys.stdout.buffer.flush()
+
+
+@cancel.command()
+def cancel_jobs(
+    jobs: Annotated[list[int], typer.Argument(metavar="JOB…", min=1, help="Numbers.")],
+    server: ServerUrl = "",
+    state: State = None,
+    json: Json = False,
+) -> None:
+    """End jobs at once."""
+    done = []
+    with connected(server, json, state) as client:
+        for job in jobs:
+            done.append(client.post(f"/v1/jobs/{job}/cancel", None, Done))
+            if not json:
+                print(f"job {job}: {done[-1].message}")
+    if json:
+        print_json({"cancelled": done})
+
+
+@scale.command()
+def scale_job(
+    job: JobNumber,
+    replicas: Annotated[int, typer.Argument(min=1, help="Replicas it should have.")],
+    server: ServerUrl = "",
+    state: State = None,
+    json: Json = False,
+) -> None:
+    """Give an elastic job another number of replicas."""
+    with connected(server, json, state) as client:
+        body = Replicas(replicas=replicas)
+        done = client.post(f"/v1/jobs/{job}/scale", body, Done)
+    if json:
+        print_json(done)
+    else:
+        print(f"job {job}: {done.message}")

@@ -1,0 +1,79 @@
+"""``phalanx up``: the server."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from phalanx.cli.options import refused_in_words
+from phalanx.cli.remote import State
+
+up = typer.Typer()
+
+
+@up.command()
+def start(
+    state: State = None,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; others than loopback want TLS.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free.")] = 7070,
+    store: Annotated[
+        str, typer.Option(help="postgresql://… for a pair of servers (default: SQLite).")
+    ] = "",
+    url: Annotated[str, typer.Option(help="Address that others reach this server by.")] = "",
+    policy: Annotated[
+        Path | None, typer.Option(help="TOML file of the site's policy (default: as it was).")
+    ] = None,
+    tls_cert: Annotated[Path | None, typer.Option(help="Certificate chain, PEM.")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="Its key, PEM.")] = None,
+) -> None:
+    """Start the server: controller, API and page on one port."""
+    from phalanx.control.client import default_state
+    from phalanx.control.policy_file import read_policy
+    from phalanx.control.run import StartError, serve
+    from phalanx.control.server import Options, Server
+
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
+    )
+    if (tls_cert is None) != (tls_key is None):
+        raise typer.BadParameter("give --tls-cert and --tls-key together")
+    if not _is_loopback(host) and tls_cert is None:
+        print(
+            f"warning: {host} is reachable by others and tokens travel in the clear: "
+            "give --tls-cert and --tls-key",
+            file=sys.stderr,
+        )
+    with refused_in_words():
+        options = Options(
+            state=state or default_state(),
+            host=host,
+            port=port,
+            store=store,
+            url=url,
+            policy=read_policy(policy) if policy else None,
+            tls_cert=tls_cert,
+            tls_key=tls_key,
+        )
+
+    def say(server: Server) -> None:
+        folder = server.options.state
+        print(f"server:     {server.url}", flush=True)
+        print(f"your token: {folder / 'admin.token'} (the command line finds it by itself)")
+        print(f"add a node: phalanx agent --join {server.url} (token in {folder / 'join.token'})")
+        print(f"look:       {server.url}/ in a browser, or `phalanx top`", flush=True)
+
+    try:
+        serve(options, say)
+    except StartError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise typer.Exit(1) from None
+
+
+def _is_loopback(host: str) -> bool:
+    return host in ("localhost", "::1") or host.startswith("127.")

@@ -1,0 +1,165 @@
+"""The HTTP client of the command line: finds the server, retries safely, explains refusals."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import ssl
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TypeVar
+from urllib.parse import urlencode, urlsplit
+
+import msgspec
+
+from phalanx.control.api_types import Failure
+from phalanx.control.server_file import ServerFile
+
+T = TypeVar("T")
+
+RETRY_SECONDS = 10.0  # a standby takes over within this time
+TIMEOUT_SECONDS = 30.0
+PIECE_BYTES = 65_536
+
+
+class ClientError(Exception):
+    """The server refused, or there is none. ``status`` 0: nothing answered."""
+
+    def __init__(self, message: str, status: int = 0, code: str = "unreachable") -> None:
+        super().__init__(message)
+        self.status, self.code = status, code
+
+
+def default_state() -> Path:
+    """The state folder of a server on this machine."""
+    return Path(os.environ.get("PHALANX_STATE") or Path.home() / ".phalanx" / "server")
+
+
+class Client:
+    """Speaks to a server, or to whichever of several leads."""
+
+    def __init__(self, server: str = "", state: Path | None = None) -> None:
+        self.state = state or default_state()
+        given = server or os.environ.get("PHALANX_SERVER", "")
+        self._urls = [url.strip().rstrip("/") for url in given.split(",") if url.strip()]
+        if not self._urls:
+            self._urls = [ServerFile.read(self.state).url] if ServerFile.there(self.state) else []
+        if not self._urls:
+            raise ClientError(
+                f"no server is known here ({self.state} has none): start one with `phalanx up`, "
+                "or name one with --server or PHALANX_SERVER"
+            )
+        self._token = self._find_token()
+        self._context: ssl.SSLContext | None = None
+        if any(url.startswith("https:") for url in self._urls):
+            self._context = ssl.create_default_context(cafile=os.environ.get("PHALANX_CA"))
+
+    def _find_token(self) -> str:
+        if token := os.environ.get("PHALANX_TOKEN"):
+            return token.strip()
+        path = Path(os.environ.get("PHALANX_TOKEN_FILE") or self.state / "admin.token")
+        try:
+            return path.read_text().strip()
+        except OSError as error:
+            raise ClientError(
+                f"no token: {path}: {error.strerror}; set PHALANX_TOKEN_FILE to a file that has "
+                "one (an administrator makes it with `phalanx token create`)"
+            ) from None
+
+    def get(self, path: str, kind: type[T], **query: object) -> T:
+        """Reads something."""
+        given = {name: str(value).lower() for name, value in query.items() if value is not None}
+        return self._call("GET", path + (f"?{urlencode(given)}" if given else ""), None, kind)
+
+    def post(self, path: str, body: object, kind: type[T]) -> T:
+        """Asks for something; retried with one key, it is done once."""
+        return self._call("POST", path, body, kind)
+
+    def put(self, path: str, body: object, kind: type[T]) -> T:
+        """Sets something."""
+        return self._call("PUT", path, body, kind)
+
+    def delete(self, path: str, kind: type[T]) -> T:
+        """Takes something away."""
+        return self._call("DELETE", path, None, kind)
+
+    def stream(self, path: str, **query: object) -> Iterator[bytes]:
+        """A text as it comes."""
+        given = {name: str(value).lower() for name, value in query.items() if value is not None}
+        connection, answer = self._open("GET", f"{path}?{urlencode(given)}", None, "", timeout=None)
+        try:
+            if answer.status != 200:
+                raise _refusal(answer.status, answer.read())
+            while piece := answer.read1(PIECE_BYTES):
+                yield piece
+        finally:
+            connection.close()
+
+    def _call(self, method: str, path: str, body: object, kind: type[T]) -> T:
+        key = uuid.uuid4().hex if method != "GET" else ""
+        data = None if body is None else msgspec.json.encode(body)
+        deadline = time.monotonic() + RETRY_SECONDS
+        while True:
+            try:
+                connection, answer = self._open(method, path, data, key, TIMEOUT_SECONDS)
+                try:
+                    text = answer.read()
+                finally:
+                    connection.close()
+                if answer.status < 300:
+                    return msgspec.json.decode(text, type=kind)
+                raise _refusal(answer.status, text)
+            except (OSError, http.client.HTTPException) as error:
+                problem = self._unreachable(error)
+                again = not isinstance(error, ConnectionRefusedError) or len(self._urls) > 1
+            except ClientError as error:
+                problem, again = error, error.status in (429, 503)
+            if not again or time.monotonic() > deadline:
+                raise problem from None
+            self._urls.append(self._urls.pop(0))
+            time.sleep(0.3)
+
+    def _open(
+        self, method: str, path: str, data: bytes | None, key: str, timeout: float | None
+    ) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
+        where = urlsplit(self._urls[0])
+        connection: http.client.HTTPConnection
+        if where.scheme == "https":
+            connection = http.client.HTTPSConnection(
+                where.hostname or "", where.port, timeout=timeout, context=self._context
+            )
+        elif where.scheme == "http":
+            connection = http.client.HTTPConnection(
+                where.hostname or "", where.port, timeout=timeout
+            )
+        else:
+            raise ClientError(f"{self._urls[0]!r} is no address of a server: use http://HOST:PORT")
+        headers = {"Authorization": f"Bearer {self._token}"}
+        if data is not None:
+            headers["Content-Type"] = "application/json"
+        if key:
+            headers["Idempotency-Key"] = key
+        connection.request(method, path, data, headers)
+        return connection, connection.getresponse()
+
+    def _unreachable(self, error: Exception) -> ClientError:
+        where = " or ".join(self._urls)
+        if isinstance(error, ssl.SSLCertVerificationError):
+            return ClientError(
+                f"{where}: its certificate is not trusted ({error.verify_message}): set PHALANX_CA "
+                "to the file of its authority"
+            )
+        return ClientError(
+            f"no server answers at {where} ({error}): start one with `phalanx up`, or name another "
+            "with --server or PHALANX_SERVER"
+        )
+
+
+def _refusal(status: int, text: bytes) -> ClientError:
+    try:
+        problem = msgspec.json.decode(text, type=Failure).error
+        return ClientError(problem.message, status, problem.code)
+    except msgspec.MsgspecError:
+        return ClientError(f"not a Phalanx server: it answered {status}", status, "not_phalanx")
