@@ -112,13 +112,16 @@ def read_logs(
     tail_kb: Annotated[int, typer.Option(min=0, max=16384, help="KiB from the end.")] = 64,
     server: ServerUrl = "",
     state: State = None,
+    json: Json = False,
 ) -> None:
     """Show what a job's ranks print."""
-    with connected(server, False, state) as client:
+    with connected(server, json, state) as client:
         pieces = client.stream(
             f"/v1/jobs/{job}/logs", rank=rank, follow=follow, tail_bytes=tail_kb << 10
         )
         for piece in pieces:
+            if json:  # one object a piece
+                piece = msgspec.json.encode({"text": piece.decode(errors="replace")}) + b"\n"
             sys.stdout.buffer.write(piece)
             sys.stdout.buffer.flush()
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import logging
 import sys
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from phalanx.cli.options import refused_in_words
+from phalanx.cli.options import Json, print_json, refused_in_words
 from phalanx.cli.remote import State
+
+if TYPE_CHECKING:
+    from phalanx.control.server import Server
 
 up = typer.Typer()
 
@@ -31,12 +35,13 @@ def start(
     ] = None,
     tls_cert: Annotated[Path | None, typer.Option(help="Certificate chain, PEM.")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="Its key, PEM.")] = None,
+    json: Json = False,
 ) -> None:
     """Start the server: controller, API and page on one port."""
     from phalanx.control.client import default_state
     from phalanx.control.policy_file import read_policy
     from phalanx.control.run import StartError, serve
-    from phalanx.control.server import Options, Server
+    from phalanx.control.server import Options
 
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
@@ -49,7 +54,7 @@ def start(
             "give --tls-cert and --tls-key",
             file=sys.stderr,
         )
-    with refused_in_words():
+    with refused_in_words(json):
         options = Options(
             state=state or default_state(),
             host=host,
@@ -61,18 +66,23 @@ def start(
             tls_key=tls_key,
         )
 
-    def say(server: Server) -> None:
-        folder = server.options.state
-        print(f"server:     {server.url}", flush=True)
-        print(f"your token: {folder / 'admin.token'} (the command line finds it by itself)")
-        print(f"add a node: phalanx agent --join {server.url} (token in {folder / 'join.token'})")
-        print(f"look:       {server.url}/ in a browser, or `phalanx top`", flush=True)
-
     try:
-        serve(options, say)
+        serve(options, partial(_say, json))
     except StartError as error:
         print(f"error: {error}", file=sys.stderr)
         raise typer.Exit(1) from None
+
+
+def _say(json: bool, server: Server) -> None:
+    admin, join = (server.options.state / name for name in ("admin.token", "join.token"))
+    if json:
+        print_json({"url": server.url, "admin_token": str(admin), "join_token": str(join)})
+        sys.stdout.flush()
+        return
+    print(f"server:     {server.url}")
+    print(f"your token: {admin} (the command line finds it by itself)")
+    print(f"add a node: phalanx agent --join {server.url} (token in {join})")
+    print(f"look:       {server.url}/ in a browser, or `phalanx top`", flush=True)
 
 
 def _is_loopback(host: str) -> bool:

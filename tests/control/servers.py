@@ -294,10 +294,10 @@ class PlayedAgent:
                     for rank in ranks
                 ]
             case WorkerDrain(job=job, generation=generation):
-                left = []
-                for rank in self._ranks(job):
-                    left.append(WorkerLeft(job=job, generation=generation, rank=rank, step=1))
-                return left
+                return [
+                    WorkerLeft(job=job, generation=generation, rank=rank, step=1)
+                    for rank in self._ranks(job)
+                ]
             case RunCheck(check=check, command=command):
                 return [CheckDone(check=check, passed=True, command=command)]
         return []
