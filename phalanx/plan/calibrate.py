@@ -64,7 +64,7 @@ class Calibration(Struct, frozen=True, kw_only=True):
 
 def calibrate(path: Path) -> Calibration:
     """Fit the constants to a CSV of runs, validated by leaving out one project at a time."""
-    runs, _ = read_runs(path)
+    runs, _ = read_runs(path, assume=True)
     return calibrate_runs([run for run in runs if run.seconds is not None])
 
 

@@ -15,13 +15,17 @@ from typing import Any
 
 from msgspec import Struct, structs
 
-from phalanx.config import LatentAttention, Model, Moe
+from phalanx.config import ConfigError, LatentAttention, Model, Moe
 from phalanx.hardware import Cluster, ClusterFile, gpus_by_key, make_cluster
+from phalanx.plan.columns import tidy
 from phalanx.plan.counts import flops_per_token, parameters
 from phalanx.plan.traits import Traits, traits_of
 from phalanx.plan.workload import Mapping, Precision, Recompute, Software, Workload
 
 GB = 2.0**30
+LARGEST = 10**9
+LONG_SEQUENCE = 16384  # tokens; nobody puts two such samples into one micro-batch by choice
+USUAL_VOCAB = 51200
 
 
 class Run(Struct, frozen=True, kw_only=True):
@@ -57,25 +61,37 @@ class _RefusedError(Exception):
     """Why a row is skipped."""
 
 
-def read_runs(path: Path) -> tuple[list[Run], list[Skipped]]:
-    """All comparable runs of a CSV file, and the others with reasons."""
-    with path.open(newline="", encoding="utf-8") as lines:
-        return parse_runs(csv.DictReader(lines))
+def read_runs(path: Path, *, assume: bool = False) -> tuple[list[Run], list[Skipped]]:
+    """All comparable runs of a CSV file, and the others with reasons.
+
+    ``assume``: also runs that do not give their micro-batch, where it can only have been one.
+    """
+    with path.open(newline="", encoding="utf-8-sig") as lines:
+        return parse_runs(csv.DictReader(lines), assume=assume)
 
 
-def parse_runs(rows: Iterable[dict[str, str]]) -> tuple[list[Run], list[Skipped]]:
+def parse_runs(
+    rows: Iterable[dict[str, str]], *, assume: bool = False
+) -> tuple[list[Run], list[Skipped]]:
     """Runs of parsed rows, and the skipped ones with reasons."""
     runs, skipped = [], []
-    for number, row in enumerate(rows, start=2):
+    for number, row in enumerate(tidy(rows), start=2):
         try:
-            runs.append(_run(number, {key: (value or "").strip() for key, value in row.items()}))
+            runs.append(_run(number, row, assume))
         except _RefusedError as refused:
             skipped.append(Skipped(number, str(refused)))
+        except ConfigError as error:
+            skipped.append(Skipped(number, str(error)))
     return runs, skipped
 
 
-def _run(number: int, row: dict[str, str]) -> Run:
+def _run(number: int, row: dict[str, str], assume: bool) -> Run:
     traits = traits_of(row)
+    if assume and not row.get("microbatch") and _integer(row, "seq", 1) >= LONG_SEQUENCE:
+        row = row | {"microbatch": "1"}
+        complete = False
+    else:
+        complete = all(row.get(key) for key in ("tp", "pp", "microbatch", "global_batch"))
     if traits.refuse:
         raise _RefusedError(traits.refuse)
     gpus = _integer(row, "num_gpus")
@@ -90,14 +106,15 @@ def _run(number: int, row: dict[str, str]) -> Run:
     workload = Workload(
         model=model,
         sequence=_integer(row, "seq"),
-        global_batch=_integer(row, "global_batch"),
+        global_batch=_global_batch(row, mapping),
         routing_skew=traits.routing_skew,
         trains=traits.trains,
     )
     memory_text = row.get("mem_gb", "").upper()
-    oom = memory_text == "OOM"
+    oom = "OOM" in memory_text or "OUT OF MEMORY" in memory_text
     seconds = _seconds(row, workload, mapping, cluster, traits, gpus)
-    memory_bytes = float(memory_text) * GB if memory_text and not oom else None
+    memory = None if oom else _number(row, "mem_gb")
+    memory_bytes = memory * GB if memory is not None else None
     if seconds is None and memory_bytes is None and not oom:
         raise _RefusedError("no time, rate or memory was measured")
     return Run(
@@ -111,7 +128,7 @@ def _run(number: int, row: dict[str, str]) -> Run:
         seconds=seconds,
         memory_bytes=memory_bytes,
         out_of_memory=oom,
-        complete=all(row.get(key) for key in ("tp", "pp", "microbatch", "global_batch")),
+        complete=complete,
         recompute_known=bool(row.get("recompute")),
     )
 
@@ -122,24 +139,41 @@ def _integer(row: dict[str, str], key: str, default: int | None = None) -> int:
         if default is None:
             raise _RefusedError(f"{key} is missing")
         return default
-    match = re.fullmatch(r"~?(\d+(?:\.\d+)?)([kKmM]?)", text)
+    match = re.fullmatch(r"[~≈]?(\d[\d,_]*(?:\.\d+)?)\s*([kKmM]?)", text)
     if match is None:
         raise _RefusedError(f"{key} = {text!r} is not a number")
-    scale = {"": 1, "k": 1000, "m": 1_000_000}[match[2].lower()]
-    value = round(float(match[1]) * scale)
-    if value < 1:
-        raise _RefusedError(f"{key} = {text!r} must be at least 1")
+    thousand = 1024 if key == "seq" else 1000
+    scale = {"": 1, "k": thousand, "m": thousand**2}[match[2].lower()]
+    value = round(float(re.sub("[,_]", "", match[1])) * scale)
+    if not 1 <= value <= LARGEST:
+        raise _RefusedError(f"{key} = {text!r} must be 1 to {LARGEST:,}")
     return value
 
 
+def _global_batch(row: dict[str, str], mapping: Mapping) -> int:
+    """Samples in a step; a batch in tokens (4M) is brought to samples.
+
+    Where the stated batch does not come out even over the replicas (sources round, and quote
+    GPUs that did not all take part), the nearest that does was run.
+    """
+    samples: float = _integer(row, "global_batch")
+    if re.search(r"[mM]|tok", row["global_batch"]):
+        samples = samples / _integer(row, "seq")
+    unit = mapping.data * mapping.micro_batch
+    return max(1, round(samples / unit)) * unit
+
+
 def _number(row: dict[str, str], key: str) -> float | None:
-    try:
-        value = float(row.get(key, "") or "nan")
-    except ValueError:
-        raise _RefusedError(f"{key} = {row[key]!r} is not a number") from None
-    if value <= 0:
-        raise _RefusedError(f"{key} = {row[key]!r} must be positive")
-    return value if value == value else None
+    text = row.get(key, "")
+    if not text:
+        return None
+    match = re.fullmatch(r"[~≈]?(-?\d[\d,]*(?:\.\d+)?(?:[eE][-+]?\d+)?)\s*(%|s|[GT]i?B)?", text)
+    if match is None:
+        raise _RefusedError(f"{key} = {text!r} is not a number")
+    value = float(match[1].replace(",", ""))
+    if not 0 < value < LARGEST:
+        raise _RefusedError(f"{key} = {text!r} must be positive")
+    return value
 
 
 def _mapping(row: dict[str, str], gpus: int) -> Mapping:
@@ -152,10 +186,13 @@ def _mapping(row: dict[str, str], gpus: int) -> Mapping:
     data = gpus // (tensor * pipeline * context)  # a few sources misprint their own
     if not row.get("microbatch"):
         raise _RefusedError("microbatch is missing")
-    stages = row.get("vpp", "").lstrip(">")
-    virtual = 2 if row.get("vpp", "").startswith(">") else int(stages or 1)
+    stages = row.get("vpp", "").lower()
+    virtual = 2 if stages.startswith(">") else 1
+    if not stages.startswith(">") and stages not in ("none", "no"):
+        virtual = _integer(row, "vpp", 1)
     if pipeline == 1:
         virtual = 1
+    dual = "dualpipe" in row.get("notes", "").lower() and pipeline > 1 and virtual == 1
     return Mapping(
         tensor=tensor,
         pipeline=pipeline,
@@ -165,26 +202,31 @@ def _mapping(row: dict[str, str], gpus: int) -> Mapping:
         zero=_zero(row.get("zero_fsdp", "")),
         micro_batch=_integer(row, "microbatch"),
         recompute=_recompute(row.get("recompute", "")),
-        schedule="interleaved" if virtual > 1 else "1f1b",
-        virtual_stages=virtual,
+        schedule="dualpipe" if dual else "interleaved" if virtual > 1 else "1f1b",
+        virtual_stages=2 if dual else virtual,
         precision=_precision(row.get("precision", "")),
     )
 
 
 def _zero(text: str) -> int:
     text = text.lower()
-    if "grad_op" in text or "zero-2" in text:
+    level = re.search(r"(?:zero|stage)[-_ ]*([0-3])\b", text) or re.fullmatch(
+        r"([0-3])(?:\.0)?", text
+    )
+    if level:
+        return int(level[1])
+    if "grad_op" in text:
         return 2
-    if "fsdp" in text or "full_shard" in text or "zero-3" in text:
+    if "fsdp" in text or "shard" in text:
         return 3
-    return 1 if "distopt" in text or "zero-1" in text else 0
+    return 1 if "dist" in text else 0
 
 
 def _recompute(text: str) -> Recompute:
     text = text.lower()
-    if text.startswith("full"):
+    if text.startswith(("full", "uniform", "block", "yes", "true", "all")):
         return "full"
-    return "none" if text in ("", "none") else "selective"
+    return "none" if text in ("", "none", "no", "false", "off", "0") else "selective"
 
 
 def _precision(text: str) -> Precision:
@@ -194,18 +236,23 @@ def _precision(text: str) -> Precision:
     for name in ("nvfp4", "mxfp8", "fp8"):
         if name in text:
             return name
-    if "bf16" in text or not text:
+    if "bf16" in text or "bfloat16" in text or not text:
         return "bfloat16"
-    return "float16" if "fp16" in text else "float32"
+    return "float16" if "16" in text or "half" in text or "mixed" in text else "float32"
 
 
 def _model(row: dict[str, str], pipeline: int) -> Model:
     if not row.get("hidden") or not row.get("ffn"):
         raise _RefusedError("the model's shape is not given")
-    dim, vocab = _integer(row, "hidden"), _integer(row, "vocab")
+    dim, vocab = _integer(row, "hidden"), _integer(row, "vocab", USUAL_VOCAB)
     name = row.get("model", "").lower()
-    moe_text = re.search(r"moe(\d+)", row["ffn"])
-    dense_text = re.match(r"\d+", row["ffn"])
+    written = row["ffn"].replace(",", "").lower()
+    if _integer(row, "experts", 1) > 1 and "moe" not in written:
+        written = f"moe{written}"  # one width beside experts is theirs
+    moe_text = re.search(r"moe(\d+)", written)
+    dense_text = re.match(r"\d+", written)
+    if not moe_text and not dense_text:
+        raise _RefusedError(f"ffn = {row['ffn']!r} is not a number")
     ffn = int(dense_text[0]) if dense_text else int(moe_text[1]) if moe_text else 0
     heads = _integer(row, "heads", _usual_heads(dim))
     gated = moe_text is not None or ffn != 4 * dim or "llama" in name
@@ -217,7 +264,7 @@ def _model(row: dict[str, str], pipeline: int) -> Model:
         "mlp": "swiglu" if gated else "gelu",
     }
     if row.get("kv_heads", "").upper() == "MLA":
-        latent = LatentAttention()
+        latent = LatentAttention()  # DeepSeek-V3's ranks and widths
         wide = latent.content_head_dim + latent.rope_head_dim
         shape |= {"latent": latent, "kv_heads": heads, "head_dim": wide}
     else:
@@ -225,18 +272,18 @@ def _model(row: dict[str, str], pipeline: int) -> Model:
         shape |= {"kv_heads": _integer(row, "kv_heads", heads), "head_dim": wide}
     if moe_text is not None:
         shape["moe"] = _experts(row, int(moe_text[1]), dense_text is not None)
-    layers = int(row.get("layers") or _layers_from_size(name, dim, vocab, pipeline))
-    if row["vocab"].startswith("~"):
+    layers = _integer(row, "layers", 0) or _layers_from_size(name, dim, vocab, pipeline)
+    if row.get("vocab", "").startswith("~"):
         shape["vocab"] = _vocab_from_size(name, dim, vocab, layers)
     return Model(layers=layers, **shape)
 
 
 def _experts(row: dict[str, str], ffn: int, dense_first: bool) -> Moe:
     """DeepSeek's shape (a dense width beside the experts') has a shared expert as well."""
-    first = (3 if "deepseek" in row["model"].lower() else 1) if dense_first else 0
+    first = (3 if "deepseek" in row.get("model", "").lower() else 1) if dense_first else 0
     return Moe(
         experts=_integer(row, "experts"),
-        top_k=_integer(row, "topk"),
+        top_k=min(_integer(row, "topk"), _integer(row, "experts")),
         ffn=ffn,
         shared_experts=1 if dense_first else 0,
         shared_ffn=ffn if dense_first else 0,
@@ -292,19 +339,26 @@ def _cluster(row: dict[str, str], gpus: int) -> Cluster:
     return make_cluster(text, ClusterFile(**described))
 
 
+GPU_NAMES = "gb300|gb200|b300|b200|h800|h200|h100|a800|a100|v100|mi355x|mi300x|mi250x|tpu[- ]?v4"
+
+
 def _gpu_key(text: str) -> str | None:
-    known = gpus_by_key()
-    words = text.lower().split("(")[0].strip()
+    """The catalogue's key of a GPU, by its name and what is said about its board."""
+    words = text.lower()
+    match = re.search(rf"(?<![a-z])({GPU_NAMES})(?![0-9])", words)
+    if match is None:
+        return None
+    key = "tpu-v4" if match[1].startswith("tpu") else match[1]
     if "500w" in words:
-        return "h100-500w"
-    if words.startswith("v100"):
-        return "v100-450w" if "dgx-2h" in text.lower() else "v100"
-    parts = re.split(r"[-\s]", words)
-    for length in range(len(parts), 0, -1):
-        candidate = "-".join(parts[:length])
-        if candidate in known:
-            return candidate
-    return None
+        key += "-500w"
+    if "dgx-2h" in words:
+        key += "-450w"
+    if "pcie" in words:
+        key += "-pcie"
+    small = re.search(r"(?<![0-9])(40|16) ?gi?b?\b", words.split("(")[0])
+    if small:
+        key += f"-{small[1]}g"
+    return key if key in gpus_by_key() else match[1] if match[1] in gpus_by_key() else None
 
 
 def _seconds(

@@ -94,6 +94,9 @@ def traits_of(row: dict[str, str]) -> Traits:
             routing_skew=0.0 if balanced else 0.6,
             trains="adapters" if "lora" in source else "all",
         )
+    if "dualpipe" in notes:  # its two directions hide each other's exchange
+        software = replace(MEGATRON, overlap_expert=True)
+        return Traits(project=source.split("/")[0][:40], software=software)
     if "megatron" in source:
         return Traits(project="megatron", software=MEGATRON)
     old = re.match(r"(v100|a100|a800)", row.get("gpu", "").lower()) is not None
