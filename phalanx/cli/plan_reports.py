@@ -38,6 +38,8 @@ def print_check(report: CheckReport, every_row: bool) -> None:
     for name, errors in (*report.groups.items(), *report.by_source.items()):
         if name == next(iter(report.by_source), None):
             made.add_section()
+        if not errors.n:
+            continue
         row = _errors(structs.asdict(errors))
         made.add_row(escape(name), *row, f"{errors.coverage80:.0%}")
     out.print(made)

@@ -15,9 +15,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from phalanx.plan.collectives import (
+    Group,
     all_gather_seconds,
     all_reduce_seconds,
     all_to_all_seconds,
+    bus_bandwidth,
     group,
 )
 from phalanx.plan.grid import Floats, Grid
@@ -51,10 +53,22 @@ def block_exposed(
     return Exposed(tensor, forward_ring, expert), Exposed(tensor, backward_ring, expert)
 
 
-def left_over(seconds: Floats, compute: Floats, pricing: Pricing) -> Floats:
-    """What is left of communication that runs beside ``compute``, with its interference."""
+def left_over(
+    seconds: Floats, compute: Floats, pricing: Pricing, rate: Floats | float = 1.0
+) -> Floats:
+    """What is left of communication that runs beside ``compute``, with its interference.
+
+    Moving bytes takes multiprocessors and memory from the compute beside it, the more the
+    faster they move: ``rate`` is that of the communication over the link's.
+    """
     hidden = np.minimum(seconds * pricing.constants.hidden, compute)
-    return seconds - hidden * (1 - pricing.constants.interference)
+    return seconds - hidden * (1 - pricing.constants.interference * rate)
+
+
+def _rate(ranks: Group, pricing: Pricing) -> Floats:
+    """Bandwidth of a large ring over the link's."""
+    bandwidth = bus_bandwidth(ranks, pricing.machine, pricing.constants)
+    return bandwidth / (pricing.machine.link_bandwidth * pricing.constants.link)
 
 
 def _tensor_seconds(split: Split, pricing: Pricing, *, moe: bool) -> Floats:
@@ -110,13 +124,19 @@ def gathered_block_seconds(
 ) -> Floats:
     """ZeRO 3: what a micro-batch waits for a block's weights and gradients."""
     ranks = group(shards, split.tensor, pricing.machine)
+    software = pricing.software
+    times, logarithmic = software.gathers_per_block, software.logarithmic_gathers
     rest = (ranks, pricing.machine, pricing.constants)
-    weights = all_gather_seconds(2 * held_elements, *rest)
-    gradients = all_gather_seconds(pricing.software.reduce_bytes * held_elements, *rest)
-    if not pricing.software.overlap_gradients:
+    each = held_elements / times
+    weights = times * all_gather_seconds(2 * each, *rest, logarithmic=logarithmic)
+    gradients = times * all_gather_seconds(
+        software.reduce_bytes * each, *rest, logarithmic=logarithmic
+    )
+    if not software.overlap_gradients:
         return 2 * weights + gradients
-    forward = left_over(weights, time.forward, pricing)
-    backward = left_over(weights + gradients, time.backward, pricing)
+    rate = _rate(ranks, pricing)
+    forward = left_over(weights, time.forward, pricing, rate)
+    backward = left_over(weights + gradients, time.backward, pricing, rate)
     return forward + backward
 
 
@@ -139,8 +159,9 @@ def reduced_seconds(
     sums = np.where(grid.zero == 0, whole, scattered)
     gathers = np.where(grid.zero == 0, 0.0, weights)
     if software.overlap_gradients:
-        sums = left_over(sums, backward, pricing)
-        gathers = left_over(gathers, forward, pricing)
+        rate = _rate(ranks, pricing)
+        sums = left_over(sums, backward, pricing, rate)
+        gathers = left_over(gathers, forward, pricing, rate)
     return np.where(grid.zero == 3, _copies_seconds(grid, held_elements, pricing), sums + gathers)
 
 

@@ -4,7 +4,7 @@ Each constant has a prior from data sheets and microbenchmarks and how far it ma
 (in log units). The fit is the most probable set of constants: Gauss-Newton on
 
     sum over runs  weight * ((log(predicted / measured) + offset of its project) / noise)^2
-    + sum over constants  shift^2  +  sum over projects  (offset / 0.07)^2
+    + sum over constants  shift^2  +  sum over projects  (offset / 0.05)^2
 
 with Huber weights against outliers. A project's software is a few percent faster or slower as a
 whole; its offset takes that up, so that a long table cannot pull the physics. Predictions are
@@ -30,7 +30,7 @@ from phalanx.plan.replay import Replay
 from phalanx.plan.uncertainty import Z80
 
 NOISE = 0.06
-OFFSET_WIDTH = 0.07
+OFFSET_WIDTH = 0.05
 HUBER = 1.5  # deviations beyond which a run counts linearly
 ROUNDS = 6
 STEP = 0.05  # of a prior's width, for derivatives

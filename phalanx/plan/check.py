@@ -33,7 +33,7 @@ class CheckedRow(Struct, frozen=True, kw_only=True):
 
 
 class Errors(Struct, frozen=True, kw_only=True):
-    """Errors of a group of runs, as fractions."""
+    """Errors of a group of runs, as fractions; NaN (in JSON null) where it has no runs."""
 
     n: int
     mape: float
@@ -93,7 +93,7 @@ def check_runs(
     projects = {row.project: [one for one in rows if one.project == row.project] for row in rows}
     readings = [_memory_row(run) for run in runs if run.memory_bytes or run.out_of_memory]
     return CheckReport(
-        groups={name: _errors(members) for name, members in groups.items() if members},
+        groups={name: _errors(members) for name, members in groups.items()},
         by_source={name: _errors(members) for name, members in sorted(projects.items())},
         rows=tuple(rows),
         memory=_memory_errors(readings) if readings else None,
@@ -127,6 +127,9 @@ def _checked(runs: Sequence[Run], constants: Constants) -> list[CheckedRow]:
 
 
 def _errors(rows: Sequence[CheckedRow]) -> Errors:
+    if not rows:
+        nothing = float("nan")
+        return Errors(n=0, mape=nothing, median=nothing, bias=nothing, coverage80=nothing)
     errors: Floats = np.array([row.error for row in rows])
     return Errors(
         n=len(rows),

@@ -60,14 +60,21 @@ def bus_bandwidth(ranks: Group, machine: Machine, constants: Constants) -> Float
 
 
 def all_gather_seconds(
-    nbytes: Floats, ranks: Group, machine: Machine, constants: Constants
+    nbytes: Floats,
+    ranks: Group,
+    machine: Machine,
+    constants: Constants,
+    *,
+    logarithmic: bool = True,
 ) -> Floats:
-    """All-gather to, or reduce-scatter from, ``nbytes`` on every rank."""
+    """All-gather to, or reduce-scatter from, ``nbytes`` on every rank; ``logarithmic``: PAT too."""
     n, domains = ranks.size, ranks.domains
     moved = nbytes * (n - 1) / n
     bandwidth = bus_bandwidth(ranks, machine, constants)
     inside_hops, outside_hops = n - domains, domains - 1
     ring = _best_protocol(moved, bandwidth, inside_hops, outside_hops, RING_LL, RING_SIMPLE)
+    if not logarithmic:
+        return np.where(n > 1, ring, 0.0)
     # PAT: logarithmic steps between domains, one rank of a domain a group (NCCL 2.23).
     steps = np.ceil(np.log2(np.maximum(domains, 1)))
     pat = _best_protocol(moved, bandwidth * PAT_SHARE, inside_hops, steps, RING_LL, RING_SIMPLE)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 # Column -> other spellings, in lower case without separators.
 SPELLINGS = {
@@ -57,7 +58,7 @@ SPELLINGS = {
 }
 # Column -> spellings whose numbers must be divided.
 MILLISECONDS = ("itertimems", "iterationtimems", "steptimems", "timeperstepms")
-BLANKS = ("", "nan", "n/a", "na", "null", "-", "--", "—", "–", "?", "unknown", "not given")
+BLANKS = ("", "nan", "n/a", "na", "null", "-", "--", "\u2014", "\u2013", "?", "unknown")
 _KNOWN = {
     re.sub(r"[^a-z0-9]", "", spelling): column
     for column, others in SPELLINGS.items()
@@ -65,7 +66,7 @@ _KNOWN = {
 } | dict.fromkeys(MILLISECONDS, "iter_time_s")
 
 
-def tidy(rows: Iterable[Mapping[str | None, object]]) -> Iterator[dict[str, str]]:
+def tidy(rows: Iterable[Mapping[Any, Any]]) -> Iterator[dict[str, str]]:
     """Rows with this project's column names and stripped values; blank is ""."""
     for row in rows:
         found: dict[str, str] = {}

@@ -24,6 +24,8 @@ from phalanx.plan.workload import Mapping, Precision, Recompute, Software, Workl
 
 GB = 2.0**30
 LARGEST = 10**9
+MOST = {"layers": 4096, "hidden": 2**18, "heads": 8192, "kv_heads": 8192, "experts": 2**16}
+MOST |= {"seq": 2**24, "num_gpus": 10**7, "vpp": 4096, "microbatch": 2**16, "topk": 1024}
 LONG_SEQUENCE = 16384  # tokens; nobody puts two such samples into one micro-batch by choice
 USUAL_VOCAB = 51200
 
@@ -145,8 +147,9 @@ def _integer(row: dict[str, str], key: str, default: int | None = None) -> int:
     thousand = 1024 if key == "seq" else 1000
     scale = {"": 1, "k": thousand, "m": thousand**2}[match[2].lower()]
     value = round(float(re.sub("[,_]", "", match[1])) * scale)
-    if not 1 <= value <= LARGEST:
-        raise _RefusedError(f"{key} = {text!r} must be 1 to {LARGEST:,}")
+    most = MOST.get(key, LARGEST)
+    if not 1 <= value <= most:
+        raise _RefusedError(f"{key} = {text!r} must be 1 to {most:,}")
     return value
 
 
@@ -268,8 +271,8 @@ def _model(row: dict[str, str], pipeline: int) -> Model:
         wide = latent.content_head_dim + latent.rope_head_dim
         shape |= {"latent": latent, "kv_heads": heads, "head_dim": wide}
     else:
-        wide = 128 if name.startswith("qwen3") else 64 if dim % heads else dim // heads
-        shape |= {"kv_heads": _integer(row, "kv_heads", heads), "head_dim": wide}
+        shape |= {"kv_heads": _integer(row, "kv_heads", heads)}
+        shape |= {"head_dim": 128 if name.startswith("qwen3") else _usual_width(dim, heads)}
     if moe_text is not None:
         shape["moe"] = _experts(row, int(moe_text[1]), dense_text is not None)
     layers = _integer(row, "layers", 0) or _layers_from_size(name, dim, vocab, pipeline)
@@ -291,6 +294,12 @@ def _experts(row: dict[str, str], ffn: int, dense_first: bool) -> Moe:
     )
 
 
+def _usual_width(dim: int, heads: int) -> int:
+    """Width of a head: the model's share, unless that cannot be rotated in pairs."""
+    share, rest = divmod(dim, heads)
+    return 64 if rest or share % 2 else share
+
+
 def _usual_heads(dim: int) -> int:
     """Heads of the width nearest to 128 that divides the model's."""
     counts = [n for n in range(1, dim + 1) if dim % n == 0 and n % 8 == 0] or [1]
@@ -303,6 +312,8 @@ def _layers_from_size(name: str, dim: int, vocab: int, pipeline: int) -> int:
     if match is None:
         raise _RefusedError("layers is missing")
     layers = (float(match[1]) * 1e9 - vocab * dim) / (12 * dim**2)
+    if not 0 < layers <= MOST["layers"]:
+        raise _RefusedError(f"layers is missing, and {name!r} of width {dim} does not say it")
     return max(1, round(layers / pipeline)) * pipeline
 
 

@@ -76,6 +76,8 @@ class Software(Struct, frozen=True, kw_only=True):
     sequence_parallel: bool = True  # the tensor axis also splits what lies between the matmuls
     keeps_gathered: bool = True  # what is gathered for a branch stays for backward, whole
     routed_copies: int = 2  # of routed tokens that stay: as they arrive, and as they return
+    gathers_per_block: int = 1  # ZeRO 3: collectives for a block's weights; one a parameter: 12
+    logarithmic_gathers: bool = True  # all-gathers in log n steps (PAT), where rings are too long
     overlap_gradients: bool = True  # gradients (and gathered weights) travel during compute
     overlap_tensor: bool = False  # gathers of the tensor axis run beside their matmuls
     overlap_pipeline: bool = True  # sends between stages run beside compute
