@@ -91,6 +91,7 @@ class Local(Struct, kw_only=True):
     previous: int = -1
     ward: int = -1
     ward_previous: int = -1
+    kept_generation: int = 0
     reached: int = 0
     reached_ns: int = 0
     durable: int = 0
@@ -300,6 +301,7 @@ class Agent:
             previous=local.previous,
             ward=local.ward,
             ward_previous=local.ward_previous,
+            kept_generation=local.kept_generation,
             reached=local.reached,
             reached_ns=local.reached_ns,
         )
@@ -352,6 +354,7 @@ class Agent:
         local.phase = "running"
         local.committed, local.previous = fact.step, -1
         local.ward, local.ward_previous = fact.step, -1
+        local.kept_generation = fact.generation
         local.reached, local.reached_ns = fact.step, 0
         local.unsaid = None
         ready = Ready(node=self.node, job=fact.job, generation=fact.generation, step=fact.step)
@@ -427,6 +430,7 @@ class Agent:
         """A worker outlived the agent before this one."""
         local = self.jobs.setdefault(fact.job, Local(ranks={}))
         local.generation, local.phase = fact.generation, "running"
+        local.kept_generation = fact.generation
         local.ranks[fact.rank] = Rank(
             up=True, restored=True, step=fact.step, committed=fact.committed
         )

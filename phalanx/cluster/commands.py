@@ -36,6 +36,7 @@ class Form(Order, frozen=True, tag=True):
     slot_gpus: int = 0
     store: int = 0  # node that hosts the rendezvous
     wards: dict[int, int] = {}  # lost slot of the last generation: node that keeps its snapshot
+    kept_generation: int = 0  # whose snapshots the wards are
     buddy_shift: int = 0  # slot i's snapshots are kept by slot (i + shift) % slots; 0: by nobody
     deadline_ns: int = 0  # until all have joined
     micro_batches: tuple[int, ...] = ()  # by replica, where they are unequal

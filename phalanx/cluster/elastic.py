@@ -11,9 +11,15 @@ from phalanx.cluster.fleet import NodeState
 from phalanx.cluster.gangs import form, gang_of, stop_on
 from phalanx.cluster.job import Job, Placement
 from phalanx.cluster.ladder import horizon_ns
-from phalanx.cluster.layout import column_replicas, column_slots, grid, with_column, without_columns
+from phalanx.cluster.layout import (
+    column_replicas,
+    column_slots,
+    grid,
+    with_columns,
+    without_columns,
+)
 from phalanx.cluster.lifecycle import held_gpus, known, spare_gpus
-from phalanx.cluster.placement import Refusal, Request, place, request_of, spare_nodes
+from phalanx.cluster.placement import Refusal, place, request_of, spare_nodes
 from phalanx.cluster.reasons import Reason, reason, sentences
 from phalanx.cluster.recovery import occupy
 
@@ -91,29 +97,42 @@ def grow(ctx: Context, job: Job, replicas: int) -> None:
         return
     stages, _, wide = grid(shape, placement.replicas)
     needed = stages * wide
-    wanted = (replicas - placement.replicas) // together
-    nodes: tuple[int, ...] | None = ()
-    while wanted > 0:
-        nodes = _nodes_for(ctx, job, wanted * needed)
-        if nodes is not None:
-            break
-        wanted -= 1
-    if wanted <= 0 or nodes is None or not _pays(ctx, job, wanted * needed):
+    columns, nodes = _most_columns(ctx, job, (replicas - placement.replicas) // together, needed)
+    if not columns or not _pays(ctx, job, columns * needed):
         return
     ctx.ledger.fail(job.id, "resize")
-    kept, masks = placement.nodes, placement.gpus
-    count = placement.replicas
-    for column in range(wanted):
-        added = nodes[column * needed : (column + 1) * needed]
-        taken = [occupy(ctx, job, node) for node in added]
-        kept = with_column(kept, shape, count, added)
-        masks = with_column(masks, shape, count, taken) if masks else ()
-        count += together
-    spares = tuple(node for node in placement.spares if node not in nodes)
+    taken = [occupy(ctx, job, node) for node in nodes]
+    old = placement.replicas
+    masks = placement.gpus or (0,) * len(placement.nodes)  # 0: the whole node
+    whole = not placement.gpus and not any(_shared(ctx, node) for node in nodes)
     job.placement = Placement(
-        kept, masks, spares, count, placement.cost_ns, reason("grow", added=wanted * together)
+        with_columns(placement.nodes, shape, old, nodes),
+        () if whole else with_columns(masks, shape, old, taken),
+        tuple(node for node in placement.spares if node not in nodes),
+        old + columns * together,
+        placement.cost_ns,
+        reason("grow", added=columns * together),
     )
     _reform(ctx, job, job.placement.reason)
+
+
+def _shared(ctx: Context, node: int) -> bool:
+    held = ctx.fleet.held[node]
+    return sum(part.gpus.bit_count() for part in held.values()) < ctx.fleet.nodes[node].gpus
+
+
+def _most_columns(ctx: Context, job: Job, wanted: int, needed: int) -> tuple[int, tuple[int, ...]]:
+    """The most columns, up to some, that there are nodes for, and these nodes by slot."""
+    least = 0
+    best: tuple[int, ...] = ()
+    while least < wanted:
+        middle = (least + wanted + 1) // 2
+        nodes = _nodes_for(ctx, job, middle, needed)
+        if nodes is None:
+            wanted = middle - 1
+        else:
+            least, best = middle, nodes
+    return least, best
 
 
 def _reform(ctx: Context, job: Job, why: Reason) -> None:
@@ -125,28 +144,40 @@ def _reform(ctx: Context, job: Job, why: Reason) -> None:
     form(ctx, job, why)
 
 
-def _nodes_for(ctx: Context, job: Job, count: int) -> tuple[int, ...] | None:
-    """Nodes for more slots of a job: its spares, then free ones; None: not enough."""
+def _nodes_for(ctx: Context, job: Job, columns: int, needed: int) -> tuple[int, ...] | None:
+    """Nodes by slot for more columns of a job: its spares, then free ones; None: not enough."""
     assert job.placement is not None
-    own = job.placement.spares[:count]
-    base = request_of(job)
-    # Each slot by itself: where the columns of a gang grow, any free node will do.
-    flat = structs.replace(
-        base.shape, replicas=count, tensor=max(1, base.shape.slot_gpus), context=1, pipeline=1
-    )
-    rest = count - len(own)
+    base = request_of(job, 0, ctx.policy)
+    if base.shape.tensor * base.shape.context > max(1, base.shape.slot_gpus):
+        # A tensor group of several nodes must stand in one domain: placed as a gang of its own.
+        together = column_replicas(base.shape, job.placement.replicas)
+        whole = structs.replace(base, replicas=columns * together, spares=0)
+        found = place(ctx.fleet, whole)
+        return None if isinstance(found, Refusal) else found.nodes
+    own = job.placement.spares[: columns * needed]
+    rest = columns * needed - len(own)
     if not rest:
         return own
-    request = Request(
-        job=job.id,
-        shape=flat,
-        replicas=rest,
-        constraint=base.constraint,
-        partition=base.partition,
-        avoid=job.placement.nodes,
+    free = _free_nodes(ctx, job, rest, whole=False)
+    return None if free is None else (*own, *free)
+
+
+def _free_nodes(ctx: Context, job: Job, count: int, *, whole: bool) -> tuple[int, ...] | None:
+    """So many free nodes on which a slot of a job could stand; None: there are fewer."""
+    base = request_of(job, 0, ctx.policy)
+    flat = structs.replace(
+        base.shape,
+        replicas=count,
+        tensor=max(1, base.shape.slot_gpus),
+        context=1,
+        pipeline=1,
+        whole_nodes=whole or base.shape.whole_nodes,
+        traffic=(),
     )
+    assert job.placement is not None
+    request = structs.replace(base, shape=flat, replicas=count, spares=0, avoid=job.placement.nodes)
     found = place(ctx.fleet, request)
-    return None if isinstance(found, Refusal) else (*own, *found.nodes)
+    return None if isinstance(found, Refusal) else found.nodes
 
 
 def _pays(ctx: Context, job: Job, added_nodes: int) -> bool:
@@ -176,25 +207,20 @@ def use_capacity(ctx: Context) -> None:
 
 
 def fill_spares(ctx: Context, job: Job) -> None:
-    """Gives a job free nodes until it has the spares it asked for."""
+    """Gives a job idle nodes until it has the spares it asked for."""
     placement = job.placement
     assert placement is not None
     missing = job.spec.spares - len(placement.spares)
-    while missing > 0:
-        request = request_of(job)
-        flat = structs.replace(
-            request.shape, tensor=max(1, request.shape.slot_gpus), context=1, pipeline=1
-        )
-        found = place(ctx.fleet, structs.replace(request, shape=flat, replicas=missing, spares=0))
-        if not isinstance(found, Refusal):
-            break
+    found = None
+    while missing > 0 and found is None:
+        found = _free_nodes(ctx, job, missing, whole=True)
         missing -= 1
-    if missing <= 0 or isinstance(found, Refusal):
+    if not found:
         return
-    for node in found.nodes:
+    for node in found:
         why = reason("spare_of_job", job=job.id)
         ctx.fleet.set_state(node, NodeState.SPARE, ctx.now_ns, why, spare_for=job.id)
-    job.placement = structs.replace(placement, spares=(*placement.spares, *found.nodes))
+    job.placement = structs.replace(placement, spares=(*placement.spares, *found))
     account = ctx.ledger.accounts[job.id]
     ctx.ledger.resize(job.id, account.gpus, spare_gpus(ctx, job.placement))
 

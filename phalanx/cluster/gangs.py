@@ -92,6 +92,7 @@ def form_order(ctx: Context, job: Job) -> Form:
         slot_gpus=job.spec.gang.slot_gpus,
         store=placement.nodes[0],
         wards=wards(gang),
+        kept_generation=gang.kept_generation,
         buddy_shift=buddy_shift(ctx.fleet, placement.nodes),
         deadline_ns=gang.deadline_ns,
         micro_batches=gang.micro_batches,
@@ -133,12 +134,25 @@ def on_joined(ctx: Context, fact: GangJoined) -> None:
     lost = [node for node in fact.empty if node in gang.keepers]
     for node in lost:
         gang.lost[node] = "empty"
-    # A generation that was ordered to restore may have run, even if nobody heard it say so: then
-    # its nodes hold the newest snapshots, whatever the last one that was heard of left behind.
-    assert job.placement is not None
-    ran = gang.tried == job.placement.nodes and not fact.empty
-    gang.memory_step = fact.step if fact.step >= 0 and (ran or in_memory(gang)) else -1
+    gang.memory_step = fact.step if _whole(job, fact) else -1
     restore(ctx, job)
+
+
+def _whole(job: Job, fact: GangJoined) -> bool:
+    """Whether the step that the nodes report is in memory for every slot.
+
+    A generation that was told to restore may have run, even if nobody heard it say so. Then its
+    nodes hold the newest snapshots, and what is known of earlier ones counts no more.
+    """
+    gang, placement = gang_of(job), job.placement
+    assert placement is not None
+    if fact.step < 0:
+        return False
+    unheard = fact.kept_to > gang.kept_generation
+    same = gang.tried == placement.nodes and not fact.empty
+    if same and (fact.kept_from > gang.kept_generation or gang.keepers in ((), gang.tried)):
+        return True
+    return not unheard and in_memory(gang)
 
 
 def restore(ctx: Context, job: Job) -> None:
@@ -216,11 +230,12 @@ def on_ready(ctx: Context, fact: GangReady) -> bool:
     assert placement is not None
     ctx.ledger.ready(job.id, fact.step)
     gang.phase, gang.since_ns, gang.attempts = "running", ctx.now_ns, 0
-    gang.keepers = placement.nodes
+    gang.keepers, gang.kept_generation = placement.nodes, job.generation
     gang.buddy_shift = buddy_shift(ctx.fleet, placement.nodes)
     gang.lost, gang.refused, gang.rollback, gang.skip = {}, (), -1, (0, 0)
     gang.restored = fact.step
     job.committed = fact.step
+    job.step = max(job.step, fact.step)
     job.state = "running"
     return True
 

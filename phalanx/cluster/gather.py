@@ -57,6 +57,7 @@ class Expected(Struct):
     reported: int = -1
     reported_ns: int = 0
     restored: int = 0  # step that the gang was told to restore
+    kept_generation: int = 0  # whose snapshots the wards are
 
 
 class Gather:
@@ -96,7 +97,12 @@ class Gather:
             return
         nodes = dict.fromkeys(body.nodes)
         self.gangs[body.job] = Expected(
-            body.generation, "join", nodes, body.wards, body.deadline_ns
+            body.generation,
+            "join",
+            nodes,
+            body.wards,
+            body.deadline_ns,
+            kept_generation=body.kept_generation,
         )
 
     def running(self, job: int, generation: int, nodes: tuple[int, ...], now_ns: int) -> None:
@@ -177,9 +183,12 @@ class Gather:
     def _joined(self, job: int, gang: Expected, answers: list[Joined]) -> list[EventBody]:
         """The least committed step over ranks; lost slots count by what their buddies keep."""
         kept = {a.node: (a.committed, a.previous) for a in answers if a.committed >= 0}
+        made = [a.kept_generation for a in answers if a.committed >= 0]
         by_node = {a.node: a for a in answers}
         found = list(kept.values())
-        for node in gang.wards.values():
+        # A later generation ran unheard: what lost slots of an earlier one left is overwritten.
+        overtaken = bool(made) and min(made) > gang.kept_generation
+        for node in () if overtaken else gang.wards.values():
             buddy = by_node.get(node)
             found.append((buddy.ward, buddy.ward_previous) if buddy else (-1, -1))
         step = min((newest for newest, _ in found), default=-1)
@@ -203,7 +212,14 @@ class Gather:
                     at_ns=ended,
                 )
             )
-        joined = GangJoined(job=job, generation=gang.generation, step=step, empty=empty)
+        joined = GangJoined(
+            job=job,
+            generation=gang.generation,
+            step=step,
+            empty=empty,
+            kept_from=min(made, default=0),
+            kept_to=max(made, default=0),
+        )
         return [*events, joined]
 
     def _refused(self, message: Refused) -> list[EventBody]:

@@ -58,15 +58,16 @@ def without_columns(
     return tuple(value for slot, value in enumerate(values) if slot not in gone)
 
 
-def with_column(
+def with_columns(
     values: Sequence[int], shape: GangShape, replicas: int, added: Sequence[int]
 ) -> tuple[int, ...]:
-    """Values by slot with one more column behind the last; ``added`` by stage."""
+    """Values by slot with more columns behind the last; ``added`` by stage, then by column."""
     stages, columns, wide = grid(shape, replicas)
+    old, new = columns * wide, len(added) // stages
     found: list[int] = []
     for stage in range(stages):
-        found.extend(values[stage * columns * wide : (stage + 1) * columns * wide])
-        found.extend(added[stage * wide : (stage + 1) * wide])
+        found.extend(values[stage * old : (stage + 1) * old])
+        found.extend(added[stage * new : (stage + 1) * new])
     return tuple(found)
 
 

@@ -186,6 +186,7 @@ def end(ctx: Context, job: Job, state: JobState, why: Reason) -> None:
         ctx.queue.on_withdrawn(ctx.view, job)
     job.state, job.why, job.eligible = state, why, False
     job.ended_ns = ctx.now_ns
+    job.waiting_for = {}
     level: Level = "error" if state == "failed" else "info"
     ctx.notify(why, job=job.id, level=level)
     for other in dependencies.ended(ctx, job):

@@ -68,6 +68,7 @@ class Joined(Message, frozen=True, tag=True):
     previous: int = -1  # the one before it, still kept
     ward: int = -1  # newest committed step of the slot that this node is the buddy of
     ward_previous: int = -1
+    kept_generation: int = 0  # that made these snapshots
     reached: int = 0  # highest step completed here, in any generation
     reached_ns: int = 0
 

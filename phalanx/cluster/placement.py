@@ -119,7 +119,7 @@ def _placement(
     spares: tuple[int, ...] = ()
     if request.spares:
         left = np.setdiff1d(room_nodes, chosen)
-        left = left[columns.free_gpus[left] == columns.gpus[left]]
+        left = left[[not fleet.held[node] for node in left.tolist()]]
         if len(left) < request.spares:
             return Refusal(_no_room(request, len(chosen) + len(left)), ever=True)
         spares = _near(columns.pod, chosen, left, request.spares)

@@ -119,10 +119,12 @@ def reshape(ctx: Context, job: Job, option: Option, why: Reason) -> None:
     freed = _cut(job, option, nodes)
     for node in gone:
         ctx.fleet.release(job.id, node)
-    for _, node in option.incoming:
+    for slot, node in option.incoming:
         mask = occupy(ctx, job, node)
+        if not masks and mask.bit_count() < ctx.fleet.nodes[node].gpus:
+            masks = [0] * len(nodes)  # the others have their whole node
         if masks:
-            masks[nodes.index(node)] = mask
+            masks[slot] = mask
     spares = [n for n in placement.spares if n not in [node for _, node in option.incoming]]
     kept = tuple(nodes)
     if option.columns:

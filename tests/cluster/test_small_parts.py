@@ -11,7 +11,7 @@ from phalanx.cluster.layout import (
     column_of,
     column_replicas,
     column_slots,
-    with_column,
+    with_columns,
     without_columns,
 )
 from phalanx.cluster.liveness import Liveness
@@ -151,7 +151,7 @@ def test_a_column_cut_out_and_put_back_leaves_the_others_in_place(tensor):
     gone = [nodes[slot] for slot in column_slots(shape, 6, last)]
     rest = without_columns(nodes, shape, 6, [last])
     assert sorted((*rest, *gone)) == list(nodes)
-    assert with_column(rest, shape, 6 - together, gone) == nodes
+    assert with_columns(rest, shape, 6 - together, gone) == nodes
     for slot in column_slots(shape, 6, last):
         assert column_of(shape, 6, slot) == last
         assert 5 in shape.slot_replicas(slot, 6)
