@@ -26,7 +26,7 @@ WORDS = {
     "offload": "traffic to host memory or NVMe, and the update there",
     "bubble": "pipeline bubble",
     "optimizer": "optimizer step",
-    "host": "host work between steps",
+    "host": "host work, and what no term counts",
     "straggler": "waiting for the slowest rank",
 }
 WORK = ("matmul", "attention", "elementwise")
@@ -121,6 +121,9 @@ def _candidates(
                 does,
             ),
         )
+    if mapping.zero == 0 and cluster.fabric.in_network_reduction and mapping.data > 1:
+        does = structs.replace(software, in_network_reduction=True)
+        yield "software", "gradients summed by the switches", workload, mapping, cluster, does
     if mapping.expert > 1 and not software.overlap_expert:
         does = structs.replace(software, overlap_expert=True)
         yield "software", "expert all-to-all beside compute", workload, mapping, cluster, does

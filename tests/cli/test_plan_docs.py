@@ -21,7 +21,14 @@ COMMANDS = [
 ]
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+# A fit with its validation takes most of a minute.
+PARAMETERS = [
+    pytest.param(command, marks=pytest.mark.soak) if "calibrate" in command else command
+    for command in COMMANDS
+]
+
+
+@pytest.mark.parametrize("command", PARAMETERS)
 def test_an_example_of_the_page_runs(command: str, tmp_path: Path) -> None:
     words = shlex.split(command.replace("/tmp/", f"{tmp_path}/"))
     result = CliRunner().invoke(app, words)
