@@ -323,6 +323,7 @@ def _schedule(ctx: Context, _about: int, _token: int) -> None:
     ctx.schedule_ns = None
     if ctx.capacity_changed:
         elastic.use_capacity(ctx)
+    elastic.lend_pool(ctx)
     for decision in ctx.queue.schedule(ctx.view):
         match decision:
             case Start():

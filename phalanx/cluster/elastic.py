@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 from msgspec import structs
 
 from phalanx.cluster.commands import Accept, Refuse
 from phalanx.cluster.context import Context
 from phalanx.cluster.events import Scale
 from phalanx.cluster.fleet import NodeState
-from phalanx.cluster.gangs import form, gang_of, stop_on
+from phalanx.cluster.gangs import form, form_order, gang_of, stop_on
 from phalanx.cluster.job import Job, Placement
 from phalanx.cluster.ladder import horizon_ns
 from phalanx.cluster.layout import (
@@ -30,6 +31,7 @@ sentences(
         "not_elastic": "job {job} runs with {least} to {most} replicas",
         "not_divisible": "replicas of job {job} share nodes and cannot leave one by one",
         "spare_of_fleet": "kept to replace others",
+        "lent": "a waiting job cannot start without it",
         "spare_released": "the pool of spares is full",
     }
 )
@@ -210,27 +212,53 @@ def fill_spares(ctx: Context, job: Job) -> None:
     """Gives a job idle nodes until it has the spares it asked for."""
     placement = job.placement
     assert placement is not None
-    missing = job.spec.spares - len(placement.spares)
+    columns = ctx.fleet.columns
+    idle = (columns.state == NodeState.HEALTHY) & (columns.free_gpus == columns.gpus)
+    wanted = min(job.spec.spares - len(placement.spares), int(idle.sum()))
     found = None
-    while missing > 0 and found is None:
-        found = _free_nodes(ctx, job, missing, whole=True)
-        missing -= 1
+    while wanted > 0 and found is None:
+        found = _free_nodes(ctx, job, wanted, whole=True)
+        wanted //= 2  # some of the idle ones do not suit it
     if not found:
         return
     for node in found:
         why = reason("spare_of_job", job=job.id)
         ctx.fleet.set_state(node, NodeState.SPARE, ctx.now_ns, why, spare_for=job.id)
     job.placement = structs.replace(placement, spares=(*placement.spares, *found))
+    # They start their workers now, so that a swap finds them warm.
+    ctx.emit(found, form_order(ctx, job))
     account = ctx.ledger.accounts[job.id]
     ctx.ledger.resize(job.id, account.gpus, spare_gpus(ctx, job.placement))
 
 
 def fill_pool(ctx: Context) -> None:
     """Keeps the fleet's own spares at the number that the policy wants."""
-    if not ctx.policy.spares.nodes:
+    if not ctx.policy.spares.nodes or missing_nodes(ctx) > 0:
         return
     wanted = dict.fromkeys(spare_nodes(ctx.fleet, ctx.policy.spares))
     for node in wanted:
         if ctx.fleet.state(node) is NodeState.HEALTHY and not ctx.fleet.held[node]:
             why = reason("spare_of_fleet")
             ctx.fleet.set_state(node, NodeState.SPARE, ctx.now_ns, why)
+
+
+def missing_nodes(ctx: Context) -> int:
+    """Nodes that the largest waiting job lacks even if everything else ended."""
+    if not ctx.view.pending:
+        return 0
+    healthy = int((ctx.fleet.columns.state == NodeState.HEALTHY).sum())
+    jobs = (ctx.view.jobs[number].spec for number in ctx.view.pending)
+    return max(spec.gang.slots(spec.gang.floor) + spec.spares for spec in jobs) - healthy
+
+
+def lend_pool(ctx: Context) -> None:
+    """Gives pool spares up for a job that cannot start without them: they are there to be used."""
+    if not ctx.policy.spares.nodes:
+        return
+    missing = missing_nodes(ctx)
+    if missing <= 0:
+        return
+    columns = ctx.fleet.columns
+    pool = (columns.state == NodeState.SPARE) & (columns.spare_for == 0)
+    for node in np.flatnonzero(pool)[:missing].tolist():
+        ctx.fleet.set_state(node, NodeState.HEALTHY, ctx.now_ns, reason("lent"))

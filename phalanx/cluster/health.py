@@ -11,6 +11,7 @@ from phalanx.cluster.commands import Ask, Check
 from phalanx.cluster.context import Context, Question
 from phalanx.cluster.detectors import score
 from phalanx.cluster.fleet import NodeState, names
+from phalanx.cluster.lifecycle import drop_spare
 from phalanx.cluster.policy import MILLION
 from phalanx.cluster.reasons import Reason, reason, sentences
 
@@ -87,11 +88,19 @@ def ask(ctx: Context, number: int) -> None:
     ctx.emit((), Ask(reason=why, question=number, nodes=nodes))
 
 
+def doubt(ctx: Context, node: int, why: Reason) -> None:
+    """A node that could be given work no longer can; a job's spare stands by no more."""
+    state = ctx.fleet.state(node)
+    owner = ctx.fleet.spare_for(node)
+    if state in (NodeState.HEALTHY, NodeState.SPARE):
+        ctx.fleet.set_state(node, NodeState.SUSPECT, ctx.now_ns, why)
+        if owner:
+            drop_spare(ctx, ctx.view.jobs[owner], node)
+
+
 def suspect(ctx: Context, node: int, cause: str) -> None:
     """A node gets no new work and is tested; what it runs goes on."""
-    why = reason("suspected", cause=cause, what=cause_of(cause).what)
-    if ctx.fleet.state(node) in (NodeState.HEALTHY, NodeState.SPARE):
-        ctx.fleet.set_state(node, NodeState.SUSPECT, ctx.now_ns, why)
+    doubt(ctx, node, reason("suspected", cause=cause, what=cause_of(cause).what))
     if not ctx.fleet.held[node]:
         examine(ctx, node)
 
@@ -125,8 +134,7 @@ def verdict_without_test(ctx: Context, node: int) -> Reason | None:
 def test(ctx: Context, node: int) -> None:
     """Asks a node for a full check; it has to answer in time."""
     why = reason("test_before")
-    if ctx.fleet.state(node) in (NodeState.HEALTHY, NodeState.SPARE):
-        ctx.fleet.set_state(node, NodeState.SUSPECT, ctx.now_ns, why)
+    doubt(ctx, node, why)
     ctx.emit((node,), Check(reason=why, check="full", node=node))
     ctx.health.testing[node] = ctx.sequence
     ctx.wake(ctx.now_ns + ctx.policy.health.test_ns, "test", node, ctx.sequence)

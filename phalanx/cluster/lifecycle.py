@@ -143,6 +143,17 @@ def spare_gpus(ctx: Context, placement: Placement) -> int:
     return sum(ctx.fleet.nodes[node].gpus for node in placement.spares)
 
 
+def drop_spare(ctx: Context, job: Job, node: int) -> None:
+    """A job loses a node that stood by for it."""
+    placement = job.placement
+    assert placement is not None
+    spares = tuple(other for other in placement.spares if other != node)
+    job.placement = structs.replace(placement, spares=spares)
+    account = ctx.ledger.accounts[job.id]
+    ctx.ledger.resize(job.id, account.gpus, spare_gpus(ctx, job.placement))
+    ctx.look_at_queue(capacity=True)
+
+
 def release(ctx: Context, job: Job) -> None:
     """Takes all nodes back from a job."""
     placement = job.placement

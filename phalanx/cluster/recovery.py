@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from msgspec import structs
-
 from phalanx.cluster import health
 from phalanx.cluster.causes import cause_of
 from phalanx.cluster.commands import Abort, Rebalance
@@ -13,7 +11,7 @@ from phalanx.cluster.gangs import form, gang_of, stop_on, token
 from phalanx.cluster.job import Job, Placement
 from phalanx.cluster.ladder import Option, degraded_ways, options, slow_ways
 from phalanx.cluster.layout import column_slots, without_columns
-from phalanx.cluster.lifecycle import held_gpus, leave, spare_gpus
+from phalanx.cluster.lifecycle import drop_spare, held_gpus, leave, spare_gpus
 from phalanx.cluster.placement import held_by
 from phalanx.cluster.reasons import Reason, reason, sentences
 
@@ -69,6 +67,9 @@ def own_failure(ctx: Context, job: Job, cause: str, detail: str) -> bool:
     domain = cause_of(cause).domain
     if domain == "hardware" or cause == "lost_peer":
         return False
+    gang = gang_of(job)
+    if gang.phase == "settling" and gang.cause != "lost_peer":
+        return False  # one incident, however many workers it took
     words = f"{cause} at step {job.step}" + (f": {detail}" if detail else "")
     job.evidence = (*job.evidence[1 - EVIDENCE_KEPT :], words)
     job.failures_there = job.failures_there + 1 if job.step <= job.failed_step else 1
@@ -207,17 +208,6 @@ def settle_nodes(ctx: Context, nodes: tuple[int, ...]) -> None:
     for node in nodes:
         if not ctx.fleet.held[node]:
             health.examine(ctx, node)
-
-
-def drop_spare(ctx: Context, job: Job, node: int) -> None:
-    """A job loses a node that stood by for it."""
-    placement = job.placement
-    assert placement is not None
-    spares = tuple(other for other in placement.spares if other != node)
-    job.placement = structs.replace(placement, spares=spares)
-    account = ctx.ledger.accounts[job.id]
-    ctx.ledger.resize(job.id, account.gpus, spare_gpus(ctx, job.placement))
-    ctx.look_at_queue(capacity=True)
 
 
 def _cut(job: Job, option: Option, nodes: list[int]) -> list[int]:

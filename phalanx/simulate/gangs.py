@@ -47,8 +47,7 @@ class Gangs:
         """A new generation: living workers rejoin, missing ones start."""
         old = self.runs.get(body.job)
         if old is not None and old.generation >= body.generation:
-            if old.generation == body.generation and old.phase == "joining":
-                self._join(old, body, again=True)
+            self._again(old, body, command)
             return
         if old is not None:
             self._finish_with(old)
@@ -62,6 +61,21 @@ class Gangs:
         )
         self.runs[body.job] = run
         self._join(run, body, again=False)
+
+    def _again(self, run: Run, body: order.Form, command: Command) -> None:
+        """A generation that is known: nodes are asked once more, or spares start their workers."""
+        if run.generation != body.generation:
+            return
+        if run.phase == "joining":
+            self._join(run, body, again=True)
+            return
+        delay = ns(self.world.scenario.restart.start_seconds)
+        self.world.agenda.after(delay, self._warm, run.job, command.target)
+
+    def _warm(self, job: int, nodes: tuple[int, ...]) -> None:
+        fleet = self.world.fleet
+        waiting = [node for node in nodes if fleet.spare_for(node) == job]
+        self.living.get(job, {}).update(dict.fromkeys(waiting))
 
     def _join(self, run: Run, body: order.Form, *, again: bool) -> None:
         blockers = self._blockers(run)

@@ -25,6 +25,7 @@ RULES = {
     "quota": "a team never holds more than its ceiling, and nothing is counted twice",
     "starved": "no job waits for ever",
     "quarantined": "a quarantined node holds no work",
+    "spares": "a spare holds no work, and a job's spare belongs to a job that runs",
     "generation": "generations of a job only rise",
     "epoch": "epochs of the controller only rise",
     "two_generations": "two generations never both commit",
@@ -100,6 +101,7 @@ class Invariants:
             if job is not None:
                 self._gang(job)
         self._books()
+        self._spares()
         self._quotas()
         try:
             self.core.ledger.check(view)
@@ -166,9 +168,10 @@ class Invariants:
         old = dict.fromkeys(old_nodes) if old_nodes else {}
         for node in old.keys() - dict.fromkeys(nodes).keys() if old else ():
             self._claims.get(node, {}).pop(job.id, None)
-        for slot, node in enumerate(nodes):
-            if whole and node in old:
-                continue
+        slots = enumerate(nodes)
+        if whole:
+            slots = ((slot, node) for slot, node in enumerate(nodes) if node not in old)
+        for slot, node in slots:
             full = (1 << fleet.nodes[node].gpus) - 1
             mask = full if whole or not masks else masks[slot]
             claims = self._claims.setdefault(node, {})
@@ -190,6 +193,22 @@ class Invariants:
                 taken |= held.gpus
             if taken & fleet.free_mask(node):
                 self.add("books", f"node {node}: a held GPU counts as free")
+
+    def _spares(self) -> None:
+        view = self.core.view
+        owners = {
+            node: number
+            for number in view.active
+            if (placement := view.jobs[number].placement) is not None
+            for node in placement.spares
+        }
+        for node in np.nonzero(view.fleet.columns.state == NodeState.SPARE)[0].tolist():
+            owner = view.fleet.spare_for(node)
+            if view.fleet.held[node]:
+                self.add("spares", f"node {node} holds jobs {list(view.fleet.held[node])}")
+            if owner != owners.get(node, 0):
+                told = f"node {node} is kept for job {owner}; placements say {owners.get(node, 0)}"
+                self.add("spares", told)
 
     def _idle_nodes(self) -> None:
         columns = self.core.view.fleet.columns

@@ -22,6 +22,7 @@ class Record:
         self.steps = 0
         self.ended: dict[str, int] = {}  # jobs by how they ended
         self.rungs: dict[str, int] = {}
+        self._generations: dict[int, int] = {}
         self._waits: list[int] = []
         self._down_ns: list[int] = []
         self._held_ns: dict[int, int] = {}  # by size: time that jobs held their nodes
@@ -34,6 +35,9 @@ class Record:
             body = command.body
             if not isinstance(body, Form):
                 continue
+            if body.generation <= self._generations.get(body.job, 0):
+                continue  # said again, or spares are told to start
+            self._generations[body.job] = body.generation
             self.formations += 1
             job = view.jobs[body.job]
             if body.generation == 1:

@@ -75,7 +75,7 @@ class Workers:
         job = gang.form.job
         committed = self.world.lineage.committed.get(job, 0)
         newer = gang.form.generation > self.world.lineage.generation.get(job, 0)
-        if not newer or step >= committed or self.world.rolled_back.pop(job, False):
+        if not newer or step >= committed or job in self.world.rolled_back:
             return
         if self.world.in_memory(job, committed, gang.form.nodes) is not None:
             told = f"job {job} went back to step {step}, but step {committed} is in memory"

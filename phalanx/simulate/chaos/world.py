@@ -6,7 +6,15 @@ import traceback
 
 from phalanx.cluster.commands import Command, Form
 from phalanx.cluster.core import Core
-from phalanx.cluster.events import Corruption, Event, JobFinished, LossSpike, NodeRepaired, Submit
+from phalanx.cluster.events import (
+    Corruption,
+    Event,
+    GangReady,
+    JobFinished,
+    LossSpike,
+    NodeRepaired,
+    Submit,
+)
 from phalanx.cluster.fleet import Fleet, Node, NodeState
 from phalanx.cluster.job import Expected, GangShape, JobSpec
 from phalanx.cluster.policy import HealthPolicy, Policy, RecoveryPolicy, SparePolicy, TimeoutPolicy
@@ -46,7 +54,7 @@ class ChaosWorld:
         self.network = Network(self.agenda, draws.stream("network"), part)
         self.remote = Remote()
         self.forms: dict[tuple[int, int], Form] = {}
-        self.rolled_back: dict[int, bool] = {}
+        self.rolled_back: dict[int, None] = {}  # jobs that the core takes back behind some step
         self.connections = 0
         self.events = 0
         self.record = Record()
@@ -133,7 +141,7 @@ class ChaosWorld:
         self.events += 1
         body = event.body
         if isinstance(body, Corruption | LossSpike):
-            self.rolled_back[body.job] = True
+            self.rolled_back[body.job] = None
         try:
             commands = controller.core.handle(event)
         except Exception:
@@ -142,6 +150,10 @@ class ChaosWorld:
         self.story.write(event, commands)
         self.record.ordered(event, commands, controller.core.view)
         self.checks.after(event, commands)
+        if isinstance(body, GangReady):
+            job = controller.core.view.jobs.get(body.job)
+            if job is not None and job.state == "running" and job.generation == body.generation:
+                self.rolled_back.pop(body.job, None)  # the core knows that it is behind it
         if isinstance(body, JobFinished):
             job = controller.core.view.jobs.get(body.job)
             if job is not None and job.state == "done" and job.ended_ns == event.time_ns:

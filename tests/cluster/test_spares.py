@@ -1,0 +1,90 @@
+"""Spares that the core keeps: whole, idle, warm, and given up where a job needs them."""
+
+from __future__ import annotations
+
+from phalanx.cluster.commands import Check, Form
+from phalanx.cluster.events import (
+    CheckResult,
+    DeviceError,
+    NodeRepaired,
+    NodeSilent,
+    Requeue,
+    WorkerExited,
+)
+from phalanx.cluster.fleet import NodeState
+from phalanx.cluster.job import GangShape
+from phalanx.cluster.policy import Policy, SparePolicy
+from tests.cluster.drive import SECOND, SHAPE, Drive
+
+
+def test_many_workers_taken_by_one_incident_are_one_failure_of_the_job():
+    drive = Drive(8)
+    shape = GangShape(replicas=4, tensor=8, slot_gpus=8)
+    job = drive.running(gang=shape)
+    for node in job.placement.nodes:
+        exited = WorkerExited(
+            job=job.id, generation=1, node=node, rank=0, cause="software_bug", step=job.step
+        )
+        drive.tell(exited)
+    drive.wait(SECOND)
+    assert job.state == "forming" and job.failures_there == 1
+
+
+def test_a_spare_is_never_a_node_that_the_job_works_on():
+    drive = Drive(3)
+    half = GangShape(replicas=1, tensor=4, slot_gpus=4)
+    job = drive.running(gang=half, spares=2)
+    drive.tell(NodeSilent(node=job.placement.spares[0]), SECOND)
+    drive.wait(60 * SECOND)
+    assert not set(job.placement.spares) & set(job.placement.nodes)
+    for node in job.placement.nodes:
+        assert drive.core.view.fleet.state(node) is NodeState.HEALTHY
+
+
+def test_a_new_spare_starts_its_workers_at_once():
+    drive = Drive(4)
+    job = drive.running(gang=SHAPE, spares=1)
+    spare = job.placement.spares[0]
+    drive.tell(NodeSilent(node=spare), SECOND)
+    drive.wait(60 * SECOND)
+    (fresh,) = job.placement.spares
+    assert fresh != spare
+    warm = [c for c in drive.sent if isinstance(c.body, Form) and c.target == (fresh,)]
+    assert warm and fresh in warm[-1].body.spares and warm[-1].body.generation == job.generation
+
+
+def test_a_spare_under_suspicion_stands_by_no_more():
+    drive = Drive(3)
+    job = drive.running(gang=SHAPE, spares=1)
+    spare = job.placement.spares[0]
+    drive.tell(DeviceError(node=spare, cause="thermal"), SECOND)
+    assert spare not in job.placement.spares
+    drive.core.ledger.check(drive.core.view)
+
+
+def test_pool_spares_are_lent_to_a_job_that_cannot_start_without_them():
+    drive = Drive(6, Policy(spares=SparePolicy(nodes=2)))
+    shape = GangShape(replicas=4, tensor=8, slot_gpus=8, whole_nodes=True)
+    job = drive.running(gang=shape)
+    drive.tell(NodeSilent(node=job.placement.nodes[0]), SECOND)
+    drive.wait(SECOND)
+    drive.run(job)
+    drive.tell(Requeue(job=job.id, request="r"), SECOND)
+    drive.wait(600 * SECOND)
+    assert job.placement is not None and len(job.placement.nodes) == 4
+
+
+def test_the_pool_is_filled_again_when_nobody_lacks_nodes():
+    drive = Drive(6, Policy(spares=SparePolicy(nodes=2)))
+    shape = GangShape(replicas=4, tensor=8, slot_gpus=8, whole_nodes=True)
+    job = drive.running(gang=shape)
+    broken = job.placement.nodes[0]
+    drive.tell(NodeSilent(node=broken), SECOND)
+    drive.wait(SECOND)
+    drive.run(job)
+    commands = drive.tell(NodeRepaired(node=broken), SECOND)
+    check = next(command for command in commands if isinstance(command.body, Check))
+    passed = CheckResult(node=broken, check="full", passed=True, command=check.sequence)
+    drive.tell(passed, SECOND)
+    drive.wait(SECOND)
+    assert int((drive.core.view.fleet.columns.state == NodeState.SPARE).sum()) == 2
