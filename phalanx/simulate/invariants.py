@@ -168,9 +168,9 @@ class Invariants:
         old = dict.fromkeys(old_nodes) if old_nodes else {}
         for node in old.keys() - dict.fromkeys(nodes).keys() if old else ():
             self._claims.get(node, {}).pop(job.id, None)
-        slots = enumerate(nodes)
+        slots = list(enumerate(nodes))
         if whole:
-            slots = ((slot, node) for slot, node in enumerate(nodes) if node not in old)
+            slots = [(slot, node) for slot, node in slots if node not in old]
         for slot, node in slots:
             full = (1 << fleet.nodes[node].gpus) - 1
             mask = full if whole or not masks else masks[slot]

@@ -18,7 +18,10 @@ class Lineage:
     def __init__(self, complain: Complain) -> None:
         self.generation: dict[int, int] = {}  # newest that has begun
         self.history: dict[int, list[int]] = {}  # job: branch of step i + 1
-        self.committed: dict[int, int] = {}  # newest step with every copy acknowledged
+        # The generation that the core knows to run, and its newest step whose every copy was
+        # acknowledged. What a generation did that nobody heard of was never promised to anybody.
+        self.heard: dict[int, int] = {}
+        self.committed: dict[int, int] = {}
         self._next_branch = 1
         self._complain = complain
 
@@ -50,9 +53,14 @@ class Lineage:
             history.append(branch)
         return branch
 
+    def hear(self, job: int, generation: int, step: int) -> None:
+        """The core was told that a generation runs, from this step on."""
+        self.heard[job] = generation
+        self.committed[job] = step
+
     def commit(self, job: int, generation: int, step: int) -> None:
         """Every rank has sealed a step, and every buddy has it."""
-        if generation == self.generation.get(job, 0):
+        if generation == self.heard.get(job, 0):
             self.committed[job] = max(self.committed.get(job, 0), step)
 
     def durable(self, job: int, generation: int, step: int, branch: int) -> None:

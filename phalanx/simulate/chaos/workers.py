@@ -72,12 +72,13 @@ class Workers:
 
     def _check_loss(self, gang: Collective, step: int) -> None:
         """A step that was committed may only be lost with both of its copies."""
-        job = gang.form.job
-        committed = self.world.lineage.committed.get(job, 0)
-        newer = gang.form.generation > self.world.lineage.generation.get(job, 0)
+        job, lineage = gang.form.job, self.world.lineage
+        committed = lineage.committed.get(job, 0)
+        newer = gang.form.generation > lineage.generation.get(job, 0)
         if not newer or step >= committed or job in self.world.rolled_back:
             return
-        if self.world.in_memory(job, committed, gang.form.nodes) is not None:
+        made = lineage.heard.get(job, 0)
+        if self.world.in_memory(job, committed, gang.form.nodes, made) is not None:
             told = f"job {job} went back to step {step}, but step {committed} is in memory"
             self.world.complain("committed", told)
 

@@ -154,6 +154,7 @@ class ChaosWorld:
             job = controller.core.view.jobs.get(body.job)
             if job is not None and job.state == "running" and job.generation == body.generation:
                 self.rolled_back.pop(body.job, None)  # the core knows that it is behind it
+                self.lineage.hear(body.job, body.generation, body.step)
         if isinstance(body, JobFinished):
             job = controller.core.view.jobs.get(body.job)
             if job is not None and job.state == "done" and job.ended_ns == event.time_ns:
@@ -229,8 +230,11 @@ class ChaosWorld:
             return host.disk.get(job, {}).get(step)
         return self.in_memory(job, step, tuple(range(len(self.hosts))))
 
-    def in_memory(self, job: int, step: int, nodes: tuple[int, ...]) -> int | None:
-        """The branch of a step of which every slot is in the memory of some living nodes."""
+    def in_memory(self, job: int, step: int, nodes: tuple[int, ...], made: int = 0) -> int | None:
+        """The branch of a step of which every slot is in the memory of some living nodes.
+
+        ``made``: only snapshots of this generation count; 0: of any.
+        """
         if step == 0:
             return 0
         found: dict[int, dict[int, int]] = {}  # generation: slot: branch
@@ -239,7 +243,7 @@ class ChaosWorld:
             if not host.alive:
                 continue
             for (generation, _, slot), steps in host.memory.get(job, {}).items():
-                if step in steps:
+                if step in steps and made in (0, generation):
                     found.setdefault(generation, {})[slot] = steps[step]
         for generation in sorted(found, reverse=True):
             form = self.forms.get((job, generation))
