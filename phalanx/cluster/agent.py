@@ -13,17 +13,18 @@ from msgspec import Struct
 
 from phalanx.cluster.commands import (
     Abort,
-    Adopt,
     Check,
     Command,
     Drain,
     Flush,
     Form,
+    Go,
     Rebalance,
     Replay,
     Restore,
     Stop,
 )
+from phalanx.cluster.keeper import Memory
 from phalanx.cluster.messages import (
     AgentAction,
     AgentMessage,
@@ -43,6 +44,7 @@ from phalanx.cluster.messages import (
     Holding,
     Inventory,
     Joined,
+    KeeperFound,
     LocalFact,
     Ready,
     Refused,
@@ -58,6 +60,7 @@ from phalanx.cluster.messages import (
     WorkerFlush,
     WorkerForm,
     WorkerFound,
+    WorkerGo,
     WorkerLeft,
     WorkerRebalance,
     WorkerReplay,
@@ -70,8 +73,18 @@ Output = AgentMessage | AgentAction
 APPLIED_KEPT = 1024
 
 Phase = Literal[
-    "spare", "forming", "joined", "restoring", "running", "aborted", "draining", "drained", "done"
+    "spare",
+    "forming",
+    "joined",
+    "restoring",
+    "ready",
+    "running",
+    "aborted",
+    "draining",
+    "drained",
+    "done",
 ]
+Passed = Restore | Go | Abort | Drain | Rebalance | Flush | Replay
 
 
 class Rank(Struct):
@@ -85,17 +98,9 @@ class Rank(Struct):
 
 
 class Local(Struct, kw_only=True):
-    """One job on this node. The first fields outlive generations: the keeper does too."""
+    """One generation of a job on this node."""
 
-    committed: int = -1
-    previous: int = -1
-    ward: int = -1
-    ward_previous: int = -1
-    kept_generation: int = 0
-    reached: int = 0
-    reached_ns: int = 0
-    durable: int = 0
-    generation: int = 0
+    generation: int
     phase: Phase = "forming"
     ranks: dict[int, Rank] = {}
     restored: int = 0
@@ -113,6 +118,7 @@ class Agent:
         self.epoch = 0
         self.connected = False
         self.jobs: dict[int, Local] = {}
+        self.memory: dict[int, Memory] = {}  # by job, also of jobs that left and may return
         self.fences: dict[int, int] = {}  # by job: generations up to this one are over here
         self._applied: dict[tuple[int, int, int], None] = {}
         self._lease_ends_ns: int | None = None
@@ -120,9 +126,9 @@ class Agent:
 
     def handle(self, happened: Command | LocalFact, now_ns: int) -> list[Output]:
         """Takes in a command or a fact; returns messages to send and actions to take."""
-        if isinstance(happened, Command):
-            return self._command(happened)
         match happened:
+            case Command():
+                return self._command(happened)
             case Sealed():
                 return self._sealed(happened)
             case WorkerUp():
@@ -131,20 +137,6 @@ class Agent:
                 return self._restored(happened)
             case WorkerLeft():
                 return self._left(happened)
-            case WardSealed(job=job, generation=generation, step=step):
-                local = self.jobs.get(job)
-                if local is not None and generation == local.generation and step > local.ward:
-                    local.ward_previous, local.ward = local.ward, step
-                return []
-            case WorkerFound():
-                return self._found(happened)
-            case Fault(cause=c, gpu=g, rail=r, job=j, detail=d):
-                return [Trouble(node=self.node, cause=c, gpu=g, rail=r, job=j, detail=d)]
-            case CheckDone(check=k, passed=p, command=m, cause=c, detail=d):
-                return [Checked(node=self.node, check=k, passed=p, command=m, cause=c, detail=d)]
-            case FlushAsk(job=j, generation=g):
-                current = j in self.jobs and self.jobs[j].generation == g
-                return [FlushAsked(node=self.node, job=j, generation=g)] if current else []
             case Connected():
                 return self._hello(now_ns)
             case Disconnected():
@@ -153,20 +145,37 @@ class Agent:
                 return []
             case Wake():
                 return self._wake(now_ns)
+            case _:
+                return self._fact(happened)
 
     def next_deadline_ns(self) -> int | None:
         """When the agent wants a ``Wake``: its next heartbeat, or the end of its lease."""
         return self._beat_ns if self.connected else self._lease_ends_ns
 
     def inventory(self) -> Inventory:
-        """What runs here."""
+        """What runs here, and what is kept."""
         held = [
-            Holding(job, local.generation, _PHASES[local.phase], local.reached, local.committed)
+            Holding(
+                job,
+                local.generation,
+                _PHASES[local.phase],
+                self._memory(job).reached,
+                self._memory(job).committed,
+            )
             for job, local in self.jobs.items()
             if local.phase != "spare"
         ]
-        kept = [(job, local.committed) for job, local in self.jobs.items() if local.committed >= 0]
+        kept = [(job, kept.committed) for job, kept in self.memory.items() if kept.committed >= 0]
         return Inventory(self.incarnation, tuple(held), tuple(kept))
+
+    def committed(self, job: int) -> int:
+        """The newest step of a job that every rank here has committed; -1: none."""
+        return self.memory[job].committed if job in self.memory else -1
+
+    def _memory(self, job: int) -> Memory:
+        return self.memory.setdefault(job, Memory())
+
+    # Commands.
 
     def _command(self, command: Command) -> list[Output]:
         if command.controller_epoch < self.epoch:
@@ -189,13 +198,11 @@ class Agent:
                 return self._stop(order)
             case Check(check=check):
                 return [RunCheck(check=check, command=command.sequence)]
-            case Restore() | Abort() | Drain() | Rebalance() | Flush() | Replay() as order:
+            case Restore() | Go() | Abort() | Drain() | Rebalance() | Flush() | Replay() as order:
                 local = self.jobs.get(order.job)
                 if local is None or local.generation != order.generation:
                     return []
                 return self._tell(local, order)
-            case Adopt():
-                return []
         return []
 
     def _form(self, order: Form) -> list[Output]:
@@ -206,12 +213,10 @@ class Agent:
         if local is not None and order.generation == local.generation:
             return self._say_again(order.job, local)
         self.fences.pop(order.job, None)
-        local = local or Local(ranks={})
+        self._memory(order.job).fence(order.kept_generation)
         outputs: list[Output] = []
-        if local.phase in ("restoring", "running", "draining"):
+        if local is not None and local.phase in ("restoring", "ready", "running", "draining"):
             outputs.append(WorkerAbort(job=order.job, generation=local.generation))
-        self.jobs[order.job] = local
-        local.generation = order.generation
         warm = self.node in order.spares
         per_slot = order.slot_gpus or 1
         ranks: tuple[int, ...] = ()
@@ -220,8 +225,11 @@ class Agent:
             slot = order.nodes.index(self.node)
             ranks = tuple(range(slot * per_slot, (slot + 1) * per_slot))
             mask = order.gpus[slot] if order.gpus else 0
-        local.ranks = {rank: Rank() for rank in ranks}
-        local.phase = "spare" if warm else "forming"
+        self.jobs[order.job] = Local(
+            generation=order.generation,
+            phase="spare" if warm else "forming",
+            ranks={rank: Rank() for rank in ranks},
+        )
         form = WorkerForm(
             job=order.job,
             generation=order.generation,
@@ -238,29 +246,40 @@ class Agent:
     def _stop(self, order: Stop) -> list[Output]:
         local = self.jobs.get(order.job)
         self.fences[order.job] = max(self.fences.get(order.job, 0), order.generation)
-        if local is None or local.generation > order.generation:
+        if local is not None and local.generation > order.generation:
             return []
-        del self.jobs[order.job]
+        self.jobs.pop(order.job, None)
+        kept = order.job in self.memory
+        if not order.keep_snapshots:
+            self.memory.pop(order.job, None)
+        if local is None and not kept:
+            return []
         stop = WorkerStop(
             job=order.job, generation=order.generation, keep_snapshots=order.keep_snapshots
         )
         return [stop]
 
-    def _tell(
-        self, local: Local, order: Restore | Abort | Drain | Rebalance | Flush | Replay
-    ) -> list[Output]:
+    def _tell(self, local: Local, order: Passed) -> list[Output]:
         """Passes an order on to the workers of the current generation."""
         job, generation = order.job, order.generation
         match order:
             case Restore(step=step, source=source):
-                if local.phase not in ("joined", "restoring"):
+                if local.phase not in ("joined", "restoring", "ready"):
+                    return self._say_again(job, local)
+                if local.phase == "ready" and step == local.restored:
                     return self._say_again(job, local)
                 local.phase, local.restored = "restoring", step
                 for rank in local.ranks.values():
                     rank.restored = False
                 return [WorkerRestore(job=job, generation=generation, step=step, source=source)]
+            case Go():
+                if local.phase != "ready":
+                    return []
+                local.phase = "running"
+                self._memory(job).go(generation)
+                return [WorkerGo(job=job, generation=generation)]
             case Abort():
-                if local.phase not in ("restoring", "running"):
+                if local.phase not in ("restoring", "ready", "running"):
                     return []
                 local.phase = "aborted"
                 return [WorkerAbort(job=job, generation=generation)]
@@ -279,41 +298,75 @@ class Agent:
             case Replay(step=step):
                 return [WorkerReplay(job=job, generation=generation, step=step)]
 
+    # Answers.
+
     def _say_again(self, job: int, local: Local) -> list[Output]:
         """The last answer of a job, for a controller that did not get it."""
         node, generation = self.node, local.generation
-        if local.phase == "joined":
-            return [self._joined(job, local)]
-        if local.phase == "running":
-            return [Ready(node=node, job=job, generation=generation, step=local.restored)]
-        if local.phase == "drained":
-            return [self._drained(job, local)]
-        if local.phase == "done":
-            return [Finished(node=node, job=job, generation=generation, step=local.reached)]
+        match local.phase:
+            case "joined":
+                return [self._joined(job, local)]
+            case "ready":
+                return [Ready(node=node, job=job, generation=generation, step=local.restored)]
+            case "drained":
+                return [self._drained(job, local)]
+            case "done":
+                step = self._memory(job).reached
+                return [Finished(node=node, job=job, generation=generation, step=step)]
         return []
 
     def _joined(self, job: int, local: Local) -> Joined:
+        kept = self._memory(job)
         return Joined(
             node=self.node,
             job=job,
             generation=local.generation,
-            committed=local.committed,
-            previous=local.previous,
-            ward=local.ward,
-            ward_previous=local.ward_previous,
-            kept_generation=local.kept_generation,
-            reached=local.reached,
-            reached_ns=local.reached_ns,
+            committed=kept.committed,
+            previous=kept.previous,
+            ward=kept.ward,
+            ward_previous=kept.ward_previous,
+            reached=kept.reached,
+            reached_ns=kept.reached_ns,
         )
 
     def _drained(self, job: int, local: Local) -> Drained:
+        durable = self._memory(job).durable
         return Drained(
             node=self.node,
             job=job,
             generation=local.generation,
-            step=local.durable,
-            durable=local.durable > 0,
+            step=durable,
+            durable=durable > 0,
         )
+
+    # Facts.
+
+    def _fact(self, fact: LocalFact) -> list[Output]:
+        """What needs no more than to be passed on, or to be remembered."""
+        match fact:
+            case WardSealed(job=job, generation=generation, step=step):
+                local = self.jobs.get(job)
+                current = local is not None and local.generation == generation
+                if current and local and local.phase in ("running", "draining"):
+                    self._memory(job).seal_ward(step)
+            case WorkerFound():
+                self._found(fact)
+            case KeeperFound():
+                self.memory[fact.job] = Memory(
+                    committed=fact.committed,
+                    previous=fact.previous,
+                    ward=fact.ward,
+                    ward_previous=fact.ward_previous,
+                    kept_generation=fact.kept_generation,
+                )
+            case Fault(cause=c, gpu=g, rail=r, job=j, detail=d):
+                return [Trouble(node=self.node, cause=c, gpu=g, rail=r, job=j, detail=d)]
+            case CheckDone(check=k, passed=p, command=m, cause=c, detail=d):
+                return [Checked(node=self.node, check=k, passed=p, command=m, cause=c, detail=d)]
+            case FlushAsk(job=j, generation=g):
+                current = j in self.jobs and self.jobs[j].generation == g
+                return [FlushAsked(node=self.node, job=j, generation=g)] if current else []
+        return []
 
     def _rank(self, job: int, generation: int, rank: int) -> tuple[Local, Rank] | None:
         local = self.jobs.get(job)
@@ -350,43 +403,34 @@ class Agent:
         rank.restored, rank.step, rank.committed = True, fact.step, fact.step
         if not all(each.restored for each in local.ranks.values()):
             return []
-        # What was restored is sealed again, here and at the buddy, before anybody says "ready".
-        local.phase = "running"
-        local.committed, local.previous = fact.step, -1
-        local.ward, local.ward_previous = fact.step, -1
-        local.kept_generation = fact.generation
-        local.reached, local.reached_ns = fact.step, 0
-        local.unsaid = None
-        ready = Ready(node=self.node, job=fact.job, generation=fact.generation, step=fact.step)
-        return [ready]
+        local.phase, local.unsaid = "ready", None
+        self._memory(fact.job).restored(fact.generation, fact.step)
+        return self._say_again(fact.job, local)
 
     def _sealed(self, fact: Sealed) -> list[Output]:
         found = self._rank(fact.job, fact.generation, fact.rank)
         if found is None or found[0].phase not in ("running", "draining"):
             return []
         local, rank = found
+        kept = self._memory(fact.job)
         rank.step = max(rank.step, fact.step)
         if fact.acknowledged:
             rank.committed = max(rank.committed, fact.step)
-        local.durable = max(local.durable, fact.durable)
-        step = min(each.step for each in local.ranks.values())
-        committed = min(each.committed for each in local.ranks.values())
-        if committed > local.committed:
-            local.previous, local.committed = local.committed, committed
-        if step > local.reached:
-            local.reached, local.reached_ns = step, fact.at_ns
-            local.unsaid = self._steps(fact, local)
+        kept.durable = max(kept.durable, fact.durable)
+        kept.seal(min(each.committed for each in local.ranks.values()))
+        if kept.reach(min(each.step for each in local.ranks.values()), fact.at_ns):
+            local.unsaid = self._steps(fact, local, kept)
         return []
 
-    def _steps(self, fact: Sealed, local: Local) -> Steps:
+    def _steps(self, fact: Sealed, local: Local, kept: Memory) -> Steps:
         before = local.unsaid
         return Steps(
             node=self.node,
             job=fact.job,
             generation=fact.generation,
-            step=local.reached,
-            committed=local.committed,
-            durable=local.durable,
+            step=kept.reached,
+            committed=kept.committed,
+            durable=kept.durable,
             at_ns=fact.at_ns,
             data_wait_ns=fact.data_wait_ns + (before.data_wait_ns if before else 0),
             checkpoint_ns=fact.checkpoint_ns + (before.checkpoint_ns if before else 0),
@@ -414,30 +458,35 @@ class Agent:
             return [*self._unsaid(local), exited]
         if not all(each.left for each in local.ranks.values()):
             return []
-        if local.phase == "draining":
-            local.phase = "drained"
-            return [*self._unsaid(local), self._drained(fact.job, local)]
-        if local.phase == "running":
-            local.phase = "done"
-            local.reached = max(local.reached, fact.step)
-            done = Finished(
-                node=self.node, job=fact.job, generation=fact.generation, step=local.reached
-            )
-            return [*self._unsaid(local), done]
-        return []
+        if local.phase not in ("draining", "running"):
+            return []
+        local.phase = "drained" if local.phase == "draining" else "done"
+        if local.phase == "done":
+            kept = self._memory(fact.job)
+            kept.reached = max(kept.reached, fact.step)
+        return [*self._unsaid(local), *self._say_again(fact.job, local)]
 
-    def _found(self, fact: WorkerFound) -> list[Output]:
+    def _found(self, fact: WorkerFound) -> None:
         """A worker outlived the agent before this one."""
-        local = self.jobs.setdefault(fact.job, Local(ranks={}))
-        local.generation, local.phase = fact.generation, "running"
-        local.kept_generation = fact.generation
-        local.ranks[fact.rank] = Rank(
-            up=True, restored=True, step=fact.step, committed=fact.committed
-        )
-        local.reached = min(each.step for each in local.ranks.values())
-        local.committed = min(each.committed for each in local.ranks.values())
-        local.durable = max(local.durable, fact.durable)
-        return []
+        known = self.jobs.get(fact.job)
+        kept = self._memory(fact.job)
+        if known is None or known.generation < fact.generation:
+            known = Local(generation=fact.generation, phase="running", ranks={})
+            self.jobs[fact.job] = known
+            if fact.running and kept.kept_generation < fact.generation:
+                kept = self.memory[fact.job] = Memory(kept_generation=fact.generation)
+        found = Rank(up=True, restored=True, step=fact.step, committed=fact.committed)
+        known.ranks[fact.rank] = found
+        if not fact.running:
+            known.phase, known.restored = "ready", fact.step
+            kept.restored(fact.generation, fact.step)
+            return
+        kept.reached = min(each.step for each in known.ranks.values())
+        kept.committed = min(each.committed for each in known.ranks.values())
+        kept.ward = kept.ward if kept.ward >= 0 else fact.ward
+        kept.durable = max(kept.durable, fact.durable)
+
+    # Time and connections.
 
     def _unsaid(self, local: Local) -> list[Output]:
         said, local.unsaid = local.unsaid, None
@@ -473,14 +522,16 @@ class Agent:
             self.fences[job] = max(self.fences.get(job, 0), local.generation)
             stops.append(WorkerStop(job=job, generation=local.generation))
         self.jobs = {}
+        self.memory = {}
         return stops
 
 
-_PHASES: dict[Phase, Literal["joined", "running", "drained", "aborted"]] = {
+_PHASES: dict[Phase, Literal["joined", "ready", "running", "drained", "aborted"]] = {
     "spare": "joined",
     "forming": "joined",
     "joined": "joined",
     "restoring": "joined",
+    "ready": "ready",
     "running": "running",
     "aborted": "aborted",
     "draining": "running",

@@ -36,7 +36,7 @@ class Form(Order, frozen=True, tag=True):
     slot_gpus: int = 0
     store: int = 0  # node that hosts the rendezvous
     wards: dict[int, int] = {}  # lost slot of the last generation: node that keeps its snapshot
-    kept_generation: int = 0  # whose snapshots the wards are
+    kept_generation: int = 0  # the last one that ran: older snapshots are of a branch given up
     buddy_shift: int = 0  # slot i's snapshots are kept by slot (i + shift) % slots; 0: by nobody
     deadline_ns: int = 0  # until all have joined
     micro_batches: tuple[int, ...] = ()  # by replica, where they are unequal
@@ -44,7 +44,7 @@ class Form(Order, frozen=True, tag=True):
 
 
 class Restore(Order, frozen=True, tag=True):
-    """Everybody has joined: load ``step`` and go on. Survivors use their own snapshot of it."""
+    """Everybody has joined: load ``step``. Survivors use their own snapshot of it."""
 
     job: int
     generation: int
@@ -53,6 +53,17 @@ class Restore(Order, frozen=True, tag=True):
     wards: dict[int, int] = {}  # lost slot of the last generation: node that keeps its snapshot
     skip_samples: tuple[int, int] = (0, 0)  # [first, last) of a batch to leave out
     deadline_ns: int = 0
+
+
+class Go(Order, frozen=True, tag=True):
+    """Everybody is ready, and the log knows it: make steps.
+
+    Until then no rank makes one, so no generation runs that the core does not know of, and the
+    snapshots of the last one stay the truth.
+    """
+
+    job: int
+    generation: int
 
 
 class Abort(Order, frozen=True, tag=True):
@@ -76,13 +87,6 @@ class Stop(Order, frozen=True, tag=True):
     job: int
     generation: int
     keep_snapshots: bool = False  # the others still need what the keeper holds
-
-
-class Adopt(Order, frozen=True, tag=True):
-    """What the node reported is right: go on."""
-
-    job: int
-    generation: int
 
 
 class Check(Order, frozen=True, tag=True):
@@ -157,10 +161,10 @@ class Proposal(Order, frozen=True, tag=True):
 CommandBody = (
     Form
     | Restore
+    | Go
     | Abort
     | Drain
     | Stop
-    | Adopt
     | Check
     | Replay
     | Rebalance

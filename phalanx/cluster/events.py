@@ -215,15 +215,12 @@ class GangJoined(Body, frozen=True, tag=True):
 
     ``step``: the least committed step over the nodes that keep one, lost slots counted by what
     their buddies keep; -1: nobody keeps one. ``empty``: nodes without a usable snapshot.
-    ``kept_from``, ``kept_to``: the oldest and newest generation that made the snapshots.
     """
 
     job: int
     generation: int
     step: int
     empty: tuple[int, ...] = ()
-    kept_from: int = 0
-    kept_to: int = 0
 
 
 class GangReady(Body, frozen=True, tag=True):

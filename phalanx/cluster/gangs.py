@@ -6,7 +6,7 @@ Every formation has a new generation. The nodes that kept snapshots of the last 
 
 from __future__ import annotations
 
-from phalanx.cluster.commands import Drain, Form, Restore, Stop
+from phalanx.cluster.commands import Drain, Form, Go, Restore, Stop
 from phalanx.cluster.context import Context
 from phalanx.cluster.events import (
     GangDrained,
@@ -26,6 +26,7 @@ sentences(
         "form": "generation {generation} forms after: {cause}",
         "restore": "all slots have joined; step {step} comes from {source}",
         "fresh": "all slots have joined; there is nothing to restore",
+        "go": "all ranks have restored step {step}",
         "drain": "it must leave: {why}",
         "stop": "it has no business there any more",
     }
@@ -134,25 +135,8 @@ def on_joined(ctx: Context, fact: GangJoined) -> None:
     lost = [node for node in fact.empty if node in gang.keepers]
     for node in lost:
         gang.lost[node] = "empty"
-    gang.memory_step = fact.step if _whole(job, fact) else -1
+    gang.memory_step = fact.step if fact.step >= 0 and in_memory(gang) else -1
     restore(ctx, job)
-
-
-def _whole(job: Job, fact: GangJoined) -> bool:
-    """Whether the step that the nodes report is in memory for every slot.
-
-    A generation that was told to restore may have run, even if nobody heard it say so. Then its
-    nodes hold the newest snapshots, and what is known of earlier ones counts no more.
-    """
-    gang, placement = gang_of(job), job.placement
-    assert placement is not None
-    if fact.step < 0:
-        return False
-    unheard = fact.kept_to > gang.kept_generation
-    same = gang.tried == placement.nodes and not fact.empty
-    if same and (fact.kept_from > gang.kept_generation or gang.keepers in ((), gang.tried)):
-        return True
-    return not unheard and in_memory(gang)
 
 
 def restore(ctx: Context, job: Job) -> None:
@@ -160,7 +144,6 @@ def restore(ctx: Context, job: Job) -> None:
     gang, placement = gang_of(job), job.placement
     assert placement is not None
     gang.restored, gang.source = choose_source(ctx, job, gang.memory_step)
-    gang.tried = placement.nodes
     gang.deadline_ns = enter(ctx, job, "restoring", timeouts_of(ctx, job).restore_ns)
     ctx.emit(placement.nodes, restore_order(job))
 
@@ -232,12 +215,22 @@ def on_ready(ctx: Context, fact: GangReady) -> bool:
     gang.phase, gang.since_ns, gang.attempts = "running", ctx.now_ns, 0
     gang.keepers, gang.kept_generation = placement.nodes, job.generation
     gang.buddy_shift = buddy_shift(ctx.fleet, placement.nodes)
+    left = tuple(node for node in gang.leftover if node not in placement.nodes)
+    stop_on(ctx, job, left, keep_snapshots=False)
+    gang.leftover = ()
     gang.lost, gang.refused, gang.rollback, gang.skip = {}, (), -1, (0, 0)
     gang.restored = fact.step
     job.committed = fact.step
     job.step = max(job.step, fact.step)
     job.state = "running"
+    ctx.emit(placement.nodes, go_order(job))
     return True
+
+
+def go_order(job: Job) -> Go:
+    """The order to make steps."""
+    told = reason("go", step=gang_of(job).restored)
+    return Go(reason=told, job=job.id, generation=job.generation)
 
 
 def on_progress(ctx: Context, fact: Progress) -> Job | None:
@@ -308,6 +301,8 @@ def on_restore_failed(ctx: Context, fact: RestoreFailed) -> None:
 
 def stop_on(ctx: Context, job: Job, nodes: tuple[int, ...], *, keep_snapshots: bool) -> None:
     """Ends whatever runs of a job on some nodes."""
+    if keep_snapshots and job.gang is not None:
+        job.gang.leftover = (*job.gang.leftover, *nodes)
     if nodes:
         why = reason("stop")
         order = Stop(

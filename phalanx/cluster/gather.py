@@ -56,8 +56,6 @@ class Expected(Struct):
     steps: dict[int, Steps] = {}
     reported: int = -1
     reported_ns: int = 0
-    restored: int = 0  # step that the gang was told to restore
-    kept_generation: int = 0  # whose snapshots the wards are
 
 
 class Gather:
@@ -81,8 +79,6 @@ class Gather:
                 self.gangs[body.job] = gang
             if gang.phase != phase:
                 gang.phase, gang.answers = phase, {}
-            if isinstance(body, Restore):
-                gang.restored = body.step
             gang.deadline_ns = body.deadline_ns
         elif isinstance(body, Stop):
             gang = self.gangs.get(body.job)
@@ -97,12 +93,7 @@ class Gather:
             return
         nodes = dict.fromkeys(body.nodes)
         self.gangs[body.job] = Expected(
-            body.generation,
-            "join",
-            nodes,
-            body.wards,
-            body.deadline_ns,
-            kept_generation=body.kept_generation,
+            body.generation, "join", nodes, body.wards, body.deadline_ns
         )
 
     def running(self, job: int, generation: int, nodes: tuple[int, ...], now_ns: int) -> None:
@@ -183,12 +174,9 @@ class Gather:
     def _joined(self, job: int, gang: Expected, answers: list[Joined]) -> list[EventBody]:
         """The least committed step over ranks; lost slots count by what their buddies keep."""
         kept = {a.node: (a.committed, a.previous) for a in answers if a.committed >= 0}
-        made = [a.kept_generation for a in answers if a.committed >= 0]
         by_node = {a.node: a for a in answers}
         found = list(kept.values())
-        # A later generation ran unheard: what lost slots of an earlier one left is overwritten.
-        overtaken = bool(made) and min(made) > gang.kept_generation
-        for node in () if overtaken else gang.wards.values():
+        for node in gang.wards.values():
             buddy = by_node.get(node)
             found.append((buddy.ward, buddy.ward_previous) if buddy else (-1, -1))
         step = min((newest for newest, _ in found), default=-1)
@@ -212,14 +200,7 @@ class Gather:
                     at_ns=ended,
                 )
             )
-        joined = GangJoined(
-            job=job,
-            generation=gang.generation,
-            step=step,
-            empty=empty,
-            kept_from=min(made, default=0),
-            kept_to=max(made, default=0),
-        )
+        joined = GangJoined(job=job, generation=gang.generation, step=step, empty=empty)
         return [*events, joined]
 
     def _refused(self, message: Refused) -> list[EventBody]:
@@ -242,19 +223,13 @@ class Gather:
         gang = self.gangs.get(message.job)
         if gang is None or gang.generation != message.generation or message.node not in gang.nodes:
             return []
-        ready: list[EventBody] = []
-        if gang.phase == "restore" and message.node not in gang.answers:
-            # Whoever makes steps was ready, even if its word was lost.
-            node, generation = message.node, gang.generation
-            said = Ready(node=node, job=message.job, generation=generation, step=gang.restored)
-            ready = self._answer(said, now_ns)
         before = gang.steps.get(message.node)
         if before is not None and before.step >= message.step:
-            return ready  # said twice, or overtaken by a later one
+            return []  # said twice, or overtaken by a later one
         gang.steps[message.node] = message if before is None else _sum(before, message)
         if now_ns - gang.reported_ns < self.report_ns:
-            return ready
-        return [*ready, *self._report(message.job, gang, now_ns)]
+            return []
+        return self._report(message.job, gang, now_ns)
 
     def _report(self, job: int, gang: Expected, now_ns: int) -> list[EventBody]:
         """Progress of the whole gang: the least over its nodes; waits are the longest of any."""

@@ -210,7 +210,7 @@ class Gang(Struct, kw_only=True, omit_defaults=True):
     refused: tuple[str, ...] = ()  # restore sources that failed in this incident
     rollback: int = -1  # restore no later step than this one; -1: the latest
     skip: tuple[int, int] = (0, 0)
-    tried: tuple[int, ...] = ()  # nodes of the last generation that was told to restore
+    leftover: tuple[int, ...] = ()  # nodes that left, but keep snapshots until the next one runs
     memory_step: int = -1  # newest step that the keepers hold in common; -1: none
     restored: int = 0  # step this generation began with
     source: Source = "none"  # it came from

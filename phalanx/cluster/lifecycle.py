@@ -105,7 +105,7 @@ def create(ctx: Context, spec: JobSpec) -> int:
 def let_in(ctx: Context, job: Job) -> None:
     """Puts a job into the queue, unless its array is at its width or a person holds it."""
     if job.held:
-        job.why = reason("held")
+        job.eligible, job.why = False, reason("held")
         return
     job.state = "pending"
     job.eligible = True

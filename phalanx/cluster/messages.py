@@ -22,7 +22,7 @@ class Holding(Struct, frozen=True, gc=False):
 
     job: int
     generation: int
-    phase: Literal["joined", "running", "drained", "aborted"]
+    phase: Literal["joined", "ready", "running", "drained", "aborted"]
     step: int
     committed: int
 
@@ -68,7 +68,6 @@ class Joined(Message, frozen=True, tag=True):
     previous: int = -1  # the one before it, still kept
     ward: int = -1  # newest committed step of the slot that this node is the buddy of
     ward_previous: int = -1
-    kept_generation: int = 0  # that made these snapshots
     reached: int = 0  # highest step completed here, in any generation
     reached_ns: int = 0
 
@@ -202,7 +201,7 @@ class WorkerLeft(Message, frozen=True, tag=True):
 
 
 class Restored(Message, frozen=True, tag=True):
-    """A worker has loaded a step, or ``refused`` says why it could not."""
+    """A worker has loaded a step, sealed it and waits; or ``refused`` says why it could not."""
 
     job: int
     generation: int
@@ -237,6 +236,19 @@ class WorkerFound(Message, frozen=True, tag=True):
     step: int
     committed: int
     durable: int = 0
+    ward: int = -1
+    running: bool = True  # False: it has restored ``step`` and waits
+
+
+class KeeperFound(Message, frozen=True, tag=True):
+    """A new agent found a keeper with snapshots that the one before it had known of."""
+
+    job: int
+    kept_generation: int
+    committed: int
+    previous: int = -1
+    ward: int = -1
+    ward_previous: int = -1
 
 
 class FlushAsk(Message, frozen=True, tag=True):
@@ -290,6 +302,7 @@ LocalFact = (
     | Restored
     | Sealed
     | WorkerFound
+    | KeeperFound
     | FlushAsk
     | WardSealed
     | Fault
@@ -322,6 +335,13 @@ class WorkerRestore(Message, frozen=True, tag=True):
     generation: int
     step: int
     source: Source
+
+
+class WorkerGo(Message, frozen=True, tag=True):
+    """Everybody has restored: make steps."""
+
+    job: int
+    generation: int
 
 
 class WorkerAbort(Message, frozen=True, tag=True):
@@ -382,6 +402,7 @@ class WorkerReplay(Message, frozen=True, tag=True):
 AgentAction = (
     WorkerForm
     | WorkerRestore
+    | WorkerGo
     | WorkerAbort
     | WorkerDrain
     | WorkerStop

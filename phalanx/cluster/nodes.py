@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from phalanx.cluster import health
 from phalanx.cluster.causes import cause_of
-from phalanx.cluster.commands import Accept, Adopt, Refuse, Stop
+from phalanx.cluster.commands import Accept, Refuse, Stop
 from phalanx.cluster.context import Context
 from phalanx.cluster.events import (
     Answer,
@@ -20,7 +20,7 @@ from phalanx.cluster.events import (
     ReadmitNode,
 )
 from phalanx.cluster.fleet import NodeState
-from phalanx.cluster.gangs import gang_of, outstanding
+from phalanx.cluster.gangs import gang_of, go_order, outstanding
 from phalanx.cluster.job import Job
 from phalanx.cluster.messages import Holding, Inventory
 from phalanx.cluster.reasons import Reason, reason, sentences
@@ -33,7 +33,6 @@ sentences(
         "drain_ordered": "a person wants it empty",
         "notice": "the site takes it away ({cause})",
         "empty_now": "it holds no work any more",
-        "adopt": "what it runs is what it should run",
         "no_such_node": "there is no node {node}",
         "no_such_question": "question {question} is not open",
         "vouched": "a person vouches for it",
@@ -103,7 +102,8 @@ def on_seen(ctx: Context, fact: NodeSeen) -> None:
     if state is NodeState.DEAD:
         # Whatever silenced it may do so again: it is tested before it gets work.
         ctx.fleet.set_state(node, NodeState.SUSPECT, ctx.now_ns, reason("seen"))
-        health.examine(ctx, node)
+        if not ctx.fleet.held[node]:
+            health.examine(ctx, node)
     elif state is NodeState.SUSPECT and node not in ctx.health.testing:
         health.readmit(ctx, node, reason("seen"))
 
@@ -119,8 +119,7 @@ def reconcile(ctx: Context, node: int, inventory: Inventory) -> None:
             told = reason("stop")
             ctx.emit((node,), Stop(reason=told, job=number, generation=generation))
         elif holding.generation == job.generation and gang_of(job).phase == "running":
-            told = reason("adopt")
-            ctx.emit((node,), Adopt(reason=told, job=number, generation=job.generation))
+            ctx.emit((node,), go_order(job))  # it may have missed it
     for number in list(ctx.fleet.held[node]):
         missing(ctx, ctx.view.jobs[number], node, reported.get(number))
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from phalanx.cluster.causes import CAUSES, cause_of
-from phalanx.cluster.commands import Adopt, Ask, Check, Form, Notify, Refuse, Stop
+from phalanx.cluster.commands import Ask, Check, Form, Go, Notify, Refuse, Stop
 from phalanx.cluster.events import (
     Answer,
     CheckResult,
@@ -279,7 +279,7 @@ def test_what_a_reconnected_node_rightly_runs_is_adopted():
     commands = drive.tell(
         NodeSeen(node=node, inventory=Inventory(2, (Holding(job.id, 1, "running", 150, 150),)))
     )
-    assert [type(c.body) for c in commands] == [Adopt]
+    assert [type(c.body) for c in commands] == [Go]
     assert job.state == "running"
 
 

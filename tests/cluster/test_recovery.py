@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
-from phalanx.cluster.commands import Abort, Form, Notify, Rebalance, Stop
+from phalanx.cluster.commands import Abort, Form, Go, Notify, Rebalance, Stop
 from phalanx.cluster.events import (
     CheckResult,
     Corruption,
@@ -305,14 +305,26 @@ def test_an_anonymous_deadline_does_not_forget_who_was_missing():
     assert job.generation == 2 and late not in job.placement.nodes
 
 
-def test_a_generation_that_ran_unheard_keeps_what_it_made():
+def test_a_gang_makes_steps_only_when_all_are_ready_and_the_log_knows_it():
     drive = Drive()
     job = drive.submit()
-    drive.tell(GangJoined(job=job.id, generation=1, step=-1, empty=job.placement.nodes))
-    while job.generation == 1:  # nobody hears that it is ready: it is formed again
-        drive.wait(SECOND)
-    drive.tell(GangJoined(job=job.id, generation=2, step=7))
-    assert (drive.last_restore().step, drive.last_restore().source) == (7, "peer")
+    drive.tell(GangJoined(job=job.id, generation=1, step=-1))
+    assert not drive.bodies(Go)
+    drive.tell(GangReady(job=job.id, generation=1, step=0))
+    assert drive.sent[-1].body == Go(reason=drive.sent[-1].body.reason, job=job.id, generation=1)
+    assert drive.sent[-1].target == job.placement.nodes
+
+
+def test_a_node_that_left_gives_up_its_snapshots_when_the_others_run():
+    drive = Drive()
+    job = drive.running(spares=1)
+    node = job.placement.nodes[0]
+    drive.tell(DeviceError(node=node, cause="hbm_ecc"))
+    drive.wait(SECOND)
+    assert drive.last_form().kept_generation == 1
+    drive.run(job)
+    kept = [(c.target, c.body.keep_snapshots) for c in drive.sent if isinstance(c.body, Stop)]
+    assert kept == [((node,), True), ((node,), False)]
 
 
 def test_a_node_that_does_not_answer_is_asked_again_and_then_replaced():

@@ -12,6 +12,7 @@ from phalanx.cluster.messages import (
     Connected,
     Disconnected,
     Fault,
+    KeeperFound,
     LocalFact,
     Message,
     Restored,
@@ -23,6 +24,7 @@ from phalanx.cluster.messages import (
     WorkerDrain,
     WorkerForm,
     WorkerFound,
+    WorkerGo,
     WorkerLeft,
     WorkerRestore,
     WorkerStop,
@@ -35,7 +37,15 @@ if TYPE_CHECKING:
     from phalanx.simulate.chaos.controller import Controller
     from phalanx.simulate.chaos.world import ChaosWorld
 
-ACTIONS = (WorkerForm, WorkerRestore, WorkerAbort, WorkerDrain, WorkerStop, RunCheck)
+ACTIONS = (
+    WorkerForm,
+    WorkerRestore,
+    WorkerGo,
+    WorkerAbort,
+    WorkerDrain,
+    WorkerStop,
+    RunCheck,
+)
 Slot = tuple[int, str, int]  # generation, "own" or "ward", slot
 
 
@@ -55,6 +65,7 @@ class Host:
         self.memory: dict[int, dict[Slot, dict[int, int]]] = {}  # job: slot: step: branch
         self.disk: dict[int, dict[int, int]] = {}
         self.durable: dict[int, int] = {}
+        self.gone: dict[int, int] = {}  # by job: last generation that was told to go here
         self.connection = 0
         self.controller: Controller | None = None
         self.incarnation = 1
@@ -152,6 +163,10 @@ class Host:
                     delay = int(self.world.restore_ns(source) * self.slow)
                     token = worker.token
                     self.world.agenda.after(delay, self._restore, worker, token, step, source)
+            case WorkerGo(job=job, generation=generation):
+                worker = self._worker(job, generation)
+                if worker is not None:
+                    self._go(worker)
             case WorkerAbort(job=job, generation=generation):
                 worker = self._worker(job, generation)
                 if worker is not None:
@@ -212,7 +227,7 @@ class Host:
         branch = self.world.branch_of(self, worker.job, worker.generation, step, source)
         refused = "" if branch is not None else "it is not there, or is damaged"
         if branch is not None:
-            worker.phase, worker.step = "running", step
+            worker.phase, worker.step, worker.branch = "ready", step, branch
             form = self.world.forms[worker.job, worker.generation]
             slot, count = form.nodes.index(self.node), len(form.nodes)
             self.keep(form, "own", slot, step, branch)
@@ -230,8 +245,12 @@ class Host:
                 refused=refused,
             )
             self.feed(fact)
-        if branch is not None:
-            self.world.workers.restored(self, worker, step, branch)
+
+    def _go(self, worker: Worker) -> None:
+        if worker.phase == "ready":
+            worker.phase = "running"
+            self.gone[worker.job] = worker.generation
+            self.world.workers.restored(self, worker, worker.step, worker.branch)
 
     def _stop(self, job: int) -> None:
         worker = self.workers.pop(job, None)
@@ -309,8 +328,7 @@ class Host:
         """Whether the agent has heard that its ranks sealed a step."""
         if not self.alive or self.agent is None:
             return False
-        local = self.agent.jobs.get(form.job)
-        return local is not None and local.committed >= step
+        return self.agent.committed(form.job) >= step
 
     # What happens to the machine.
 
@@ -322,7 +340,7 @@ class Host:
         for worker in list(self.workers.values()):
             worker.token += 1
             self.world.workers.leave(worker.job, worker.generation, self.node)
-        self.workers, self.memory, self.durable = {}, {}, {}
+        self.workers, self.memory, self.durable, self.gone = {}, {}, {}, {}
         self.agent = None
         self._unplug()
 
@@ -348,11 +366,11 @@ class Host:
             return
         self.incarnation += 1
         self.agent = self._new_agent()
+        for job in list(self.memory):
+            self._found_memory(job)
         for job, worker in list(self.workers.items()):
-            if worker.phase != "running":
-                # Nobody tells the new agent what the keeper holds for workers that are gone.
+            if worker.phase not in ("ready", "running"):
                 self._stop(job)
-                self.memory.pop(job, None)
                 continue
             for rank in worker.ranks:
                 found = WorkerFound(
@@ -362,9 +380,35 @@ class Host:
                     step=worker.step,
                     committed=worker.step,
                     durable=self.durable.get(job, 0),
+                    running=worker.phase == "running",
                 )
                 self.feed(found)
         self.connect()
+
+    def _found_memory(self, job: int) -> None:
+        """What the keeper holds of the last generation that ran here."""
+        kept = self.memory[job]
+        generation = self.gone.get(job, 0)
+        steps = {
+            kind: sorted(
+                step
+                for (sealed, which, _), held in kept.items()
+                if sealed == generation and which == kind
+                for step in held
+            )
+            for kind in ("own", "ward")
+        }
+        own, ward = ([-1, -1, *steps[kind]] for kind in ("own", "ward"))
+        self.feed(
+            KeeperFound(
+                job=job,
+                kept_generation=generation,
+                committed=own[-1],
+                previous=own[-2],
+                ward=ward[-1],
+                ward_previous=ward[-2],
+            )
+        )
 
     def _unplug(self) -> None:
         controller, self.controller, self.connection = self.controller, None, 0

@@ -22,9 +22,10 @@ class Worker(Struct, kw_only=True):
     job: int
     generation: int
     ranks: tuple[int, ...]
-    phase: str = "starting"  # starting, up, restoring, running, out
+    phase: str = "starting"  # starting, up, restoring, ready, running, out
     token: int = 0
     step: int = 0
+    branch: int = -1  # that it restored
 
 
 class Collective(Struct, kw_only=True):
@@ -47,7 +48,7 @@ class Workers:
         self.gangs: dict[tuple[int, int], Collective] = {}
 
     def restored(self, host: Host, worker: Worker, step: int, branch: int) -> None:
-        """A node of a gang has loaded a step; when all have, steps begin."""
+        """A node of a gang was told to go on from a step; when all were, steps begin."""
         key = (worker.job, worker.generation)
         form = self.world.forms.get(key)
         if form is None:
