@@ -137,44 +137,61 @@ def _(
 # ---------------------------------------------------------------- SwiGLU
 
 
+# A group of gates or ups need not be a power of two wide: it is handled in blocks that are. Block
+# ``unit`` of the hidden values stands at unit * BLOCK there, and in the pairs behind as many ups as
+# there are groups before its own.
+
+
 @triton.jit
-def _swiglu_forward(pairs_ptr, out_ptr, rows, WIDTH: tl.constexpr, ROWS: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
-    column = tl.arange(0, WIDTH)[None, :]
-    inside = row < rows
-    source = pairs_ptr + row * (2 * WIDTH) + column
+def _swiglu_forward(
+    pairs_ptr, out_ptr, units,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, UNITS: tl.constexpr,
+):  # fmt: skip
+    unit = tl.program_id(0).to(tl.int64) * UNITS + tl.arange(0, UNITS)[:, None]
+    inside = unit < units
+    place = unit * BLOCK + tl.arange(0, BLOCK)[None, :]
+    source = pairs_ptr + place + unit // (WIDTH // BLOCK) * WIDTH
     gate = tl.load(source, mask=inside).to(tl.float32)
     up = tl.load(source + WIDTH, mask=inside).to(tl.float32)
-    tl.store(out_ptr + row * WIDTH + column, gate * tl.sigmoid(gate) * up, mask=inside)
+    tl.store(out_ptr + place, gate * tl.sigmoid(gate) * up, mask=inside)
 
 
 @triton.jit
-def _swiglu_backward(slope_ptr, pairs_ptr, grad_ptr, rows, WIDTH: tl.constexpr, ROWS: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
-    column = tl.arange(0, WIDTH)[None, :]
-    inside = row < rows
-    pair = row * (2 * WIDTH) + column
+def _swiglu_backward(
+    slope_ptr, pairs_ptr, grad_ptr, units,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, UNITS: tl.constexpr,
+):  # fmt: skip
+    unit = tl.program_id(0).to(tl.int64) * UNITS + tl.arange(0, UNITS)[:, None]
+    inside = unit < units
+    place = unit * BLOCK + tl.arange(0, BLOCK)[None, :]
+    pair = place + unit // (WIDTH // BLOCK) * WIDTH
     gate = tl.load(pairs_ptr + pair, mask=inside).to(tl.float32)
     up = tl.load(pairs_ptr + pair + WIDTH, mask=inside).to(tl.float32)
-    slope = tl.load(slope_ptr + row * WIDTH + column, mask=inside).to(tl.float32)
+    slope = tl.load(slope_ptr + place, mask=inside).to(tl.float32)
     sigmoid = tl.sigmoid(gate)
     silu = gate * sigmoid
     tl.store(grad_ptr + pair, slope * up * (sigmoid + silu * (1.0 - sigmoid)), mask=inside)
     tl.store(grad_ptr + pair + WIDTH, slope * silu, mask=inside)
 
 
-def _swiglu_grid(rows: int, width: int) -> tuple[tuple[int], int]:
-    tile_rows = max(1, _SWIGLU_TILE // width)
-    return (triton.cdiv(rows, tile_rows),), tile_rows
+def swiglu_block(width: int) -> int:
+    """The largest power of two, up to 128, that divides a group of gates."""
+    return min(width & -width, 128)
+
+
+def _swiglu_tiles(hidden: int, width: int) -> tuple[tuple[int], dict[str, int]]:
+    block = swiglu_block(width)
+    units, tile_units = hidden // block, _SWIGLU_TILE // block
+    sizes = {"units": units, "WIDTH": width, "BLOCK": block, "UNITS": tile_units}
+    return (triton.cdiv(units, tile_units),), sizes
 
 
 @torch.library.custom_op("phalanx::swiglu_forward", mutates_args=(), device_types="cuda")
 def swiglu_forward(pairs: Tensor, width: int) -> Tensor:
     """silu(gate) * up of [..., groups * 2 * width] with gates and ups in alternating groups."""
     out = pairs.new_empty((*pairs.shape[:-1], pairs.shape[-1] // 2))
-    rows = out.numel() // width
-    grid, tile_rows = _swiglu_grid(rows, width)
-    _swiglu_forward[grid](pairs, out, rows, WIDTH=width, ROWS=tile_rows, num_warps=8)
+    grid, sizes = _swiglu_tiles(out.numel(), width)
+    _swiglu_forward[grid](pairs, out, **sizes, num_warps=8)
     return out
 
 
@@ -187,9 +204,8 @@ def _(pairs: Tensor, width: int) -> Tensor:
 def swiglu_backward(slope: Tensor, pairs: Tensor, width: int) -> Tensor:
     """Gradient of the pairs."""
     grad = torch.empty_like(pairs)
-    rows = slope.numel() // width
-    grid, tile_rows = _swiglu_grid(rows, width)
-    _swiglu_backward[grid](slope, pairs, grad, rows, WIDTH=width, ROWS=tile_rows, num_warps=8)
+    grid, sizes = _swiglu_tiles(slope.numel(), width)
+    _swiglu_backward[grid](slope, pairs, grad, **sizes, num_warps=8)
     return grad
 
 

@@ -15,6 +15,7 @@ if HAS_KERNELS or TYPE_CHECKING:
     from phalanx.model import cublaslt as cublaslt
     from phalanx.model import kernels as kernels
 
+NARROW_GROUP = 16  # of gates: the kernels take multiples of it
 _NARROW = 512  # norms of fewer columns (those of a head) are left to torch
 
 
@@ -89,7 +90,7 @@ class _AddRmsNorm(torch.autograd.Function):
 
 def swiglu(pairs: Tensor, width: int) -> Tensor:
     """silu(gate) * up; gates and ups lie in alternating groups of ``width`` columns."""
-    if HAS_KERNELS and pairs.is_cuda and width & (width - 1) == 0:
+    if HAS_KERNELS and pairs.is_cuda and width % NARROW_GROUP == 0:
         return _SwiGLU.apply(pairs, width)  # type: ignore[no-any-return, no-untyped-call]
     gate, up = pairs.unflatten(-1, (-1, 2, width)).unbind(-2)
     hidden: Tensor = F.silu(gate) * up

@@ -115,7 +115,7 @@ def swiglu_backward(
     slope: Tensor, pairs: Tensor, hidden_peaks: Tensor, group_width: int
 ) -> tuple[Quantized, Quantized]:
     """The gradient of the pairs, and the hidden values again (columns), both in fp8."""
-    if HAS_KERNELS and pairs.is_cuda:
+    if HAS_KERNELS and pairs.is_cuda and group_width % model_ops.NARROW_GROUP == 0:
         rows, columns, scale, hidden, hidden_scale = float8_kernels.swiglu_backward_quantize(
             slope, pairs, hidden_peaks, group_width, BACKWARD, FORWARD, SAMPLE_EVERY, SAMPLE_MARGIN
         )

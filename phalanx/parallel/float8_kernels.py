@@ -17,10 +17,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from phalanx.model.kernels import swiglu_block
+
 PEAKS = 1024  # partial maxima that one measurement leaves
 _ROWS = 64  # rows of a tile; as many bytes are contiguous in the transposed copy
 _COLUMNS = 128
-_SWIGLU_ROWS = 32
+_SWIGLU_TILE = 4096  # elements
 
 
 @triton.jit
@@ -136,21 +138,22 @@ def _swiglu_slopes(gate, up, slope):
 
 @triton.jit
 def _swiglu_measure(
-    slope_ptr, pairs_ptr, peaks_ptr, height, groups,
-    EVERY: tl.constexpr, WIDTH: tl.constexpr, GROUPS: tl.constexpr,
+    slope_ptr, pairs_ptr, peaks_ptr, height, units,
+    EVERY: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, UNITS: tl.constexpr,
 ):  # fmt: skip
     """Largest magnitude of the gradient of gates and ups in every EVERY-th row."""
-    peak = tl.zeros([GROUPS, WIDTH], tl.float32)
-    chunks = tl.cdiv(groups, GROUPS)
-    column = tl.arange(0, WIDTH)[None, :]
+    peak = tl.zeros([UNITS, BLOCK], tl.float32)
+    chunks = tl.cdiv(units, UNITS)
+    lane = tl.arange(0, BLOCK)[None, :]
     for index in range(tl.program_id(0), tl.cdiv(height, EVERY) * chunks, tl.num_programs(0)):
         row = (index // chunks) * EVERY
-        group = (index % chunks) * GROUPS + tl.arange(0, GROUPS)[:, None]
-        inside = group < groups
-        cell = row * groups.to(tl.int64) + group
-        gate = tl.load(pairs_ptr + cell * (2 * WIDTH) + column, mask=inside, other=0.0)
-        up = tl.load(pairs_ptr + cell * (2 * WIDTH) + WIDTH + column, mask=inside, other=0.0)
-        slope = tl.load(slope_ptr + cell * WIDTH + column, mask=inside, other=0.0)
+        unit = (index % chunks) * UNITS + tl.arange(0, UNITS)[:, None]
+        inside = unit < units
+        cell = row * units.to(tl.int64) + unit  # of a block, as in the kernels of SwiGLU
+        pair = pairs_ptr + cell * BLOCK + cell // (WIDTH // BLOCK) * WIDTH + lane
+        gate = tl.load(pair, mask=inside, other=0.0)
+        up = tl.load(pair + WIDTH, mask=inside, other=0.0)
+        slope = tl.load(slope_ptr + cell * BLOCK + lane, mask=inside, other=0.0)
         of_gate, of_up, _ = _swiglu_slopes(
             gate.to(tl.float32), up.to(tl.float32), slope.to(tl.float32)
         )
@@ -161,27 +164,28 @@ def _swiglu_measure(
 @triton.jit
 def _swiglu_backward_quantize(
     slope_ptr, pairs_ptr, peaks_ptr, hidden_peaks_ptr, rows_ptr, columns_ptr, scale_ptr,
-    hidden_ptr, hidden_scale_ptr, height, groups, margin,
+    hidden_ptr, hidden_scale_ptr, height, units, margin,
     LARGEST: tl.constexpr, HIDDEN_LARGEST: tl.constexpr, N_PEAKS: tl.constexpr,
-    WIDTH: tl.constexpr, ROWS: tl.constexpr,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """One group of columns: gradients of gates and ups, and the hidden values again."""
+    """One block of columns: gradients of gates and ups, and the hidden values again."""
     peak = tl.max(tl.load(peaks_ptr + tl.arange(0, N_PEAKS)), 0) * margin
     scale = _power_of_two_scale(peak, LARGEST)
     hidden_peak = tl.max(tl.load(hidden_peaks_ptr + tl.arange(0, N_PEAKS)), 0)
     hidden_scale = _power_of_two_scale(hidden_peak, HIDDEN_LARGEST)
-    group = tl.program_id(0)
+    unit = tl.program_id(0)
     row = tl.program_id(1).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    lane = tl.arange(0, WIDTH)
-    inside = (row < height)[:, None] & (lane < WIDTH)[None, :]
-    cell = (row * groups + group)[:, None]
-    source = pairs_ptr + cell * (2 * WIDTH) + lane[None, :]
+    lane = tl.arange(0, BLOCK)
+    inside = (row < height)[:, None] & (lane < BLOCK)[None, :]
+    width = units * (2 * BLOCK)
+    place = unit * BLOCK + lane  # among the hidden values
+    column = place + unit // (WIDTH // BLOCK) * WIDTH  # among the pairs
+    source = pairs_ptr + row[:, None] * width + column[None, :]
     gate = tl.load(source, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(source + WIDTH, mask=inside, other=0.0).to(tl.float32)
-    slope = tl.load(slope_ptr + cell * WIDTH + lane[None, :], mask=inside, other=0.0)
+    hidden_place = row[:, None] * (units * BLOCK) + place[None, :]
+    slope = tl.load(slope_ptr + hidden_place, mask=inside, other=0.0)
     of_gate, of_up, hidden = _swiglu_slopes(gate, up, slope.to(tl.float32) * scale)
-    column = group * (2 * WIDTH) + lane
-    width = groups * (2 * WIDTH)
     _store(of_gate, rows_ptr, columns_ptr, row, column, height, width, inside, True, True, LARGEST)
     _store(
         of_up, rows_ptr, columns_ptr, row, column + WIDTH, height, width, inside,
@@ -190,10 +194,10 @@ def _swiglu_backward_quantize(
     # Rounded as the forward pass rounded it on its way to memory.
     hidden = hidden.to(pairs_ptr.dtype.element_ty).to(tl.float32) * hidden_scale
     _store(
-        hidden, hidden_ptr, hidden_ptr, row, group * WIDTH + lane, height, groups * WIDTH, inside,
+        hidden, hidden_ptr, hidden_ptr, row, place, height, units * BLOCK, inside,
         False, True, HIDDEN_LARGEST,
     )  # fmt: skip
-    if (group == 0) & (tl.program_id(1) == 0):
+    if (unit == 0) & (tl.program_id(1) == 0):
         tl.store(scale_ptr, 1.0 / scale)
         tl.store(hidden_scale_ptr, 1.0 / hidden_scale)
 
@@ -296,18 +300,20 @@ def swiglu_backward_quantize(
     the hidden values as columns and their factor. The gradient's scale comes from some rows.
     """
     height, width = pairs.shape
-    groups = width // (2 * group_width)
+    block = swiglu_block(group_width)
+    units = width // (2 * block)
     peaks = torch.empty(PEAKS, dtype=torch.float32, device=pairs.device)
     _swiglu_measure[(PEAKS,)](
-        slope, pairs, peaks, height, groups, EVERY=every, WIDTH=group_width,
-        GROUPS=max(1, 2048 // group_width), num_warps=8,
+        slope, pairs, peaks, height, units, EVERY=every, WIDTH=group_width, BLOCK=block,
+        UNITS=2048 // block, num_warps=8,
     )  # fmt: skip
     out = _outputs(height, width, pairs, dtype, True, True)
     _, hidden, hidden_scale = _outputs(height, width // 2, pairs, hidden_dtype, False, True)
-    _swiglu_backward_quantize[(groups, triton.cdiv(height, _SWIGLU_ROWS))](
-        slope, pairs, peaks, hidden_peaks, *out, hidden, hidden_scale, height, groups, margin,
+    tile_rows = _SWIGLU_TILE // block
+    _swiglu_backward_quantize[(units, triton.cdiv(height, tile_rows))](
+        slope, pairs, peaks, hidden_peaks, *out, hidden, hidden_scale, height, units, margin,
         LARGEST=torch.finfo(dtype).max, HIDDEN_LARGEST=torch.finfo(hidden_dtype).max,
-        N_PEAKS=PEAKS, WIDTH=group_width, ROWS=_SWIGLU_ROWS, num_warps=4,
+        N_PEAKS=PEAKS, WIDTH=group_width, BLOCK=block, ROWS=tile_rows, num_warps=4,
     )  # fmt: skip
     return *out, hidden, hidden_scale
 

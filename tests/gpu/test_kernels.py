@@ -58,7 +58,7 @@ def test_norm_and_its_gradients_equal_torch(width: int, joined: bool) -> None:
         assert error(found.grad, reference.grad) < BF16_ERROR
 
 
-@pytest.mark.parametrize("width", [16, 128])
+@pytest.mark.parametrize("width", [16, 48, 128, 224, 832])  # 224: Llama 8B, 832: 405B
 def test_swiglu_and_its_gradient_equal_torch(width: int) -> None:
     pairs, slope = random(5, 33, 6 * width), random(5, 33, 3 * width)
     found, wide = pairs.clone().requires_grad_(), pairs.float().requires_grad_()
@@ -186,7 +186,9 @@ def test_fp8_operands_equal_the_torch_form_in_both_orders(
             assert error(fp8_values(found, order), fp8_values(reference, order)) < 1e-3
 
 
-@pytest.mark.parametrize(("tokens", "groups", "width"), [(80, 4, 32), (2048, 64, 128)])
+@pytest.mark.parametrize(
+    ("tokens", "groups", "width"), [(80, 4, 32), (2048, 64, 128), (304, 8, 224)]
+)
 def test_fp8_swiglu_gradient_equals_the_torch_form(
     tokens: int, groups: int, width: int, request: pytest.FixtureRequest
 ) -> None:
