@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,7 +21,7 @@ from phalanx.cli.options import (
     refused_in_words,
 )
 from phalanx.config import batch_ramp, check, resolve
-from phalanx.data.errors import DataError
+from phalanx.data.errors import DataError, StoreError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -77,7 +79,7 @@ def tokenize(
     """Turn text into token shards; a run that was killed goes on when started again."""
     from phalanx.data import tokenize as work  # the tokenizers library loads only where needed
 
-    with refused_in_words(json):
+    with _in_words(json):
         if bool(vocab_size) == bool(tokenizer):
             rule = "give either --vocab-size (train one) or --tokenizer (use one)"
             raise DataError("tokenizer", tokenizer or "", rule, "try --vocab-size 4096")
@@ -113,7 +115,7 @@ def train_tokenizer(
     json: Json = False,
 ) -> None:
     """Train a byte-level BPE tokenizer."""
-    with refused_in_words(json):
+    with _in_words(json):
         from phalanx.data import vocabulary
         from phalanx.data.writer import write_atomically
 
@@ -142,7 +144,7 @@ def inspect(
     """Show what a corpus holds, or (for a JOB.toml) the blend that it trains on."""
     from phalanx.cli.data_view import inspect_blend, inspect_corpus
 
-    with refused_in_words(json):
+    with _in_words(json):
         if path.endswith(".toml"):
             inspect_blend(Path(path), overrides or [], json)
             return
@@ -161,7 +163,7 @@ def verify(
     from phalanx.data import verifying
     from phalanx.data.opening import open_whole
 
-    with refused_in_words(json), bar("verify", quiet=json) as (progress, task):
+    with _in_words(json), bar("verify", quiet=json) as (progress, task):
         progress.update(task, total=open_whole(path, vocab).tokens)
         done = verifying.verify(path, vocab, lambda tokens: progress.advance(task, tokens))
     if json:
@@ -183,7 +185,7 @@ def checksum(path: Corpus, json: Json = False) -> None:
     from phalanx.data.opening import open_whole
     from phalanx.data.sums import forget_sums, record_sums
 
-    with refused_in_words(json), bar("checksum", quiet=json, unit="bytes") as (progress, task):
+    with _in_words(json), bar("checksum", quiet=json, unit="bytes") as (progress, task):
         forget_sums(path)
         stream = open_whole(path)
         if not isinstance(stream, ForeignStream):
@@ -210,7 +212,7 @@ def stage(
     """Copy a corpus to local disk: proved on the way, and there only when complete."""
     from phalanx.data import staging
 
-    with refused_in_words(json), bar("stage", quiet=json, unit="bytes") as (progress, task):
+    with _in_words(json), bar("stage", quiet=json, unit="bytes") as (progress, task):
         done = staging.stage(
             path,
             target,
@@ -235,7 +237,7 @@ def split(
     from phalanx.data import heldout
     from phalanx.data.opening import open_whole
 
-    with refused_in_words(json), bar("split", quiet=json) as (progress, task):
+    with _in_words(json), bar("split", quiet=json) as (progress, task):
         if not 0.0 < fraction < 1.0:
             raise DataError("fraction", fraction, "must lie between 0 and 1", "try 0.001")
         stream = open_whole(path)
@@ -275,7 +277,7 @@ def order(
     from phalanx.data.reader import SampleReader
     from phalanx.data.readings import step_cursor, step_readings
 
-    with refused_in_words(json):
+    with _in_words(json):
         job, ranks = load(path, overrides, world_size)
         check(job, ranks)
         job = resolve(job, ranks)
@@ -294,6 +296,20 @@ def order(
             if micro_batch is None or reading.micro_batch == micro_batch
         ]
         print_readings(job.data, reader, readings, text, json)
+
+
+@contextmanager
+def _in_words(json: bool) -> Iterator[None]:
+    """As for every command; a store that cannot be read now is no mistake, but exit code 1."""
+    try:
+        with refused_in_words(json):
+            yield
+    except StoreError as error:
+        if json:
+            print_json({"problems": [str(error)]})
+        else:
+            print(f"error: {error}", file=sys.stderr)
+        raise typer.Exit(1) from None
 
 
 def _cursor_of(checkpoint: Path | None) -> Cursor | None:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 import numpy as np
@@ -284,7 +284,8 @@ def inspect_blend(path: Path, overrides: list[str], json: bool) -> None:
             box=None,
         )
         for column in ("source", "tokens", "drawn by the run", "epochs", "share"):
-            table.add_column(column, justify="left" if column == "source" else "right")
+            side: Literal["left", "right"] = "left" if column == "source" else "right"
+            table.add_column(column, justify=side, no_wrap=True)  # a cut number is a wrong one
         table.add_column("")
         for source in survey.sources:
             share = source.shares[at]

@@ -32,6 +32,10 @@ _FIRST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS = 0.1, 5.0
 _KNOWN_READS = 8  # before which nobody knows what is slow
 _SHORTEST_HEDGE_SECONDS = 0.05
 
+# Where cloud machines ask for the credentials of their role.
+_METADATA_ADDRESS = "169.254.169.254"
+_CREDENTIALS = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or give the machine a role"
+
 Result = TypeVar("Result")
 
 
@@ -124,17 +128,25 @@ class RangeStore:
                 rule = "is part of the corpus but missing"
                 raise DataError("data.path", f"{self.url}/{name}", rule, "restore it") from None
             except (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError) as error:
-                raise StoreError(self.url, name, f"access is refused: {error}") from None
+                raise StoreError(self.url, name, f"access is refused: {_in_words(error)}") from None
             except (exceptions.BaseError, OSError, TimeoutError) as error:
-                waited = time.monotonic() - began
+                waited, reason = time.monotonic() - began, _in_words(error)
                 if waited + pause > self._settings.retry_seconds:
-                    what = f"failed for {waited:.0f} s (data.store.retry_seconds): {error}"
+                    what = f"failed for {waited:.0f} s (data.store.retry_seconds): {reason}"
                     raise StoreError(self.url, name, what) from error
                 if self.retries == 0 or pause >= 1:
-                    log.warning("reading %s/%s again in %.1f s: %s", self.url, name, pause, error)
+                    log.warning("reading %s/%s again in %.1f s: %s", self.url, name, pause, reason)
                 self.retries += 1
             await asyncio.sleep(pause * random.uniform(0.5, 1.5))
             pause = min(2 * pause, _LONGEST_WAIT_SECONDS)
+
+
+def _in_words(error: Exception) -> str:
+    """What a client says, without the dump of its insides."""
+    text = str(error).partition("\n")[0]
+    if _METADATA_ADDRESS in text:  # where the client looks for a machine's role, last of all
+        return f"no credentials were found: {_CREDENTIALS} ({text})"
+    return text
 
 
 def open_store(url: str, settings: Store) -> RangeStore:

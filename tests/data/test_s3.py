@@ -158,3 +158,6 @@ def test_a_corpus_in_a_store_can_be_looked_into_by_its_url(
         done = runner.invoke(app, ["data", *command])
         assert done.exit_code == 0, done.output
     assert "2,000,000 tokens" in runner.invoke(app, ["data", "inspect", url]).output
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
+    refused = runner.invoke(app, ["data", "verify", f"{url}/elsewhere"])
+    assert refused.exit_code == 1 and "access is refused" in refused.output

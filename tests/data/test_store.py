@@ -68,6 +68,18 @@ def test_patience_ends_with_the_name_of_the_object(monkeypatch: pytest.MonkeyPat
     assert client.requests > 2
 
 
+def test_a_failure_is_told_in_one_line_and_absent_credentials_by_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    text = (
+        "Error performing PUT http://169.254.169.254/latest/api/token\n\nDebug source:\nGeneric {"
+    )
+    client = Client(failing(10**9, GenericError(text)))
+    with pytest.raises(StoreError, match="no credentials.*AWS_ACCESS_KEY_ID") as caught:
+        read(store_with(client, monkeypatch, retry_seconds=0.01))
+    assert "\n" not in str(caught.value)
+
+
 def test_what_is_missing_or_forbidden_is_not_asked_for_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
