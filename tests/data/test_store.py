@@ -75,7 +75,7 @@ def test_a_failure_is_told_in_one_line_and_absent_credentials_by_name(
         "Error performing PUT http://169.254.169.254/latest/api/token\n\nDebug source:\nGeneric {"
     )
     client = Client(failing(10**9, GenericError(text)))
-    with pytest.raises(StoreError, match="no credentials.*AWS_ACCESS_KEY_ID") as caught:
+    with pytest.raises(StoreError, match=r"no credentials.*AWS_ACCESS_KEY_ID") as caught:
         read(store_with(client, monkeypatch, retry_seconds=0.01))
     assert "\n" not in str(caught.value)
 
