@@ -165,7 +165,7 @@ def figures(record: StepRecord) -> str:
     exposed = record.parts.exposed_communication
     if exposed and record.step_seconds:
         pieces.append(f"comm {exposed / record.step_seconds:.0%}")
-    pieces += [f"{record.damaged} damaged samples"] * bool(record.damaged)
+    pieces += [f"damaged {record.damaged}"] * bool(record.damaged)
     return "  ".join(pieces + ["skipped"] * record.skipped)
 
 

@@ -69,7 +69,7 @@ def test_a_run_tells_of_its_damaged_samples(tmp_path: Path) -> None:
     total = sum(record.damaged for record in records)
     assert 4 <= total <= 6
     for record in records:
-        assert (f"{record.damaged} damaged samples" in figures(record)) == (record.damaged > 0)
+        assert (f"damaged {record.damaged}" in figures(record)) == (record.damaged > 0)
         if record.damaged:
             assert f"step {record.step}/16  {figures(record)}" in run.text
     assert f"damaged_samples: {total}" in run.text
