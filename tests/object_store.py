@@ -68,6 +68,8 @@ class S3Server:
         command += [f"-master.port={master}", f"-volume.port={volume}", f"-filer.port={filer}"]
         command += ["-s3", f"-s3.port={self.port}", f"-s3.config={self.folder / 's3.json'}"]
         command += ["-volume.max=20", "-master.volumeSizeLimitMB=512"]
+        # Their ports are the same for every server of a machine, of which there may be several.
+        command += ["-s3.port.iceberg=0", "-s3.port.lance=0"]
         with (self.folder / "log.txt").open("ab") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=log, cwd=self.folder)
         self._wait()
@@ -105,10 +107,18 @@ class S3Server:
             except urllib.error.HTTPError:
                 break  # an unsigned request is refused: it answers
             except OSError:
+                self._refuse_dead()
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(0.1)
         self._make_bucket(deadline)
+
+    def _refuse_dead(self) -> None:
+        assert self._process is not None
+        if self._process.poll() is not None:
+            lines = (self.folder / "log.txt").read_text(errors="replace").splitlines()
+            fatal = [line for line in lines if line.startswith("F")]
+            raise RuntimeError(f"the S3 server ended by itself: {(fatal or lines or [''])[-1]}")
 
     def _make_bucket(self, deadline: float) -> None:
         weed = find_weed()
