@@ -1,6 +1,6 @@
 """Speed of the planner: mappings evaluated in a second, and the time of every preset's search.
 
-python benchmarks/plan.py            # medians of five, in CPU time: other load does not count
+python -m benchmarks.plan            # medians of five, in CPU time: other load does not count
 """
 
 from __future__ import annotations
