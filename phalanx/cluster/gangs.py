@@ -220,6 +220,8 @@ def on_ready(ctx: Context, fact: GangReady) -> bool:
     gang.leftover = ()
     gang.lost, gang.refused, gang.rollback, gang.skip = {}, (), -1, (0, 0)
     gang.restored = fact.step
+    # Checkpoints after this step belong to a branch that is given up now.
+    job.durables = [step for step in job.durables if step <= fact.step]
     job.committed = fact.step
     job.step = max(job.step, fact.step)
     job.state = "running"
@@ -247,7 +249,8 @@ def on_progress(ctx: Context, fact: Progress) -> Job | None:
     ctx.ledger.progress(job, fact)
     job.step = max(job.step, fact.step)
     job.committed = max(job.committed, fact.committed)
-    job.add_durable(fact.durable)
+    if fact.durable <= fact.step:
+        job.add_durable(fact.durable)
     if current and steps > 0 and passed > 0:
         measured = passed // steps
         job.step_ns = measured if not job.step_ns else (3 * job.step_ns + measured) // 4

@@ -36,6 +36,7 @@ class Memory(Struct, kw_only=True):
         self.committed, self.previous = step, -1
         self.ward, self.ward_previous = step, -1
         self.reached, self.reached_ns = step, 0
+        self.durable = min(self.durable, step)  # later ones are of a branch that is given up
 
     def fence(self, generation: int) -> None:
         """This generation is the last that ran, whatever the node has heard of it."""

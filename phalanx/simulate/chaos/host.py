@@ -249,7 +249,10 @@ class Host:
     def _go(self, worker: Worker) -> None:
         if worker.phase == "ready":
             worker.phase = "running"
-            self.gone[worker.job] = worker.generation
+            job, step = worker.job, worker.step
+            self.gone[job] = worker.generation
+            self.durable[job] = min(self.durable.get(job, 0), step)
+            self.disk[job] = {k: v for k, v in self.disk.get(job, {}).items() if k <= step}
             self.world.workers.restored(self, worker, worker.step, worker.branch)
 
     def _stop(self, job: int) -> None:
