@@ -17,6 +17,7 @@ from phalanx.checkpoint.kept import Kept, Outcome
 from phalanx.checkpoint.manifest import CheckpointError
 from phalanx.checkpoint.snapshot import Snapshot
 
+ARCHIVE_SECONDS = 600.0  # that a run waits at its end for copies; the keeper goes on after
 COMMIT_SECONDS = 60.0  # for the manifest, once every rank's shard is known to be durable
 
 log = logging.getLogger(__name__)
@@ -51,6 +52,10 @@ class Background:
                     self._copied.record()
             self._seal(wait=False)
 
+    @property
+    def flush_seconds(self) -> float:
+        return self._kept.flush_seconds
+
     def before_update(self) -> None:
         """The state is about to change: the device waits for copies that are not done, not we."""
         if self._copied is not None:
@@ -65,6 +70,9 @@ class Background:
             if outcome.problem:
                 log.error("checkpoint %s is not saved: %s", outcome.path, outcome.problem)
                 self._failed = outcome
+        for trouble in self._kept.troubles:
+            log.error("%s", trouble)
+        self._kept.troubles.clear()
         return found
 
     def wait_durable(self) -> None:
@@ -88,6 +96,11 @@ class Background:
             if time.monotonic() > deadline:
                 problem = f"no manifest {COMMIT_SECONDS:.0f} s after the last shard was written"
                 raise CheckpointError(self._folder, problem)
+        deadline = time.monotonic() + ARCHIVE_SECONDS
+        while self._kept.archiving and time.monotonic() < deadline:
+            found += self.poll(timeout_seconds=1.0)
+        if self._kept.archiving:
+            log.warning("the keeper still copies steps %s", self._kept.archiving)
         return found + self.poll()
 
     def close(self) -> None:

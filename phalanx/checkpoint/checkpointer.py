@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import datetime
 import logging
+import math
 import os
 import secrets
 import shutil
 import subprocess
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import msgspec
 import torch
 
+from phalanx.checkpoint.archive import Copy, copy_patiently
 from phalanx.checkpoint.background import Background
-from phalanx.checkpoint.commit import Order, try_commit, write_shard
+from phalanx.checkpoint.commit import Archive, Order, try_commit, write_shard
 from phalanx.checkpoint.describe import Description, current_rank, world_size
 from phalanx.checkpoint.folder import WriterLock, checkpoint_path, raise_fence, sweep
 from phalanx.checkpoint.geometry import Group, form_groups
@@ -40,10 +42,13 @@ from phalanx.checkpoint.manifest import (
     Extra,
     Manifest,
 )
+from phalanx.checkpoint.retention import Policy
 from phalanx.checkpoint.shard import Sidecar
 from phalanx.checkpoint.snapshot import Snapshot
+from phalanx.checkpoint.tier import add_score
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 class Arrangement(NamedTuple):
@@ -73,11 +78,22 @@ class Checkpointer(Loader):
     checkpoint is complete; ``poll`` and ``finish`` tell what became of it.
     """
 
-    def __init__(self, folder: Path, keep: int = 0, bytes_per_second: float = 0.0) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        keep: int = 0,
+        *,
+        policy: Policy | None = None,
+        archive: Archive | None = None,
+        bytes_per_second: float = 0.0,
+        stagger_seconds: float = 0.0,
+    ) -> None:
         super().__init__()
         self.folder = folder
-        self.keep = keep
+        self.policy = policy or Policy(last=keep)
+        self.archive = archive
         self.bytes_per_second = bytes_per_second  # limit of one rank's writing; 0: none
+        self.stagger_seconds = stagger_seconds  # over which ranks spread the start of writing
         self._arranged: Arrangement | None = None
         self._background: Background | None = None
         self._keeper: subprocess.Popen[bytes] | None = None
@@ -86,16 +102,25 @@ class Checkpointer(Loader):
         self._generation = -1
 
     def save(
-        self, step: int, tensors: dict[str, torch.Tensor], extra: Extra, *, write: bool = True
+        self,
+        step: int,
+        tensors: dict[str, torch.Tensor],
+        extra: Extra,
+        *,
+        write: bool = True,
+        archive: bool = True,
     ) -> Path:
         """Write one checkpoint; plain tensors held by several ranks are replicas, written once.
 
-        In the background it may stay in the keepers' memory only (``write`` false).
+        In the background it may stay in the keepers' memory only (``write`` false), or on the
+        first tier (``archive`` false).
         """
         final = checkpoint_path(self.folder, step, extra.generation)
         if self._background is not None and self._arranged is not None:
             order = self._order(final, self._arranged, step, extra)
-            self._background.save(tensors, msgspec.structs.replace(order, write=write))
+            second = self.archive if write and archive else None
+            order = msgspec.structs.replace(order, write=write, archive=second)
+            self._background.save(tensors, order)
             return final
         with self._ranks.together(final):
             self._open(extra.generation, step)
@@ -104,10 +129,13 @@ class Checkpointer(Loader):
         order = self._order(final, arranged, step, extra)
         try:
             with self._ranks.together(final):
-                write_shard(order, arranged.snapshot.stream(tensors))
+                sidecar = write_shard(order, arranged.snapshot.stream(tensors))
             with self._ranks.together(final):
                 if current_rank() == 0 and not try_commit(order):
                     raise CheckpointError(final, "sidecars are missing although all were written")
+            if archive and self.archive is not None:
+                order = msgspec.structs.replace(order, archive=self.archive)
+                copy_patiently(Copy(order, sidecar), lambda _, problem: log.error("%s", problem))
         except CheckpointError:
             if current_rank() == 0 and not (final / MANIFEST_FILE).exists():
                 shutil.rmtree(final, ignore_errors=True)
@@ -161,6 +189,20 @@ class Checkpointer(Loader):
     def in_background(self) -> bool:
         """Whether saves return before they are complete."""
         return self._background is not None
+
+    @property
+    def flush_seconds(self) -> float:
+        """How long this rank's last background save took to be written."""
+        return 0.0 if self._background is None else self._background.flush_seconds
+
+    def agreed(self, value: T) -> T:
+        """Rank 0's value; collective."""
+        return self._ranks.agreed(value)
+
+    def add_score(self, step: int, loss: float) -> None:
+        """Remember a validation loss, for the retention of the best."""
+        if current_rank() == 0 and math.isfinite(loss):
+            add_score(self.folder, step, loss)
 
     def before_update(self) -> None:
         """To be called before tensors change: a copy that still runs comes first."""
@@ -267,11 +309,12 @@ class Checkpointer(Loader):
         first = any(rank == group.ranks[0][0] for group in arranged.groups)
         return Order(
             path=str(final),
-            keep=self.keep,
+            policy=self.policy,
             draft=draft,
             sidecar=sidecar,
             table=arranged.description.encoded if first else b"",
             bytes_per_second=self.bytes_per_second,
+            delay_seconds=self.stagger_seconds * rank / world_size(),
         )
 
 

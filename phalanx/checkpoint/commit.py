@@ -27,27 +27,38 @@ from phalanx.checkpoint.manifest import (
     sidecar_name,
     table_name,
 )
+from phalanx.checkpoint.retention import Policy
 from phalanx.checkpoint.shard import Sidecar
 from phalanx.data.checksum import crc32c
+
+
+class Archive(msgspec.Struct, frozen=True, kw_only=True):
+    """A second tier that a checkpoint is copied to."""
+
+    url: str  # of this run's checkpoints there
+    policy: Policy = Policy()
+    retry_seconds: float = 3600.0
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
     """One rank's part of a save, but for the bytes of its tensors."""
 
     path: str  # the checkpoint's folder
-    keep: int
+    policy: Policy
     draft: Manifest  # all of it but the shards
     sidecar: Sidecar  # all of it but the checksums
     table: bytes = b""  # from the first rank of a group
     bytes_per_second: float = 0.0  # limit of the writing; 0: none
     delay_seconds: float = 0.0  # before the writing, so that not all ranks write at once
     write: bool = True  # otherwise the snapshot stays in memory
+    archive: Archive | None = None  # where it is copied to when it is on disk
 
 
-def write_shard(order: Order, buffers: Iterable[memoryview]) -> None:
+def write_shard(order: Order, buffers: Iterable[memoryview]) -> Sidecar:
     """Make this rank's file durable, then say so with its sidecar."""
-    sums = write_bytes(order, buffers)
-    publish_sidecar(Path(order.path), msgspec.structs.replace(order.sidecar, sums=sums))
+    sidecar = msgspec.structs.replace(order.sidecar, sums=write_bytes(order, buffers))
+    publish_sidecar(Path(order.path), sidecar)
+    return sidecar
 
 
 def write_bytes(order: Order, buffers: Iterable[memoryview]) -> bytes:
@@ -104,7 +115,7 @@ def try_commit(order: Order) -> bool:
     complete = msgspec.structs.replace(draft, shards=shards)
     if not create_manifest(path, complete, order.sidecar.rank):
         return _ours(path, draft)
-    prune(path.parent, order.keep, path)
+    prune(path.parent, order.policy, path)
     return True
 
 

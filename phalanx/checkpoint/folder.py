@@ -19,12 +19,20 @@ from typing import NamedTuple
 
 import msgspec
 
-from phalanx.checkpoint.direct import sync_folder, write_synced
+from phalanx.checkpoint.direct import sync_folder
 from phalanx.checkpoint.manifest import MANIFEST_FILE, CheckpointError
+from phalanx.checkpoint.retention import Policy, decide
+from phalanx.checkpoint.tier import (
+    BAD_FILE,
+    DOOMED,
+    FolderTier,
+    entries,
+    open_tier,
+    read_scores,
+    step_of,
+)
 
-BAD_FILE = "bad.json"  # in a checkpoint that failed its proof: it is not tried again
 LOCK_FILE = "writer.lock"
-DOOMED = ".removed"  # suffix of a checkpoint that is being deleted
 
 log = logging.getLogger(__name__)
 
@@ -107,11 +115,12 @@ def refuse_outdated(folder: Path, generation: int) -> None:
         raise CheckpointError(folder, problem, "leave: another gang has taken over this run")
 
 
-def mark_bad(path: Path, problems: list[str]) -> None:
+def mark_bad(path: Path | str, problems: list[str]) -> None:
     """Remember that a checkpoint failed its proof."""
     log.error("checkpoint %s is bad: %s", path, "; ".join(problems))
+    root, _, name = str(path).rpartition("/")
     try:
-        write_synced(path / BAD_FILE, msgspec.json.encode({"problems": problems}))
+        open_tier(root).write(f"{name}/{BAD_FILE}", msgspec.json.encode({"problems": problems}))
     except OSError as error:  # a read-only copy is still worth falling back from
         log.warning("cannot mark %s as bad: %s", path, error)
 
@@ -129,29 +138,43 @@ def read_bad(path: Path) -> list[str]:
 
 def remove(path: Path) -> None:
     """Remove a checkpoint so that a crash in the middle leaves nothing that looks complete."""
-    doomed = path.with_name(path.name + DOOMED)
-    path.rename(doomed)
-    shutil.rmtree(doomed)
+    FolderTier(path.parent).delete(path.name)
 
 
-def prune(folder: Path, keep: int, newest: Path) -> list[Path]:
-    """Remove all but the newest ``keep`` (0: all stay), and what never became complete before.
+def prune(folder: Path, policy: Policy, newest: Path) -> list[str]:
+    """Remove what the policy does not keep, and what never became complete before ``newest``.
 
     ``newest`` was just committed and is never removed. Returns what was removed.
     """
-    listed = list_checkpoints(folder)
-    kept = listed[-keep:] if keep > 0 else listed
-    step = next((found.step for found in scan(folder) if found.path == newest), 0)
-    doomed = [path for path in listed if path not in kept and path != newest]
-    doomed += [found.path for found in scan(folder) if found.step < step and not found.complete]
+    tier = FolderTier(folder)
+    found = entries(tier, read_scores(folder), sized=policy.quota_bytes > 0)
+    own = sum(entry.bytes for entry in found)
+    others = quota_bytes_used(folder, policy) - own if policy.quota_bytes else 0
+    decision = decide(found, policy, newest.name, max(0, others))
+    doomed = list(decision.removed)
+    step = step_of(newest.name)
+    doomed += [f.path.name for f in scan(folder) if f.step < step and not f.complete]
     removed = []
-    for path in doomed:
+    for name in doomed:
         try:
-            remove(path)
-            removed.append(path)
+            tier.delete(name)
+            removed.append(name)
         except OSError as error:  # the save itself has succeeded
-            log.warning("cannot remove the old checkpoint %s: %s", path, error)
+            log.warning("cannot remove the old checkpoint %s: %s", folder / name, error)
+    if decision.excess_bytes:
+        over = f"{decision.excess_bytes / 1e9:.1f} GB above the quota"
+        log.error("checkpoints below %s are %s", folder, over)
     return removed
+
+
+def quota_bytes_used(folder: Path, policy: Policy) -> int:
+    """Bytes of all checkpoints under the same quota: of every run beside this one's folder."""
+    root = folder.parents[2] if len(folder.parents) > 2 else folder
+    return sum(
+        file.stat().st_size
+        for manifest in root.glob(f"*/*/{folder.name}/step-*/{MANIFEST_FILE}")
+        for file in manifest.parent.iterdir()
+    )
 
 
 def sweep(folder: Path) -> None:

@@ -108,9 +108,14 @@ class Keeper:
             self._wanted = False
 
     def took(self) -> None:
-        """A flush was handed over."""
+        """A flush or a copy was begun."""
         with self._lock:
             self._busy += 1
+
+    def rested(self) -> None:
+        """A copy to the second tier is over."""
+        with self._lock:
+            self._busy -= 1
 
     def finished(self, worker: Worker, order: Order, waits_for_others: bool) -> None:
         """A flush is over; where others still write, its commit is watched for."""

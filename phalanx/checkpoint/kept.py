@@ -14,6 +14,7 @@ from torch import Tensor
 from phalanx.checkpoint.commit import Order
 from phalanx.checkpoint.direct import aligned
 from phalanx.checkpoint.wire import (
+    Archived,
     Bye,
     Committed,
     Durable,
@@ -77,6 +78,7 @@ class Kept:
         self._free = answer.slots
         self._outcomes: list[Outcome] = []
         self._handed: list[int] = []  # steps to be written without an outcome so far
+        self.archiving: list[int] = []  # steps that are copied to the second tier
         self.troubles: list[str] = []  # to be told; no checkpoint is lost by them
         self.flush_seconds = 0.0  # of the last snapshot that was given back
         self.replicated_step = -1  # the newest that another node holds too
@@ -101,6 +103,8 @@ class Kept:
         self._free.remove(slot)
         if order.write:
             self._handed.append(order.draft.step)
+        if order.archive is not None:
+            self.archiving.append(order.draft.step)
         send(self._connection, Flush(slot, order))
 
     def filled(self, slot: int, count: int) -> None:
@@ -109,7 +113,7 @@ class Kept:
 
     def outcomes(self, timeout_seconds: float | None = 0.0) -> list[Outcome]:
         """What became known since the last call."""
-        if self._handed or len(self._free) < len(self._slots):
+        if self._handed or self.archiving or len(self._free) < len(self._slots):
             self._take(self._stream.read(timeout_seconds))
         found, self._outcomes = self._outcomes, []
         return found
@@ -142,10 +146,13 @@ class Kept:
                 case Failed():
                     if message.slot >= 0:
                         self._free.append(message.slot)
+                        self.archiving = [s for s in self.archiving if s != message.step]
                     failed = Outcome(step=message.step, path=message.path, problem=message.problem)
                     self._resolve(failed)
                 case Trouble():
                     self.troubles.append(f"step {message.step}: {message.problem}")
+                case Archived():
+                    self.archiving.remove(message.step)
                 case Replicated():
                     self.replicated_step = message.step
 

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 import torch
 
 from phalanx.checkpoint.describe import current_rank, world_size
-from phalanx.checkpoint.folder import mark_bad, older_than
+from phalanx.checkpoint.folder import mark_bad
 from phalanx.checkpoint.keepers import find_keepers, node_name
 from phalanx.checkpoint.load import Stored
 from phalanx.checkpoint.manifest import BadCheckpointError, CheckpointError, Manifest
 from phalanx.checkpoint.ranks import Ranks
 from phalanx.checkpoint.recover import Candidate, KeeperSource, candidates, offers, release
-from phalanx.checkpoint.source import FolderSource, Source
+from phalanx.checkpoint.source import Source
+from phalanx.checkpoint.tier import open_source
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +30,7 @@ class Loader:
         self._bad_ranks: set[int] = set()  # whose shards the last load found to be bad
 
     def load(
-        self, path: Path, tensors: dict[str, torch.Tensor], *, weights_only: bool = False
+        self, path: Path | str, tensors: dict[str, torch.Tensor], *, weights_only: bool = False
     ) -> Manifest:
         """Fill ``tensors`` in place, whatever mesh they were saved from; every byte is proved.
 
@@ -38,7 +40,7 @@ class Loader:
         if weights_only:
             tensors = {name: t for name, t in tensors.items() if name.startswith("model.")}
         with self._ranks.together(path):
-            source = FolderSource(path)
+            source = open_source(path)
         return self._load_from(source, tensors)
 
     def _load_from(self, source: Source, tensors: dict[str, torch.Tensor]) -> Manifest:
@@ -58,20 +60,26 @@ class Loader:
         return msgspec.structs.replace(source.manifest, rng=rng)
 
     def load_newest(
-        self, path: Path, tensors: dict[str, torch.Tensor], *, weights_only: bool = False
+        self,
+        paths: Sequence[Path | str],
+        tensors: dict[str, torch.Tensor],
+        *,
+        weights_only: bool = False,
     ) -> Manifest:
-        """Load ``path`` or, where it is bad, the next older one beside it; bad ones are marked."""
-        while True:
+        """Load the first of ``paths`` that is whole: newest first, copies behind their originals.
+
+        Those that turn out bad are marked, so that nobody tries them again.
+        """
+        for number, path in enumerate(paths):
             try:
                 return self.load(path, tensors, weights_only=weights_only)
             except BadCheckpointError as error:
-                older = self._ranks.agreed(older_than(path))
                 if current_rank() == 0:
                     mark_bad(path, error.problems)
-                if older is None:
+                if number == len(paths) - 1:
                     raise
-                log.error("%s\n  falling back to %s", error, older)
-                path = older
+                log.error("%s\n  falling back to %s", error, paths[number + 1])
+        raise CheckpointError("(none)", "there is no checkpoint to load")
 
     def load_memory(
         self, home: Path, tensors: dict[str, torch.Tensor], *, newer_than: int = -1
@@ -117,6 +125,6 @@ class Loader:
         return rest
 
 
-def stored_tensors(path: Path) -> dict[str, tuple[torch.Size, torch.dtype]]:
+def stored_tensors(path: Path | str) -> dict[str, tuple[torch.Size, torch.dtype]]:
     """Full shape and type of every tensor in a checkpoint."""
-    return Stored(FolderSource(path)).tensors()
+    return Stored(open_source(path)).tensors()

@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from phalanx.checkpoint.archive import Archiver, Copy
 from phalanx.checkpoint.commit import publish_sidecar, try_commit, write_bytes
 from phalanx.checkpoint.direct import CHUNK_BYTES, chunk_sums
 from phalanx.checkpoint.manifest import CheckpointError
 from phalanx.checkpoint.shelf import Held, Region
 from phalanx.checkpoint.wire import (
+    Archived,
     Ask,
     Bye,
     Committed,
@@ -141,6 +143,7 @@ class Worker(Peer):
         self._filling: dict[int, Held] = {}
         self._buddy: Pair | None = None
         self._as_planned = False
+        self._archiver = Archiver(self._complain, self._archived)
 
     def start(self) -> None:
         self.keeper.connected()
@@ -228,6 +231,10 @@ class Worker(Peer):
             try:
                 assert held.sidecar is not None
                 publish_sidecar(Path(order.path), held.sidecar)
+                if order.archive is not None:
+                    copy = Copy(order, held.sidecar)  # opened before anybody may prune it
+                    self.keeper.took()
+                    self._archiver.add(copy)
             except OSError as error:
                 problem = problem_of(error)
         replica.join()
@@ -236,6 +243,14 @@ class Worker(Peer):
             raise OSError(problem)
         self.tell(Durable(slot, order.draft.step, seconds))
         return self._commit(held)
+
+    def _complain(self, step: int, problem: str) -> None:
+        log.error("step %d: %s", step, problem)
+        self.tell(Trouble(step, problem))
+
+    def _archived(self, step: int) -> None:
+        self.tell(Archived(step))
+        self.keeper.rested()
 
     def _commit(self, held: Held) -> bool:
         order, step = held.order, held.order.draft.step
@@ -264,9 +279,7 @@ class Worker(Peer):
                 expect(peer, Taken)
             self.tell(Replicated(step))
         except OSError as error:
-            log.error("no replica of step %d: %s", step, error)
-            problem = f"no replica at {buddy.host}:{buddy.port}: {error}"
-            self.tell(Trouble(step, problem))
+            self._complain(step, f"no replica at {buddy.host}:{buddy.port}: {error}")
 
 
 def sums_of(held: Held) -> bytes:

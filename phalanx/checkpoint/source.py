@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Protocol
 
@@ -53,15 +54,19 @@ class Source(Protocol):
         """A rank's shard; ``direct``: nobody else on this node reads the same bytes."""
 
 
-class NamedSource:
+class NamedSource(ABC):
     """A source that has files, or objects, with the names that a save gives them."""
 
     where: Path | str
     manifest: Manifest
 
+    @abstractmethod
     def read_small(self, name: str) -> bytes:
         """A whole small file; OSError where that fails."""
-        raise NotImplementedError
+
+    @abstractmethod
+    def open_shard(self, rank: int, direct: bool) -> ShardReader:
+        """A rank's shard."""
 
     def table(self, group: Group) -> Table:
         name = table_name(group.table, self.manifest.session)

@@ -168,6 +168,12 @@ class Replicated(msgspec.Struct, frozen=True, tag=True):
     step: int
 
 
+class Archived(msgspec.Struct, frozen=True, tag=True):
+    """Copying this rank's shard of a step to the second tier is over, well or not."""
+
+    step: int
+
+
 class Inventory(msgspec.Struct, frozen=True, tag=True):
     """The answer to Ask, and how other nodes reach this keeper."""
 
@@ -195,7 +201,7 @@ class Taken(msgspec.Struct, frozen=True, tag=True):
 
 ToKeeper = Hello | Flush | Filled | Pair | Bye | Release | Ask | Detail | Fetch | Put
 FromKeeper = (
-    Welcome | Refused | Durable | Committed | Superseded | Failed | Trouble | Replicated
+    Welcome | Refused | Durable | Committed | Superseded | Failed | Trouble | Replicated | Archived
     | Inventory | Details | Data | Taken
 )  # fmt: skip
 

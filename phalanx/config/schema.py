@@ -338,13 +338,45 @@ class Train(Section, frozen=True, kw_only=True):
     """How long a collective may wait before the peer counts as lost."""
 
 
+class Archive(Section, frozen=True, kw_only=True):
+    """A second place for checkpoints, which copies are made to behind training's back."""
+
+    url: str = ""
+    """Folder, or address such as s3://bucket/prefix, that receives copies; "": none."""
+    every: Count = 1
+    """Every how many-th checkpoint is copied."""
+    keep: Natural = 0
+    """Newest copies kept; 0: all."""
+    keep_every: Natural = 0
+    """Also copies whose step is a multiple of this are kept; 0: no such rule."""
+    keep_best: Natural = 0
+    """Also so many copies with the lowest validation loss are kept."""
+    quota_gb: NonNegative = 0.0
+    """Most GB that this run's copies may take; 0: no limit."""
+    retry_seconds: Positive = 3600.0
+    """How long a copy is tried again while the place does not answer."""
+
+
 class Checkpoint(Section, frozen=True, kw_only=True):
     """When state is saved, and what a run starts from."""
 
+    interval: Literal["auto", "off"] = "auto"
+    """When every = 0: "auto" finds the interval that loses least, "off" saves only at the end."""
     every: Natural = 0
-    """Steps between checkpoints; 0: only at the end."""
+    """Steps between checkpoints; 0: by interval."""
+    failure_rate: str = "llama3"
+    """For interval: interruptions per 1000 node-days, or a site that published its own."""
+    memory_every: Natural = 0
+    """Steps between snapshots that stay in the keepers' memory; 0: only those that are written."""
     keep: Natural = 2
     """Newest checkpoints kept; 0: all."""
+    keep_every: Natural = 0
+    """Also checkpoints whose step is a multiple of this are kept; 0: no such rule."""
+    keep_best: Natural = 0
+    """Also so many checkpoints with the lowest validation loss are kept."""
+    quota_gb: NonNegative = 0.0
+    """Most GB that all checkpoints below runs, a team's folder, may take; 0: no limit."""
+    archive: Archive = Archive()
     at_end: bool = True
     """Save after the last step."""
     mode: Literal["async", "sync"] = "async"
@@ -353,6 +385,8 @@ class Checkpoint(Section, frozen=True, kw_only=True):
     """Snapshots in host memory; with 1 a save waits until the one before is written."""
     write_limit: NonNegative = 0.0
     """Most GB/s that one rank writes to disk; 0: as fast as it can."""
+    stagger_seconds: NonNegative = 0.0
+    """Time over which the ranks spread the start of their writing."""
     replicas: Literal[0, 1] = 0
     """Nodes that hold a copy of another node's newest snapshot in memory."""
     keeper_lease: Positive = 300.0

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import logging
 import math
+import statistics
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from phalanx.checkpoint import Checkpointer, CheckpointError
+from phalanx.checkpoint.describe import world_size as current_world_size
 from phalanx.checkpoint.kept import Outcome
 from phalanx.data import DataExhausted
 from phalanx.train.exits import ExitCode, ExitInfo, now
+from phalanx.train.interval import SaveSchedule
 from phalanx.train.meter import Meter
 from phalanx.train.profile import StepProfiler
 from phalanx.train.records import CheckpointRecord, ValidationRecord
 from phalanx.train.run_folder import RunFolder
+from phalanx.train.saving import prepare_saves
 from phalanx.train.sinks import Sinks
 from phalanx.train.stop import StopFlag
 
 if TYPE_CHECKING:
     from phalanx.train.trainer import Trainer
+
+log = logging.getLogger(__name__)
 
 
 def train(
@@ -38,14 +45,17 @@ def train(
                     outcome = trainer.train_step(stop.requested)
                 stop.started()  # from here on there is something to save
                 last = outcome.stop or trainer.step == trainer.job.train.steps
-                if run.checkpoint_is_due() or (last and run.keeps_the_end(outcome.stop)):
+                if run.schedule.is_due(trainer.step) or (last and run.keeps_the_end(outcome.stop)):
                     run.save()
+                elif run.memory_is_due():
+                    run.save(write=False)
                 run.report_checkpoints(checkpointer.poll())
                 run.meter.add(trainer.step, trainer.tokens, outcome, profiler.exposed_seconds)
                 if last or run.log_is_due():
                     run.report_steps()
                 if run.validation_is_due():
                     run.validate()
+                run.plan_checkpoints()
                 if outcome.stop:
                     run.report_checkpoints(checkpointer.finish())
                     return run.ended(stop.reason or "stopped", "stopped on request")
@@ -72,6 +82,12 @@ class _Run:
         self.checkpointer = checkpointer
         self.meter = Meter(trainer.job, trainer.device, trainer.timer, trainer.generation)
         self.first_step = trainer.step + 1
+        self.schedule = SaveSchedule(
+            trainer.job, current_world_size(), self.first_step, checkpointer.agreed
+        )
+        self.began = time.perf_counter()
+        self.measured: list[float] = []  # stalls
+        self.saves = 0
         self.saved_step = -1
         self.saved_path = ""
         self.stalls: dict[int, float] = {}  # seconds that a save took from training, by step
@@ -85,9 +101,23 @@ class _Run:
         every = self.job.train.validate_every
         return every > 0 and self.trainer.step % every == 0
 
-    def checkpoint_is_due(self) -> bool:
-        every = self.job.checkpoint.every
-        return every > 0 and self.trainer.step % every == 0
+    def memory_is_due(self) -> bool:
+        """Between two checkpoints, a snapshot that keepers hold; only where there are keepers."""
+        every = self.job.checkpoint.memory_every
+        held = self.checkpointer.in_background
+        return held and every > 0 and self.trainer.step % every == 0
+
+    def plan_checkpoints(self) -> None:
+        """Renew the interval now and then, and make ready for the first save."""
+        step, schedule = self.trainer.step, self.schedule
+        if schedule.renews(step):
+            seconds = (time.perf_counter() - self.began) / max(1, step - self.first_step + 1)
+            stall = statistics.median(self.measured) if self.measured else 0.0
+            found = schedule.renew(step, seconds, stall, self.checkpointer.flush_seconds)
+            log.info("checkpoints %s", found.reason)
+        if schedule.prepares(step):
+            prepare_saves(self.job, self.trainer, self.checkpointer)
+            self.trainer.timer.restart()
 
     def keeps_the_end(self, stopped: bool = False) -> bool:
         """Whether the last state is saved: always when the run is to be continued later."""
@@ -109,15 +139,25 @@ class _Run:
             seconds=time.perf_counter() - began,
         )
         self.sinks.write([record])
+        if self.job.checkpoint.keep_best or self.job.checkpoint.archive.keep_best:
+            self.checkpointer.add_score(self.trainer.step, loss)
         self.trainer.timer.restart()
 
-    def save(self) -> None:
+    def save(self, *, write: bool = True) -> None:
         began = time.perf_counter()
         trainer = self.trainer
+        copied = self.saves % self.job.checkpoint.archive.every == 0
         with trainer.timer.phase("snapshot"):
-            path = self.checkpointer.save(trainer.step, trainer.tensors(), trainer.extra())
+            path = self.checkpointer.save(
+                trainer.step, trainer.tensors(), trainer.extra(), write=write, archive=copied
+            )
+        if not write:
+            return
+        self.saves += 1
         self.saved_step = trainer.step
+        self.schedule.saved(trainer.step)
         self.stalls[trainer.step] = time.perf_counter() - began
+        self.measured.append(self.stalls[trainer.step])
         if not self.checkpointer.in_background:
             self.report_checkpoints([Outcome(step=trainer.step, path=str(path))])
 
@@ -131,8 +171,9 @@ class _Run:
                 generation=self.trainer.generation,
                 step=outcome.step,
                 path=outcome.path,
-                seconds=self.stalls.pop(outcome.step),
+                seconds=self.stalls.pop(outcome.step, 0.0),
                 problem=outcome.problem,
+                interval="" if self.schedule.estimate is None else self.schedule.estimate.reason,
             )
             self.sinks.write([record])
 
@@ -143,6 +184,13 @@ class _Run:
             message=f"{message} at step {self.trainer.step}, {self.meter.waiting_text()}",
             step=self.trainer.step,
             checkpoint=self.saved_path,
-            details={name: count for name, count in self.meter.oddities.items() if count},
+            details=self.details(),
             finished=now(),
         )
+
+    def details(self) -> dict[str, Any]:
+        """What else the exit report says."""
+        found: dict[str, Any] = {n: count for n, count in self.meter.oddities.items() if count}
+        if self.schedule.estimate is not None:
+            found["checkpoint_interval"] = self.schedule.estimate.reason
+        return found

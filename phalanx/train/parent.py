@@ -2,20 +2,69 @@
 
 from __future__ import annotations
 
-import re
+import logging
 from pathlib import Path
 
-from phalanx.checkpoint import CheckpointError, latest, read_manifest
+from phalanx.checkpoint import CheckpointError, latest, list_checkpoints, read_manifest
+from phalanx.checkpoint.tier import ObjectTier, Tier, entries, open_source, open_tier, step_of
 from phalanx.config import ConfigError, Job
+from phalanx.train.saving import archive_root
+
+log = logging.getLogger(__name__)
 
 
-def find_parent(job: Job) -> Path | None:
+def find_parents(job: Job) -> list[Path | str]:
+    """Checkpoints that a run may continue, best first; none for a fresh start.
+
+    Copies in the archive stand behind the originals, and before anything older.
+    """
+    if job.checkpoint.resume != "auto":
+        found = find_parent(job)
+        return [] if found is None else [found]
+    ranked = [
+        (run.parent.name, step_of(path.name), 1, str(path.absolute()))
+        for run in (Path(job.runs) / job.name).glob("*/checkpoints")
+        for path in list_checkpoints(run)
+        if _readable(path)
+    ]
+    if job.checkpoint.archive.url:
+        ranked += [
+            (run, step_of(name), 0, f"{where}/{name}")
+            for run, where in archived_runs(archive_root(job))
+            for name in trusted(open_tier(where))
+        ]
+    return [where if "://" in where else Path(where) for *_, where in sorted(ranked, reverse=True)]
+
+
+def archived_runs(root: str) -> list[tuple[str, str]]:
+    """Runs that have copies in an archive, and where; none while it does not answer."""
+    if "://" not in root:
+        return [(path.name, str(path)) for path in sorted(Path(root).glob("*")) if path.is_dir()]
+    try:
+        return [(name, f"{root}/{name}") for name in ObjectTier(root).folders()]
+    except OSError as error:
+        log.error("%s cannot be asked for checkpoints: %s", root, error)
+        return []
+
+
+def trusted(tier: Tier) -> list[str]:
+    """Complete checkpoints of a tier that were not found to be bad."""
+    try:
+        return [entry.name for entry in entries(tier, {}, sized=False) if not entry.bad]
+    except OSError as error:
+        log.error("%s cannot be asked for checkpoints: %s", tier.where, error)
+        return []
+
+
+def find_parent(job: Job) -> Path | str | None:
     """The checkpoint that ``checkpoint.resume`` means; None for a fresh start."""
     wanted = job.checkpoint.resume
     if not wanted:
         return None
     if wanted == "auto":
-        return newest_of_name(Path(job.runs) / job.name)
+        return next(iter(find_parents(job)), None)
+    if "://" in wanted:
+        return _archived(wanted)
     found = checkpoint_at(Path(wanted))
     try:
         manifest = read_manifest(found)
@@ -37,25 +86,38 @@ def checkpoint_at(path: Path) -> Path:
     return latest(path / "checkpoints") or latest(path) or path
 
 
+def _archived(wanted: str) -> str:
+    try:
+        open_source(wanted)
+    except (CheckpointError, OSError) as error:
+        problem = "; ".join(error.problems) if isinstance(error, CheckpointError) else str(error)
+        rule = f"no usable checkpoint: {problem}"
+        raise ConfigError("checkpoint.resume", wanted, rule, "phalanx ckpt ls lists them") from None
+    return wanted
+
+
 def newest_of_name(runs: Path) -> Path | None:
-    """The checkpoint written last by any run in a folder of runs."""
-    found = []
-    for run in sorted(runs.glob("*/checkpoints")):
-        path = latest(run)
-        if path is None:
-            continue
-        try:
-            manifest = read_manifest(path)
-        except CheckpointError:
-            continue  # one bad checkpoint must not hide an older good one
-        found.append((manifest.created, manifest.step, str(path)))
-    return Path(max(found)[2]).absolute() if found else None
+    """The checkpoint of the newest run in a folder of runs."""
+    found = [
+        (run.parent.name, path)
+        for run in runs.glob("*/checkpoints")
+        if (path := latest(run)) is not None and _readable(path)
+    ]
+    return max(found)[1].absolute() if found else None
 
 
-def fallback_note(step: int, parent: Path | None) -> dict[str, str]:
+def fallback_note(step: int, parents: list[Path | str]) -> dict[str, str]:
     """What to tell where the run continues an older checkpoint than the one that was found."""
-    if parent is None or not (number := re.search(r"(\d+)$", parent.name)):
+    newest = step_of(str(parents[0]).rpartition("/")[2]) if parents else -1
+    if step == 0 or step >= newest:  # 0: only the weights were taken
         return {}
-    if step in (0, int(number[1])):  # 0: only the weights were taken
-        return {}
-    return {f"continued from step {step}": f"{parent} is damaged"}
+    return {f"continued from step {step}": f"{parents[0]} is damaged"}
+
+
+def _readable(path: Path) -> bool:
+    """One damaged manifest must not hide an older good checkpoint."""
+    try:
+        read_manifest(path)
+    except CheckpointError:
+        return False
+    return True

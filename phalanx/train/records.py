@@ -80,6 +80,7 @@ class CheckpointRecord(
     path: str
     seconds: float  # taken from training
     problem: str = ""  # why it was not saved, though training went on
+    interval: str = ""  # when the next one is due, and why
 
 
 Record = StepRecord | ValidationRecord | CheckpointRecord

@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from phalanx.checkpoint import Checkpointer, Manifest, read_manifest
+from phalanx.checkpoint import Checkpointer, Manifest
+from phalanx.checkpoint.tier import step_of
 from phalanx.config import Job
 from phalanx.model.hf import HfError, load_hf
 from phalanx.parallel import Weight
@@ -22,7 +23,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-def load_start(job: Job, trainer: Trainer, checkpointer: Checkpointer, parent: Path | None) -> None:
+def load_start(
+    job: Job, trainer: Trainer, checkpointer: Checkpointer, parents: list[Path | str]
+) -> None:
     """Put the trainer where the run starts from; collective over all ranks."""
     settings = job.checkpoint
     if settings.load_hf:
@@ -31,11 +34,14 @@ def load_start(job: Job, trainer: Trainer, checkpointer: Checkpointer, parent: P
         return
     manifest = None
     if settings.resume == "auto" and not settings.weights_only:
-        manifest = load_from_memory(job, trainer, checkpointer, parent)
-    if manifest is None and parent is not None:
+        manifest = load_from_memory(job, trainer, checkpointer, parents)
+    if manifest is None and parents:
         # A path that somebody named is loaded or refused; "auto" takes the newest that is whole.
-        load = checkpointer.load_newest if settings.resume == "auto" else checkpointer.load
-        manifest = load(parent, trainer.tensors(), weights_only=settings.weights_only)
+        tensors, weights_only = trainer.tensors(), settings.weights_only
+        if settings.resume == "auto":
+            manifest = checkpointer.load_newest(parents, tensors, weights_only=weights_only)
+        else:
+            manifest = checkpointer.load(parents[0], tensors, weights_only=weights_only)
     if settings.weights_only:
         trainer.publish_weights()
     elif manifest is not None:
@@ -43,11 +49,11 @@ def load_start(job: Job, trainer: Trainer, checkpointer: Checkpointer, parent: P
 
 
 def load_from_memory(
-    job: Job, trainer: Trainer, checkpointer: Checkpointer, parent: Path | None
+    job: Job, trainer: Trainer, checkpointer: Checkpointer, parents: list[Path | str]
 ) -> Manifest | None:
     """What a killed run's keepers still hold, if it is not older than the newest on disk."""
     home = keepers_home(job)
-    on_disk = -1 if parent is None else read_manifest(parent).step
+    on_disk = step_of(str(parents[0]).rpartition("/")[2]) if parents else -1
     manifest = checkpointer.load_memory(home, trainer.tensors(), newer_than=on_disk - 1)
     checkpointer.release_memory(home)  # also where the disk is newer: their time is over
     if manifest is not None:

@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from phalanx.checkpoint import Checkpointer
+from phalanx.checkpoint.commit import Archive
 from phalanx.checkpoint.keepers import home_of
+from phalanx.checkpoint.retention import Policy
 from phalanx.config import Job
 from phalanx.train.run_folder import RunFolder
 
@@ -17,7 +19,40 @@ if TYPE_CHECKING:
 def open_checkpointer(job: Job, folder: RunFolder) -> Checkpointer:
     """The checkpointer of a run's folder."""
     settings = job.checkpoint
-    return Checkpointer(folder.checkpoints, settings.keep, settings.write_limit * 1e9)
+    return Checkpointer(
+        folder.checkpoints,
+        policy=Policy(
+            last=settings.keep,
+            every=settings.keep_every,
+            best=settings.keep_best,
+            quota_bytes=int(settings.quota_gb * 1e9),
+        ),
+        archive=archive_of(job, folder.id),
+        bytes_per_second=settings.write_limit * 1e9,
+        stagger_seconds=settings.stagger_seconds,
+    )
+
+
+def archive_of(job: Job, run_id: str) -> Archive | None:
+    """Where a run's checkpoints are copied to."""
+    settings = job.checkpoint.archive
+    if not settings.url:
+        return None
+    return Archive(
+        url=f"{archive_root(job)}/{run_id}",
+        policy=Policy(
+            last=settings.keep,
+            every=settings.keep_every,
+            best=settings.keep_best,
+            quota_bytes=int(settings.quota_gb * 1e9),
+        ),
+        retry_seconds=settings.retry_seconds,
+    )
+
+
+def archive_root(job: Job) -> str:
+    """Where copies of all runs of a name are."""
+    return f"{job.checkpoint.archive.url.rstrip('/')}/{job.name}"
 
 
 def keepers_home(job: Job) -> Path:
@@ -28,7 +63,7 @@ def keepers_home(job: Job) -> Path:
 def prepare_saves(job: Job, trainer: Trainer, checkpointer: Checkpointer) -> None:
     """Set up the keeper for periodic saves; collective. One save at the end needs no memory."""
     settings = job.checkpoint
-    if settings.mode == "sync" or settings.every == 0:
+    if settings.mode == "sync" or checkpointer.in_background:
         return
     if checkpointer.prepare_background(
         trainer.tensors(),

@@ -28,7 +28,7 @@ from phalanx.train import loop, run_folder
 from phalanx.train.diagnose import classify
 from phalanx.train.exits import ExitCode, ExitInfo, now
 from phalanx.train.memory import device_memory_error
-from phalanx.train.parent import fallback_note, find_parent
+from phalanx.train.parent import fallback_note, find_parents
 from phalanx.train.progress import Plain, WaitClock, print_refusal, process_age_seconds
 from phalanx.train.provenance import write_provenance
 from phalanx.train.refusal import refuse
@@ -99,15 +99,16 @@ class Worker:
         self._device = choose_device(self.job, self.local_rank)
         self._join_group()
         folder = self._agree_on_folder()
-        parent = self._agree(find_parent(self.job) if self.rank == 0 else None)
-        self._write_provenance(folder, parent)
+        parents = self._agree(find_parents(self.job) if self.rank == 0 else [])
+        self._write_provenance(folder, parents)
 
         mesh = build_mesh(self.job, self._device)
         self._trainer = trainer = Trainer(self.job, mesh, self._device)
         checkpointer = open_checkpointer(self.job, folder)
-        load_start(self.job, trainer, checkpointer, parent)
-        notes = fallback_note(trainer.step, parent)
-        prepare_saves(self.job, trainer, checkpointer)
+        load_start(self.job, trainer, checkpointer, parents)
+        notes = fallback_note(trainer.step, parents)
+        if self.job.checkpoint.every or self.job.checkpoint.memory_every:
+            prepare_saves(self.job, trainer, checkpointer)
         sinks = Sinks(self._sinks(folder))
         try:
             info = loop.train(trainer, folder, sinks, self.stop, checkpointer)
@@ -164,13 +165,13 @@ class Worker:
         dist.broadcast_object_list(shared, src=0, device=self._device)
         return shared[0]
 
-    def _write_provenance(self, folder: RunFolder, parent: Path | None) -> None:
+    def _write_provenance(self, folder: RunFolder, parents: list[Path | str]) -> None:
         cuda = self._device.type == "cuda"
         name = torch.cuda.get_device_name(self._device) if cuda else "cpu"
         names = [name] * self.world_size
         dist.all_gather_object(names, name)
         if self.rank == 0:
-            write_provenance(self.job, folder, names, str(parent or ""))
+            write_provenance(self.job, folder, names, str(parents[0] if parents else ""))
 
     def _sinks(self, folder: RunFolder) -> list[Sink]:
         if self.rank != 0:

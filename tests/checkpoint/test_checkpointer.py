@@ -33,6 +33,7 @@ from phalanx.checkpoint import checkpointer as checkpointer_module
 from phalanx.checkpoint import folder as folder_module
 from phalanx.checkpoint.folder import read_bad
 from phalanx.checkpoint.manifest import seal, shard_name
+from phalanx.checkpoint.tier import FolderTier
 from phalanx.data import Cursor
 from tests.ranks import RankError, run_ranks
 
@@ -323,7 +324,7 @@ def test_a_bad_checkpoint_gives_way_to_the_older_one_and_is_not_tried_again(
 
     def load() -> None:
         state = zeros()
-        assert Checkpointer(tmp_path).load_newest(newer, state).step == 1
+        assert Checkpointer(tmp_path).load_newest([newer, older], state).step == 1
         assert_state(state, seed=1)
 
     run_ranks(2, load)
@@ -335,14 +336,14 @@ def test_without_an_older_one_the_bad_checkpoint_is_an_error(tmp_path: Path) -> 
     path = Checkpointer(tmp_path).save(1, plain(), extra())
     flip(shard_of(path), 4200)
     with pytest.raises(BadCheckpointError, match="no older checkpoint"):
-        Checkpointer(tmp_path).load_newest(path, zeros())
+        Checkpointer(tmp_path).load_newest([path], zeros())
 
 
 def test_a_manifest_of_a_newer_version_is_refused_and_not_fallen_back_from(tmp_path: Path) -> None:
-    _, newer = save_two(tmp_path)
+    older, newer = save_two(tmp_path)
     (newer / "manifest.json").write_bytes(seal(b'{"version": 99, "layout": "unheard of"}'))
     with pytest.raises(CheckpointError, match="version 99") as caught:
-        Checkpointer(tmp_path).load_newest(newer, zeros())
+        Checkpointer(tmp_path).load_newest([newer, older], zeros())
     assert not isinstance(caught.value, BadCheckpointError) and latest(tmp_path) == newer
 
 
@@ -520,7 +521,7 @@ def assert_only_whole_ones(folder: Path) -> None:
 
 
 STEPS_OF_A_SAVE = ["write_file", "publish_sidecar", "try_commit", "create_manifest", "prune"]
-STEPS_OF_A_SAVE += ["encode", "sync_folder", "remove"]
+STEPS_OF_A_SAVE += ["encode", "sync_folder", "delete"]
 
 
 @pytest.mark.parametrize("step", STEPS_OF_A_SAVE)
@@ -533,7 +534,7 @@ def test_a_kill_at_any_step_of_a_save_leaves_only_whole_checkpoints(
     checkpointer.save(1, plain(seed=1), extra())
 
     def save() -> None:
-        owners = (commit, folder_module, checkpointer_module)
+        owners = (commit, folder_module, checkpointer_module, FolderTier)
         owner = next(module for module in owners if hasattr(module, step))
         original = getattr(owner, step)
 

