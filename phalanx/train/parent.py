@@ -18,6 +18,8 @@ def find_parents(job: Job) -> list[Path | str]:
 
     Copies in the archive stand behind the originals, and before anything older.
     """
+    if "://" in job.checkpoint.resume:
+        return [_archived(job.checkpoint.resume)]
     if job.checkpoint.resume != "auto":
         found = find_parent(job)
         return [] if found is None else [found]
@@ -56,15 +58,16 @@ def trusted(tier: Tier) -> list[str]:
         return []
 
 
-def find_parent(job: Job) -> Path | str | None:
-    """The checkpoint that ``checkpoint.resume`` means; None for a fresh start."""
+def find_parent(job: Job) -> Path | None:
+    """The checkpoint on disk that ``checkpoint.resume`` means; None if there is none to mean.
+
+    Asks no object store: the launcher forks after this, which such clients do not survive.
+    """
     wanted = job.checkpoint.resume
-    if not wanted:
+    if not wanted or "://" in wanted:
         return None
     if wanted == "auto":
-        return next(iter(find_parents(job)), None)
-    if "://" in wanted:
-        return _archived(wanted)
+        return newest_of_name(Path(job.runs) / job.name)
     found = checkpoint_at(Path(wanted))
     try:
         manifest = read_manifest(found)
