@@ -112,6 +112,7 @@ class CoreState(Struct, kw_only=True):
     flush: FlushState
     questions: dict[int, Question]
     array_waiting: dict[int, list[int]]
+    ended: list[int]
     timers: list[Timer]
     timer_order: int
     schedule_ns: int | None
@@ -199,6 +200,7 @@ class Core:
             flush=ctx.flush,
             questions=ctx.questions,
             array_waiting={key: list(value) for key, value in ctx.array_waiting.items()},
+            ended=list(ctx.ended),
             timers=sorted(ctx.timers),
             timer_order=ctx.timer_order,
             schedule_ns=ctx.schedule_ns,
@@ -225,6 +227,7 @@ class Core:
         ctx.sequence = state.sequence
         ctx.health, ctx.flush, ctx.questions = state.health, state.flush, state.questions
         ctx.array_waiting = {key: dict.fromkeys(v) for key, v in state.array_waiting.items()}
+        ctx.ended = dict.fromkeys(state.ended)
         ctx.timers, ctx.timer_order = state.timers, state.timer_order
         ctx.schedule_ns, ctx.capacity_changed = state.schedule_ns, state.capacity_changed
         ctx.next_job, ctx.next_question = state.next_job, state.next_question
@@ -346,8 +349,8 @@ def _gang_timer(then: Callable[[Context, Job], None]) -> Callable[[Context, int,
     """A timer that means something only in the phase it was set in."""
 
     def fire(ctx: Context, number: int, held: int) -> None:
-        job = ctx.view.jobs[number]
-        if job.gang is not None and token(job) == held:
+        job = ctx.view.jobs.get(number)
+        if job is not None and job.gang is not None and token(job) == held:
             then(ctx, job)
 
     return fire
@@ -357,8 +360,8 @@ def _allocation_timer(then: Callable[[Context, Job], None]) -> Callable[[Context
     """A timer that means something only in the allocation it was set in."""
 
     def fire(ctx: Context, number: int, started_ns: int) -> None:
-        job = ctx.view.jobs[number]
-        if job.gang is not None and job.started_ns == started_ns:
+        job = ctx.view.jobs.get(number)
+        if job is not None and job.gang is not None and job.started_ns == started_ns:
             then(ctx, job)
 
     return fire

@@ -155,6 +155,7 @@ def tested(ctx: Context, node: int, *, passed: bool, detail: str) -> None:
 def readmit(ctx: Context, node: int, why: Reason) -> None:
     """A node may work again."""
     ctx.health.withheld.pop(node, None)
+    ctx.health.testing.pop(node, None)
     ctx.fleet.set_rails_down(node, 0)
     ctx.fleet.set_state(node, NodeState.HEALTHY, ctx.now_ns, why)
     ctx.look_at_queue(capacity=True)

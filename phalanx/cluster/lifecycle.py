@@ -204,6 +204,16 @@ def end(ctx: Context, job: Job, state: JobState, why: Reason) -> None:
         if not blocked(ctx, other):
             let_in(ctx, other)
     next_of_array(ctx, job)
+    forget_oldest(ctx, job)
+
+
+def forget_oldest(ctx: Context, job: Job) -> None:
+    """Keeps the number of ended jobs in memory within its limit."""
+    ctx.ended[job.id] = None
+    while len(ctx.ended) > ctx.policy.ended_jobs:
+        oldest = next(iter(ctx.ended))
+        del ctx.ended[oldest], ctx.view.jobs[oldest]
+        ctx.ledger.retire(oldest)
 
 
 def next_of_array(ctx: Context, job: Job) -> None:

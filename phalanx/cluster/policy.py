@@ -146,4 +146,4 @@ class Policy(Part, frozen=True):
     recovery: RecoveryPolicy = RecoveryPolicy()
     storage: StoragePolicy = StoragePolicy()
     price: PricePolicy = PricePolicy()
-    seed: int = 0
+    ended_jobs: int = 50_000  # that are remembered one by one; older ones only in their team's sums

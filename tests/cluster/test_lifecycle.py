@@ -16,6 +16,8 @@ from phalanx.cluster.events import (
     WorkerExited,
 )
 from phalanx.cluster.job import Array, Dependency, Expected, GangShape, JobSpec
+from phalanx.cluster.policy import Policy
+from phalanx.cluster.report import report
 from tests.cluster.drive import EXPECTED, SECOND, SHAPE, Drive
 
 ONE = GangShape(replicas=1, tensor=8, slot_gpus=8, slot_cpus=8)
@@ -317,3 +319,18 @@ def test_a_job_that_makes_progress_between_failures_uses_up_its_retries():
             drive.run(job)
             drive.train(job, 10)
     assert job.state == "failed" and "more often than its 2 retries" in str(job.why)
+
+
+def test_jobs_that_ended_long_ago_are_only_remembered_in_their_teams_sums():
+    drive = Drive(policy=Policy(ended_jobs=2))
+    jobs = []
+    for _ in range(4):
+        jobs.append(drive.running(steps=10, team="red"))
+        drive.tell(JobFinished(job=jobs[-1].id, generation=1, step=10))
+    core = drive.core
+    assert list(core.view.jobs) == list(core.ledger.accounts) == [jobs[2].id, jobs[3].id]
+    core.ledger.check(core.view)
+    whole = report(core.ledger, core.view.policy.price)
+    assert whole.teams["red"].buckets["productive"] == 4 * 10 * EXPECTED.step_ns * 16
+    (command,) = drive.tell(Cancel(job=jobs[0].id))
+    assert isinstance(command.body, Refuse)

@@ -1,0 +1,246 @@
+from __future__ import annotations
+
+from phalanx.cluster.commands import Command, Drain, Form, Restore, Stop
+from phalanx.cluster.events import (
+    GangDrained,
+    GangJoined,
+    GangReady,
+    GangStuck,
+    JobFinished,
+    Progress,
+    RestoreFailed,
+    WorkerExited,
+)
+from phalanx.cluster.gather import Gather
+from phalanx.cluster.messages import (
+    Drained,
+    Exited,
+    Finished,
+    Joined,
+    Ready,
+    Refused,
+    Steps,
+)
+from phalanx.cluster.outbox import Outbox
+from phalanx.cluster.reasons import reason
+
+SECOND = 10**9
+WHY = reason("test")
+
+
+def form(generation: int = 1, nodes=(0, 1, 2), wards=None) -> Command:
+    body = Form(
+        reason=WHY,
+        job=1,
+        generation=generation,
+        nodes=nodes,
+        gpus=(),
+        wards=wards or {},
+        deadline_ns=60 * SECOND,
+    )
+    return Command(generation, 0, 1, nodes, body)
+
+
+def restore(step: int, generation: int = 1) -> Command:
+    body = Restore(
+        reason=WHY,
+        job=1,
+        generation=generation,
+        step=step,
+        source="peer",
+        deadline_ns=90 * SECOND,
+    )
+    return Command(10 + generation, 0, 1, (0, 1, 2), body)
+
+
+def joined(node: int, committed: int = -1, previous: int = -1, **fields) -> Joined:
+    return Joined(node=node, job=1, generation=1, committed=committed, previous=previous, **fields)
+
+
+def steps(node: int, step: int, committed: int | None = None, **fields) -> Steps:
+    return Steps(
+        node=node,
+        job=1,
+        generation=1,
+        step=step,
+        committed=step if committed is None else committed,
+        durable=0,
+        at_ns=step * SECOND,
+        **fields,
+    )
+
+
+def running() -> Gather:
+    gather = Gather()
+    gather.expect(form())
+    for node in range(3):
+        gather.receive(joined(node), 0)
+    gather.expect(restore(0))
+    for node in range(3):
+        gather.receive(Ready(node=node, job=1, generation=1, step=0), 0)
+    return gather
+
+
+def test_the_last_answer_completes_a_phase():
+    gather = Gather()
+    gather.expect(form())
+    assert gather.receive(joined(0), 0) == []
+    assert gather.receive(joined(0), 0) == []  # twice is once
+    assert gather.receive(joined(2), 0) == []
+    (event,) = gather.receive(joined(1), 0)
+    assert event == GangJoined(job=1, generation=1, step=-1, empty=(0, 2, 1))
+    gather.expect(restore(0))
+    gather.receive(Ready(node=0, job=1, generation=1, step=0), 0)
+    gather.receive(Ready(node=1, job=1, generation=1, step=0), 0)
+    assert gather.receive(Ready(node=2, job=1, generation=1, step=0), 0) == [
+        GangReady(job=1, generation=1, step=0)
+    ]
+
+
+def test_the_step_to_restore_is_the_least_that_all_have_committed():
+    gather = Gather()
+    gather.expect(form())
+    gather.receive(joined(0, 41, 40), 0)
+    gather.receive(joined(1, 40, 39), 0)
+    (event,) = gather.receive(joined(2, 41, 40), 0)
+    assert event == GangJoined(job=1, generation=1, step=40)
+
+
+def test_lost_slots_count_by_what_their_buddies_keep():
+    gather = Gather()
+    gather.expect(form(wards={1: 2}))  # what slot 1 had is kept by node 2
+    gather.receive(joined(0, 41, 40), 0)
+    gather.receive(joined(1), 0)  # new here
+    (event,) = gather.receive(joined(2, 41, 40, ward=40, ward_previous=39), 0)
+    assert event == GangJoined(job=1, generation=1, step=40, empty=(1,))
+
+
+def test_a_lost_slot_that_nobody_keeps_leaves_no_step_in_memory():
+    gather = Gather()
+    gather.expect(form(wards={1: -1}))
+    gather.receive(joined(0, 41, 40), 0)
+    gather.receive(joined(1), 0)
+    (event,) = gather.receive(joined(2, 41, 40), 0)
+    assert event.step == -1
+
+
+def test_what_the_survivors_reached_is_reported_before_they_join():
+    gather = Gather()
+    gather.expect(form())
+    gather.receive(joined(0, 41, 40, reached=42, reached_ns=420), 0)
+    gather.receive(joined(1, 41, 40, reached=41, reached_ns=417), 0)
+    progress, event = gather.receive(joined(2, 41, 40, reached=41, reached_ns=419), 0)
+    assert isinstance(progress, Progress) and isinstance(event, GangJoined)
+    assert (progress.step, progress.at_ns, progress.committed) == (41, 419, 41)
+
+
+def test_answers_of_another_generation_or_from_strangers_do_not_count():
+    gather = Gather()
+    gather.expect(form(generation=2))
+    assert gather.receive(joined(0), 0) == []
+    stranger = Joined(node=9, job=1, generation=2, committed=-1)
+    assert gather.receive(stranger, 0) == []
+    assert [event.nodes for event in gather.due(60 * SECOND)] == [(0, 1, 2)]
+
+
+def test_who_is_late_is_named_once_and_again_after_the_order_was_repeated():
+    gather = Gather()
+    gather.expect(form())
+    gather.receive(joined(1), 0)
+    assert gather.next_deadline_ns() == 60 * SECOND
+    assert gather.due(59 * SECOND) == []
+    stuck = GangStuck(job=1, generation=1, phase="join", nodes=(0, 2))
+    assert gather.due(60 * SECOND) == [stuck]
+    assert gather.due(61 * SECOND) == []
+    gather.expect(form())
+    gather.receive(joined(0), 0)
+    assert gather.due(60 * SECOND) == [GangStuck(job=1, generation=1, phase="join", nodes=(2,))]
+
+
+def test_progress_is_the_least_of_all_nodes_and_the_longest_wait_of_any():
+    gather = running()
+    gather.receive(steps(0, 5, data_wait_ns=3), SECOND)
+    gather.receive(steps(1, 4, 3), SECOND)
+    assert gather.receive(steps(2, 5, data_wait_ns=7), 2 * SECOND) == []  # too soon to report
+    (event,) = gather.receive(steps(1, 6, 5), 6 * SECOND)
+    assert (event.step, event.committed, event.data_wait_ns) == (5, 5, 7)
+    assert event.at_ns == 5 * SECOND
+
+
+def test_steps_said_twice_count_once():
+    gather = running()
+    for _ in range(2):
+        gather.receive(steps(0, 5, data_wait_ns=3), SECOND)
+    gather.receive(steps(1, 5), SECOND)
+    (event,) = gather.receive(steps(2, 5), 6 * SECOND)
+    assert event.data_wait_ns == 3
+
+
+def test_a_gang_is_finished_or_drained_when_all_its_nodes_are():
+    gather = running()
+    for node in (0, 1):
+        gather.receive(Finished(node=node, job=1, generation=1, step=9), 0)
+    assert gather.receive(Finished(node=2, job=1, generation=1, step=9), 0) == [
+        JobFinished(job=1, generation=1, step=9)
+    ]
+    gather = running()
+    order = Drain(reason=WHY, job=1, generation=1, deadline_ns=SECOND)
+    gather.expect(Command(20, 0, 1, (0, 1, 2), order))
+    for node in (0, 1):
+        gather.receive(Drained(node=node, job=1, generation=1, step=7), 0)
+    last = Drained(node=2, job=1, generation=1, step=0, durable=False)
+    assert gather.receive(last, 0) == [GangDrained(job=1, generation=1, step=0, durable=False)]
+
+
+def test_a_dead_worker_is_reported_at_once():
+    exited = Exited(node=1, job=1, generation=1, rank=8, cause="xid", step=4)
+    assert running().receive(exited, 0) == [
+        WorkerExited(job=1, generation=1, node=1, rank=8, cause="xid", step=4)
+    ]
+
+
+def test_a_refused_source_makes_everybody_start_over():
+    gather = Gather()
+    gather.expect(form())
+    for node in range(3):
+        gather.receive(joined(node, 5), 0)
+    gather.expect(restore(5))
+    gather.receive(Ready(node=0, job=1, generation=1, step=5), 0)
+    (event,) = gather.receive(
+        Refused(node=1, job=1, generation=1, source="peer", step=5, detail="crc"), 0
+    )
+    assert isinstance(event, RestoreFailed) and event.source == "peer"
+    gather.expect(restore(3))
+    gather.receive(Ready(node=0, job=1, generation=1, step=3), 0)
+    gather.receive(Ready(node=1, job=1, generation=1, step=3), 0)
+    assert gather.receive(Ready(node=2, job=1, generation=1, step=3), 0)
+
+
+def test_a_stopped_gang_is_forgotten():
+    gather = running()
+    stop = Stop(reason=WHY, job=1, generation=1)
+    gather.expect(Command(9, 0, 1, (0,), stop))
+    assert 1 in gather.gangs  # only one node of it
+    gather.expect(Command(9, 1, 1, (0, 1, 2), stop))
+    assert 1 not in gather.gangs
+
+
+def test_a_command_is_sent_again_until_it_is_confirmed():
+    outbox = Outbox(SECOND)
+    command = form()
+    outbox.send(command, 0)
+    outbox.applied(1, command.sequence, command.index)
+    assert outbox.due(SECOND - 1) == []
+    assert sorted(node for node, _ in outbox.due(SECOND)) == [0, 2]
+    assert outbox.due(2 * SECOND) == []  # pauses double
+    assert outbox.next_deadline_ns() == 3 * SECOND
+    outbox.forget(2)
+    assert [node for node, _ in outbox.due(3 * SECOND)] == [0]
+
+
+def test_a_newer_generation_overtakes_commands_that_are_still_on_their_way():
+    outbox = Outbox(SECOND)
+    outbox.send(form(), 0)
+    outbox.send(form(generation=2, nodes=(0, 1)), 0)
+    sent = sorted((node, command.body.generation) for node, command in outbox.due(SECOND))
+    assert sent == [(0, 2), (1, 2), (2, 1)]
