@@ -33,7 +33,16 @@ class Qos(Part, frozen=True):
     priority: int = 0  # added to the job's own
     preempts: bool = False  # may evict preemptible jobs of lower priority
     most_gpus_per_job: int = 0  # 0: no limit
+    most_gpus: int = 0  # of all its running jobs together; 0: no limit
     most_time_ns: int = 0
+
+
+class Partition(Part, frozen=True):
+    """Rules of a partition; nodes name theirs. One that is not in the policy has none."""
+
+    priority: int = 0  # added to the job's own
+    teams: tuple[str, ...] = ()  # that may use it; (): all
+    most_time_ns: int = 0  # 0: no limit
 
 
 class QueuePolicy(Part, frozen=True):
@@ -41,15 +50,21 @@ class QueuePolicy(Part, frozen=True):
 
     quotas: dict[str, Quota] = {}  # a team that is not here owns nothing and may borrow
     qos: dict[str, Qos] = field(default_factory=lambda: {"normal": Qos()})
+    partitions: dict[str, Partition] = {}
     half_life_ns: int = 7 * DAY_NS  # of usage, in the fair share
     age_weight: int = 1000  # priority gained by waiting ``age_full_ns``
     age_full_ns: int = 7 * DAY_NS
     fair_share_weight: int = 1000
     size_weight: int = 100
-    backfill_depth: int = 1000  # jobs looked at behind the first that does not fit
+    quota_weight: int = 10_000  # of a job that fits into what its team owns
+    backfill_depth: int = 1000  # jobs looked at behind the first that does not fit; 0: none start
     reservations: int = 1  # blocked jobs that get a reserved start
     grace_ns: int = 60 * SECOND_NS  # of a preempted job, to make a checkpoint
+    least_run_ns: int = 10 * 60 * SECOND_NS  # nobody is preempted before
     starving_ns: int = 2 * DAY_NS  # a job that waited this long gets a reservation of its own
+    starving_reservations: int = 8  # jobs that have one for that reason at a time
+    replan_ns: int = 30 * SECOND_NS  # a reserved start is looked for anew this often
+    unbounded_ns: int = 30 * DAY_NS  # assumed of a job without limit or number of steps
     delay_ns: int = 100_000_000  # changes are gathered this long before the queue is looked at
 
 

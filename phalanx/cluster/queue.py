@@ -3,97 +3,228 @@
 The core calls ``schedule`` when something changed; the functions named ``on_…`` tell the queue what
 happened to a job meanwhile. Everything the queue remembers is in ``QueueState``, which is part of a
 snapshot; what can be computed from it and the view is not.
+
+A pass has two parts. First jobs start in order of priority, until one has no room: it is promised a
+start and nodes (``reserve``), after asking others to leave where it may. Then jobs behind it start
+where they cannot be in its way.
 """
 
 from __future__ import annotations
 
-from msgspec import Struct
-
+from phalanx.cluster import fairshare, windows
+from phalanx.cluster.admit import admit
+from phalanx.cluster.decisions import (
+    Decision,
+    Pending,
+    Preempt,
+    QueueState,
+    Reserved,
+    Resize,
+    Start,
+)
 from phalanx.cluster.fleet import NodeState
-from phalanx.cluster.job import Job, JobSpec, Placement
-from phalanx.cluster.placement import Refusal, held_by, place, request_of
+from phalanx.cluster.horizon import Horizon
+from phalanx.cluster.job import Job, Placement
+from phalanx.cluster.passes import Pass
 from phalanx.cluster.reasons import Reason, reason
+from phalanx.cluster.request import held_by
+from phalanx.cluster.room import Nodes, set_of_nodes
 from phalanx.cluster.state import View
+from phalanx.cluster.waiting import Lane, Waiting
+from phalanx.cluster.why import explain
 
-
-class Start(Struct, frozen=True, tag=True):
-    """Start a job here. The queue has already taken the nodes from the fleet."""
-
-    job: int
-    placement: Placement
-    reason: Reason
-
-
-class Preempt(Struct, frozen=True, tag=True):
-    """Stop a job within ``grace_ns`` and put it back into the queue, for another one."""
-
-    job: int
-    for_job: int
-    grace_ns: int
-    reason: Reason
-
-
-class Resize(Struct, frozen=True, tag=True):
-    """Give an elastic job more replicas, or take some (reclaim without preemption)."""
-
-    job: int
-    replicas: int
-    reason: Reason
-
-
-Decision = Start | Preempt | Resize
-
-
-class Pending(Struct, frozen=True):
-    """What a pending job waits for."""
-
-    reason: Reason
-    estimated_start_ns: int | None  # None: nobody can say
-    priority: dict[str, int]  # its parts, which sum to the priority
-
-
-class QueueState(Struct):
-    """What the queue remembers; encodes into a snapshot as it is."""
-
-    usage: dict[str, int] = {}  # decayed GPU-nanoseconds by team
-    usage_at_ns: int = 0
+__all__ = [
+    "Decision",
+    "Pending",
+    "Preempt",
+    "Queue",
+    "QueueState",
+    "Resize",
+    "Start",
+    "admit",
+    "take",
+]
 
 
 class Queue:
-    """First come, first served."""
+    """The order of jobs, and who starts, stops or shrinks."""
 
     def __init__(self, state: QueueState) -> None:
         self.state = state
+        self.waiting = Waiting()
+        self.qos_gpus: dict[str, int] = {}  # that jobs of each class of service hold
+        self._job_gpus: dict[int, tuple[str, str, int]] | None = None  # None: not built yet
+        self._horizon: Horizon | None = None
+        self._sets: dict[int, Nodes] = {}  # nodes of ``state.reserved``
+        self._window_sets: dict[str, tuple[tuple[int, ...], Nodes]] = {}
 
     def on_pending(self, view: View, job: Job) -> None:
         """A job became eligible, or came back after a preemption or failure."""
+        self.sync(view)
+        self.waiting.add(view, job)
 
     def on_stopped(self, view: View, job: Job, gpu_ns: int) -> None:
         """A job gave its nodes back, having used this many GPU-nanoseconds since its start."""
+        if self._horizon is not None:
+            self._horizon.forget(job.id)
+        self.sync(view)
 
     def on_withdrawn(self, view: View, job: Job) -> None:
         """A pending job was cancelled or held."""
+        self.sync(view)
+        self._forget(job.id)
 
     def schedule(self, view: View) -> list[Decision]:
         """What to start, stop or resize now. Takes the nodes of what it starts."""
-        decisions: list[Decision] = []
-        for number in list(view.pending):
-            job = view.jobs[number]
-            found = place(view.fleet, request_of(job))
-            if isinstance(found, Refusal):
-                break
-            take(view, job, found)
-            decisions.append(Start(number, found, reason("first_in_line")))
-        return decisions
+        self.sync(view)
+        return Pass(self, view).run()
 
     def next_wake_ns(self, view: View) -> int | None:
-        """When to look again although nothing happened (a reservation begins, a job ages)."""
-        return None
+        """When to look again although nothing happened (a window opens, a promise falls due)."""
+        now, policy = view.now_ns, view.policy.queue
+        times = [windows.next_edge_ns(view)]
+        if self.waiting.lanes:
+            oldest = min(entries[0][0] for entries in self.waiting.lanes.values())
+            times.append(oldest + policy.starving_ns)
+            for promise in self.state.reserved.values():
+                times += [promise.start_ns, promise.start_ns + policy.grace_ns]
+        return min((at for at in times if at is not None and at > now), default=None)
 
     def explain(self, view: View, job: int) -> Pending:
         """What a pending job waits for, and until when."""
-        ahead = list(view.pending).index(job)
-        return Pending(reason("behind", jobs=ahead), None, {"order": 0})
+        self.sync(view)
+        return explain(self, view, job)
+
+    def closed_to(self, view: View, job: Job) -> Nodes:
+        """Nodes that a job may not be given now, because they are promised to others."""
+        self.sync(view)
+        closed = self.window_nodes(view, job.spec.team, None)[0]
+        for other in self.state.reserved:
+            if other != job.id:
+                closed |= self.promised(other)
+        return closed
+
+    # What the pass and ``why`` share.
+
+    def sync(self, view: View) -> None:
+        """Takes over what changed outside: who holds what, who is pending, windows."""
+        state, fleet = self.state, view.fleet
+        policy = view.policy.queue
+        fairshare.accrue(
+            state.usage, state.held, state.usage_at_ns, view.now_ns, policy.half_life_ns
+        )
+        state.usage_at_ns = max(state.usage_at_ns, view.now_ns)
+        if self._job_gpus is None:
+            self._build(view)
+        elif fleet.changed_jobs:
+            for number in fleet.changed_jobs:
+                self._count(view, number)
+            fleet.changed_jobs.clear()
+
+    def _build(self, view: View) -> None:
+        """Everything that is not in the state, from the view."""
+        self._job_gpus = {}
+        self.state.held = {}
+        for number in dict.fromkeys([*view.fleet.job_gpus, *view.active]):
+            self._count(view, number)
+        view.fleet.changed_jobs.clear()
+        for number in view.pending:
+            if number not in self.waiting.where:
+                self.waiting.add(view, view.jobs[number])
+
+    def _count(self, view: View, number: int) -> None:
+        """Counts the GPUs that a job holds for its team and class of service."""
+        assert self._job_gpus is not None
+        known = view.jobs.get(number)
+        if known is None:
+            return
+        gpus = view.fleet.job_gpus.get(number, 0)
+        if known.placement is not None:
+            gpus += sum(view.fleet.nodes[node].gpus for node in known.placement.spares)
+        team, qos, before = self._job_gpus.get(number, (known.spec.team, known.spec.qos, 0))
+        self.state.held[team] = self.state.held.get(team, 0) + gpus - before
+        self.qos_gpus[qos] = self.qos_gpus.get(qos, 0) + gpus - before
+        if gpus:
+            self._job_gpus[number] = (team, qos, gpus)
+        else:
+            self._job_gpus.pop(number, None)
+
+    def horizon(self, view: View) -> Horizon:
+        """Ends of all that runs."""
+        if self._horizon is None or not self._horizon.refresh(view):
+            self._horizon = Horizon(view)
+        return self._horizon
+
+    def promised(self, job: int) -> Nodes:
+        """The nodes promised to a job."""
+        if job not in self._sets:
+            self._sets[job] = set_of_nodes(self.state.reserved[job].nodes)
+        return self._sets[job]
+
+    def promise(self, promise: Reserved) -> None:
+        """Remembers a promised start."""
+        self.state.reserved[promise.job] = promise
+        self._sets.pop(promise.job, None)
+
+    def break_promise(self, job: int) -> None:
+        """Forgets a promised start."""
+        self.state.reserved.pop(job, None)
+        self._sets.pop(job, None)
+
+    def _forget(self, job: int) -> None:
+        self.waiting.remove(job)
+        self.break_promise(job)
+        self.state.tried_ns.pop(job, None)
+
+    def started(self, view: View, job: Job, placement: Placement) -> None:
+        """Takes the nodes of a job that starts."""
+        self.horizon(view).started(view, job)
+        self._forget(job.id)
+        take(view, job, placement)
+        self.sync(view)
+        assert self._job_gpus is not None
+        spares = sum(view.fleet.nodes[node].gpus for node in placement.spares)
+        if spares:  # the core writes the placement down later
+            team, qos, gpus = self._job_gpus[job.id]
+            self.state.held[team] += spares
+            self.qos_gpus[qos] += spares
+            self._job_gpus[job.id] = (team, qos, gpus + spares)
+
+    def window_nodes(self, view: View, team: str, end_ns: int | None) -> tuple[Nodes, str]:
+        """Nodes that windows close to a job of a team that ends then, and a window's name."""
+        if not view.reservations:
+            return 0, ""
+        sets: dict[str, Nodes] = {}
+        for reservation in windows.running(view):
+            nodes = self.window_members(view, reservation.name)
+            kept = self._window_sets.get(reservation.name)
+            if kept is None or kept[0] != nodes:
+                kept = self._window_sets[reservation.name] = (nodes, set_of_nodes(nodes))
+            sets[reservation.name] = kept[1]
+        return windows.closed_nodes(view, sets, team, end_ns)
+
+    def window_members(self, view: View, name: str) -> tuple[int, ...]:
+        """Nodes of a reservation; those of one that names only GPUs are chosen once."""
+        reservation = view.reservations[name]
+        if reservation.nodes:
+            return reservation.nodes
+        if name not in self.state.windows:
+            self.state.windows[name] = windows.choose_nodes(view, reservation)
+        return self.state.windows[name]
+
+    def gate(self, view: View, lane: Lane, gpus: int) -> Reason | None:
+        """What keeps a job from starting even if there is room."""
+        quota = view.quotas.get(lane.team)
+        held = self.state.held.get(lane.team, 0)
+        if quota is not None and quota.ceiling and held + gpus > quota.ceiling:
+            most = quota.ceiling
+            return reason("at_ceiling", team=lane.team, held=held, ceiling=most, gpus=gpus)
+        qos = view.policy.queue.qos.get(lane.qos)
+        used = self.qos_gpus.get(lane.qos, 0)
+        if qos is not None and qos.most_gpus and used + gpus > qos.most_gpus:
+            most = qos.most_gpus
+            return reason("at_qos_limit", qos=lane.qos, held=used, most=most, gpus=gpus)
+        return None
 
 
 def take(view: View, job: Job, placement: Placement) -> None:
@@ -105,10 +236,3 @@ def take(view: View, job: Job, placement: Placement) -> None:
     for node in placement.spares:
         why = reason("spare_of_job", job=job.id)
         fleet.set_state(node, NodeState.SPARE, view.now_ns, why, spare_for=job.id)
-
-
-def admit(view: View, spec: JobSpec) -> Reason | None:
-    """Why a submission can never run here; None: it can."""
-    job = Job(id=0, spec=spec, submitted_ns=view.now_ns)
-    found = place(view.fleet, request_of(job, spec.gang.floor))
-    return found.reason if isinstance(found, Refusal) and not found.ever else None

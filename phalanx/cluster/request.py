@@ -40,7 +40,7 @@ def request_of(job: Job, replicas: int = 0, policy: Policy | None = None) -> Req
     return Request(
         job=job.id,
         shape=spec.gang,
-        replicas=replicas or spec.gang.replicas,
+        replicas=replicas or job.wanted_replicas,
         constraint=parse(spec.constraint),
         partition=spec.partition,
         spares=spec.spares,

@@ -6,7 +6,7 @@ An index over the fleet that changes with it: one node costs a microsecond, a se
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -29,8 +29,11 @@ class Room:
         self._fleet = fleet
         self.free: list[list[Nodes]] = []  # [class][free GPUs]
         self.members: list[Nodes] = []  # [class], whatever their state
+        self.healthy: Nodes = 0
         self.idle: Nodes = 0  # healthy, and nobody holds any of it
         self.worse: Nodes = 0  # lemons and nodes without all of their rails: used last
+        self.renewed: dict[int, None] = {}  # nodes that changed; who follows them clears it
+        self.gained = True  # somewhere there is more room than before; who acts on it clears it
         self._bucket: list[tuple[int, int] | None] = []  # of each node
         self._suiting: dict[tuple[GangShape, Constraint, str], tuple[int, ...]] = {}
         for node in range(len(fleet)):
@@ -108,12 +111,15 @@ class Room:
         new = None
         if fleet.state(node) is NodeState.HEALTHY:
             new = (number, fleet.free_mask(node).bit_count())
+        self.renewed[node] = None
         if old != new:
             if old is not None:
                 self.free[old[0]][old[1]] ^= bit
             if new is not None:
                 self.free[new[0]][new[1]] |= bit
+                self.gained |= old is None or old[1] < new[1]
             self._bucket[node] = new
+        self.healthy = with_bit(self.healthy, bit, new is not None)
         self.idle = with_bit(self.idle, bit, new is not None and not fleet.held[node])
         bad = bool(fleet.rails_down(node)) or is_lemon(fleet.history.get(node, []))
         self.worse = with_bit(self.worse, bit, bad)
@@ -150,10 +156,12 @@ def numbers(nodes: Nodes) -> Iterator[int]:
         nodes ^= bit
 
 
-def set_of(nodes: Column, size: int) -> Nodes:
+def set_of_nodes(nodes: Sequence[int]) -> Nodes:
     """The set of some nodes."""
-    flags = np.zeros(size, np.uint8)
-    flags[nodes] = 1
+    if not nodes:
+        return 0
+    flags = np.zeros(max(nodes) + 1, np.uint8)
+    flags[np.asarray(nodes, np.int64)] = 1
     return int.from_bytes(np.packbits(flags, bitorder="little").tobytes(), "little")
 
 

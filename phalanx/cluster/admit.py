@@ -1,0 +1,135 @@
+"""What can never run here is refused when it is submitted, with the reason."""
+
+from __future__ import annotations
+
+from phalanx.cluster.job import Job, JobSpec
+from phalanx.cluster.placement import never_fits
+from phalanx.cluster.policy import QueuePolicy
+from phalanx.cluster.reasons import Reason, reason, sentences
+from phalanx.cluster.request import request_of, tensor_slots
+from phalanx.cluster.room import room_of
+from phalanx.cluster.state import View
+from phalanx.cluster.waiting import gpus_of
+from phalanx.config.errors import Problem, did_you_mean, problem
+
+sentences(
+    {
+        "unknown_qos": 'there is no class of service "{qos}": {nearest}',
+        "unknown_partition": 'no node is in partition "{partition}": {nearest}',
+        "partition_closed": "partition {partition} is for {teams}, not for team {team}",
+        "time_limit_missing": "{what} limits the time of its jobs to {most} s: set time_limit_ns",
+        "time_limit_too_long": "it wants {wanted} s and {what} allows {most} s",
+        "too_many_gpus": "it needs {gpus} GPUs and {what} allows {most}",
+    }
+)
+
+
+def admit(view: View, spec: JobSpec) -> Reason | None:
+    """Why a submission can never run here; None: it can."""
+    job = Job(id=0, spec=spec, submitted_ns=view.now_ns)
+    return (
+        _names(view, spec)
+        or _times(view, spec)
+        or _limits(view, job, gpus_of(view, job, spec.gang.floor))
+        or _room(view, job)
+    )
+
+
+def _names(view: View, spec: JobSpec) -> Reason | None:
+    policy = view.policy.queue
+    if spec.qos not in policy.qos:
+        nearest = did_you_mean(spec.qos, list(policy.qos))
+        return reason("unknown_qos", qos=spec.qos, nearest=nearest)
+    partitions = dict.fromkeys(known.partition for known in view.fleet.classes)
+    if spec.partition and spec.partition not in partitions:
+        nearest = did_you_mean(spec.partition, list(partitions))
+        return reason("unknown_partition", partition=spec.partition, nearest=nearest)
+    rule = policy.partitions.get(spec.partition)
+    if rule is not None and rule.teams and spec.team not in rule.teams:
+        facts = {"partition": spec.partition, "teams": ", ".join(rule.teams), "team": spec.team}
+        return reason("partition_closed", **facts)
+    return None
+
+
+def _times(view: View, spec: JobSpec) -> Reason | None:
+    policy = view.policy.queue
+    rule = policy.partitions.get(spec.partition)
+    limits = [(f"class of service {spec.qos}", policy.qos[spec.qos].most_time_ns)]
+    if rule is not None:
+        limits.append((f"partition {spec.partition}", rule.most_time_ns))
+    for what, most in limits:
+        if most and not spec.time_limit_ns:
+            return reason("time_limit_missing", what=what, most=most // 10**9)
+        if most and spec.time_limit_ns > most:
+            wanted = spec.time_limit_ns // 10**9
+            return reason("time_limit_too_long", what=what, wanted=wanted, most=most // 10**9)
+    return None
+
+
+def _limits(view: View, job: Job, gpus: int) -> Reason | None:
+    rule = view.policy.queue.qos[job.spec.qos]
+    quota = view.quotas.get(job.spec.team)
+    limits = [
+        (f"class of service {job.spec.qos}", rule.most_gpus_per_job),
+        (f"class of service {job.spec.qos}", rule.most_gpus),
+        (f"the ceiling of team {job.spec.team}", quota.ceiling if quota else 0),
+    ]
+    for what, most in limits:
+        if most and gpus > most:
+            return reason("too_many_gpus", gpus=gpus, what=what, most=most)
+    return None
+
+
+def _room(view: View, job: Job) -> Reason | None:
+    request = request_of(job, job.spec.gang.floor, view.policy)
+    shape = request.shape
+    if not tensor_slots(shape):
+        facts = {"tensor": shape.tensor, "slot_gpus": shape.slot_gpus}
+        return reason("tensor_across_slots", **facts)
+    room = room_of(view.fleet)
+    classes = room.suiting(shape, request.constraint, request.partition)
+    return never_fits(view.fleet, room, request, classes)
+
+
+def policy_problems(policy: QueuePolicy) -> list[Problem]:
+    """What is wrong with a site's rules for the queue."""
+    found: list[Problem] = []
+
+    def least(key: str, value: int, bound: int) -> None:
+        if value < bound:
+            rule = "must not be negative" if bound == 0 else f"must be at least {bound}"
+            found.append(problem(key, value, rule, f"set {bound} or more"))
+
+    for team, quota in policy.quotas.items():
+        least(f"queue.quotas.{team}.gpus", quota.gpus, 0)
+        least(f"queue.quotas.{team}.ceiling", quota.ceiling, 0)
+        least(f"queue.quotas.{team}.weight", quota.weight, 1)
+        if 0 < quota.ceiling < quota.gpus:
+            rule = "must not be below what the team owns"
+            key = f"queue.quotas.{team}.ceiling"
+            found.append(problem(key, quota.ceiling, rule, f"set 0 or at least {quota.gpus}"))
+    for name, qos in policy.qos.items():
+        for field in ("most_gpus_per_job", "most_gpus", "most_time_ns"):
+            least(f"queue.qos.{name}.{field}", getattr(qos, field), 0)
+    for name, partition in policy.partitions.items():
+        least(f"queue.partitions.{name}.most_time_ns", partition.most_time_ns, 0)
+    for field in ("half_life_ns", "age_full_ns", "reservations", "unbounded_ns"):
+        least(f"queue.{field}", getattr(policy, field), 1)
+    for field in (
+        "age_weight",
+        "fair_share_weight",
+        "size_weight",
+        "quota_weight",
+        "backfill_depth",
+        "grace_ns",
+        "least_run_ns",
+        "starving_ns",
+        "starving_reservations",
+        "replan_ns",
+        "delay_ns",
+    ):
+        least(f"queue.{field}", getattr(policy, field), 0)
+    if "normal" not in policy.qos:
+        rule = "jobs that name no class of service have this one"
+        found.append(problem("queue.qos", ", ".join(policy.qos), rule, 'add "normal"'))
+    return found

@@ -1,0 +1,135 @@
+"""What a job without room gets: a promised start, or the leave of others.
+
+A promise is kept unless a better one is found or its nodes fail: then a job behind it can never
+push it back, however often the queue is looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import numpy as np
+from msgspec import structs
+
+from phalanx.cluster import windows
+from phalanx.cluster.decisions import Reserved
+from phalanx.cluster.horizon import earliest, length_ns
+from phalanx.cluster.job import Job
+from phalanx.cluster.preemption import Eviction, choose
+from phalanx.cluster.request import Request
+from phalanx.cluster.room import room_of
+from phalanx.cluster.state import View
+from phalanx.cluster.waiting import Ranks, base_parts
+
+if TYPE_CHECKING:
+    from phalanx.cluster.queue import Queue
+
+
+def holds(queue: Queue, view: View, promise: Reserved) -> bool:
+    """Whether a promise needs no new look yet."""
+    policy, now = view.policy.queue, view.now_ns
+    if queue.promised(promise.job) & ~room_of(view.fleet).healthy:
+        return False
+    if promise.asked:
+        return now < promise.start_ns + policy.grace_ns
+    return now < promise.start_ns and now < promise.made_ns + policy.replan_ns
+
+
+def promise_start(
+    queue: Queue, view: View, job: Job, request: Request, others: Iterable[int], firm: bool
+) -> Reserved | None:
+    """The earliest start of a job if nothing else is started; None: nobody can say.
+
+    What is promised to ``others`` is theirs, and windows that shut the job out are waited for.
+    """
+    now, fleet = view.now_ns, view.fleet
+    nodes, times = queue.horizon(view).free_at(view, request)
+    theirs: list[tuple[tuple[int, ...], int]] = []
+    for number in others:
+        if number != job.id:
+            known = queue.state.reserved[number]
+            theirs.append((known.nodes, known.start_ns + length_ns(view, view.jobs[number])))
+    for window in windows.running(view):
+        if windows.shuts_out(window, job.spec.team, None):
+            theirs.append((queue.window_members(view, window.name), window.end_ns))
+    for members, until_ns in theirs:
+        flags = np.zeros(len(fleet), np.bool_)
+        flags[np.asarray(members, np.int64)] = True
+        times = np.where(flags[nodes], np.maximum(times, until_ns), times)
+    soon_ns = now + view.policy.queue.grace_ns
+    found = earliest(fleet, request, nodes, times, now, soon_ns)
+    old = queue.state.reserved.get(job.id)
+    if old is not None and not old.asked and old.start_ns > now:
+        flags = np.zeros(len(fleet), np.bool_)
+        flags[np.asarray(old.nodes, np.int64)] = True
+        ready = int((flags[nodes] & (times <= old.start_ns)).sum())
+        if ready == len(old.nodes) and (found is None or old.start_ns <= found[0]):
+            return structs.replace(old, made_ns=now, firm=firm or old.firm)
+    if found is None:
+        return None
+    chosen = tuple(found[1].tolist())
+    return Reserved(job=job.id, start_ns=found[0], nodes=chosen, made_ns=now, firm=firm)
+
+
+def evict(
+    queue: Queue, view: View, job: Job, request: Request, ranks: Ranks, gpus: int
+) -> Eviction | None:
+    """Who leaves or shrinks for a job that has the right to ask for it."""
+    rule = view.policy.queue.qos.get(job.spec.qos)
+    owner = ranks.entitled(job.spec.team, gpus)
+    loans = on_loan(queue, view, job.spec.team) if owner else {}
+    preempts = rule is not None and rule.preempts
+    if not loans and not preempts:
+        return None
+    least_run, now = view.policy.queue.least_run_ns, view.now_ns
+    mine = _rank(view, job)
+    stoppable: list[Job] = []
+    shrinkable: list[tuple[Job, int]] = []
+    asked = dict.fromkeys(who for one in queue.state.reserved.values() for who in one.asked)
+    for number in view.active if preempts else loans:
+        other = view.jobs[number]
+        if other.state == "draining" or number in asked or now < other.started_ns + least_run:
+            continue
+        lower = preempts and other.spec.preemptible and _rank(view, other) < mine
+        if number in loans or lower:
+            stoppable.append(other)
+            if other.spec.gang.least_replicas:
+                shrinkable.append((other, other.spec.gang.floor))
+    return choose(view, request, shrinkable, stoppable)
+
+
+def on_loan(queue: Queue, view: View, lender: str) -> dict[int, None]:
+    """Jobs of other teams that run on what those teams do not own: the last that started."""
+    over = {
+        team: quota_gpus(view, team)
+        for team, held in queue.state.held.items()
+        if team != lender and held > quota_gpus(view, team)
+    }
+    if not over:
+        return {}
+    mine: dict[str, list[Job]] = {team: [] for team in over}
+    for number in view.active:
+        job = view.jobs[number]
+        if job.spec.team in mine:
+            mine[job.spec.team].append(job)
+    found: dict[int, None] = {}
+    for team, jobs in mine.items():
+        held = 0
+        for job in sorted(jobs, key=lambda one: (one.started_ns, one.id)):
+            held += view.fleet.job_gpus.get(job.id, 0)
+            if held > over[team]:
+                found[job.id] = None
+    return found
+
+
+def quota_gpus(view: View, team: str) -> int:
+    """GPUs that a team owns."""
+    quota = view.quotas.get(team)
+    return quota.gpus if quota else 0
+
+
+def _rank(view: View, job: Job) -> int:
+    """What people gave a job; neither its size nor its patience lets it stop another."""
+    parts = base_parts(view.policy.queue, job)
+    return parts["job"] + parts["qos"] + parts["partition"]

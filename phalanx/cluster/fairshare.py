@@ -1,0 +1,68 @@
+"""Fair share: what each team used of late, decayed, against the share its weight gives it.
+
+Usage halves with every ``half_life_ns``, in 256 steps a half-life. All of it is integer
+arithmetic, so that every machine decides alike.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from math import isqrt
+
+STEPS = 256  # of decay in a half-life
+ONE = 1 << 32
+
+
+@cache
+def _halvings() -> tuple[int, ...]:
+    """ONE * 2 ** (-i / STEPS), from eight square roots of a half."""
+    bits = 192
+    roots = [1 << (bits - 1)]  # 2 ** -1, then its root, and so on: 2 ** (-1 / 2 ** k)
+    for _ in range(STEPS.bit_length() - 1):
+        roots.append(isqrt(roots[-1] << bits))
+    found = []
+    for step in range(STEPS):
+        product = 1 << bits
+        for power in range(1, len(roots)):
+            if step & STEPS >> power:
+                product = product * roots[power] >> bits
+        found.append(product >> (bits - 32))
+    return tuple(found)
+
+
+def half_to(steps: int) -> int:
+    """ONE * 2 ** (-steps / STEPS)."""
+    return _halvings()[steps % STEPS] >> min(steps // STEPS, 64)
+
+
+def accrue(
+    usage: dict[str, int], held: dict[str, int], since_ns: int, now_ns: int, half_life_ns: int
+) -> None:
+    """Adds what teams held since then (GPU-milliseconds) and lets the past decay."""
+    if now_ns <= since_ns:
+        return
+    step_ns = max(1, half_life_ns // STEPS)
+    steps = now_ns // step_ns - since_ns // step_ns
+    if steps:
+        factor = half_to(steps)
+        for team in usage:
+            usage[team] = usage[team] * factor >> 32
+    passed = now_ns - since_ns
+    for team, gpus in held.items():
+        if gpus:
+            usage[team] = usage.get(team, 0) + gpus * passed // 1_000_000
+
+
+def factors(usage: dict[str, int], weights: dict[str, int]) -> dict[str, int]:
+    """For each team that has a weight: 2 ** -(its part of usage / its part of weights), of ONE.
+
+    ONE: it used nothing; half: exactly its share; towards 0: far more.
+    """
+    used = sum(usage.get(team, 0) for team in weights)
+    total = sum(weights.values())
+    if not used:
+        return dict.fromkeys(weights, ONE)
+    return {
+        team: half_to(STEPS * usage.get(team, 0) * total // (used * weight))
+        for team, weight in weights.items()
+    }

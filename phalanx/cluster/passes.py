@@ -1,0 +1,266 @@
+"""One look at the queue: who starts, who is promised a start, who leaves for whom.
+
+First jobs start in order of priority, until some have no room: they are promised a start and
+nodes, or others are asked to leave for them. Then jobs behind start where they are in nobody's
+way: on other nodes, or on promised ones if they are sure to be gone in time.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from msgspec import structs
+
+from phalanx.cluster import windows
+from phalanx.cluster.claims import evict, holds, promise_start, quota_gpus
+from phalanx.cluster.decisions import Decision, Preempt, Reserved, Resize, Start
+from phalanx.cluster.horizon import bound_ns
+from phalanx.cluster.job import Job, Placement
+from phalanx.cluster.placement import place
+from phalanx.cluster.preemption import Eviction, Offer
+from phalanx.cluster.reasons import Reason, reason, sentences
+from phalanx.cluster.room import Nodes, room_of
+from phalanx.cluster.state import View
+from phalanx.cluster.waiting import Demand, Front, Lane, Ranks
+
+if TYPE_CHECKING:
+    from phalanx.cluster.queue import Queue
+
+sentences(
+    {
+        "first_in_line": "it was the first in line, with priority {priority}; {where}",
+        "backfilled": "it is in nobody's way; {where}",
+        "elastic_start": "there is room for {replicas} of {wanted} replicas; {where}",
+        "preempted_for": "job {job} has a class of service that preempts, and needs its nodes",
+        "reclaimed": "team {team} holds {held} GPUs and owns {owned}: job {job} of team {lender}"
+        " needs what it lent",
+        "shrunk_for": "job {job} needs nodes, and {replicas} replicas are enough for this one",
+        "window_opens": "its nodes must be free for {name}",
+    }
+)
+
+
+class Pass:
+    """The work of one ``schedule``."""
+
+    def __init__(self, queue: Queue, view: View) -> None:
+        self._queue, self._view = queue, view
+        self._policy = view.policy.queue
+        self._ranks = Ranks(view, queue.state.usage, queue.state.held)
+        self._decisions: list[Decision] = []
+        # Promises that bind in this pass: firm ones from the start, others when it comes to them.
+        self._bind: dict[int, None] = {
+            number: None for number, one in queue.state.reserved.items() if one.firm
+        }
+        self._no_room: dict[int, list[Nodes]] = {}  # by demand: closed nodes without which it fails
+
+    def run(self) -> list[Decision]:
+        """All decisions, in order."""
+        self._empty_windows()
+        self._in_order()
+        self._starving()
+        for number in list(self._queue.state.reserved):
+            if number not in self._bind:
+                self._queue.break_promise(number)
+        if self._policy.backfill_depth:
+            self._backfill()
+        return self._decisions
+
+    def _in_order(self) -> None:
+        front = Front(self._queue.waiting, self._ranks)
+        for lane, entries in self._queue.waiting.lanes.items():
+            front.add(lane, entries)
+        left = max(1, self._policy.reservations)
+        while (found := front.pop()) is not None:
+            number, lane, demand, source = found
+            if self._queue.gate(self._view, lane, demand.gpus) is not None:
+                continue  # its lane waits; what else it holds is looked at behind the others
+            job = self._view.jobs[number]
+            code = "first_in_line"
+            started = self._try(job, lane, demand, code)
+            if not started and not self._claims(job, demand):
+                if left == 0:
+                    return
+                left -= 1
+                self._reserve(job, demand, firm=False)
+                if left == 0:
+                    return
+            front.go_on(source, started)
+
+    def _backfill(self) -> None:
+        front = Front(self._queue.waiting, self._ranks)
+        room = room_of(self._view.fleet)
+        free: dict[tuple[tuple[int, ...], int], int] = {}
+        for demand in self._queue.waiting.demands.values():
+            asked = demand.request
+            shape = asked.shape
+            key = (room.suiting(shape, asked.constraint, asked.partition), shape.slot_gpus)
+            if key not in free:
+                free[key] = room.with_free(*key).bit_count()
+            if free[key] >= shape.slots(min(shape.floor, asked.replicas)) + asked.spares:
+                for lane, entries in demand.lanes.items():
+                    front.add(lane, entries)
+        looked = 0
+        while looked < self._policy.backfill_depth and (found := front.pop()) is not None:
+            looked += 1
+            number, lane, demand, source = found
+            gated = self._queue.gate(self._view, lane, demand.gpus) is not None
+            if gated or self._hopeless(demand):
+                continue
+            front.go_on(source, self._try(self._view.jobs[number], lane, demand, "backfilled"))
+
+    def _hopeless(self, demand: Demand) -> bool:
+        return 0 in self._no_room.get(id(demand), ())
+
+    def _closed(self, job: Job) -> Nodes:
+        """Nodes that are not for a job, by how long it may run."""
+        bound = bound_ns(self._view, job)
+        end_ns = None if bound is None else self._view.now_ns + bound
+        closed, _ = self._queue.window_nodes(self._view, job.spec.team, end_ns)
+        for number in self._bind:
+            if number != job.id:
+                promise = self._queue.state.reserved[number]
+                if end_ns is None or end_ns > promise.start_ns:
+                    closed |= self._queue.promised(number)
+        return closed
+
+    def _try(self, job: Job, lane: Lane, demand: Demand, code: str) -> bool:
+        """Starts a job if there is room for it."""
+        closed = self._closed(job)
+        failed = self._no_room.setdefault(id(demand), [])
+        if any(known & ~closed == 0 for known in failed):
+            return False
+        found = self._place(job, demand, closed)
+        if found is None:
+            failed.append(closed)
+            return False
+        where = str(found.reason)
+        if found.replicas < demand.request.replicas:
+            wanted = demand.request.replicas
+            why = reason("elastic_start", replicas=found.replicas, wanted=wanted, where=where)
+        elif code == "first_in_line":
+            priority = self._ranks.of(lane, job.queued_ns, demand.gpus)
+            why = reason(code, priority=priority, where=where)
+        else:
+            why = reason(code, where=where)
+        self._bind.pop(job.id, None)
+        self._queue.started(self._view, job, found)
+        self._decisions.append(Start(job.id, found, why))
+        return True
+
+    def _place(self, job: Job, demand: Demand, closed: Nodes) -> Placement | None:
+        """A place for all replicas, or for as many as there is room for, if it is elastic."""
+        request = structs.replace(demand.request, job=job.id, closed=closed)
+        found = place(self._view.fleet, request)
+        if isinstance(found, Placement):
+            return found
+        best: Placement | None = None
+        low, high = request.shape.floor, request.replicas - 1
+        while low <= high:
+            # First whether the fewest fit; then how many more do.
+            middle = (low + high + 1) // 2 if best else low
+            found = place(self._view.fleet, structs.replace(request, replicas=middle))
+            if isinstance(found, Placement):
+                best, low = found, middle + 1
+            elif best is None:
+                return None
+            else:
+                high = middle - 1
+        return best
+
+    def _reserve(self, job: Job, demand: Demand, *, firm: bool) -> None:
+        """Promises a blocked job its start."""
+        old = self._queue.state.reserved.get(job.id)
+        if old is not None and (old.firm or not firm) and holds(self._queue, self._view, old):
+            self._bind[job.id] = None
+            return
+        request = structs.replace(demand.request, job=job.id)
+        others = [number for number in self._bind if number != job.id]
+        found = promise_start(self._queue, self._view, job, request, others, firm)
+        if found is None:
+            self._queue.break_promise(job.id)
+            self._bind.pop(job.id, None)
+            return
+        self._queue.promise(found)
+        self._bind[job.id] = None
+
+    def _starving(self) -> None:
+        """Jobs that waited too long get a promise that nobody overrides."""
+        limit = self._view.now_ns - self._policy.starving_ns
+        waiting = self._queue.waiting
+        oldest = sorted(entries[0] for entries in waiting.lanes.values() if entries[0][0] <= limit)
+        for _, number in oldest[: self._policy.starving_reservations]:
+            lane, demand, _ = waiting.where[number]
+            if self._queue.gate(self._view, lane, demand.gpus) is None:
+                self._reserve(self._view.jobs[number], demand, firm=True)
+
+    def _claims(self, job: Job, demand: Demand) -> bool:
+        """Whether others leave for a job; asks them to, if it has the right."""
+        state, now = self._queue.state, self._view.now_ns
+        old = state.reserved.get(job.id)
+        if old is not None and old.asked:
+            if holds(self._queue, self._view, old):
+                return True
+            self._queue.break_promise(job.id)
+            self._bind.pop(job.id, None)
+        tried = state.tried_ns.get(job.id)
+        if tried is not None and now < tried + self._policy.replan_ns:
+            return False
+        request = structs.replace(demand.request, job=job.id, closed=self._closed(job))
+        found = evict(self._queue, self._view, job, request, self._ranks, demand.gpus)
+        if found is None:
+            rule = self._policy.qos.get(job.spec.qos)
+            if self._view.quotas or (rule is not None and rule.preempts):
+                state.tried_ns[job.id] = now
+            return False
+        self._ask(job, found)
+        return True
+
+    def _ask(self, job: Job, found: Eviction) -> None:
+        grace, now = self._policy.grace_ns, self._view.now_ns
+        for offer in found.offers:
+            why = self._reason(job, offer)
+            if offer.replicas:
+                self._decisions.append(Resize(offer.job, offer.replicas, why))
+            else:
+                self._decisions.append(Preempt(offer.job, job.id, grace, why))
+        self._queue.promise(
+            Reserved(
+                job=job.id,
+                start_ns=now + grace,
+                nodes=found.nodes,
+                made_ns=now,
+                firm=True,
+                asked=tuple(offer.job for offer in found.offers),
+            )
+        )
+        self._bind[job.id] = None
+
+    def _reason(self, job: Job, offer: Offer) -> Reason:
+        if offer.replicas:
+            return reason("shrunk_for", job=job.id, replicas=offer.replicas)
+        team = self._view.jobs[offer.job].spec.team
+        held, owned = self._queue.state.held.get(team, 0), quota_gpus(self._view, team)
+        if team != job.spec.team and held > owned and self._view.quotas:
+            lender = job.spec.team
+            return reason("reclaimed", job=job.id, lender=lender, team=team, held=held, owned=owned)
+        return reason("preempted_for", job=job.id)
+
+    def _empty_windows(self) -> None:
+        """Jobs that would still be there when a window opens leave before it does."""
+        view, grace = self._view, self._policy.grace_ns
+        for window in windows.running(view):
+            if view.now_ns < window.start_ns - grace:
+                continue
+            seen: dict[int, None] = {}
+            for node in self._queue.window_members(view, window.name):
+                seen.update(dict.fromkeys(view.fleet.held[node]))
+            for number in seen:
+                job = view.jobs.get(number)
+                if job is None or job.state == "draining":
+                    continue
+                end_ns = self._queue.horizon(view).end_ns(view, number)
+                if windows.shuts_out(window, job.spec.team, end_ns):
+                    left = max(window.start_ns - view.now_ns, 1)
+                    why = reason("window_opens", name=window.name)
+                    self._decisions.append(Preempt(number, 0, min(grace, left), why))

@@ -1,0 +1,182 @@
+"""The pending jobs, so indexed that a pass over the queue looks at few of them.
+
+Jobs that ask for the same thing share a ``Demand``: when it has no room, none of them has. Jobs of
+one team and one base priority form a lane, in which they stay in order of arrival forever; only
+between lanes does the order change with time, by age and fair share.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from heapq import heappop, heappush
+
+from msgspec import Struct
+
+from phalanx.cluster.fairshare import ONE, factors
+from phalanx.cluster.job import GangShape, Job
+from phalanx.cluster.policy import QueuePolicy
+from phalanx.cluster.request import Request, request_of
+from phalanx.cluster.state import View
+
+LARGEST_BITS = 17  # a gang of 100,000 GPUs has the whole of ``size_weight``
+
+
+class Lane(Struct, frozen=True):
+    """Where a job waits: only jobs of other lanes can overtake those before it."""
+
+    team: str
+    qos: str
+    base: int  # priority that does not change with time
+
+
+Entry = tuple[int, int]  # (queued_ns, job)
+Key = tuple[GangShape, int, str, str, int]
+
+
+class Demand:
+    """What some pending jobs ask for alike."""
+
+    def __init__(self, key: Key, request: Request, gpus: int) -> None:
+        self.key = key
+        self.request = request  # of any of them
+        self.gpus = gpus
+        self.lanes: dict[Lane, list[Entry]] = {}  # sorted
+
+
+class Waiting:
+    """All pending jobs, by lane and by demand."""
+
+    def __init__(self) -> None:
+        self.lanes: dict[Lane, list[Entry]] = {}  # sorted
+        self.demands: dict[Key, Demand] = {}
+        self.where: dict[int, tuple[Lane, Demand, int]] = {}  # by job; the last: queued_ns
+
+    def __len__(self) -> int:
+        return len(self.where)
+
+    def add(self, view: View, job: Job) -> None:
+        """A job became eligible."""
+        self.remove(job.id)
+        spec = job.spec
+        key = (spec.gang, job.wanted_replicas, spec.constraint, spec.partition, spec.spares)
+        demand = self.demands.get(key)
+        if demand is None:
+            demand = Demand(key, request_of(job, 0, view.policy), gpus_of(view, job))
+            self.demands[key] = demand
+        lane = Lane(spec.team, spec.qos, sum(base_parts(view.policy.queue, job).values()))
+        entry = (job.queued_ns, job.id)
+        insort(self.lanes.setdefault(lane, []), entry)
+        insort(demand.lanes.setdefault(lane, []), entry)
+        self.where[job.id] = (lane, demand, job.queued_ns)
+
+    def remove(self, job: int) -> None:
+        """A job started or was withdrawn."""
+        known = self.where.pop(job, None)
+        if known is None:
+            return
+        lane, demand, queued_ns = known
+        for lanes in (self.lanes, demand.lanes):
+            entries = lanes[lane]
+            del entries[bisect_left(entries, (queued_ns, job))]
+            if not entries:
+                del lanes[lane]
+        if not demand.lanes:
+            del self.demands[demand.key]
+
+
+def gpus_of(view: View, job: Job, replicas: int = 0) -> int:
+    """GPUs that a job will hold, spares included."""
+    shape = job.spec.gang
+    each = shape.slot_gpus
+    if shape.whole_nodes:
+        each = max((known.gpus for known in view.fleet.classes), default=each)
+    return (shape.slots(replicas or job.wanted_replicas) + job.spec.spares) * each
+
+
+def base_parts(policy: QueuePolicy, job: Job) -> dict[str, int]:
+    """The parts of a job's priority that do not change while it waits."""
+    spec = job.spec
+    qos, partition = policy.qos.get(spec.qos), policy.partitions.get(spec.partition)
+    bits = min(LARGEST_BITS, spec.gang.gpus(spec.gang.replicas).bit_length())
+    return {
+        "job": spec.priority,
+        "qos": qos.priority if qos else 0,
+        "partition": partition.priority if partition else 0,
+        "size": policy.size_weight * bits // LARGEST_BITS,
+    }
+
+
+class Ranks:
+    """Priorities at one moment."""
+
+    def __init__(self, view: View, usage: dict[str, int], held: dict[str, int]) -> None:
+        self._policy, self._now = view.policy.queue, view.now_ns
+        self._quotas, self._held = view.quotas, held
+        weights = {team: quota.weight for team, quota in view.quotas.items()}
+        for team in usage:
+            weights.setdefault(team, 1)
+        self._factors = factors(usage, weights)
+
+    def parts(self, lane: Lane, queued_ns: int, gpus: int) -> tuple[int, int, int]:
+        """(age, fair share, quota) parts of a job's priority."""
+        policy = self._policy
+        waited = min(max(0, self._now - queued_ns), policy.age_full_ns)
+        age = policy.age_weight * waited // max(1, policy.age_full_ns)
+        factor = self._factors.get(lane.team, ONE)  # a team that never ran used nothing
+        fair = policy.fair_share_weight * factor >> 32
+        owned = self.entitled(lane.team, gpus)
+        return age, fair, policy.quota_weight if owned else 0
+
+    def of(self, lane: Lane, queued_ns: int, gpus: int) -> int:
+        """The whole priority."""
+        return lane.base + sum(self.parts(lane, queued_ns, gpus))
+
+    def entitled(self, team: str, gpus: int) -> bool:
+        """Whether a team may start this much within what it owns."""
+        quota = self._quotas.get(team)
+        return quota is not None and self._held.get(team, 0) + gpus <= quota.gpus
+
+
+class Front:
+    """Jobs in order of priority, from several lanes.
+
+    Starting a job can only lower the priorities of its team, so an entry is weighed again when it
+    comes up, and put back when it is no longer first.
+    """
+
+    def __init__(self, waiting: Waiting, ranks: Ranks) -> None:
+        self._where, self._ranks = waiting.where, ranks
+        self._sources: list[tuple[Lane, list[Entry]]] = []
+        self._next: list[int] = []  # by source: position of the entry in the heap
+        self._heap: list[tuple[int, int, int, int]] = []  # -priority, queued_ns, job, source
+
+    def add(self, lane: Lane, entries: list[Entry]) -> None:
+        """Jobs of a lane (all, or those of one demand), in order of arrival."""
+        self._sources.append((lane, entries))
+        self._next.append(0)
+        self._push(len(self._sources) - 1)
+
+    def pop(self) -> tuple[int, Lane, Demand, int] | None:
+        """(job, lane, demand, source) of the first job; the source waits for ``go_on``."""
+        while self._heap:
+            negative, queued_ns, job, source = heappop(self._heap)
+            lane, demand, _ = self._where[job]
+            weight = self._ranks.of(lane, queued_ns, demand.gpus)
+            if weight == -negative:
+                return job, lane, demand, source
+            heappush(self._heap, (-weight, queued_ns, job, source))
+        return None
+
+    def go_on(self, source: int, started: bool) -> None:
+        """The next job of a source; one that started has left the list already."""
+        if not started:
+            self._next[source] += 1
+        self._push(source)
+
+    def _push(self, source: int) -> None:
+        lane, entries = self._sources[source]
+        position = self._next[source]
+        if position < len(entries):
+            queued_ns, job = entries[position]
+            weight = self._ranks.of(lane, queued_ns, self._where[job][1].gpus)
+            heappush(self._heap, (-weight, queued_ns, job, source))
