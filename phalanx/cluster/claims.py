@@ -50,9 +50,11 @@ def promise_start(
         if number != job.id:
             known = queue.state.reserved[number]
             theirs.append((known.nodes, known.start_ns + length_ns(view, view.jobs[number])))
-    for window in windows.running(view):
-        if windows.shuts_out(window, job.spec.team, None):
-            theirs.append((queue.window_members(view, window.name), window.end_ns))
+    theirs.extend(
+        (queue.window_members(view, window.name), window.end_ns)
+        for window in windows.running(view)
+        if windows.shuts_out(window, job.spec.team, None)
+    )
     for members, until_ns in theirs:
         flags = np.zeros(len(fleet), np.bool_)
         flags[np.asarray(members, np.int64)] = True

@@ -117,9 +117,11 @@ class Pass:
         bound = bound_ns(self._view, job)
         end_ns = None if bound is None else self._view.now_ns + bound
         closed, _ = self._queue.window_nodes(self._view, job.spec.team, end_ns)
-        for number in self._bind:
+        promises = self._queue.state.reserved
+        # Those who were promised a start never push each other back.
+        for number in promises if job.id in promises else self._bind:
             if number != job.id:
-                promise = self._queue.state.reserved[number]
+                promise = promises[number]
                 if end_ns is None or end_ns > promise.start_ns:
                     closed |= self._queue.promised(number)
         return closed

@@ -142,8 +142,14 @@ class Queue:
         if known.placement is not None:
             gpus += sum(view.fleet.nodes[node].gpus for node in known.placement.spares)
         team, qos, before = self._job_gpus.get(number, (known.spec.team, known.spec.qos, 0))
-        self.state.held[team] = self.state.held.get(team, 0) + gpus - before
-        self.qos_gpus[qos] = self.qos_gpus.get(qos, 0) + gpus - before
+        self._book(number, team, qos, gpus, before)
+
+    def _book(self, number: int, team: str, qos: str, gpus: int, before: int) -> None:
+        assert self._job_gpus is not None
+        for book, name in ((self.state.held, team), (self.qos_gpus, qos)):
+            book[name] = book.get(name, 0) + gpus - before
+            if not book[name]:
+                del book[name]
         if gpus:
             self._job_gpus[number] = (team, qos, gpus)
         else:
@@ -186,9 +192,7 @@ class Queue:
         spares = sum(view.fleet.nodes[node].gpus for node in placement.spares)
         if spares:  # the core writes the placement down later
             team, qos, gpus = self._job_gpus[job.id]
-            self.state.held[team] += spares
-            self.qos_gpus[qos] += spares
-            self._job_gpus[job.id] = (team, qos, gpus + spares)
+            self._book(job.id, team, qos, gpus + spares, gpus)
 
     def window_nodes(self, view: View, team: str, end_ns: int | None) -> tuple[Nodes, str]:
         """Nodes that windows close to a job of a team that ends then, and a window's name."""

@@ -25,8 +25,8 @@ sentences(
         " {gpus}",
         "at_qos_limit": "jobs of class of service {qos} hold {held} GPUs and may hold {most}; this"
         " job needs {gpus}",
-        "promised": "{nodes} nodes are kept for it and it starts in {span} at the latest, unless"
-        " jobs run longer than they said",
+        "promised": "{problem}; {nodes} are kept for it, and it starts in {span} at the latest if"
+        " no job runs longer than it said",
         "others_leave": "{jobs} jobs are asked to leave for it, and it starts in about {span}",
         "waits_for_room": "{problem}; {ahead} jobs are ahead of it",
         "waits_for_window": "its nodes are wanted for {name} before it would be sure to have ended"
@@ -55,15 +55,16 @@ def explain(queue: Queue, view: View, number: int) -> Pending:
     why = queue.gate(view, lane, demand.gpus)
     if why is not None:
         return Pending(why, None, parts)
-    if promise is not None and promise.start_ns > view.now_ns:
+    ahead, gpus_ahead = _ahead(queue, ranks, number)
+    why, now = _obstacle(queue, view, job, ahead)
+    if promise is not None and promise.start_ns > view.now_ns and not now:
         span = span_of(promise.start_ns - view.now_ns)
         if promise.asked:
             why = reason("others_leave", jobs=len(promise.asked), span=span)
-        else:
-            why = reason("promised", nodes=len(promise.nodes), span=span)
+        elif why.code == "waits_for_room":
+            problem = why.facts["problem"]
+            why = reason("promised", problem=problem, nodes=len(promise.nodes), span=span)
         return Pending(why, promise.start_ns, parts)
-    ahead, gpus_ahead = _ahead(queue, ranks, number)
-    why, now = _obstacle(queue, view, job, ahead)
     start_ns = view.now_ns if now else estimate_ns(queue, view, job, gpus_ahead + demand.gpus)
     return Pending(why, start_ns, parts)
 
