@@ -14,11 +14,12 @@ from msgspec import structs
 
 from phalanx.cluster import windows
 from phalanx.cluster.decisions import Reserved
-from phalanx.cluster.horizon import earliest, length_ns
+from phalanx.cluster.fleet import Column
+from phalanx.cluster.horizon import bound_ns, earliest, length_ns
 from phalanx.cluster.job import Job
 from phalanx.cluster.preemption import Eviction, choose
 from phalanx.cluster.request import Request
-from phalanx.cluster.room import room_of
+from phalanx.cluster.room import room_of, set_of_nodes
 from phalanx.cluster.state import View
 from phalanx.cluster.waiting import Ranks, base_parts
 
@@ -41,37 +42,59 @@ def promise_start(
 ) -> Reserved | None:
     """The earliest start of a job if nothing else is started; None: nobody can say.
 
-    What is promised to ``others`` is theirs, and windows that shut the job out are waited for.
+    What is promised to ``others`` is theirs until they have ended, and windows that shut the job
+    out are waited for. An old promise is kept unless the new one is earlier and pushes nobody back.
     """
     now, fleet = view.now_ns, view.fleet
     nodes, times = queue.horizon(view).free_at(view, request)
-    theirs: list[tuple[tuple[int, ...], int]] = []
+    for window in windows.running(view):
+        if windows.shuts_out(window, job.spec.team, None):
+            members = queue.window_members(view, window.name)
+            times = _not_before(nodes, times, len(fleet), members, window.end_ns)
+    old = queue.state.reserved.get(job.id)
+    free_ns = times
     for number in others:
         if number != job.id:
             known = queue.state.reserved[number]
-            theirs.append((known.nodes, known.start_ns + length_ns(view, view.jobs[number])))
-    theirs.extend(
-        (queue.window_members(view, window.name), window.end_ns)
-        for window in windows.running(view)
-        if windows.shuts_out(window, job.spec.team, None)
-    )
-    for members, until_ns in theirs:
-        flags = np.zeros(len(fleet), np.bool_)
-        flags[np.asarray(members, np.int64)] = True
-        times = np.where(flags[nodes], np.maximum(times, until_ns), times)
+            end_ns = known.start_ns + length_ns(view, view.jobs[number])
+            times = _not_before(nodes, times, len(fleet), known.nodes, end_ns)
     soon_ns = now + view.policy.queue.grace_ns
     found = earliest(fleet, request, nodes, times, now, soon_ns)
-    old = queue.state.reserved.get(job.id)
+    new = None
+    if found is not None:
+        chosen = tuple(found[1].tolist())
+        new = Reserved(job=job.id, start_ns=found[0], nodes=chosen, made_ns=now, firm=firm)
     if old is not None and not old.asked and old.start_ns > now:
-        flags = np.zeros(len(fleet), np.bool_)
-        flags[np.asarray(old.nodes, np.int64)] = True
-        ready = int((flags[nodes] & (times <= old.start_ns)).sum())
-        if ready == len(old.nodes) and (found is None or old.start_ns <= found[0]):
+        late = _not_before(nodes, free_ns * 0, len(fleet), old.nodes, 1).astype(np.bool_)
+        ready = int((late & (free_ns <= old.start_ns)).sum()) == len(old.nodes)
+        better = new is not None and new.start_ns < old.start_ns and _pushes(queue, view, new) == 0
+        if ready and not better and not _pushes(queue, view, old):
             return structs.replace(old, made_ns=now, firm=firm or old.firm)
-    if found is None:
-        return None
-    chosen = tuple(found[1].tolist())
-    return Reserved(job=job.id, start_ns=found[0], nodes=chosen, made_ns=now, firm=firm)
+    return new
+
+
+def _not_before(
+    nodes: Column, times: Column, size: int, members: tuple[int, ...], at_ns: int
+) -> Column:
+    """Times at which nodes are free, some of them not before a moment."""
+    flags = np.zeros(size, np.bool_)
+    flags[np.asarray(members, np.int64)] = True
+    return np.where(flags[nodes], np.maximum(times, at_ns), times)
+
+
+def _pushes(queue: Queue, view: View, promise: Reserved) -> int:
+    """Promises to others that this one could not be kept beside."""
+    job = view.jobs[promise.job]
+    bound = bound_ns(view, job)
+    mine = set_of_nodes(promise.nodes)
+    count = 0
+    for number, known in queue.state.reserved.items():
+        if number == promise.job or not mine & queue.promised(number):
+            continue
+        gone_before = bound is not None and promise.start_ns + bound <= known.start_ns
+        end_ns = known.start_ns + length_ns(view, view.jobs[number])
+        count += not gone_before and promise.start_ns < end_ns
+    return count
 
 
 def evict(

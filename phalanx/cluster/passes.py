@@ -177,8 +177,7 @@ class Pass:
             self._bind[job.id] = None
             return
         request = structs.replace(demand.request, job=job.id)
-        others = [number for number in self._bind if number != job.id]
-        found = promise_start(self._queue, self._view, job, request, others, firm)
+        found = promise_start(self._queue, self._view, job, request, self._bind, firm)
         if found is None:
             self._queue.break_promise(job.id)
             self._bind.pop(job.id, None)

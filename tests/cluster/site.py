@@ -68,7 +68,7 @@ class Site:
                 job.placement, job.state = decision.placement, "running"
                 job.started_ns = view.now_ns
                 self.started.setdefault(job.id, view.now_ns)
-                end = view.now_ns + self.runs[job.id]
+                end = view.now_ns + max(1, self.runs[job.id] - job.ran_ns)
                 heappush(self.ends, (end, job.id, view.now_ns))
             case Preempt():
                 job.state = "draining"
