@@ -27,6 +27,7 @@ from phalanx.cluster.request import Request, tensor_slots
 MOST_BANDS = 6  # heights of bands that are tried
 REFINED = 4  # choices for which all of them are tried within leaves
 LEAST_TRIES, MOST_SLOTS_COSTED = 24, 1_000_000  # which bound the search
+UNKNOWN_TRIES = 2  # of a gang that does not say what it sends
 EVEN_UNITS = (2, 4, 8)
 NEARLY_PPM = 10_000  # costs this close count as equal: then the less scattered one wins
 
@@ -90,6 +91,8 @@ def arrange(fleet: Fleet, request: Request, cells: Cells) -> tuple[Column, Cost]
     tried: list[Tried] = []
 
     most = max(LEAST_TRIES, MOST_SLOTS_COSTED // len(cells.nodes))
+    if not shape.traffic:
+        most = UNKNOWN_TRIES
 
     def consider(choice: Choice, inner: int) -> bool:
         several = int(choice.piece[-1]) > 0

@@ -190,6 +190,10 @@ class Fleet:
         """A node's state."""
         return NodeState(self._columns["state"][node])
 
+    def class_of(self, node: int) -> int:
+        """The number of a node's class."""
+        return self._columns["node_class"][node]
+
     def set_state(
         self, node: int, state: NodeState, now_ns: int, why: Reason, spare_for: int = 0
     ) -> None:

@@ -68,8 +68,8 @@ class Pass:
 
     def _in_order(self) -> None:
         front = Front(self._queue.waiting, self._ranks)
-        for lane, entries in self._queue.waiting.lanes.items():
-            front.add(lane, entries)
+        for lane in self._queue.waiting.lanes.values():
+            front.add(lane, lane.entries)
         left = max(1, self._policy.reservations)
         while (found := front.pop()) is not None:
             number, lane, demand, source = found
@@ -189,7 +189,8 @@ class Pass:
         """Jobs that waited too long get a promise that nobody overrides."""
         limit = self._view.now_ns - self._policy.starving_ns
         waiting = self._queue.waiting
-        oldest = sorted(entries[0] for entries in waiting.lanes.values() if entries[0][0] <= limit)
+        first = [lane.entries[0] for lane in waiting.lanes.values()]
+        oldest = sorted(entry for entry in first if entry[0] <= limit)
         for _, number in oldest[: self._policy.starving_reservations]:
             lane, demand, _ = waiting.where[number]
             if self._queue.gate(self._view, lane, demand.gpus) is None:

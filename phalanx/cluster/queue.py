@@ -84,7 +84,7 @@ class Queue:
         now, policy = view.now_ns, view.policy.queue
         times = [windows.next_edge_ns(view)]
         if self.waiting.lanes:
-            oldest = min(entries[0][0] for entries in self.waiting.lanes.values())
+            oldest = min(lane.entries[0][0] for lane in self.waiting.lanes.values())
             times.append(oldest + policy.starving_ns)
             for promise in self.state.reserved.values():
                 times += [promise.start_ns, promise.start_ns + policy.grace_ns]

@@ -33,8 +33,8 @@ class Room:
         self.idle: Nodes = 0  # healthy, and nobody holds any of it
         self.worse: Nodes = 0  # lemons and nodes without all of their rails: used last
         self.renewed: dict[int, None] = {}  # nodes that changed; who follows them clears it
-        self.gained = True  # somewhere there is more room than before; who acts on it clears it
-        self._bucket: list[tuple[int, int] | None] = []  # of each node
+        self._bucket: list[tuple[int, int] | None] = []  # (class, free GPUs) of healthy nodes
+        self._flags: list[int] = []  # of each node: healthy, idle, worse
         self._suiting: dict[tuple[GangShape, Constraint, str], tuple[int, ...]] = {}
         for node in range(len(fleet)):
             self._renew(node)
@@ -99,30 +99,40 @@ class Room:
 
     def _renew(self, node: int) -> None:
         fleet, bit = self._fleet, 1 << node
-        while len(self._bucket) <= node:
-            self._bucket.append(None)
-        while len(self.free) < len(fleet.classes):
-            self.free.append([0] * (fleet.classes[len(self.free)].gpus + 1))
-            self.members.append(0)
-            self._suiting.clear()
-        old = self._bucket[node]
-        number = int(fleet.columns.node_class[node])
-        self.members[number] |= bit
-        new = None
-        if fleet.state(node) is NodeState.HEALTHY:
-            new = (number, fleet.free_mask(node).bit_count())
+        if node >= len(self._bucket):
+            self._grow(node)
+        held, state = fleet.held[node], fleet.state(node)
+        old, new = self._bucket[node], None
+        if state is NodeState.HEALTHY:
+            new = (fleet.class_of(node), fleet.free_mask(node).bit_count())
         self.renewed[node] = None
         if old != new:
             if old is not None:
                 self.free[old[0]][old[1]] ^= bit
             if new is not None:
                 self.free[new[0]][new[1]] |= bit
-                self.gained |= old is None or old[1] < new[1]
             self._bucket[node] = new
-        self.healthy = with_bit(self.healthy, bit, new is not None)
-        self.idle = with_bit(self.idle, bit, new is not None and not fleet.held[node])
-        bad = bool(fleet.rails_down(node)) or is_lemon(fleet.history.get(node, []))
-        self.worse = with_bit(self.worse, bit, bad)
+        # Large integers are touched only where something changed.
+        idle = new is not None and not held
+        bad = bool(fleet.rails_down(node)) or is_lemon(fleet.history.get(node, ()))
+        flags = (new is not None) | idle << 1 | bad << 2
+        turned = flags ^ self._flags[node]
+        if turned:
+            self._flags[node] = flags
+            self.healthy ^= bit * (turned & 1)
+            self.idle ^= bit * (turned >> 1 & 1)
+            self.worse ^= bit * (turned >> 2)
+
+    def _grow(self, node: int) -> None:
+        fleet = self._fleet
+        while len(self.free) < len(fleet.classes):
+            self.free.append([0] * (fleet.classes[len(self.free)].gpus + 1))
+            self.members.append(0)
+        self._suiting.clear()
+        for new in range(len(self._bucket), node + 1):
+            self._bucket.append(None)
+            self._flags.append(0)
+            self.members[fleet.class_of(new)] |= 1 << new
 
 
 def room_of(fleet: Fleet) -> Room:
@@ -134,18 +144,13 @@ def room_of(fleet: Fleet) -> Room:
     return fleet.room
 
 
-def is_lemon(changes: list[Change]) -> bool:
+def is_lemon(changes: Sequence[Change]) -> bool:
     """Whether a node was in trouble so often that another one is the better choice."""
     if len(changes) < LEMON_TROUBLES:
         return False
     since = changes[-1].time_ns - LEMON_WINDOW_NS
     troubles = sum(change.state in TROUBLE and change.time_ns >= since for change in changes)
     return troubles >= LEMON_TROUBLES
-
-
-def with_bit(nodes: Nodes, bit: int, wanted: bool) -> Nodes:
-    """A set with one of its bits as wanted."""
-    return nodes if bool(nodes & bit) == wanted else nodes ^ bit
 
 
 def numbers(nodes: Nodes) -> Iterator[int]:

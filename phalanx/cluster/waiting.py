@@ -10,8 +10,6 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from heapq import heappop, heappush
 
-from msgspec import Struct
-
 from phalanx.cluster.fairshare import ONE, factors
 from phalanx.cluster.job import GangShape, Job
 from phalanx.cluster.policy import QueuePolicy
@@ -21,16 +19,17 @@ from phalanx.cluster.state import View
 LARGEST_BITS = 17  # a gang of 100,000 GPUs has the whole of ``size_weight``
 
 
-class Lane(Struct, frozen=True):
-    """Where a job waits: only jobs of other lanes can overtake those before it."""
-
-    team: str
-    qos: str
-    base: int  # priority that does not change with time
-
-
 Entry = tuple[int, int]  # (queued_ns, job)
 Key = tuple[GangShape, int, str, str, int]
+
+
+class Lane:
+    """Where a job waits: only jobs of other lanes can overtake those before it."""
+
+    def __init__(self, team: str, qos: str, base: int) -> None:
+        self.team, self.qos = team, qos
+        self.base = base  # priority that does not change with time
+        self.entries: list[Entry] = []  # sorted
 
 
 class Demand:
@@ -47,7 +46,7 @@ class Waiting:
     """All pending jobs, by lane and by demand."""
 
     def __init__(self) -> None:
-        self.lanes: dict[Lane, list[Entry]] = {}  # sorted
+        self.lanes: dict[tuple[str, str, int], Lane] = {}
         self.demands: dict[Key, Demand] = {}
         self.where: dict[int, tuple[Lane, Demand, int]] = {}  # by job; the last: queued_ns
 
@@ -63,9 +62,12 @@ class Waiting:
         if demand is None:
             demand = Demand(key, request_of(job, 0, view.policy), gpus_of(view, job))
             self.demands[key] = demand
-        lane = Lane(spec.team, spec.qos, sum(base_parts(view.policy.queue, job).values()))
+        place = (spec.team, spec.qos, sum(base_parts(view.policy.queue, job).values()))
+        lane = self.lanes.get(place)
+        if lane is None:
+            lane = self.lanes[place] = Lane(*place)
         entry = (job.queued_ns, job.id)
-        insort(self.lanes.setdefault(lane, []), entry)
+        insort(lane.entries, entry)
         insort(demand.lanes.setdefault(lane, []), entry)
         self.where[job.id] = (lane, demand, job.queued_ns)
 
@@ -75,13 +77,16 @@ class Waiting:
         if known is None:
             return
         lane, demand, queued_ns = known
-        for lanes in (self.lanes, demand.lanes):
-            entries = lanes[lane]
-            del entries[bisect_left(entries, (queued_ns, job))]
-            if not entries:
-                del lanes[lane]
-        if not demand.lanes:
-            del self.demands[demand.key]
+        entry = (queued_ns, job)
+        asking = demand.lanes[lane]
+        for entries in (lane.entries, asking):
+            del entries[bisect_left(entries, entry)]
+        if not lane.entries:
+            del self.lanes[(lane.team, lane.qos, lane.base)]
+        if not asking:
+            del demand.lanes[lane]
+            if not demand.lanes:
+                del self.demands[demand.key]
 
 
 def gpus_of(view: View, job: Job, replicas: int = 0) -> int:
@@ -116,20 +121,34 @@ class Ranks:
         for team in usage:
             weights.setdefault(team, 1)
         self._factors = factors(usage, weights)
+        self._full_ns = max(1, self._policy.age_full_ns)
+        self._fixed: dict[Lane, int] = {}  # what no start in this pass changes
+        self.settled = not view.quotas  # starts change no priority
 
     def parts(self, lane: Lane, queued_ns: int, gpus: int) -> tuple[int, int, int]:
         """(age, fair share, quota) parts of a job's priority."""
         policy = self._policy
-        waited = min(max(0, self._now - queued_ns), policy.age_full_ns)
-        age = policy.age_weight * waited // max(1, policy.age_full_ns)
-        factor = self._factors.get(lane.team, ONE)  # a team that never ran used nothing
-        fair = policy.fair_share_weight * factor >> 32
-        owned = self.entitled(lane.team, gpus)
-        return age, fair, policy.quota_weight if owned else 0
+        owned = bool(self._quotas) and self.entitled(lane.team, gpus)
+        return self._age(queued_ns), self._fair(lane.team), policy.quota_weight if owned else 0
 
     def of(self, lane: Lane, queued_ns: int, gpus: int) -> int:
         """The whole priority."""
-        return lane.base + sum(self.parts(lane, queued_ns, gpus))
+        fixed = self._fixed.get(lane)
+        if fixed is None:
+            fixed = self._fixed[lane] = lane.base + self._fair(lane.team)
+        if self._quotas and self.entitled(lane.team, gpus):
+            fixed += self._policy.quota_weight
+        return fixed + self._age(queued_ns)
+
+    def _age(self, queued_ns: int) -> int:
+        waited = self._now - queued_ns
+        if waited >= self._full_ns:
+            return self._policy.age_weight
+        return self._policy.age_weight * waited // self._full_ns if waited > 0 else 0
+
+    def _fair(self, team: str) -> int:
+        factor = self._factors.get(team, ONE)  # a team that never ran used nothing
+        return self._policy.fair_share_weight * factor >> 32
 
     def entitled(self, team: str, gpus: int) -> bool:
         """Whether a team may start this much within what it owns."""
@@ -161,6 +180,8 @@ class Front:
         while self._heap:
             negative, queued_ns, job, source = heappop(self._heap)
             lane, demand, _ = self._where[job]
+            if self._ranks.settled:
+                return job, lane, demand, source
             weight = self._ranks.of(lane, queued_ns, demand.gpus)
             if weight == -negative:
                 return job, lane, demand, source
