@@ -2,7 +2,7 @@
 
 The fleet is full all the time. Jobs end by chance, the queue is looked at, and what it starts
 takes their place; the number of waiting jobs is kept up. Timed is all that the queue does: hooks
-and passes, placements included. A decision is a started job.
+and passes, placements included, in CPU seconds of one core. A decision is a started job.
 """
 
 from __future__ import annotations
@@ -57,15 +57,15 @@ class Load:
         job = Job(id=number, spec=spec, submitted_ns=self.view.now_ns, queued_ns=self.view.now_ns)
         self.view.jobs[number] = job
         self.view.pending[number] = None
-        start = time.perf_counter()
+        start = time.process_time()
         self.queue.on_pending(self.view, job)
-        self.seconds += time.perf_counter() - start
+        self.seconds += time.process_time() - start
 
     def look(self) -> None:
-        start = time.perf_counter()
+        start = time.process_time()
         found = self.queue.schedule(self.view)
         self.queue.next_wake_ns(self.view)
-        self.passes.append(time.perf_counter() - start)
+        self.passes.append(time.process_time() - start)
         self.seconds += self.passes[-1]
         for decision in found:
             job = self.view.jobs[decision.job]
@@ -83,13 +83,13 @@ class Load:
     def end(self, number: int) -> None:
         job = self.view.jobs[number]
         assert job.placement is not None
-        start = time.perf_counter()
+        start = time.process_time()
         for node in job.placement.nodes:
             self.view.fleet.release(number, node)
         job.placement, job.state = None, "done"
         del self.view.active[number]
         self.queue.on_stopped(self.view, job, 0)
-        self.seconds += time.perf_counter() - start
+        self.seconds += time.process_time() - start
 
     def fill(self) -> None:
         while len(self.view.pending) < self.wanted:

@@ -14,7 +14,6 @@ from msgspec import structs
 from phalanx.cluster import windows
 from phalanx.cluster.claims import evict, holds, promise_start, quota_gpus
 from phalanx.cluster.decisions import Decision, Preempt, Reserved, Resize, Start
-from phalanx.cluster.horizon import bound_ns
 from phalanx.cluster.job import Job, Placement
 from phalanx.cluster.placement import place
 from phalanx.cluster.preemption import Eviction, Offer
@@ -52,6 +51,7 @@ class Pass:
         self._bind: dict[int, None] = {
             number: None for number, one in queue.state.reserved.items() if one.firm
         }
+        self._kept: dict[int | None, Nodes] = {}  # by bound: what ``_bind`` closes
         self._no_room: dict[int, list[Nodes]] = {}  # by demand: closed nodes without which it fails
 
     def run(self) -> list[Decision]:
@@ -90,45 +90,67 @@ class Pass:
     def _backfill(self) -> None:
         front = Front(self._queue.waiting, self._ranks)
         room = room_of(self._view.fleet)
-        free: dict[tuple[tuple[int, ...], int], int] = {}
+        free: dict[tuple[tuple[int, ...], int], Nodes] = {}
         for demand in self._queue.waiting.demands.values():
-            asked = demand.request
-            shape = asked.shape
+            asked, shape = demand.request, demand.request.shape
             key = (room.suiting(shape, asked.constraint, asked.partition), shape.slot_gpus)
             if key not in free:
-                free[key] = room.with_free(*key).bit_count()
-            if free[key] >= shape.slots(min(shape.floor, asked.replicas)) + asked.spares:
+                free[key] = room.with_free(*key)
+            least = shape.slots(min(shape.floor, asked.replicas)) + asked.spares
+            if (free[key] & ~self._promised(demand.bound_ns)).bit_count() >= least:
                 for lane, entries in demand.lanes.items():
                     front.add(lane, entries)
         looked = 0
         while looked < self._policy.backfill_depth and (found := front.pop()) is not None:
             looked += 1
             number, lane, demand, source = found
-            gated = self._queue.gate(self._view, lane, demand.gpus) is not None
-            if gated or self._hopeless(demand):
+            if 0 in self._no_room.get(id(demand), ()):
                 continue
-            front.go_on(source, self._try(self._view.jobs[number], lane, demand, "backfilled"))
+            if self._queue.gate(self._view, lane, demand.gpus) is not None:
+                continue
+            started = self._try(self._view.jobs[number], lane, demand, "backfilled")
+            if started or self._view.reservations or number in self._queue.state.reserved:
+                front.go_on(source, started)  # otherwise those behind it fare no better
 
-    def _hopeless(self, demand: Demand) -> bool:
-        return 0 in self._no_room.get(id(demand), ())
+    def _promised(self, bound: int | None) -> Nodes:
+        """Nodes that are promised before a job that holds its nodes so long would be gone."""
+        found = self._kept.get(bound)
+        if found is None:
+            found = 0
+            for number in self._bind:
+                promise = self._queue.state.reserved[number]
+                if bound is None or self._view.now_ns + bound > promise.start_ns:
+                    found |= self._queue.promised(number)
+            self._kept[bound] = found
+        return found
 
-    def _closed(self, job: Job) -> Nodes:
-        """Nodes that are not for a job, by how long it may run."""
-        bound = bound_ns(self._view, job)
-        end_ns = None if bound is None else self._view.now_ns + bound
-        closed, _ = self._queue.window_nodes(self._view, job.spec.team, end_ns)
-        promises = self._queue.state.reserved
-        # Those who were promised a start never push each other back.
-        for number in promises if job.id in promises else self._bind:
-            if number != job.id:
-                promise = promises[number]
-                if end_ns is None or end_ns > promise.start_ns:
+    def _closed(self, job: Job, bound: int | None) -> Nodes:
+        """Nodes that are not for a job."""
+        now, promises = self._view.now_ns, self._queue.state.reserved
+        if job.id not in promises:
+            closed = self._promised(bound)
+        else:
+            # Those who were promised a start never push each other back.
+            closed = 0
+            for number, promise in promises.items():
+                if number != job.id and (bound is None or now + bound > promise.start_ns):
                     closed |= self._queue.promised(number)
+        if self._view.reservations:
+            end_ns = None if bound is None else now + bound
+            closed |= self._queue.window_nodes(self._view, job.spec.team, end_ns)[0]
         return closed
+
+    def _binds(self, job: int, *, yes: bool = True) -> None:
+        """From here on a promise binds all that follow, or no longer does."""
+        self._kept.clear()
+        if yes:
+            self._bind[job] = None
+        else:
+            self._bind.pop(job, None)
 
     def _try(self, job: Job, lane: Lane, demand: Demand, code: str) -> bool:
         """Starts a job if there is room for it."""
-        closed = self._closed(job)
+        closed = self._closed(job, demand.bound_ns)
         failed = self._no_room.setdefault(id(demand), [])
         if any(known & ~closed == 0 for known in failed):
             return False
@@ -145,7 +167,8 @@ class Pass:
             why = reason(code, priority=priority, where=where)
         else:
             why = reason(code, where=where)
-        self._bind.pop(job.id, None)
+        if job.id in self._bind:
+            self._binds(job.id, yes=False)
         self._queue.started(self._view, job, found)
         self._decisions.append(Start(job.id, found, why))
         return True
@@ -174,16 +197,16 @@ class Pass:
         """Promises a blocked job its start."""
         old = self._queue.state.reserved.get(job.id)
         if old is not None and (old.firm or not firm) and holds(self._queue, self._view, old):
-            self._bind[job.id] = None
+            self._binds(job.id)
             return
         request = structs.replace(demand.request, job=job.id)
         found = promise_start(self._queue, self._view, job, request, self._bind, firm)
         if found is None:
             self._queue.break_promise(job.id)
-            self._bind.pop(job.id, None)
+            self._binds(job.id, yes=False)
             return
         self._queue.promise(found)
-        self._bind[job.id] = None
+        self._binds(job.id)
 
     def _starving(self) -> None:
         """Jobs that waited too long get a promise that nobody overrides."""
@@ -204,11 +227,13 @@ class Pass:
             if holds(self._queue, self._view, old):
                 return True
             self._queue.break_promise(job.id)
-            self._bind.pop(job.id, None)
+            self._binds(job.id, yes=False)
         tried = state.tried_ns.get(job.id)
         if tried is not None and now < tried + self._policy.replan_ns:
             return False
-        request = structs.replace(demand.request, job=job.id, closed=self._closed(job))
+        request = structs.replace(
+            demand.request, job=job.id, closed=self._closed(job, demand.bound_ns)
+        )
         found = evict(self._queue, self._view, job, request, self._ranks, demand.gpus)
         if found is None:
             rule = self._policy.qos.get(job.spec.qos)
@@ -236,7 +261,7 @@ class Pass:
                 asked=tuple(offer.job for offer in found.offers),
             )
         )
-        self._bind[job.id] = None
+        self._binds(job.id)
 
     def _reason(self, job: Job, offer: Offer) -> Reason:
         if offer.replicas:

@@ -8,9 +8,10 @@ between lanes does the order change with time, by age and fair share.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 
 from phalanx.cluster.fairshare import ONE, factors
+from phalanx.cluster.horizon import bound_ns
 from phalanx.cluster.job import GangShape, Job
 from phalanx.cluster.policy import QueuePolicy
 from phalanx.cluster.request import Request, request_of
@@ -20,7 +21,7 @@ LARGEST_BITS = 17  # a gang of 100,000 GPUs has the whole of ``size_weight``
 
 
 Entry = tuple[int, int]  # (queued_ns, job)
-Key = tuple[GangShape, int, str, str, int]
+Key = tuple[GangShape, int, str, str, int, int | None]
 
 
 class Lane:
@@ -33,12 +34,13 @@ class Lane:
 
 
 class Demand:
-    """What some pending jobs ask for alike."""
+    """What some pending jobs ask for alike, and for how long."""
 
-    def __init__(self, key: Key, request: Request, gpus: int) -> None:
+    def __init__(self, key: Key, request: Request, gpus: int, bound: int | None) -> None:
         self.key = key
         self.request = request  # of any of them
         self.gpus = gpus
+        self.bound_ns = bound  # the longest that they hold nodes; None: nobody says
         self.lanes: dict[Lane, list[Entry]] = {}  # sorted
 
 
@@ -57,10 +59,11 @@ class Waiting:
         """A job became eligible."""
         self.remove(job.id)
         spec = job.spec
-        key = (spec.gang, job.wanted_replicas, spec.constraint, spec.partition, spec.spares)
+        bound = bound_ns(view, job)
+        key = (spec.gang, job.wanted_replicas, spec.constraint, spec.partition, spec.spares, bound)
         demand = self.demands.get(key)
         if demand is None:
-            demand = Demand(key, request_of(job, 0, view.policy), gpus_of(view, job))
+            demand = Demand(key, request_of(job, 0, view.policy), gpus_of(view, job), bound)
             self.demands[key] = demand
         place = (spec.team, spec.qos, sum(base_parts(view.policy.queue, job).values()))
         lane = self.lanes.get(place)
@@ -168,15 +171,20 @@ class Front:
         self._sources: list[tuple[Lane, list[Entry]]] = []
         self._next: list[int] = []  # by source: position of the entry in the heap
         self._heap: list[tuple[int, int, int, int]] = []  # -priority, queued_ns, job, source
+        self._ordered = False
 
     def add(self, lane: Lane, entries: list[Entry]) -> None:
         """Jobs of a lane (all, or those of one demand), in order of arrival."""
         self._sources.append((lane, entries))
         self._next.append(0)
-        self._push(len(self._sources) - 1)
+        self._heap.append(self._entry(len(self._sources) - 1, 0))
+        self._ordered = False
 
     def pop(self) -> tuple[int, Lane, Demand, int] | None:
         """(job, lane, demand, source) of the first job; the source waits for ``go_on``."""
+        if not self._ordered:
+            heapify(self._heap)
+            self._ordered = True
         while self._heap:
             negative, queued_ns, job, source = heappop(self._heap)
             lane, demand, _ = self._where[job]
@@ -192,12 +200,11 @@ class Front:
         """The next job of a source; one that started has left the list already."""
         if not started:
             self._next[source] += 1
-        self._push(source)
+        if self._next[source] < len(self._sources[source][1]):
+            heappush(self._heap, self._entry(source, self._next[source]))
 
-    def _push(self, source: int) -> None:
+    def _entry(self, source: int, position: int) -> tuple[int, int, int, int]:
         lane, entries = self._sources[source]
-        position = self._next[source]
-        if position < len(entries):
-            queued_ns, job = entries[position]
-            weight = self._ranks.of(lane, queued_ns, self._where[job][1].gpus)
-            heappush(self._heap, (-weight, queued_ns, job, source))
+        queued_ns, job = entries[position]
+        gpus = 0 if self._ranks.settled else self._where[job][1].gpus
+        return -self._ranks.of(lane, queued_ns, gpus), queued_ns, job, source
