@@ -69,6 +69,7 @@ class Context:
         self.timers: list[Timer] = []
         self.timer_order = 0
         self.schedule_ns: int | None = None  # when the queue is looked at next
+        self.queue_wake_ns: int | None = None  # when it wants to be, although nothing happened
         self.capacity_changed = False
         self.commands: list[Command] = []
         # Kept from jobs, not in snapshots:
@@ -113,6 +114,12 @@ class Context:
         if self.schedule_ns is None:
             self.schedule_ns = at_ns
             self.wake(at_ns, "schedule", 0)
+
+    def wake_queue(self, at_ns: int) -> None:
+        """The queue wants to be looked at then. One timer is enough: it asks again at each look."""
+        if self.queue_wake_ns is None or at_ns < self.queue_wake_ns:
+            self.queue_wake_ns = at_ns
+            self.wake(at_ns, "queue", 0, at_ns)
 
     def live(self, number: int, generation: int) -> Job | None:
         """The job that a fact is about, if it speaks of the current generation."""

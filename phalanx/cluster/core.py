@@ -116,6 +116,7 @@ class CoreState(Struct, kw_only=True):
     timers: list[Timer]
     timer_order: int
     schedule_ns: int | None
+    queue_wake_ns: int | None = None
     capacity_changed: bool
     next_job: int
     next_question: int
@@ -204,6 +205,7 @@ class Core:
             timers=sorted(ctx.timers),
             timer_order=ctx.timer_order,
             schedule_ns=ctx.schedule_ns,
+            queue_wake_ns=ctx.queue_wake_ns,
             capacity_changed=ctx.capacity_changed,
             next_job=ctx.next_job,
             next_question=ctx.next_question,
@@ -230,6 +232,7 @@ class Core:
         ctx.ended = dict.fromkeys(state.ended)
         ctx.timers, ctx.timer_order = state.timers, state.timer_order
         ctx.schedule_ns, ctx.capacity_changed = state.schedule_ns, state.capacity_changed
+        ctx.queue_wake_ns = state.queue_wake_ns
         ctx.next_job, ctx.next_question = state.next_job, state.next_question
         for job in view.jobs.values():
             if not job.ended:
@@ -340,9 +343,14 @@ def _schedule(ctx: Context, _about: int, _token: int) -> None:
                 job = ctx.view.jobs[decision.job]
                 elastic.resize(ctx, job, decision.replicas, decision.reason)
     later = ctx.queue.next_wake_ns(ctx.view)
-    if later is not None and ctx.schedule_ns is None:
-        ctx.schedule_ns = max(later, ctx.now_ns + ctx.policy.queue.delay_ns)
-        ctx.wake(ctx.schedule_ns, "schedule", 0)
+    if later is not None:
+        ctx.wake_queue(later)
+
+
+def _queue_asked(ctx: Context, _about: int, asked_ns: int) -> None:
+    if ctx.queue_wake_ns == asked_ns:
+        ctx.queue_wake_ns = None
+        ctx.look_at_queue()
 
 
 def _gang_timer(then: Callable[[Context, Job], None]) -> Callable[[Context, int, int], None]:
@@ -369,6 +377,7 @@ def _allocation_timer(then: Callable[[Context, Job], None]) -> Callable[[Context
 
 _TIMERS: dict[str, Callable[[Context, int, int], None]] = {
     "schedule": _schedule,
+    "queue": _queue_asked,
     "capacity": lambda ctx, _about, _token: ctx.look_at_queue(capacity=True),
     "settle": _gang_timer(recovery.recover),
     "phase": _gang_timer(lambda ctx, job: incidents.no_answer(ctx, job, ())),

@@ -153,7 +153,8 @@ def _nodes_for(ctx: Context, job: Job, columns: int, needed: int) -> tuple[int, 
     if base.shape.tensor * base.shape.context > max(1, base.shape.slot_gpus):
         # A tensor group of several nodes must stand in one domain: placed as a gang of its own.
         together = column_replicas(base.shape, job.placement.replicas)
-        whole = structs.replace(base, replicas=columns * together, spares=0)
+        closed = ctx.queue.closed_to(ctx.view, job)
+        whole = structs.replace(base, replicas=columns * together, spares=0, closed=closed)
         found = place(ctx.fleet, whole)
         return None if isinstance(found, Refusal) else found.nodes
     own = job.placement.spares[: columns * needed]
@@ -177,7 +178,14 @@ def _free_nodes(ctx: Context, job: Job, count: int, *, whole: bool) -> tuple[int
         traffic=(),
     )
     assert job.placement is not None
-    request = structs.replace(base, shape=flat, replicas=count, spares=0, avoid=job.placement.nodes)
+    request = structs.replace(
+        base,
+        shape=flat,
+        replicas=count,
+        spares=0,
+        avoid=job.placement.nodes,
+        closed=ctx.queue.closed_to(ctx.view, job),
+    )
     found = place(ctx.fleet, request)
     return None if isinstance(found, Refusal) else found.nodes
 
@@ -235,7 +243,8 @@ def fill_pool(ctx: Context) -> None:
     """Keeps the fleet's own spares at the number that the policy wants."""
     if not ctx.policy.spares.nodes or missing_nodes(ctx) > 0:
         return
-    wanted = dict.fromkeys(spare_nodes(ctx.fleet, ctx.policy.spares))
+    closed = ctx.queue.closed_to(ctx.view, None)
+    wanted = dict.fromkeys(spare_nodes(ctx.fleet, ctx.policy.spares, closed))
     for node in wanted:
         if ctx.fleet.state(node) is NodeState.HEALTHY and not ctx.fleet.held[node]:
             why = reason("spare_of_fleet")
@@ -247,8 +256,7 @@ def missing_nodes(ctx: Context) -> int:
     if not ctx.view.pending:
         return 0
     healthy = int((ctx.fleet.columns.state == NodeState.HEALTHY).sum())
-    jobs = (ctx.view.jobs[number].spec for number in ctx.view.pending)
-    return max(spec.gang.slots(spec.gang.floor) + spec.spares for spec in jobs) - healthy
+    return ctx.queue.most_nodes(ctx.view) - healthy
 
 
 def lend_pool(ctx: Context) -> None:

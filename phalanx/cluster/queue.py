@@ -95,14 +95,20 @@ class Queue:
         self.sync(view)
         return explain(self, view, job)
 
-    def closed_to(self, view: View, job: Job) -> Nodes:
-        """Nodes that a job may not be given now, because they are promised to others."""
+    def closed_to(self, view: View, job: Job | None) -> Nodes:
+        """Nodes promised to others than a job (None: to anybody): not for it to grow on."""
         self.sync(view)
-        closed = self.window_nodes(view, job.spec.team, None)[0]
+        closed = self.window_nodes(view, job.spec.team if job else "", None)[0]
         for other in self.state.reserved:
-            if other != job.id:
+            if job is None or other != job.id:
                 closed |= self.promised(other)
         return closed
+
+    def most_nodes(self, view: View) -> int:
+        """Nodes that the largest waiting job needs at the least."""
+        self.sync(view)
+        asked = [demand.request for demand in self.waiting.demands.values()]
+        return max((one.shape.slots(one.shape.floor) + one.spares for one in asked), default=0)
 
     # What the pass and ``why`` share.
 
@@ -146,10 +152,13 @@ class Queue:
 
     def _book(self, number: int, team: str, qos: str, gpus: int, before: int) -> None:
         assert self._job_gpus is not None
+        fresh = team not in self.state.held
         for book, name in ((self.state.held, team), (self.qos_gpus, qos)):
             book[name] = book.get(name, 0) + gpus - before
             if not book[name]:
                 del book[name]
+        if fresh:  # snapshots of equal states are equal to the byte, whatever came first
+            self.state.held = dict(sorted(self.state.held.items()))
         if gpus:
             self._job_gpus[number] = (team, qos, gpus)
         else:
@@ -191,7 +200,8 @@ class Queue:
         assert self._job_gpus is not None
         spares = sum(view.fleet.nodes[node].gpus for node in placement.spares)
         if spares:  # the core writes the placement down later
-            team, qos, gpus = self._job_gpus[job.id]
+            known = (job.spec.team, job.spec.qos, 0)
+            team, qos, gpus = self._job_gpus.get(job.id, known)
             self._book(job.id, team, qos, gpus + spares, gpus)
 
     def window_nodes(self, view: View, team: str, end_ns: int | None) -> tuple[Nodes, str]:

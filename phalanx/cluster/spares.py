@@ -10,7 +10,7 @@ from phalanx.cluster.communication import Flows, flows_of
 from phalanx.cluster.fleet import Column, Fleet, NodeState
 from phalanx.cluster.policy import MILLION, SparePolicy
 from phalanx.cluster.request import Request, tensor_slots
-from phalanx.cluster.room import array_of, room_of, with_host_room
+from phalanx.cluster.room import Nodes, array_of, room_of, with_host_room
 from phalanx.plan.failures import spare_units
 
 
@@ -27,10 +27,11 @@ def spares_needed(nodes: int, down_ppm: int, quantile_ppm: int) -> int:
     return min(nodes - 1, spare_units(max(1, nodes - most), down, quantile))
 
 
-def spare_nodes(fleet: Fleet, policy: SparePolicy) -> tuple[int, ...]:
+def spare_nodes(fleet: Fleet, policy: SparePolicy, closed: Nodes = 0) -> tuple[int, ...]:
     """Nodes that the fleet's pool of spares should hold now, those it has included.
 
     They are spread over racks, and taken from leaves with few idle nodes: a hole is no loss there.
+    What is promised to jobs (``closed``) is left alone.
     """
     columns = fleet.columns
     state = columns.state
@@ -40,6 +41,7 @@ def spare_nodes(fleet: Fleet, policy: SparePolicy) -> tuple[int, ...]:
         columns.free_cpus
         == np.asarray([known.cpus for known in fleet.classes], np.int64)[columns.node_class]
     )
+    idle[array_of(closed, len(fleet))] = False
     able = np.flatnonzero(pool | idle)
     if not len(able) or policy.nodes == 0:
         return ()
@@ -109,7 +111,8 @@ def replacement(fleet: Fleet, request: Request, slot: int) -> int | None:
 
 
 def _nearest(fleet: Fleet, request: Request, slot: int, nodes: Column) -> int:
-    worse = np.asarray([room_of(fleet).worse >> node & 1 for node in nodes.tolist()], np.int64)
+    bad = array_of(room_of(fleet).worse, len(fleet))
+    worse = np.isin(nodes, bad)
     far = _distance(fleet, request, slot, nodes)
     return int(nodes[np.lexsort((nodes, far, worse))[0]])
 
