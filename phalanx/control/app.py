@@ -170,7 +170,8 @@ def _authenticate(
     except AuthError:
         _limit(server.client_limit.take(client, now))  # guessing is slow
         raise
-    _limit(server.token_limit.take(token.id, now))
+    if token.role != "join":  # a whole fleet joins with one token
+        _limit(server.token_limit.take(token.id, now))
     require(token, endpoint.roles)
     return token
 

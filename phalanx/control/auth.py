@@ -60,14 +60,14 @@ class Tokens:
         self._now_ns = now_ns
         self._by_digest: dict[bytes, Token] = {}
         self._digests: dict[str, bytes] = {}
+        self._of_node: dict[str, str] = {}  # id of the token that a node's agent has
         self.reload()
 
     def reload(self) -> None:
         """Read them all from the store (a standby that takes over)."""
-        for name, record in self._store.tokens():
+        for _, record in self._store.tokens():
             kept = msgspec.msgpack.decode(record, type=Kept)
-            self._by_digest[kept.digest] = kept.token
-            self._digests[name] = kept.digest
+            self._remember(kept.digest, kept.token)
 
     def __len__(self) -> int:
         return len(self._digests)
@@ -112,10 +112,9 @@ class Tokens:
         return token
 
     def revoke_node(self, node: str) -> None:
-        """Agent tokens of a node that joins anew are worthless from now on."""
-        for token in list(self._by_digest.values()):
-            if token.node == node and not token.revoked:
-                self.revoke(token.id)
+        """The agent token of a node that joins anew is worthless from now on."""
+        if node in self._of_node:
+            self.revoke(self._of_node[node])
 
     def check(self, secret: str) -> Token:
         """The record of a token that is good now; AuthError otherwise."""
@@ -139,8 +138,13 @@ class Tokens:
 
     def _keep(self, digest: bytes, token: Token) -> None:
         self._store.put_token(token.id, msgspec.msgpack.encode(Kept(digest, token)))
+        self._remember(digest, token)
+
+    def _remember(self, digest: bytes, token: Token) -> None:
         self._by_digest[digest] = token
         self._digests[token.id] = digest
+        if token.node and not token.revoked:
+            self._of_node[token.node] = token.id
 
 
 def _digest(secret: str) -> bytes:

@@ -1,0 +1,299 @@
+"""The controller with a large fleet of agents over real sockets on loopback.
+
+    python -m benchmarks.controller [--nodes 12500]
+
+The server is a process of its own, held to one core; the agents are this process (benchmarks/
+agents.py). Measured: joining from nothing, heartbeats, gangs that form, the latency of commands,
+many nodes that vanish at once, and a SIGKILL of the server with the whole fleet connected.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import resource
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from benchmarks.agents import LoadFleet
+
+POLICY = """
+[timeouts]
+heartbeat_ns = {heartbeat_ns}
+[health]
+breaker_nodes_ppm = 1000000   # every failure is acted on
+"""
+
+
+class ServerUnderTest:
+    """``phalanx up`` on one core."""
+
+    def __init__(self, folder: Path, heartbeat_seconds: float) -> None:
+        self.folder = folder
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = int(probe.getsockname()[1])
+        (folder / "policy.toml").write_text(
+            POLICY.format(heartbeat_ns=int(heartbeat_seconds * 1e9))
+        )
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        command = [sys.executable, "-m", "phalanx", "up", "--state", str(self.folder)]
+        command += ["--port", str(self.port), "--policy", str(self.folder / "policy.toml")]
+        cores = sorted(os.sched_getaffinity(0))
+        with (self.folder / "log.txt").open("ab") as log:
+            self.process = subprocess.Popen(
+                command,
+                stdout=log,
+                stderr=log,
+                preexec_fn=lambda: os.sched_setaffinity(0, cores[:1]),
+            )
+
+    async def wait(self) -> float:
+        began = time.monotonic()
+        while True:
+            try:
+                if (self.folder / "admin.token").exists():
+                    await self.call("GET", "/v1/status")
+                    return time.monotonic() - began
+            except OSError:
+                pass
+            assert self.process is not None and self.process.poll() is None, self.log()
+            await asyncio.sleep(0.02)
+
+    def log(self) -> str:
+        return (self.folder / "log.txt").read_text()[-3000:]
+
+    def kill(self) -> None:
+        if self.process is not None:
+            self.process.send_signal(signal.SIGKILL)
+            self.process.wait()
+
+    def usage(self) -> tuple[float, float]:
+        """CPU seconds so far and resident MiB."""
+        assert self.process is not None
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        ticks = os.sysconf("SC_CLK_TCK")
+        pages = int(fields[21])
+        return (int(fields[11]) + int(fields[12])) / ticks, pages * 4096 / 2**20
+
+    def secret(self, name: str) -> str:
+        return (self.folder / f"{name}.token").read_text().strip()
+
+    async def call(
+        self, method: str, path: str, body: object = None, token: str = "admin", most: int = 60
+    ) -> Any:
+        data = None if body is None else json.dumps(body).encode()
+        headers = {"Authorization": f"Bearer {self.secret(token)}"}
+        if data:
+            headers["Content-Type"] = "application/json"
+        url = f"http://127.0.0.1:{self.port}{path}"
+        request = urllib.request.Request(url, data, headers, method=method)
+
+        def send() -> Any:
+            with urllib.request.urlopen(request, timeout=most) as answer:
+                return json.loads(answer.read())
+
+        while True:
+            try:
+                return await asyncio.to_thread(send)
+            except urllib.error.HTTPError as error:
+                if error.code not in (429, 503):
+                    raise AssertionError(error.read()) from None
+                await asyncio.sleep(0.1)
+
+
+async def join(server: ServerUnderTest, fleet: LoadFleet) -> float:
+    """Every node exchanges the join token for its own."""
+    began = time.monotonic()
+    limit = asyncio.Semaphore(16)
+
+    async def one(index: int) -> None:
+        async with limit:
+            body = {"name": fleet.describe(index).name, "machine": fleet.machine(index)}
+            fleet.tokens[index] = (await server.call("POST", "/v1/join", body, "join"))["token"]
+
+    await asyncio.gather(*(one(index) for index in range(fleet.count)))
+    return time.monotonic() - began
+
+
+def percentile(values: list[float], share: float) -> float:
+    return sorted(values)[min(len(values) - 1, int(share * len(values)))]
+
+
+async def run(nodes: int, heartbeat_seconds: float, seconds: float) -> dict[str, Any]:
+    """The whole measurement."""
+    found: dict[str, Any] = {"nodes": nodes, "heartbeat_seconds": heartbeat_seconds}
+    with tempfile.TemporaryDirectory() as folder:
+        server = ServerUnderTest(Path(folder), heartbeat_seconds)
+        server.start()
+        try:
+            await server.wait()
+            fleet = LoadFleet(server.port, nodes, heartbeat_seconds)
+            await measure(server, fleet, seconds, found)
+        except BaseException:
+            print(server.log(), file=sys.stderr)
+            raise
+        finally:
+            server.kill()
+    return found
+
+
+async def measure(
+    server: ServerUnderTest, fleet: LoadFleet, seconds: float, found: dict[str, Any]
+) -> None:
+    nodes = fleet.count
+    found["join_seconds"] = await join(server, fleet)
+    began = time.monotonic()
+    await fleet.connect_all()
+    found["connect_seconds"] = time.monotonic() - began
+    beating = asyncio.create_task(fleet.beat())
+    await asyncio.sleep(1.0)
+    before, _ = server.usage()
+    fleet.late_seconds, began = 0.0, time.monotonic()
+    await asyncio.sleep(seconds)
+    cpu, mib = server.usage()
+    found["heartbeat_cpu_share"] = (cpu - before) / (time.monotonic() - began)
+    found["resident_mib"] = mib
+    await gangs(server, fleet, found)
+    await latency(server, fleet, found)
+    await failures(server, fleet, found)
+    await restart(server, fleet, found)
+    beating.cancel()
+    fleet.reconnect = False
+    found["load_average"] = os.getloadavg()[0]
+    assert (await server.call("GET", "/v1/status"))["nodes"]["healthy"] > nodes // 2
+
+
+async def submit(server: ServerUnderTest, slots: int, count: int, name: str) -> int:
+    gang = {"replicas": slots, "tensor": 8, "slot_gpus": 8}
+    spec = {"name": name, "gang": gang, "array": {"count": count, "width": 0}, "retries": 100}
+    return int((await server.call("POST", "/v1/jobs", {"spec": spec}))["jobs"][0])
+
+
+async def gangs(server: ServerUnderTest, fleet: LoadFleet, found: dict[str, Any]) -> None:
+    """Forty gangs that take four fifths of the fleet."""
+    slots = max(1, fleet.count // 49)
+    began = time.monotonic()
+    await submit(server, slots, 40, "gang")
+    await fleet.until(lambda: len(fleet.restore_seconds) >= 40, 120)
+    found["gangs"] = {"count": 40, "nodes": slots, "all_running_seconds": time.monotonic() - began}
+
+
+async def latency(server: ServerUnderTest, fleet: LoadFleet, found: dict[str, Any]) -> None:
+    """Small jobs start, then are cancelled one by one: from the order to the node's Stop."""
+    count = min(1000, fleet.count // 20)
+    fleet.restore_seconds.clear()
+    first = await submit(server, 1, count, "small")
+    await fleet.until(lambda: len(fleet.restore_seconds) >= count, 120)
+    found["restore_latency_ms"] = summary(fleet.restore_seconds)
+    ordered: dict[int, float] = {}
+
+    async def one(job: int) -> None:
+        ordered[job] = time.monotonic()
+        await server.call("POST", f"/v1/jobs/{job}/cancel")
+
+    orders = []
+    for job in range(first, first + count):
+        orders.append(asyncio.create_task(one(job)))
+        await asyncio.sleep(0.02)
+    await asyncio.gather(*orders)
+    await fleet.until(lambda: all(job in fleet.stopped_at for job in ordered), 30)
+    taken = [fleet.stopped_at[job] - at for job, at in ordered.items()]
+    found["order_latency_ms"] = summary(taken)
+    found["agents_own_delay_ms"] = round(fleet.late_seconds * 1000, 1)
+
+
+def summary(taken: list[float]) -> dict[str, float]:
+    taken = [1000 * value for value in taken]
+    return {
+        "samples": len(taken),
+        "median": round(statistics.median(taken), 1),
+        "p99": round(percentile(taken, 0.99), 1),
+        "most": round(max(taken), 1),
+    }
+
+
+async def failures(server: ServerUnderTest, fleet: LoadFleet, found: dict[str, Any]) -> None:
+    """A tenth of the fleet (at most 1,000) vanishes at once, spread over all gangs."""
+    count = min(1000, fleet.count // 10)
+    victims = [fleet.agents[index * 12 % fleet.count] for index in range(count)]
+    fleet.gone = {agent.index for agent in victims}
+    before = len(fleet.forms)
+    began = time.monotonic()
+    for agent in victims:
+        assert agent.transport is not None
+        agent.transport.abort()
+    while True:
+        status = await server.call("GET", "/v1/status")
+        if status["nodes"]["dead"] >= count:
+            break
+        assert time.monotonic() - began < 60, status
+        await asyncio.sleep(0.05)
+    handled = time.monotonic() - began
+    while True:
+        jobs = (await server.call("GET", "/v1/jobs?limit=1000"))["jobs"]
+        if all(job["state"] == "running" for job in jobs):
+            break
+        assert time.monotonic() - began < 120, [j["state"] for j in jobs]
+        await asyncio.sleep(0.1)
+    found["failures"] = {
+        "nodes": count,
+        "all_handled_seconds": round(handled, 2),
+        "all_gangs_running_again_seconds": round(time.monotonic() - began, 2),
+        "formations": len(fleet.forms) - before,
+    }
+
+
+async def restart(server: ServerUnderTest, fleet: LoadFleet, found: dict[str, Any]) -> None:
+    """SIGKILL; how long until it leads again, and until the whole fleet is back."""
+    alive = fleet.count - len(fleet.gone)
+    before = await server.call("GET", "/v1/status")
+    server.kill()
+    began = time.monotonic()
+    server.start()
+    leads = await server.wait()
+    while (await server.call("GET", "/v1/status"))["connected"] < alive:
+        assert time.monotonic() - began < 120
+        await asyncio.sleep(0.1)
+    back = time.monotonic() - began
+    after = await server.call("GET", "/v1/status")
+    assert after["nodes"] == before["nodes"] and after["jobs"] == before["jobs"], (before, after)
+    found["restart"] = {
+        "leads_seconds": round(leads, 2),
+        "whole_fleet_back_seconds": round(back, 2),
+        "events": before["sequence"],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="The controller with a large fleet.")
+    parser.add_argument("--nodes", type=int, default=12_500)
+    parser.add_argument("--heartbeat", type=float, default=5.0, help="seconds between two")
+    parser.add_argument("--seconds", type=float, default=20.0, help="of heartbeats alone")
+    chosen = parser.parse_args()
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    if hard < chosen.nodes + 500:
+        sys.exit(f"{chosen.nodes} connections need `ulimit -n` of {chosen.nodes + 500}, not {hard}")
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) > 1:
+        os.sched_setaffinity(0, cores[1:])
+    found = asyncio.run(run(chosen.nodes, chosen.heartbeat, chosen.seconds))
+    print(json.dumps(found, indent=2))
+
+
+if __name__ == "__main__":
+    main()
