@@ -52,7 +52,7 @@ class LoadAgent(asyncio.Protocol):
         transport.write(UPGRADE.format(token=self.fleet.tokens[self.index]).encode())
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.transport = None
+        self.transport, self.node = None, -1
         self.fleet.lost(self)
 
     def data_received(self, data: bytes) -> None:
@@ -123,7 +123,7 @@ class LoadAgent(asyncio.Protocol):
             self.send(Hello(node=self.node, inventory=self._inventory()))
             self.fleet.connected.add(self.index)
         elif isinstance(message, wire.Rejected):
-            raise AssertionError(message)
+            self.fleet.rejected.append(message.message)
 
     def beat(self) -> None:
         if self.node >= 0 and self.transport is not None:
@@ -146,6 +146,7 @@ class LoadFleet:
         self.reconnect = True
         self._cache: dict[bytes, object] = {}
         self._beats: dict[int, bytes] = {}
+        self.rejected: list[str] = []
         self._connecting: set[asyncio.Task[None]] = set()
         self.late_seconds = 0.0  # of the slowest tick of this process itself
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import re
-from typing import TYPE_CHECKING
+from collections.abc import MutableMapping
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -14,6 +15,7 @@ from phalanx.cluster.fleet import MOST_NODE_GPUS, Node
 from phalanx.control.auth import AuthError, Token, bearer, require
 from phalanx.control.connection import Connection, Receive, Send
 from phalanx.control.controller import UnavailableError
+from phalanx.control.fast_socket import EXTENSION, FastSocket, framed
 from phalanx.control.hub import Hub
 from phalanx.control.wire import PROTOCOL, Register, Rejected, Welcome, decode_up, encode
 
@@ -28,9 +30,12 @@ MOST_NUMBER = 1 << 53
 
 
 async def serve_agent(
-    server: Server, headers: dict[bytes, bytes], client: str, receive: Receive, send: Send
+    server: Server, scope: MutableMapping[str, Any], receive: Receive, send: Send
 ) -> None:
     """One connection, from its handshake to its end."""
+    headers = dict(scope["headers"])
+    client = scope["client"][0] if scope.get("client") else ""
+    socket: FastSocket | None = scope.get("extensions", {}).get(EXTENSION)
     await receive()  # the handshake
     try:
         leading = server.leading_or_refuse()
@@ -45,7 +50,7 @@ async def serve_agent(
     register = await _first(receive)
     refused = _check(hub, token, register)
     if isinstance(register, Register) and refused is None:
-        connection = await _let_in(hub, register, send)
+        connection = await _let_in(hub, register, Connection(-1, register.machine, send, socket))
         if connection is not None:
             server.audit.write("agent connected", 101, name=token.node, client=client)
             await _listen(hub, connection, receive)
@@ -126,7 +131,7 @@ def bad_node(node: Node) -> str:
     return ""
 
 
-async def _let_in(hub: Hub, register: Register, send: Send) -> Connection | None:
+async def _let_in(hub: Hub, register: Register, connection: Connection) -> Connection | None:
     """Gives the node its number (a new one is an event of the log) and says welcome."""
     fleet, clock = hub.controller.core.view.fleet, hub.controller.clock
     if register.node.name not in fleet.index:
@@ -148,7 +153,7 @@ async def _let_in(hub: Hub, register: Register, send: Send) -> Connection | None
             abs(skew) / 1e9,
             "ahead" if skew > 0 else "behind",
         )
-    connection = Connection(node, register.machine, send)
+    connection.node = node
     welcome = Welcome(
         node=node,
         epoch=hub.controller.epoch,
@@ -157,21 +162,26 @@ async def _let_in(hub: Hub, register: Register, send: Send) -> Connection | None
         version=__version__,
         clock_ns=now,
     )
-    connection.push(encode(welcome))
+    connection.push(framed(encode(welcome)))
     hub.connect(connection, register.inventory.incarnation)
     return connection
 
 
 async def _listen(hub: Hub, connection: Connection, receive: Receive) -> None:
+    def take(data: bytes) -> None:
+        try:
+            hub.receive(connection, decode_up(data))
+        except msgspec.MsgspecError as error:
+            text = f"a message cannot be read: {error}"
+            connection.close(hub.rejected("protocol", text))
+
+    if connection.socket is not None:
+        connection.socket.direct = take
     try:
         while True:
             message = await receive()
             if message["type"] == "websocket.disconnect":
                 return
-            try:
-                hub.receive(connection, decode_up(message.get("bytes") or b""))
-            except msgspec.MsgspecError as error:
-                text = f"a message cannot be read: {error}"
-                connection.close(hub.rejected("protocol", text))
+            take(message.get("bytes") or b"")
     finally:
         hub.disconnect(connection)

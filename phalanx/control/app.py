@@ -26,7 +26,7 @@ from phalanx.control.store import StoreError
 from phalanx.control.wire import AGENT_PATH
 
 if TYPE_CHECKING:
-    from starlette.types import Receive, Scope, Send
+    from starlette.types import ASGIApp, Receive, Scope, Send
 
     from phalanx.control.server import Server
 
@@ -49,16 +49,25 @@ def failure(status: int, code: str, message: str, retry_after: float = 0.0) -> A
     return json_response(Failure(error=Problem(code=code, message=message)), status, headers)
 
 
-def make_app(server: Server) -> Starlette:
-    """The whole application."""
+def make_app(server: Server) -> ASGIApp:
+    """The whole application. Agents do not pass through the layers that people's requests do."""
+    people = _people_app(server)
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket" and scope["path"] == AGENT_PATH:
+            await serve_agent(server, scope, receive, send)
+        else:
+            await people(scope, receive, send)
+
+    return app
+
+
+def _people_app(server: Server) -> Starlette:
     routes: list[BaseRoute] = [
         Route(each.path, _route(server, each), methods=[each.method]) for each in _merged(server)
     ]
     routes += page.routes()
-    routes += [
-        WebSocketRoute(AGENT_PATH, _AgentSocket(server)),
-        WebSocketRoute("/v1/live", lambda socket: serve_live(server, socket)),
-    ]
+    routes.append(WebSocketRoute("/v1/live", lambda socket: serve_live(server, socket)))
     return Starlette(routes=routes, exception_handlers={HTTPException: _http, Exception: _bug})
 
 
@@ -95,17 +104,6 @@ def public_endpoints() -> list[Endpoint]:
             answer=dict[str, Any],
         ),
     ]
-
-
-class _AgentSocket:
-    """The raw socket: thousands of agents leave no room for a convenience layer."""
-
-    def __init__(self, server: Server) -> None:
-        self._server = server
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        client = scope["client"][0] if scope.get("client") else ""
-        await serve_agent(self._server, dict(scope["headers"]), client, receive, send)
 
 
 def _route(server: Server, endpoint: Endpoint) -> Callable[[Request], Awaitable[Any]]:

@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import ParamSpec, TypeVar
 
 from msgspec import Struct, structs
@@ -159,10 +160,10 @@ class Controller:
             timeout = RETRY_SECONDS
         self._wake.clear()
         if timeout is None or timeout > 0:
-            try:
-                await asyncio.wait_for(self._wake.wait(), timeout)
-            except TimeoutError:
-                return
+            # Not wait_for: before Python 3.12 it can swallow a cancellation.
+            with suppress(TimeoutError):
+                async with asyncio.timeout(timeout):
+                    await self._wake.wait()
 
     def _next_batch(self) -> list[Waiting]:
         batch, self._waiting = self._waiting[:MOST_BATCH], self._waiting[MOST_BATCH:]

@@ -19,6 +19,7 @@ from phalanx.cluster.outbox import Outbox
 from phalanx.cluster.timeouts import derive
 from phalanx.control.connection import Connection
 from phalanx.control.controller import Controller
+from phalanx.control.fast_socket import framed
 from phalanx.control.log_requests import LogRequests
 from phalanx.control.wire import Deliver, LogPart, Rejected, Up, encode
 
@@ -116,7 +117,7 @@ class Hub:
                 continue
             self.gather.expect(command)
             self.outbox.send(command, now)
-            frame = encode(Deliver(command=command))  # once for all nodes
+            frame = framed(encode(Deliver(command=command)))  # once for all nodes
             for node in command.target:
                 self.push(node, frame)
 
@@ -144,8 +145,9 @@ class Hub:
             again: dict[tuple[int, int], bytes] = {}
             for node, command in self.outbox.due(now):
                 key = command.sequence, command.index
-                frame = again.get(key) or again.setdefault(key, encode(Deliver(command=command)))
-                self.push(node, frame)
+                if key not in again:
+                    again[key] = framed(encode(Deliver(command=command)))
+                self.push(node, again[key])
 
     def close(self, leader: str) -> None:
         """This server leads no more: agents look for the one that does."""

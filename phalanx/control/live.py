@@ -36,7 +36,8 @@ async def serve_live(server: Server, socket: WebSocket) -> None:
         leading = server.leading_or_refuse()
         given = socket.headers.get("authorization")
         if given is None:
-            first = await asyncio.wait_for(socket.receive_text(), FIRST_SECONDS)
+            async with asyncio.timeout(FIRST_SECONDS):
+                first = await socket.receive_text()
             given = f"Bearer {first.strip()}"
         token = leading.tokens.check(bearer(given))
         require(token, EVERYBODY)
@@ -55,7 +56,8 @@ async def _send(server: Server, leading: Leading, token: Token, socket: WebSocke
     try:
         while not listening.done() and server.leading is leading:
             try:
-                event, commands = await asyncio.wait_for(waiting.get(), QUIET_SECONDS)
+                async with asyncio.timeout(QUIET_SECONDS):
+                    event, commands = await waiting.get()
             except TimeoutError:
                 await socket.send_text('{"kind":"quiet"}')
                 continue

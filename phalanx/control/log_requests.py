@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 
+from phalanx.control.fast_socket import framed
 from phalanx.control.wire import LogPart, ReadLog, StopLog, encode
 
 PARTS_WAITING = 256  # for a slow reader; more are dropped, which the reader is told
@@ -25,7 +26,7 @@ class LogRequests:
         reader = self._readers.get(part.request)
         if reader is None or reader[0] != node:
             if not part.end:
-                self._push(node, encode(StopLog(request=part.request)))
+                self._push(node, framed(encode(StopLog(request=part.request))))
             return
         try:
             reader[1].put_nowait(part)
@@ -48,14 +49,14 @@ class LogRequests:
         parts: asyncio.Queue[LogPart] = asyncio.Queue(PARTS_WAITING)
         self._readers[request] = node, parts
         order = ReadLog(request=request, job=job, rank=rank, tail_bytes=tail_bytes, follow=follow)
-        ended = not self._push(node, encode(order))
+        ended = not self._push(node, framed(encode(order)))
         if ended:
             yield b"[phalanx: the node is not connected]\n"
-        waited = ANSWER_SECONDS
         try:
             while not ended:
                 try:
-                    part = await asyncio.wait_for(parts.get(), None if follow else waited)
+                    async with asyncio.timeout(None if follow else ANSWER_SECONDS):
+                        part = await parts.get()
                 except TimeoutError:
                     yield b"[phalanx: the node does not answer]\n"
                     break
@@ -70,4 +71,4 @@ class LogRequests:
         finally:
             del self._readers[request]
             if not ended:
-                self._push(node, encode(StopLog(request=request)))
+                self._push(node, framed(encode(StopLog(request=request))))

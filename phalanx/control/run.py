@@ -15,6 +15,7 @@ from uvicorn.config import Config
 
 from phalanx import __version__
 from phalanx.control.app import make_app
+from phalanx.control.fast_socket import FastSocket
 from phalanx.control.server import Options, Server
 from phalanx.control.server_file import ServerFile
 from phalanx.control.store import StoreError
@@ -44,7 +45,7 @@ def serve(options: Options, started: Callable[[Server], None] = lambda _: None) 
     server.url = options.url or f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
     config = Config(
         make_app(server),
-        ws="websockets-sansio",
+        ws=FastSocket,
         ws_max_size=MOST_FRAME_BYTES,
         ws_ping_interval=None,  # agents have heartbeats
         ws_per_message_deflate=False,
@@ -52,6 +53,7 @@ def serve(options: Options, started: Callable[[Server], None] = lambda _: None) 
         log_level="warning",
         log_config=None,
         lifespan="off",
+        proxy_headers=False,
         server_header=False,
         backlog=BACKLOG,
         timeout_graceful_shutdown=3,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from threading import Lock
 from typing import Any
 
@@ -195,6 +195,9 @@ class PostgresStore:
 
     def close(self) -> None:
         """Give the lock back and close both sessions."""
+        with self._using, suppress(psycopg.Error):
+            if self.epoch and not self._writer.closed:
+                self._writer.execute("SELECT pg_advisory_unlock_all()")
         for lock, session in ((self._using, self._writer), (self._reading, self._reader)):
             with lock:
                 session.close()
@@ -209,6 +212,8 @@ class PostgresStore:
     @contextmanager
     def _fenced(self) -> Iterator[psycopg.Cursor[Any]]:
         """A transaction of the leader. The row's lock makes a takeover wait for its end."""
+        if not self.epoch:
+            raise StoreLostError("this server does not lead")
         with self._explained(), self._writer.transaction(), self._writer.cursor() as cursor:
             row = cursor.execute("SELECT epoch FROM leader FOR SHARE").fetchone()
             if row is None or row[0] != self.epoch:

@@ -1,0 +1,196 @@
+"""The event log: nothing acknowledged is lost, and only one server writes."""
+
+from __future__ import annotations
+
+import sqlite3
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from phalanx.cluster.events import Event, Hold, Tick
+from phalanx.control.store import (
+    Snapshot,
+    Store,
+    StoreBusyError,
+    StoreError,
+    StoreLostError,
+    event_row,
+    open_store,
+    tail,
+)
+from tests.limits import file_size_limit
+
+Opener = Callable[[], Store]
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def opener(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Opener]:
+    """Opens the same store again and again, as servers on it would."""
+    opened: list[Store] = []
+    where = ""
+    if request.param == "postgres":
+        import psycopg
+
+        url = request.getfixturevalue("postgres_url")
+        name = f"t{uuid.uuid4().hex}"
+        with psycopg.connect(url, autocommit=True) as session:
+            session.execute(f"CREATE DATABASE {name}")
+        where = url.replace("/postgres?", f"/{name}?")
+
+    def open_it() -> Store:
+        opened.append(open_store(where, tmp_path))
+        return opened[-1]
+
+    yield open_it
+    for store in opened:
+        store.close()
+
+
+def rows(first: int, last: int) -> list[tuple[int, int, bytes]]:
+    return [event_row(Event(n, n * 10, Hold(job=n))) for n in range(first, last + 1)]
+
+
+def test_events_come_back_in_order_after_the_store_is_opened_again(opener: Opener) -> None:
+    store = opener()
+    store.lead("http://one", "1.0")
+    store.append(rows(1, 3), [])
+    store.append(rows(4, 5), [(2, b"what event 2 gave")])
+    store.close()
+    again = opener()
+    assert list(tail(again, 0, page=2)) == [Event(n, n * 10, Hold(job=n)) for n in range(1, 6)]
+    assert [event.sequence for event in tail(again, 3)] == [4, 5]
+    assert again.commands([1, 2, 3]) == [(2, b"what event 2 gave")]
+
+
+def test_a_batch_with_a_known_event_is_stored_not_even_in_part(opener: Opener) -> None:
+    store = opener()
+    store.lead("http://one", "1.0")
+    store.append(rows(1, 2), [])
+    with pytest.raises(StoreError):
+        store.append([*rows(3, 3), *rows(2, 2)], [])
+    assert [row[0] for row in store.events(0, 10)] == [1, 2]
+    store.append(rows(3, 3), [])
+
+
+def test_a_gap_in_the_log_is_noticed(opener: Opener) -> None:
+    store = opener()
+    store.lead("http://one", "1.0")
+    store.append([*rows(1, 1), *rows(3, 3)], [])
+    with pytest.raises(StoreError, match="jumps from event 1 to event 3"):
+        list(tail(store, 0))
+
+
+def test_every_leader_has_a_higher_epoch_and_a_second_one_waits(opener: Opener) -> None:
+    first, second = opener(), opener()
+    assert first.lead("http://one", "1.0").epoch == 1
+    with pytest.raises(StoreBusyError) as busy:
+        second.lead("http://two", "1.0")
+    assert busy.value.leader == "http://one"
+    first.close()
+    lead = second.lead("http://two", "1.1")
+    assert (lead.epoch, lead.version_before) == (2, "1.0")
+
+
+def test_the_two_newest_snapshots_are_kept(opener: Opener) -> None:
+    store = opener()
+    store.lead("http://one", "1.0")
+    assert store.last_snapshot() is None
+    for sequence in (3, 7, 9):
+        core = f"core {sequence}".encode()
+        store.save_snapshot(
+            Snapshot(sequence=sequence, version="1.0", core=core, answers=b"answers")
+        )
+    newest = store.last_snapshot()
+    assert newest is not None and (newest.sequence, newest.core) == (9, b"core 9")
+
+
+def test_an_event_set_aside_is_replaced_in_the_log(opener: Opener) -> None:
+    store = opener()
+    store.lead("http://one", "1.0")
+    store.append(rows(1, 3), [])
+    store.set_aside(2, event_row(Event(2, 20, Tick()))[2], "it broke the core")
+    assert [type(event.body) for event in tail(store, 0)] == [Hold, Tick, Hold]
+
+
+def test_tokens_are_kept(opener: Opener) -> None:
+    store = opener()
+    store.lead("http://one", "1.0")
+    store.put_token("a", b"first")
+    store.put_token("a", b"changed")
+    store.put_token("b", b"second")
+    assert store.tokens() == [("a", b"changed"), ("b", b"second")]
+
+
+def test_a_full_disk_refuses_a_batch_and_takes_it_when_there_is_room(tmp_path: Path) -> None:
+    store = open_store("", tmp_path)
+    store.lead("http://one", "1.0")
+    store.append(rows(1, 10), [])
+    size = (tmp_path / "log.sqlite-wal").stat().st_size
+    large = [(11, 0, bytes(1 << 20))]
+    with file_size_limit(size + 10_000), pytest.raises(StoreError, match=r"log\.sqlite"):
+        store.append(large, [])
+    assert [row[0] for row in store.events(0, 100)] == list(range(1, 11))
+    store.append(large, [])
+    assert store.events(10, 1)[0][0] == 11
+    store.close()
+
+
+def test_a_damaged_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "log.sqlite").write_bytes(b"this is no database" * 500)
+    with pytest.raises(StoreError, match=r"log\.sqlite: file is not a database"):
+        open_store("", tmp_path)
+
+
+def test_the_log_is_readable_by_its_owner_alone(tmp_path: Path) -> None:
+    open_store("", tmp_path).close()
+    assert (tmp_path / "log.sqlite").stat().st_mode & 0o077 == 0
+
+
+def test_each_commit_of_sqlite_reaches_the_disk(tmp_path: Path) -> None:
+    open_store("", tmp_path).close()
+    with sqlite3.connect(tmp_path / "log.sqlite") as database:
+        assert database.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+
+
+def test_what_is_no_store_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match=r"'mysql://x' is no store"):
+        open_store("mysql://x", tmp_path)
+
+
+def test_a_deposed_leader_cannot_write(postgres_url: str) -> None:
+    from phalanx.control.store_postgres import PostgresStore
+
+    old, new = PostgresStore(postgres_url), PostgresStore(postgres_url, lease_seconds=0.0)
+    first = old.lead("http://old", "1.0").epoch
+    # The old one hangs: it holds its session and its lock, but has not renewed.
+    assert new.lead("http://new", "1.0").epoch == first + 1
+    with pytest.raises(StoreLostError):
+        old.append(rows(1, 1), [])
+    with pytest.raises(StoreLostError):
+        old.renew()
+    new.append(rows(1, 1), [])
+    assert [row[0] for row in new.events(0, 10)] == [1]
+    old.close()
+    new.close()
+
+
+def test_an_epoch_fences_even_a_session_that_lives(postgres_url: str) -> None:
+    import psycopg
+
+    from phalanx.control.store_postgres import PostgresStore
+
+    store = PostgresStore(postgres_url)
+    store.lead("http://one", "1.0")
+    with psycopg.connect(postgres_url, autocommit=True) as session:
+        session.execute("UPDATE leader SET epoch = epoch + 1")
+    with pytest.raises(StoreLostError, match="another server leads"):
+        store.append(rows(100, 100), [])
+    store.close()
+
+
+def test_a_database_that_is_not_there_is_an_error_in_one_line(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="cannot reach PostgreSQL") as found:
+        open_store(f"postgresql:///x?host={tmp_path}", tmp_path)
+    assert "\n" not in str(found.value)
