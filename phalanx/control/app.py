@@ -112,6 +112,8 @@ def _route(server: Server, endpoint: Endpoint) -> Callable[[Request], Awaitable[
         token: Token | None = None
         try:
             token = _authenticate(server, endpoint, request, client)
+            if token is not None:
+                require(token, endpoint.roles)
             call = await _decode(server, endpoint, request, client, token)
             answer = await endpoint.handler(call)
         except (AuthError, ApiError) as error:
@@ -160,7 +162,7 @@ def _authenticate(
 ) -> Token | None:
     now = time.monotonic()
     if not endpoint.roles:
-        _limit(server.client_limit.take(client, now))
+        _limit(server.token_limit.take(client, now))
         return None
     leading = server.leading_or_refuse()
     try:
@@ -170,7 +172,6 @@ def _authenticate(
         raise
     if token.role != "join":  # a whole fleet joins with one token
         _limit(server.token_limit.take(token.id, now))
-    require(token, endpoint.roles)
     return token
 
 

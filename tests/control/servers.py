@@ -187,6 +187,7 @@ class PlayedAgent:
         self.steps_until = 5
         self.step_seconds = 0.05
         self.connected = asyncio.Event()
+        self.times = 0  # it has connected
         self.socket: ClientConnection | None = None
         self._steppers: dict[tuple[int, int], asyncio.Task[None]] = {}
 
@@ -236,6 +237,7 @@ class PlayedAgent:
                 self.agent = Agent(first.node, first.lease_ns, first.heartbeat_ns)
             self.socket = socket
             self.connected.set()
+            self.times += 1
             beating = asyncio.create_task(self._beat())
             try:
                 await self._act(Connected())

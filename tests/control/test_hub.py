@@ -1,0 +1,256 @@
+"""Agents and the server over real sockets: who is let in, and what their gangs do."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import urllib.error
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from websockets.exceptions import InvalidStatus
+
+from phalanx.cluster.messages import Heartbeat
+from tests.control.servers import PlayedAgent, ServerProcess
+
+
+def gang(partition: str) -> dict[str, Any]:
+    """Two nodes of a partition, which only the test that names it has."""
+    spec = {"name": "g", "partition": partition, "gang": {"replicas": 4, "slot_gpus": 2}}
+    return {"spec": spec}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """A server on which tests may lose as many nodes as they like."""
+    folder = tmp_path_factory.mktemp("hub")
+    (folder / "policy.toml").write_text("[health]\nbreaker_least_nodes = 1000\n")
+    with ServerProcess(folder / "state", "--policy", str(folder / "policy.toml")) as running:
+        yield running
+
+
+def play(scenario: Callable[[], Awaitable[None]]) -> None:
+    async def bounded() -> None:
+        async with asyncio.timeout(40):
+            await scenario()
+
+    asyncio.run(bounded())
+
+
+async def agents_of(
+    server: ServerProcess, *names: str, partition: str = "default"
+) -> list[PlayedAgent]:
+    join = (server.state / "join.token").read_text().strip()
+    made = [PlayedAgent([server.url], join, name, partition=partition) for name in names]
+    for agent in made:
+        agent.task = asyncio.create_task(agent.run())  # type: ignore[attr-defined]
+    for agent in made:
+        await agent.connected.wait()
+    return made
+
+
+async def ask(server: ServerProcess, method: str, path: str, body: Any = None) -> Any:
+    status, answer = await asyncio.to_thread(server.call, method, path, body)
+    assert status < 300, answer
+    return answer
+
+
+async def until(server: ServerProcess, path: str, true: Callable[[Any], bool]) -> Any:
+    while True:
+        answer = await ask(server, "GET", path)
+        if true(answer):
+            return answer
+        await asyncio.sleep(0.05)
+
+
+def test_a_gang_forms_runs_and_ends(server: ServerProcess) -> None:
+    async def scenario() -> None:
+        one, two = await agents_of(server, "gang-1", "gang-2", partition="runs")
+        job = (await ask(server, "POST", "/v1/jobs", gang("runs")))["jobs"][0]
+        found = await until(
+            server, f"/v1/jobs/{job}", lambda answer: answer["job"]["state"] == "done"
+        )
+        assert found["job"]["step"] == one.steps_until
+        assert one.started == two.started == [(job, 1)]
+        why = await ask(server, "GET", f"/v1/jobs/{job}/why")
+        assert "did all its steps" in [each["text"] for each in why["history"]]
+        # The log is read from the node that ran the rank, also when the job is over.
+        text = await ask(server, "GET", f"/v1/jobs/{job}/logs?rank=3")
+        assert text == f"job {job} rank 3 says hello\n"
+        one.task.cancel(), two.task.cancel()  # type: ignore[attr-defined]
+
+    play(scenario)
+
+
+def test_a_node_whose_connection_breaks_is_replaced(server: ServerProcess) -> None:
+    async def scenario() -> None:
+        names = ("swap-1", "swap-2", "swap-3")
+        made = await agents_of(server, *names, partition="swap")
+        for agent in made:
+            agent.steps_until = 10_000
+        job = (await ask(server, "POST", "/v1/jobs", gang("swap")))["jobs"][0]
+        running = await until(
+            server, f"/v1/jobs/{job}", lambda answer: answer["job"]["state"] == "running"
+        )
+        victim = next(agent for agent in made if agent.node.name in running["job"]["nodes"])
+        victim.task.cancel()  # type: ignore[attr-defined]
+        began = time.monotonic()
+        again = await until(
+            server,
+            f"/v1/jobs/{job}",
+            lambda answer: (
+                answer["job"]["generation"] > 1
+                and answer["job"]["state"] == "running"
+                and victim.node.name not in answer["job"]["nodes"]
+            ),
+        )
+        assert set(again["job"]["nodes"]) <= set(names)
+        assert time.monotonic() - began < 20
+        await ask(server, "POST", f"/v1/jobs/{job}/cancel")
+        for agent in made:
+            agent.task.cancel()  # type: ignore[attr-defined]
+
+    play(scenario)
+
+
+def test_a_connection_that_is_back_at_once_disturbs_nothing(server: ServerProcess) -> None:
+    async def scenario() -> None:
+        made = await agents_of(server, "blink-1", "blink-2", partition="blink")
+        for agent in made:
+            agent.steps_until = 10_000
+        job = (await ask(server, "POST", "/v1/jobs", gang("blink")))["jobs"][0]
+        path = f"/v1/jobs/{job}"
+        await until(server, path, lambda answer: answer["job"]["state"] == "running")
+        assert made[0].socket is not None
+        await made[0].socket.close()
+        while made[0].times < 2:
+            await asyncio.sleep(0.02)
+        await asyncio.sleep(1.5)  # longer than the server waits for it
+        found = await ask(server, "GET", path)
+        assert found["job"]["generation"] == 1 and found["job"]["state"] == "running"
+        await ask(server, "POST", f"{path}/cancel")
+        for agent in made:
+            agent.task.cancel()  # type: ignore[attr-defined]
+
+    play(scenario)
+
+
+def test_another_version_is_refused_with_both_versions(server: ServerProcess) -> None:
+    async def scenario() -> None:
+        join = (server.state / "join.token").read_text().strip()
+        old = PlayedAgent([server.url], join, "old")
+        old.version = "9.9.9"
+        await old.once(server.url)
+        assert old.rejected[0].code == "version" and not old.rejected[0].retry
+        assert "9.9.9" in old.rejected[0].message and "phalanx 0." in old.rejected[0].message
+        strange = PlayedAgent([server.url], join, "strange")
+        strange.protocol = 99
+        await strange.once(server.url)
+        assert "protocol 99" in strange.rejected[0].message
+        assert "protocol 1" in strange.rejected[0].message
+
+    play(scenario)
+
+
+def test_the_second_of_two_agents_with_one_name_is_refused(server: ServerProcess) -> None:
+    async def scenario() -> None:
+        (first,) = await agents_of(server, "twin")
+        second = PlayedAgent([server.url], first.join_token, "twin")
+        second.machine = "another-machine"
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            await second.join(server.url)
+        assert refused.value.code == 409
+        assert b"another machine is connected as twin" in refused.value.read()
+        stolen = PlayedAgent([server.url], first.join_token, "twin")
+        stolen.token, stolen.machine = first.token, "another-machine"
+        await stolen.once(server.url)
+        assert stolen.rejected[0].code == "wrong_node"
+        assert first.connected.is_set()
+        first.task.cancel()  # type: ignore[attr-defined]
+
+    play(scenario)
+
+
+def test_wrong_and_expired_join_tokens_are_refused_in_words(server: ServerProcess) -> None:
+    async def scenario() -> None:
+        expired = await asyncio.to_thread(server.token, "agent", "late", hours=1e-7)
+        for token, words in ((expired, b"join token expired"), ("phx_join_x", b"not known here")):
+            agent = PlayedAgent([server.url], token, "nobody")
+            with pytest.raises(urllib.error.HTTPError) as refused:
+                await agent.join(server.url)
+            assert refused.value.code == 401 and words in refused.value.read()
+        agent.token = "phx_agent_x"
+        with pytest.raises(InvalidStatus) as closed:
+            await agent.once(server.url)
+        assert closed.value.response.status_code == 401
+
+    play(scenario)
+
+
+def test_a_clock_that_is_hours_off_does_no_harm_and_is_reported(server: ServerProcess) -> None:
+    async def scenario() -> None:
+        join = (server.state / "join.token").read_text().strip()
+        agent = PlayedAgent([server.url], join, "skewed")
+        agent.clock_skew_ns = 7 * 3600 * 10**9
+        task = asyncio.create_task(agent.run())
+        await agent.connected.wait()
+        node = (await ask(server, "GET", "/v1/nodes/skewed"))["node"]
+        assert node["state"] == "healthy"
+        assert 7 * 3600 - 60 < node["clock_skew_seconds"] < 7 * 3600 + 60
+        assert "the clock of skewed is 25" in server.output()
+        task.cancel()
+
+    play(scenario)
+
+
+def test_an_agent_cannot_speak_for_another_node(server: ServerProcess) -> None:
+    async def scenario() -> None:
+        honest, liar = await agents_of(server, "honest", "liar")
+        assert honest.agent is not None
+        await liar._send(Heartbeat(node=honest.agent.node, incarnation=0))
+        while not liar.rejected:
+            await asyncio.sleep(0.02)
+        assert liar.rejected[0].code == "wrong_node"
+        assert honest.connected.is_set()
+        for agent in (honest, liar):
+            agent.task.cancel()  # type: ignore[attr-defined]
+
+    play(scenario)
+
+
+def test_garbage_from_an_agent_ends_its_connection_and_nothing_else(
+    server: ServerProcess,
+) -> None:
+    async def scenario() -> None:
+        (agent,) = await agents_of(server, "noisy")
+        assert agent.socket is not None
+        await agent.socket.send(b"\xc1 this is not msgpack")
+        while not agent.rejected:
+            await asyncio.sleep(0.02)
+        assert agent.rejected[0].code == "protocol"
+        assert (await ask(server, "GET", "/v1/status"))["leader"]
+        agent.task.cancel()  # type: ignore[attr-defined]
+
+    play(scenario)
+
+
+def test_an_agent_that_falls_silent_is_given_up(tmp_path: Path) -> None:
+    policy = tmp_path / "policy.toml"
+    policy.write_text(
+        "[timeouts]\nheartbeat_ns = 200000000\nmissed_heartbeats = 2\nround_trip_ns = 100000000\n"
+    )
+
+    async def scenario(server: ServerProcess) -> None:
+        (agent,) = await agents_of(server, "mute")
+        agent._beat = lambda: asyncio.sleep(3600)  # type: ignore[method-assign]
+        assert agent.socket is not None
+        await agent.socket.close()
+        while agent.times < 2:  # connected again, without heartbeats
+            await asyncio.sleep(0.02)
+        await until(server, "/v1/nodes/mute", lambda a: a["node"]["state"] != "healthy")
+        agent.task.cancel()  # type: ignore[attr-defined]
+
+    with ServerProcess(tmp_path / "server", "--policy", str(policy)) as server:
+        play(lambda: scenario(server))
