@@ -40,6 +40,7 @@ MOST_BATCH = 2_000
 MOST_WAITING = 200_000  # facts that may wait for a store that does not answer
 SNAPSHOT_EVENTS = 20_000
 RETRY_SECONDS = 0.5
+OVER = "this server has stopped leading; ask again"
 SLICE_SECONDS = 0.02  # of handling events before sockets get their turn
 
 
@@ -76,6 +77,8 @@ class Controller:
         self._store = store
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="store")
         self._waiting: list[Waiting] = []
+        self._in_hand: list[Waiting] = []  # the batch that is being stored or handled
+        self._over = False
         self._in_flight: dict[str, asyncio.Future[Outcome]] = {}
         self._given: list[CommandRow] = []  # commands that the next transaction stores
         self._wake = asyncio.Event()
@@ -90,6 +93,8 @@ class Controller:
 
     async def order(self, body: EventBody, request: str = "") -> Outcome:
         """Has a person's order stored and handled. The same request is done only once."""
+        if self._over:
+            raise UnavailableError(OVER)
         if request:
             known = self.memory.answers.get(request)
             if known is not None:
@@ -120,11 +125,12 @@ class Controller:
         try:
             while True:
                 await self._wait()
-                batch = self._next_batch()
-                if batch:
-                    await self._process(batch)
+                self._in_hand = self._next_batch()
+                if self._in_hand:
+                    await self._process(self._in_hand)
         finally:
-            self._refuse(self._waiting, "this server has stopped leading")
+            self._over = True
+            self._refuse([*self._in_hand, *self._waiting], OVER)
 
     async def snapshot(self) -> None:
         """Stores the state, so that a restart replays little."""

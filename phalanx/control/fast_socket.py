@@ -40,6 +40,12 @@ class FastSocket(WebSocketsSansIOProtocol):
         else:
             super().handle_bytes(event)
 
+    async def send(self, message: Any) -> None:
+        """As usual; a handshake that was refused with an answer is over, too."""
+        await super().send(message)
+        if message["type"] == "websocket.http.response.body":
+            self.handshake_complete = True
+
     def write(self, framed: bytes) -> int:
         """Sends a frame as it is; returns the bytes that wait for the peer."""
         if not self.transport.is_closing() and not self.close_sent:

@@ -38,6 +38,7 @@ from phalanx.cluster.messages import (
     Wake,
     WorkerDrain,
     WorkerForm,
+    WorkerGo,
     WorkerLeft,
     WorkerRestore,
     WorkerUp,
@@ -189,6 +190,7 @@ class PlayedAgent:
         self.connected = asyncio.Event()
         self.times = 0  # it has connected
         self.socket: ClientConnection | None = None
+        self._restored: dict[tuple[int, int], int] = {}
         self._steppers: dict[tuple[int, int], asyncio.Task[None]] = {}
 
     async def run(self) -> None:
@@ -288,13 +290,16 @@ class PlayedAgent:
                 self.started.append((job, generation))
                 return [WorkerUp(job=job, generation=generation, rank=rank) for rank in ranks]
             case WorkerRestore(job=job, generation=generation, step=step, source=source):
-                ranks = self._ranks(job)
-                task = asyncio.ensure_future(self._steps(job, generation, ranks, step))
-                self._steppers[job, generation] = task
+                self._restored[job, generation] = step
                 return [
                     Restored(job=job, generation=generation, rank=rank, step=step, source=source)
-                    for rank in ranks
+                    for rank in self._ranks(job)
                 ]
+            case WorkerGo(job=job, generation=generation):
+                first = self._restored[job, generation]
+                if (job, generation) not in self._steppers:
+                    steps = self._steps(job, generation, self._ranks(job), first)
+                    self._steppers[job, generation] = asyncio.ensure_future(steps)
             case WorkerDrain(job=job, generation=generation):
                 return [
                     WorkerLeft(job=job, generation=generation, rank=rank, step=1)
