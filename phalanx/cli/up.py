@@ -35,6 +35,9 @@ def start(
     ] = None,
     tls_cert: Annotated[Path | None, typer.Option(help="Certificate chain, PEM.")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="Its key, PEM.")] = None,
+    requests_per_second: Annotated[
+        float, typer.Option(min=0, help="Of one token, in the long run; 0: no limit.")
+    ] = 100.0,
     json: Json = False,
 ) -> None:
     """Start the server: controller, API and page on one port."""
@@ -64,6 +67,8 @@ def start(
             policy=read_policy(policy) if policy else None,
             tls_cert=tls_cert,
             tls_key=tls_key,
+            requests_per_second=requests_per_second,
+            failures_per_second=5.0 if requests_per_second else 0.0,
         )
 
     try:

@@ -136,7 +136,7 @@ class TokenIn(In, frozen=True):
     name: Word
     role: Role
     team: Annotated[str, Meta(pattern=r"^[A-Za-z0-9._@-]{0,128}$")] = ""
-    hours: Annotated[float, Meta(ge=0, le=1_000_000)] = 0.0  # 0: never expires; join: 24
+    hours: Annotated[float, Meta(ge=0, le=100_000)] = 0.0  # 0: never expires; join: 24
 
 
 # Answers.

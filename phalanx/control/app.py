@@ -63,16 +63,26 @@ def make_app(server: Server) -> ASGIApp:
 
 
 def _people_app(server: Server) -> Starlette:
-    routes: list[BaseRoute] = [
-        Route(each.path, _route(server, each), methods=[each.method]) for each in _merged(server)
-    ]
+    by_path: dict[str, dict[str, Endpoint]] = {}
+    for each in [*ENDPOINTS, *public_endpoints()]:
+        by_path.setdefault(each.path, {})[each.method] = each
+    routes: list[BaseRoute] = [_Resource(server, path, known) for path, known in by_path.items()]
     routes += page.routes()
     routes.append(WebSocketRoute("/v1/live", lambda socket: serve_live(server, socket)))
     return Starlette(routes=routes, exception_handlers={HTTPException: _http, Exception: _bug})
 
 
-def _merged(server: Server) -> list[Endpoint]:
-    return [*ENDPOINTS, *public_endpoints()]
+class _Resource(Route):
+    """One path with all its methods, and no others: not even HEAD, which the document lacks."""
+
+    def __init__(self, server: Server, path: str, known: dict[str, Endpoint]) -> None:
+        handlers = {method: _route(server, endpoint) for method, endpoint in known.items()}
+
+        async def handle(request: Request) -> Any:
+            return await handlers[request.method](request)
+
+        super().__init__(path, handle, methods=list(known))
+        self.methods = set(known)
 
 
 def public_endpoints() -> list[Endpoint]:
@@ -184,8 +194,8 @@ def _limit(wait_seconds: float) -> None:
 async def _decode(
     server: Server, endpoint: Endpoint, request: Request, client: str, token: Token | None
 ) -> Call:
-    key = request.headers.get("idempotency-key", "")
-    if key and not KEY.fullmatch(key):
+    key = request.headers.get("idempotency-key")
+    if key is not None and not KEY.fullmatch(key):
         raise ApiError(400, "bad_request", "Idempotency-Key: 1 to 128 letters, digits, . _ -")
     try:
         path = _convert(endpoint.params, request.path_params)
@@ -196,7 +206,7 @@ async def _decode(
             kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
             if kind != "application/json":
                 raise ApiError(415, "not_json", "send JSON: Content-Type: application/json")
-            body = msgspec.json.decode(data, type=endpoint.body)
+            body = _body(data, endpoint.body)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
         raise ApiError(400, "bad_request", str(error)) from None
     return Call(
@@ -207,8 +217,24 @@ async def _decode(
         query=query,
         body=body,
         client=client,
-        key=key,
+        key=key or "",
     )
+
+
+def _body(data: bytes, kind: Any) -> Any:
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except msgspec.ValidationError:
+        # 3.0 is an integer in JSON Schema, and some languages know no other numbers.
+        return msgspec.convert(_whole(msgspec.json.decode(data)), kind)
+
+
+def _whole(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _whole(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_whole(each) for each in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _query(endpoint: Endpoint, request: Request) -> Any:
