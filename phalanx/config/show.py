@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -36,10 +37,15 @@ def _lines(section: Section, name: str) -> Iterator[str]:
 def _plain(values: dict[str, Any], tables: dict[str, Any]) -> Iterator[str]:
     for field, value in values.items():
         if isinstance(value, dict) and field not in tables:
-            inside = ", ".join(f"{key} = {written(entry)}" for key, entry in value.items())
+            inside = ", ".join(f"{_key(key)} = {written(entry)}" for key, entry in value.items())
             yield f"{field} = {{ {inside} }}" if inside else f"{field} = {{}}"
         elif field not in tables:
             yield f"{field} = {written(value)}"
+
+
+def _key(name: str) -> str:
+    """A key as TOML wants it: in quotes where it is not a plain word."""
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else written(name)
 
 
 def _is_tables(value: object) -> bool:

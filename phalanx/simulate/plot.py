@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 BINS = 240
+LEAST_SHOWN = 5e-5
 INK, SOFT = "#22303a", "#9aa7b0"
 # Work first, then what steps lose, then failures, then GPUs that do nothing.
 COLOURS = {
@@ -80,17 +81,17 @@ def _figure(
 
 
 def _over_time(axes: Axes, timeline: Timeline, times: list[float]) -> None:
-    names = [name for name in COLOURS if any(share.get(name, 0) > 0 for share in timeline.shares)]
+    names = [name for name in COLOURS if _seen(name, timeline)]
     rows = [[100 * share.get(name, 0.0) for share in timeline.shares] for name in names]
     width = timeline.days[0] if timeline.days else 1.0
-    left = [day - width for day in timeline.days]
-    bottom = [0.0] * len(left)
-    for name, row in zip(names, rows, strict=True):
-        axes.bar(
-            left, row, width=width, bottom=bottom, align="edge", color=COLOURS[name],
-            label=name.replace("_", " "), linewidth=0,
-        )  # fmt: skip
-        bottom = [below + value for below, value in zip(bottom, row, strict=True)]
+    axes.stackplot(
+        [0.0, *timeline.days],
+        [[row[0], *row] for row in rows],
+        colors=[COLOURS[name] for name in names],
+        labels=[name.replace("_", " ") for name in names],
+        step="pre",
+        linewidth=0,
+    )
     axes.plot(times, [101.5] * len(times), "|", color=COLOURS["restart"], ms=6, mew=0.6)
     axes.text(0, 103, "interruptions", fontsize=8, color=COLOURS["restart"], va="bottom")
     axes.set_xlim(0, timeline.days[-1] if timeline.days else 1)
@@ -102,6 +103,10 @@ def _over_time(axes: Axes, timeline: Timeline, times: list[float]) -> None:
     axes.legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
 
 
+def _seen(name: str, timeline: Timeline) -> bool:
+    return any(share.get(name, 0.0) >= LEAST_SHOWN for share in timeline.shares)
+
+
 def _floor(rows: list[list[float]], names: list[str]) -> float:
     """Where the axis begins: a band of work that never changes tells nothing."""
     if not rows or names[0] != "productive":
@@ -110,7 +115,8 @@ def _floor(rows: list[list[float]], names: list[str]) -> float:
 
 
 def _waterfall(axes: Axes, result: SeedResult) -> None:
-    parts = [(name, result.buckets[name]) for name in COLOURS if result.buckets.get(name, 0) > 0]
+    shares = ((name, result.buckets.get(name, 0.0)) for name in COLOURS)
+    parts = [(name, share) for name, share in shares if share >= LEAST_SHOWN]
     start = 0.0
     for row, (name, share) in enumerate(parts):
         axes.barh(row, 100 * share, left=100 * start, color=COLOURS[name], height=0.7)

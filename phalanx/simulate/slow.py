@@ -23,6 +23,7 @@ class SlowNodes:
         self._rail_times = world.draws.stream("rail", "time")
         self._rail_each = world.draws.stream("rail", "each")
         self._storage = world.draws.stream("storage")
+        self._causes: dict[int, str] = {}
         self._number = 0
         self.found = 0
 
@@ -42,6 +43,10 @@ class SlowNodes:
         gang = set(nodes)
         return max((ppm for node, ppm in self._slow.items() if node in gang), default=0)
 
+    def cause(self, node: int) -> str:
+        """What a check finds slow about a node; "": nothing."""
+        return self._causes.get(node, "") if node in self._slow else ""
+
     def _plan_slow(self) -> None:
         if self._slow_per_day:
             delay = self._times.exponential(DAY_NS / self._slow_per_day)
@@ -59,6 +64,7 @@ class SlowNodes:
         excess = round((faults.slow_factor - 1) * 1e6)
         length = luck.exponential(faults.slow_minutes * 60e9)
         self._set(node, excess)
+        self._causes[node] = "slow_network" if network else "slow_compute"
         self.world.agenda.after(int(length), self._recovers, node)
         part = "communication" if network else "compute"
         for job in self.world.jobs_on([node]):
@@ -122,6 +128,7 @@ class SlowNodes:
             return
         exposed = self.world.scenario.job.exposed_share
         self._set(node, max(1, round(exposed * 1e6 / (rails - 1))))
+        self._causes[node] = "nic"
         delay = ns(self.world.scenario.detection.exit_seconds)
         error = fact.DeviceError(node=node, cause="nic", rail=rail)
         self.world.agenda.after(delay, self.world.tell, error)

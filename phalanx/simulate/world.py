@@ -177,10 +177,14 @@ class World:
         incident = self.broken.get(node)
         if incident is not None and incident.symptom in ("silent", "cut"):
             return  # it cannot answer; the core's deadline says so
-        passed = incident is None
-        if incident is not None:
-            passed = self._checks_luck.chance(self.scenario.repair.missed_share)
-        cause = "" if passed or incident is None else incident.cause
+        cause = incident.cause if incident is not None else self.slow.cause(node)
+        passed = not cause or self._checks_luck.chance(self.scenario.repair.missed_share)
         self.tell(
-            fact.CheckResult(node=node, check=check, passed=passed, command=command, cause=cause)
+            fact.CheckResult(
+                node=node,
+                check=check,
+                passed=passed,
+                command=command,
+                cause="" if passed else cause,
+            )
         )

@@ -1,0 +1,126 @@
+"""``phalanx simulate`` as a user meets it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+from typer.testing import CliRunner, Result
+
+from phalanx.cli.app import app
+from phalanx.simulate.load import load_scenario, scenario_names
+
+SMALL = ["--days", "2", "--gpus", "512", "--set", "faults.per_1000_node_days=100"]
+
+
+def simulate(*args: str) -> Result:
+    return CliRunner().invoke(app, ["simulate", *args])
+
+
+def test_the_five_scenarios_are_there_and_load() -> None:
+    assert {"llama3-54d", "100k-1t", "rsc-11mo", "multi-tenant", "chaos"} <= set(scenario_names())
+    for name in scenario_names():
+        assert load_scenario(name).about
+    assert "llama3-54d" in simulate("list").stdout
+
+
+def test_json_has_the_promised_form() -> None:
+    done = simulate("llama3-54d", *SMALL, "--seeds", "3:5", "--json")
+    assert done.exit_code == 0
+    report = msgspec.json.decode(done.stdout)
+    assert [one["seed"] for one in report["seeds"]] == [3, 4]
+    wanted = {"seed", "interruptions", "ettr", "goodput", "violations", "wall_seconds"}
+    for one in report["seeds"]:
+        assert wanted <= one.keys()
+        assert 0 < one["ettr"] < 1 and one["violations"] == 0
+        assert sum(one["buckets"].values()) == pytest.approx(1)
+    assert report["summary"]["seeds"] == 2
+    assert report["summary"]["mean"].keys() >= {"interruptions", "ettr", "goodput"}
+
+
+def test_the_text_shows_seeds_mean_and_buckets() -> None:
+    done = simulate("llama3-54d", *SMALL, "--seeds", "0:2")
+    assert done.exit_code == 0
+    for word in ("mean", "ETTR", "productive", "restart", "no violations"):
+        assert word in done.stdout
+
+
+def test_a_picture_is_drawn(tmp_path: Path) -> None:
+    for name in ("run.png", "run.html"):
+        done = simulate("llama3-54d", *SMALL, "--plot", str(tmp_path / name))
+        assert done.exit_code == 0, done.output
+        assert (tmp_path / name).stat().st_size > 20_000
+    assert "What interrupted jobs" in (tmp_path / "run.html").read_text()
+
+
+def test_replay_tells_what_happened() -> None:
+    done = simulate("llama3-54d", *SMALL, "--replay", "1")
+    assert done.exit_code == 0
+    assert "-> Form" in done.stdout and "GangReady" in done.stdout
+    assert "no violation in seed 1" in done.stdout
+
+
+def test_compare_puts_variants_side_by_side() -> None:
+    variant = ["--with", "slow: restart.seconds=900, fleet.spare_nodes=0"]
+    done = simulate("compare", "llama3-54d", *SMALL, *variant, "--json")
+    assert done.exit_code == 0
+    found = msgspec.json.decode(done.stdout)["variants"]
+    assert found["slow"]["mean"]["ettr"] < found["llama3-54d"]["mean"]["ettr"]
+
+
+def test_every_key_is_explained_and_shown() -> None:
+    done = simulate("keys", "restart")
+    assert "restart.seconds" in done.stdout and "default" in done.stdout
+    shown = simulate("show", "100k-1t", "--set", "repair.hours=7")
+    assert "hours = 7" in shown.stdout
+    listed = simulate("faults").stdout
+    assert "llama3" in listed and "failover" in listed
+
+
+def test_a_scenario_shown_is_a_scenario_that_loads(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    for name in scenario_names():
+        path.write_text(simulate("show", name).stdout)
+        assert load_scenario(str(path)) == load_scenario(name)
+
+
+@pytest.mark.parametrize(
+    ("args", "told"),
+    [
+        (["lama3-54d"], 'did you mean "llama3-54d"'),
+        (["llama3-54d", "--set", "restart.secnds=3"], "seconds"),
+        (["llama3-54d", "--set", "faults.per_1000_node_days=-1"], "faults.per_1000_node_days"),
+        (["llama3-54d", "--set", "days=0"], "days"),
+        (["llama3-54d", "--days", "-3"], "days"),
+        (["llama3-54d", "--gpus", "1001"], "try 1000"),
+        (["llama3-54d", "--set", "faults.model=lama3"], "llama3"),
+        (["llama3-54d", "--set", "faults.causes.hbm=3"], "hbm_ecc"),
+        (["llama3-54d", "--set", "nonsense"], "key=value"),
+        (["llama3-54d", "--seeds", "5"], "A:B"),
+        (["llama3-54d", "--seeds", "5:5"], "A:B"),
+        (["llama3-54d", "--plot", "x.bmp"], "png"),
+        (["chaos", "--set", 'chaos.kinds=["node_crsh"]'], "node_crash"),
+        (["missing.toml"], "no such file"),
+        (["compare", "llama3-54d", "--with", "no colon"], "KEY=VALUE"),
+        (["compare", "chaos"], "--with"),
+        (["llama3-54d", "--set", "job.least_replicas=5000"], "least_replicas"),
+    ],
+)
+def test_bad_input_is_refused_with_the_nearest_fix(args: list[str], told: str) -> None:
+    done = simulate(*args)
+    assert done.exit_code == 2, done.output
+    assert told in done.stderr
+    assert "Traceback" not in done.output
+
+
+def test_the_command_starts_without_torch() -> None:
+    code = (
+        "import sys; from typer.testing import CliRunner; from phalanx.cli.app import app; "
+        "r = CliRunner().invoke(app, ['simulate', 'multi-tenant', '--days', '0.05']); "
+        "print(r.exit_code, 'torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["0", "False"]

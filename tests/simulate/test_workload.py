@@ -1,0 +1,92 @@
+"""Workloads: a generated mix like the published ones, and recorded traces."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from phalanx.config import ConfigError
+from phalanx.simulate.draws import Draws
+from phalanx.simulate.load import load_scenario
+from phalanx.simulate.workload import Submission, submissions
+
+
+def asked(jobs: list[Submission]) -> list[tuple[int, float]]:
+    return [
+        (spec.gang.gpus(spec.gang.replicas), spec.expected.steps * spec.expected.step_ns / 1e9)
+        for _, spec in jobs
+    ]
+
+
+def test_most_jobs_are_small_and_few_large_ones_use_most_of_the_time() -> None:
+    jobs = submissions(load_scenario("multi-tenant", ["days=20"]), Draws(1))
+    rows = asked(jobs)
+    small = sum(gpus == 1 for gpus, _ in rows) / len(rows)
+    total = sum(gpus * seconds for gpus, seconds in rows)
+    large = sum(gpus * seconds for gpus, seconds in rows if gpus >= 64) / total
+    assert 0.4 < small < 0.6
+    assert large > 0.5
+
+
+def test_the_load_is_the_one_that_was_asked_for() -> None:
+    scenario = load_scenario("multi-tenant", ["days=20", "workload.utilisation=0.7"])
+    total = sum(gpus * seconds for gpus, seconds in asked(submissions(scenario, Draws(2))))
+    assert total / (scenario.fleet.gpus * 20 * 86400) == pytest.approx(0.7, abs=0.02)
+
+
+def test_jobs_come_at_the_rate_given_and_less_at_night() -> None:
+    scenario = load_scenario("multi-tenant", ["days=70", "workload.jobs_per_day=400"])
+    jobs = submissions(scenario, Draws(3))
+    assert len(jobs) == pytest.approx(70 * 400, rel=0.05)
+    hours = [int(time / 3.6e12) % 24 for time, _ in jobs]
+    assert hours.count(3) < 0.7 * hours.count(15)
+
+
+def test_another_rate_of_faults_does_not_change_the_jobs() -> None:
+    calm = submissions(load_scenario("multi-tenant"), Draws(5))
+    wild = submissions(load_scenario("multi-tenant", ["faults.per_1000_node_days=90"]), Draws(5))
+    assert calm == wild
+
+
+TRACE = """job_id,user,gpu_num,submit_time,duration,queue
+a,u1,8,2023-05-01 08:00:00,3600,vc1
+b,u2,0,2023-05-01 08:00:10,100,vc1
+c,u3,64,2023-05-01 09:00:00,7200,vc2
+"""
+
+
+def test_a_recorded_trace_becomes_submissions(tmp_path: Path) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text(TRACE)
+    scenario = load_scenario(
+        "multi-tenant", ["workload.kind=csv", f"workload.file={path}", "days=1"]
+    )
+    jobs = submissions(scenario, Draws(0))
+    assert asked(jobs) == [(8, 3600.0), (64, 7200.0)]
+    assert [time for time, _ in jobs] == [0, 3600 * 10**9]
+    assert [spec.team for _, spec in jobs] == ["vc1", "vc2"]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("gpu_num,duration\n8,100\n", "submit"),
+        ("submit_time,gpu_num,duration\n0,eight,100\n", "trace.csv:2"),
+        ("submit_time,gpu_num,duration\n0,0,100\n", "no GPU job"),
+    ],
+)
+def test_a_trace_that_cannot_be_used_is_refused(tmp_path: Path, text: str, told: str) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text(text)
+    scenario = load_scenario("multi-tenant", ["workload.kind=csv", f"workload.file={path}"])
+    with pytest.raises(ConfigError, match=told):
+        submissions(scenario, Draws(0))
+
+
+def test_a_trace_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    scenario = load_scenario(
+        "multi-tenant", ["workload.kind=csv", f"workload.file={tmp_path / 'no.csv'}"]
+    )
+    with pytest.raises(ConfigError, match="no such file"):
+        submissions(scenario, Draws(0))

@@ -1,0 +1,164 @@
+"""The physics comes from the parameters: rates, times and costs move the result as they must."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from phalanx.plan.failures import linear_goodput
+from phalanx.simulate.incidents import expected_interruptions
+from phalanx.simulate.load import load_scenario
+from phalanx.simulate.result import SeedResult
+from phalanx.simulate.runner import played, run_seed, run_seeds
+
+# One job of 1,024 GPUs that fails about five times a day, on a fleet with enough spares.
+PLAIN = [
+    "fleet.gpus=1024",
+    "fleet.spare_nodes=16",
+    "days=20",
+    "faults.per_1000_node_days=40",
+    "faults.planned_per_day=0",
+    "restart.spread=0",
+    "restart.seconds=200",
+    "detection.seconds=30",
+    "checkpoint.interval_seconds=600",
+    "checkpoint.stall_seconds=5",
+    "checkpoint.flush_seconds=0",
+    "repair.hours=4",
+    "faults.causes.silent_corruption=0",
+]
+
+
+def run(*changes: str, seed: int = 0) -> SeedResult:
+    result = run_seed(load_scenario("llama3-54d", [*PLAIN, *changes]), seed)
+    assert not result.found
+    return result
+
+
+@pytest.fixture(scope="module")
+def plain() -> SeedResult:
+    return run()
+
+
+def test_interruptions_come_as_often_as_the_rates_say() -> None:
+    scenario = load_scenario("llama3-54d", PLAIN)
+    report = run_seeds(scenario, range(6))
+    expected = expected_interruptions(scenario)
+    for one in report.seeds:
+        assert abs(one.interruptions - expected) < 4 * math.sqrt(expected)
+    mean = report.summary.mean["interruptions"]
+    assert abs(mean - expected) < 3 * math.sqrt(expected / 6)
+
+
+def test_effective_time_agrees_with_the_formula_where_its_assumptions_hold() -> None:
+    scenario = load_scenario("llama3-54d", PLAIN)
+    report = run_seeds(scenario, range(6))
+    # The formula with the number of faults that there were, not the one expected.
+    mtbf = scenario.days * 86400 / report.summary.mean["interruptions"]
+    formula = linear_goodput(mtbf, interval=600, stall=5, recovery=230)
+    assert math.isclose(report.summary.mean["ettr"], formula, abs_tol=0.004)
+
+
+def test_without_faults_only_checkpoints_and_the_first_start_cost_anything() -> None:
+    result = run("faults.per_1000_node_days=0")
+    assert result.interruptions == 0 and result.formations == 1
+    steps_between = round(600 / 6.3)
+    stalls = 5 / (steps_between * 6.3 + 5)
+    start = 200 / (20 * 86400)
+    assert math.isclose(result.ettr, 1 - stalls - start, abs_tol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("change", "worse"),
+    [
+        ("faults.per_1000_node_days=80", True),
+        ("restart.seconds=600", True),
+        ("detection.seconds=120", True),
+        ("checkpoint.interval_seconds=3600", True),
+        ("checkpoint.stall_seconds=40", True),
+        ("checkpoint.flush_seconds=400", True),
+        ("restart.seconds=20", False),
+        ("detection.seconds=0", False),
+        ("checkpoint.stall_seconds=0", False),
+        ("checkpoint.memory_steps=1", False),
+    ],
+)
+def test_every_time_and_cost_moves_effective_time(
+    plain: SeedResult, change: str, worse: bool
+) -> None:
+    changed = run(change)
+    assert (changed.ettr < plain.ettr - 0.001) == worse
+    assert (changed.ettr > plain.ettr + 0.001) != worse
+
+
+def test_policies_meet_the_same_faults(plain: SeedResult) -> None:
+    slow = run("restart.seconds=600", "checkpoint.interval_seconds=1800")
+    # Hits differ only where another node stands in the gang at the time.
+    assert abs(slow.interruptions - plain.interruptions) <= 3
+
+
+def test_without_spares_a_rigid_job_waits_for_repairs() -> None:
+    with_spares, without = run(), run("fleet.spare_nodes=0")
+    assert without.goodput < with_spares.goodput - 0.2
+
+
+def test_an_elastic_job_shrinks_instead_of_waiting() -> None:
+    shape = ("fleet.spare_nodes=0", "job.pipeline=2")
+    rigid = run(*shape)
+    elastic = run(*shape, "job.least_replicas=48")
+    assert elastic.goodput > rigid.goodput + 0.2
+    assert elastic.rungs.get("shrink", 0) > 0 and elastic.rungs.get("grow", 0) > 0
+
+
+def test_longer_repairs_use_more_spares() -> None:
+    short, long = run("repair.hours=1"), run("repair.hours=24")
+    assert long.buckets["quarantined"] > 3 * short.buckets["quarantined"]
+
+
+def test_slow_nodes_cost_straggler_time_until_they_are_found() -> None:
+    common = ("faults.per_1000_node_days=0", "faults.slow_per_1000_node_days=50")
+    found_late = run(*common, "detection.slow_steps=200")
+    found_soon = run(*common, "detection.slow_steps=5")
+    assert found_late.buckets["straggler"] > 1.2 * found_soon.buckets["straggler"] > 0
+
+
+def test_a_brownout_of_storage_delays_what_needs_it() -> None:
+    dark = run("faults.storage_per_day=20", "faults.storage_minutes=30")
+    assert dark.ettr < run().ettr - 0.01
+
+
+def test_corruption_takes_steps_back_and_the_culprit_out() -> None:
+    common = ("faults.per_1000_node_days=0", "faults.causes.silent_corruption=20")
+    result = run(*common)
+    assert result.by_cause.keys() == {"silent_corruption"}
+    assert result.buckets["recompute"] > 0
+
+
+def test_a_seed_is_played_again_to_the_same_end() -> None:
+    scenario = load_scenario("multi-tenant", ["days=0.5", "fleet.gpus=256"])
+    first, again = played(scenario, 3), played(scenario, 3)
+    assert first[1].core.snapshot() == again[1].core.snapshot()
+    assert first[0].events == again[0].events
+
+
+def test_the_log_of_a_long_run_replays_to_the_same_state() -> None:
+    from phalanx.simulate.invariants import Invariants
+    from phalanx.simulate.workload import submissions
+    from phalanx.simulate.world import World
+
+    scenario = load_scenario("llama3-54d", [*PLAIN, "days=10"])
+    world = World(scenario, 1)
+    world.checks = world.driver.checks = Invariants(world.core, 100, 150)
+    world.run(submissions(scenario, world.draws))
+    world.checks.replay()
+    assert world.driver.events > 600
+    assert world.checks.found == []
+
+
+def test_many_jobs_share_a_fleet_without_violations() -> None:
+    scenario = load_scenario("multi-tenant", ["days=1", "fleet.gpus=512"])
+    result = run_seed(scenario, 1)
+    assert result.violations == 0
+    assert result.jobs_done > 0.7 * result.jobs
+    assert result.jobs_failed > 0  # users make mistakes
