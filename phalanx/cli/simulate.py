@@ -158,13 +158,18 @@ def show(
     gpus: Gpus = None,
     days: Days = None,
     overrides: Set = None,
+    json: Json = False,
 ) -> None:
     """A scenario as the TOML file that it is, every key with its value."""
     from phalanx.config import to_toml
     from phalanx.simulate.load import load_scenario
 
-    with refused_in_words():
-        print(to_toml(load_scenario(scenario, _changes(gpus, days, overrides))), end="")
+    with refused_in_words(json):
+        chosen = load_scenario(scenario, _changes(gpus, days, overrides))
+    if json:
+        print_json(chosen)
+    else:
+        print(to_toml(chosen), end="")
 
 
 @app.command()

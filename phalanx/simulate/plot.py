@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import io
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from phalanx.cluster.policy import DAY_NS
-from phalanx.config.errors import ConfigError
+from phalanx.plan.plot import INK, new_figure, plain, write
 from phalanx.plan.quantities import duration
 from phalanx.simulate.result import SeedResult
 from phalanx.simulate.runner import played
@@ -21,7 +19,6 @@ if TYPE_CHECKING:
 
 BINS = 240
 LEAST_SHOWN = 5e-5
-INK, SOFT = "#22303a", "#9aa7b0"
 # Work first, then what steps lose, then failures, then GPUs that do nothing.
 COLOURS = {
     "productive": "#2f6f8f",
@@ -44,39 +41,27 @@ def draw_seed(scenario: Scenario, seed: int, path: Path) -> None:
     """Plays a seed and draws it."""
     result, world, timeline = played(scenario, seed, bins=BINS)
     times = [time_ns / DAY_NS for time_ns, _, _ in world.record.interruptions]
-    figure = _figure(scenario, result, timeline, times)
-    if path.suffix.lower() == ".html":
-        text = io.StringIO()
-        figure.savefig(text, format="svg", bbox_inches="tight")
-        path.write_text(_page(scenario, result, text.getvalue()), encoding="utf-8")
-    else:
-        figure.savefig(path, format=path.suffix.lower()[1:], dpi=150, bbox_inches="tight")
+    rows = [(name.replace("_", " "), f"{share:.3%}") for name, share in result.buckets.items()]
+    write(_figure(scenario, result, timeline, times), path, scenario.name, rows)
 
 
 def _figure(
     scenario: Scenario, result: SeedResult, timeline: Timeline, times: list[float]
 ) -> Figure:
-    try:
-        from matplotlib.figure import Figure as NewFigure
-    except ImportError:
-        fix = "pip install 'phalanx[plot]'"
-        raise ConfigError("plot", "", "needs matplotlib, which is not installed", fix) from None
-    figure = NewFigure(figsize=(15, 9), facecolor="white", layout="constrained")
-    grid = figure.add_gridspec(2, 2, height_ratios=(1.1, 1), width_ratios=(1.25, 1))
-    over_time = figure.add_subplot(grid[0, :])
-    waterfall, causes = figure.add_subplot(grid[1, 0]), figure.add_subplot(grid[1, 1])
     title = (
         f"{scenario.name}, seed {result.seed}: {result.gpus:,} GPUs, {result.days:g} days, "
         f"{result.interruptions:,} interruptions, ETTR {result.ettr:.2%}, "
         f"goodput {result.goodput:.2%}"
     )
-    figure.suptitle(title, x=0.01, ha="left", fontsize=12, weight="bold", color=INK)
+    figure = new_figure(title)
+    figure.set_size_inches(15, 9)
+    grid = figure.add_gridspec(2, 2, height_ratios=(1.1, 1), width_ratios=(1.25, 1))
+    over_time = figure.add_subplot(grid[0, :])
+    waterfall, causes = figure.add_subplot(grid[1, 0]), figure.add_subplot(grid[1, 1])
     _over_time(over_time, timeline, times)
     _waterfall(waterfall, result)
     _causes(causes, result)
-    for axes in (over_time, waterfall, causes):
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.tick_params(colors=INK, labelsize=8)
+    plain(over_time, waterfall, causes)
     return figure
 
 
@@ -142,21 +127,3 @@ def _causes(axes: Axes, result: SeedResult) -> None:
     axes.invert_yaxis()
     axes.set_xlabel("interruptions", fontsize=9, color=INK)
     axes.set_title("What interrupted jobs", fontsize=10, loc="left", color=INK)
-
-
-def _page(scenario: Scenario, result: SeedResult, svg: str) -> str:
-    drawing = svg[svg.index("<svg") :]
-    rows = "".join(
-        f"<tr><td>{escape(name.replace('_', ' '))}</td><td>{share:.3%}</td></tr>"
-        for name, share in result.buckets.items()
-    )
-    style = (
-        f"body{{font:15px system-ui,sans-serif;color:{INK};margin:2rem;max-width:100rem}}"
-        "svg{width:100%;height:auto}td{padding:.15rem 1rem .15rem 0}"
-        "td+td{text-align:right;font-variant-numeric:tabular-nums}"
-    )
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        f"<title>{escape(scenario.name)}</title><style>{style}</style></head>"
-        f"<body>{drawing}<table>{rows}</table></body></html>\n"
-    )

@@ -202,7 +202,7 @@ class Controller:
         self._armed_ns = None
         now = self.world.agenda.now_ns
         for silent in self.liveness.silent(now):
-            self.connections.pop(silent.node, None)
+            self.world.hang_up_later(self, silent.node)
             self.tell(silent)
         for body in (*self.gather.due(now), *self.watch.due(now)):
             self.tell(body)

@@ -61,27 +61,16 @@ class Workers:
             self.world.complain("exactly_once", f"job {worker.job}: ranks restored different steps")
         gang.running = True
         gang.step = step
-        self._check_loss(gang, step)
         if self.world.lineage.begin(worker.job, worker.generation, step, branch):
             self.world.remote.fence(worker.job, worker.generation)
             self.world.remote.cut_after(worker.job, step)
+            for node in form.nodes:
+                self.world.hosts[node].give_up_after(worker.job, step)
         self._drop_older(form)
         if step >= self.world.spec(worker.job).expected.steps:
             self._leave(gang, step)  # all was done when the last generation ended
         else:
             self._next(gang)
-
-    def _check_loss(self, gang: Collective, step: int) -> None:
-        """A step that was committed may only be lost with both of its copies."""
-        job, lineage = gang.form.job, self.world.lineage
-        committed = lineage.committed.get(job, 0)
-        newer = gang.form.generation > lineage.generation.get(job, 0)
-        if not newer or step >= committed or job in self.world.rolled_back:
-            return
-        made = lineage.heard.get(job, 0)
-        if self.world.in_memory(job, committed, gang.form.nodes, made) is not None:
-            told = f"job {job} went back to step {step}, but step {committed} is in memory"
-            self.world.complain("committed", told)
 
     def _drop_older(self, form: Form) -> None:
         for host in self.world.hosts:

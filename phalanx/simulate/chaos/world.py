@@ -16,7 +16,7 @@ from phalanx.cluster.events import (
     Submit,
 )
 from phalanx.cluster.fleet import Fleet, Node, NodeState
-from phalanx.cluster.job import Expected, GangShape, JobSpec
+from phalanx.cluster.job import Expected, GangShape, Job, JobSpec
 from phalanx.cluster.policy import HealthPolicy, Policy, RecoveryPolicy, SparePolicy, TimeoutPolicy
 from phalanx.cluster.timeouts import derive
 from phalanx.simulate.agenda import Agenda
@@ -153,13 +153,24 @@ class ChaosWorld:
         if isinstance(body, GangReady):
             job = controller.core.view.jobs.get(body.job)
             if job is not None and job.state == "running" and job.generation == body.generation:
-                self.rolled_back.pop(body.job, None)  # the core knows that it is behind it
-                self.lineage.hear(body.job, body.generation, body.step)
+                self._goes_on(job, body.step)
         if isinstance(body, JobFinished):
             job = controller.core.view.jobs.get(body.job)
             if job is not None and job.state == "done" and job.ended_ns == event.time_ns:
                 self.lineage.finished(body.job, job.spec.expected.steps)
         return commands
+
+    def _goes_on(self, job: Job, step: int) -> None:
+        """The core lets a generation go on: a committed step is lost only with both copies."""
+        lineage = self.lineage
+        committed, made = lineage.committed.get(job.id, 0), lineage.heard.get(job.id, 0)
+        assert job.placement is not None
+        lost = step < committed and job.id not in self.rolled_back
+        if lost and self.in_memory(job.id, committed, job.placement.nodes, made) is not None:
+            told = f"job {job.id} went back to step {step}, but step {committed} is in memory"
+            self.complain("committed", told)
+        self.rolled_back.pop(job.id, None)
+        lineage.hear(job.id, job.generation, step)
 
     def controller_gone(self, controller: Controller) -> None:
         """A controller's process ended: its connections break, and another one takes over."""
@@ -195,6 +206,13 @@ class ChaosWorld:
         host = self.hosts[node]
         if connection is not None and host.connection == connection:
             host.disconnect()
+
+    def hang_up_later(self, controller: Controller, node: int) -> None:
+        """A controller closes the connection of a silent node, which sees it in its own time."""
+        connection = controller.connections.pop(node, None)
+        if connection is not None:
+            delay = SECOND * (1 + self.luck.below(20))
+            self.agenda.after(delay, self._broken, self.hosts[node], connection)
 
     def noticed(self, controller: Controller, node: int) -> None:
         """A controller learns that a connection broke, unless there is a new one."""
