@@ -92,7 +92,7 @@ def form_order(ctx: Context, job: Job) -> Form:
         replicas=placement.replicas,
         slot_gpus=job.spec.gang.slot_gpus,
         store=placement.nodes[0],
-        wards=wards(gang),
+        wards=wards(job),
         kept_generation=gang.kept_generation,
         buddy_shift=buddy_shift(ctx.fleet, placement.nodes),
         deadline_ns=gang.deadline_ns,
@@ -101,14 +101,26 @@ def form_order(ctx: Context, job: Job) -> Form:
     )
 
 
-def wards(gang: Gang) -> dict[int, int]:
-    """Slots whose node lost its memory, with the node that keeps their snapshot (-1: nobody)."""
+def wards(job: Job) -> dict[int, int]:
+    """Slots of the last generation that cannot speak for themselves, with who keeps their snapshot.
+
+    -1: nobody does. A node that left with its memory intact is spoken for by its buddy too, if that
+    one is in the gang: its newest snapshot may be older than those of the others.
+    """
+    gang, placement = gang_of(job), job.placement
+    assert placement is not None
     found: dict[int, int] = {}
-    count = len(gang.keepers)
-    for slot, node in enumerate(gang.keepers) if gang.lost else ():
-        if node in gang.lost:
-            buddy = gang.keepers[(slot + gang.buddy_shift) % count]
-            found[slot] = -1 if buddy in gang.lost or not gang.buddy_shift else buddy
+    if not gang.lost and gang.keepers == placement.nodes:
+        return found
+    count, present = len(gang.keepers), dict.fromkeys(placement.nodes)
+    for slot, node in enumerate(gang.keepers):
+        if node in present and node not in gang.lost:
+            continue
+        buddy = gang.keepers[(slot + gang.buddy_shift) % count]
+        if gang.buddy_shift and buddy not in gang.lost and (node in gang.lost or buddy in present):
+            found[slot] = buddy
+        elif node in gang.lost:
+            found[slot] = -1
     return found
 
 
@@ -158,7 +170,7 @@ def restore_order(job: Job) -> Restore:
         generation=job.generation,
         step=gang.restored,
         source=gang.source,
-        wards=wards(gang),
+        wards=wards(job),
         skip_samples=gang.skip,
         deadline_ns=gang.deadline_ns,
     )

@@ -121,19 +121,22 @@ def reconcile(ctx: Context, node: int, inventory: Inventory) -> None:
         elif holding.generation == job.generation and gang_of(job).phase == "running":
             ctx.emit((node,), go_order(job))  # it may have missed it
     for number in list(ctx.fleet.held[node]):
-        missing(ctx, ctx.view.jobs[number], node, reported.get(number))
+        kept = any(job == number for job, _ in inventory.snapshots)
+        missing(ctx, ctx.view.jobs[number], node, reported.get(number), kept=kept)
 
 
-def missing(ctx: Context, job: Job, node: int, holding: Holding | None) -> None:
-    """A node should run a job: the order is sent again, or its workers are counted as dead."""
+def missing(ctx: Context, job: Job, node: int, holding: Holding | None, *, kept: bool) -> None:
+    """A node should run a job: the order is sent again, or its workers are counted as dead.
+
+    ``kept``: its keeper still has snapshots of the job.
+    """
     gang = gang_of(job)
     generation = holding.generation if holding else -1
     if gang.phase in ("joining", "restoring", "draining"):
         for order in outstanding(ctx, job):
             ctx.emit((node,), order)
     elif gang.phase == "running" and generation != job.generation:
-        lost = holding is None
-        broken(ctx, job, node, "agent_restarted", lost=lost)
+        broken(ctx, job, node, "agent_restarted", lost=holding is None and not kept)
 
 
 def on_device_error(ctx: Context, fact: DeviceError) -> None:

@@ -447,7 +447,8 @@ def test_nodes_that_leave_a_gang_alive_keep_its_snapshots():
     drive.wait(SECOND)
     (stop,) = [c for c in drive.sent if isinstance(c.body, Stop)]
     assert stop.target == (node,) and stop.body.keep_snapshots
-    assert drive.last_form().wards == {}  # its memory is not lost
+    # Its memory is not lost, but it does not join: its buddy says how far it was.
+    assert drive.last_form().wards == {0: job.placement.nodes[1]}
 
 
 def test_late_progress_of_the_survivors_shortens_the_detection():

@@ -75,7 +75,10 @@ class Controller:
 
     def receive(self, node: int, connection: int, message: AgentMessage) -> None:
         """A message of an agent arrives."""
-        if not self.alive or self.connections.get(node) != connection:
+        if not self.alive:
+            return
+        if self.connections.get(node) != connection:
+            self.world.reset(node, connection)  # as a socket that nobody knows would be
             return
         now = self.world.agenda.now_ns
         match message:

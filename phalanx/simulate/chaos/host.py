@@ -309,13 +309,6 @@ class Host:
         while len(steps) > KEPT:
             del steps[min(steps)]
 
-    def give_up_after(self, job: int, step: int) -> None:
-        """Workers went back to a step: checkpoints behind it are of a branch given up."""
-        self.durable[job] = min(self.durable.get(job, 0), step)
-        kept = self.disk.get(job, {})
-        for later in [each for each in kept if each > step]:
-            del kept[later]
-
     def sealed(self, worker: Worker, step: int, acknowledged: bool) -> None:
         """The ranks of this node tell of a step."""
         for rank in worker.ranks:

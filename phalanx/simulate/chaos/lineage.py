@@ -58,6 +58,11 @@ class Lineage:
         self.heard[job] = generation
         self.committed[job] = step
 
+    def forget(self, job: int) -> None:
+        """A job left its nodes: what they kept in memory is given up, checkpoints stay."""
+        self.heard.pop(job, None)
+        self.committed.pop(job, None)
+
     def commit(self, job: int, generation: int, step: int) -> None:
         """Every rank has sealed a step, and every buddy has it."""
         if generation == self.heard.get(job, 0):

@@ -64,8 +64,6 @@ class Workers:
         if self.world.lineage.begin(worker.job, worker.generation, step, branch):
             self.world.remote.fence(worker.job, worker.generation)
             self.world.remote.cut_after(worker.job, step)
-            for node in form.nodes:
-                self.world.hosts[node].give_up_after(worker.job, step)
         self._drop_older(form)
         if step >= self.world.spec(worker.job).expected.steps:
             self._leave(gang, step)  # all was done when the last generation ended

@@ -150,6 +150,9 @@ class ChaosWorld:
         self.story.write(event, commands)
         self.record.ordered(event, commands, controller.core.view)
         self.checks.after(event, commands)
+        for number in list(self.lineage.heard):
+            if controller.core.view.jobs[number].placement is None:
+                self.lineage.forget(number)
         if isinstance(body, GangReady):
             job = controller.core.view.jobs.get(body.job)
             if job is not None and job.state == "running" and job.generation == body.generation:
@@ -213,6 +216,10 @@ class ChaosWorld:
         if connection is not None:
             delay = SECOND * (1 + self.luck.below(20))
             self.agenda.after(delay, self._broken, self.hosts[node], connection)
+
+    def reset(self, node: int, connection: int) -> None:
+        """A node spoke on a connection that the controller does not have."""
+        self.agenda.after(SECOND, self._broken, self.hosts[node], connection)
 
     def noticed(self, controller: Controller, node: int) -> None:
         """A controller learns that a connection broke, unless there is a new one."""

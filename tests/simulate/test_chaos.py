@@ -1,0 +1,106 @@
+"""Chaos: real agents and controllers under lossy messages and gray faults, on many seeds."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import msgspec
+import pytest
+
+from phalanx.simulate.chaos.faults import KINDS
+from phalanx.simulate.chaos.runner import play
+from phalanx.simulate.load import load_scenario
+from phalanx.simulate.result import SeedResult
+from phalanx.simulate.runner import run_seed, run_seeds
+
+SEEDS = 150  # of each hash seed
+SOAK_SEEDS = 10_000
+
+CHILD = """
+import sys
+import msgspec
+from phalanx.simulate.load import load_scenario
+from phalanx.simulate.runner import run_seed
+scenario = load_scenario("chaos")
+for seed in range(int(sys.argv[1]), int(sys.argv[2])):
+    result = run_seed(scenario, seed)
+    result.wall_seconds = result.peak_memory_mb = 0.0
+    print(msgspec.json.encode(result).decode())
+"""
+
+
+def test_a_few_hundred_seeds_are_clean_and_the_same_under_two_hash_seeds() -> None:
+    children = [
+        subprocess.Popen(
+            [sys.executable, "-c", CHILD, "0", str(SEEDS)],
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"PYTHONHASHSEED": seed},
+        )
+        for seed in ("1", "2")
+    ]
+    first, second = (child.communicate(timeout=110)[0] for child in children)
+    assert all(child.returncode == 0 for child in children)
+    found = [msgspec.json.decode(line, type=SeedResult) for line in first.splitlines()]
+    assert len(found) == SEEDS
+    assert {one.seed: one.found for one in found if one.found} == {}
+    assert first == second
+    injected = {kind for one in found for kind in one.faults}
+    assert injected == set(KINDS)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_gray_fault_alone_many_times_over_is_survived(kind: str) -> None:
+    scenario = load_scenario("chaos", [f'chaos.kinds=["{kind}"]', "chaos.faults=20"])
+    for seed in range(3):
+        result = run_seed(scenario, seed)
+        assert result.found == []
+        assert result.jobs_done == result.jobs and result.faults[kind] > 5
+
+
+def test_messages_that_are_mostly_lost_doubled_and_reordered_are_survived() -> None:
+    scenario = load_scenario(
+        "chaos",
+        ["chaos.loss=0.3", "chaos.duplicates=0.3", "chaos.reordered=0.8", "chaos.faults=4"],
+    )
+    for seed in range(10):
+        assert run_seed(scenario, seed).found == []
+
+
+def test_controllers_that_die_again_and_again_lose_nothing() -> None:
+    scenario = load_scenario(
+        "chaos", ['chaos.kinds=["controller_crash", "failover"]', "chaos.faults=40"]
+    )
+    for seed in range(5):
+        world, _ = play(scenario, seed)
+        assert world.checks.found == []
+        assert world.store.epoch > 10
+        assert world.settled()
+
+
+def test_without_faults_nothing_is_formed_twice() -> None:
+    scenario = load_scenario(
+        "chaos",
+        ["chaos.faults=0", "chaos.loss=0", "chaos.duplicates=0", "chaos.reordered=0"],
+    )
+    for seed in range(5):
+        result = run_seed(scenario, seed)
+        assert result.found == [] and result.jobs_done == result.jobs
+        assert result.formations == result.jobs
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_ten_thousand_seeds_are_clean() -> None:
+    report = run_seeds(load_scenario("chaos"), range(SOAK_SEEDS), processes=2)
+    assert {one.seed: one.found for one in report.seeds if one.found} == {}
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_larger_fleets_with_more_faults_are_clean() -> None:
+    scenario = load_scenario("chaos", ["chaos.nodes=32", "chaos.jobs=8", "chaos.faults=60"])
+    report = run_seeds(scenario, range(300), processes=2)
+    assert {one.seed: one.found for one in report.seeds if one.found} == {}
