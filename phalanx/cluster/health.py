@@ -135,6 +135,8 @@ def test(ctx: Context, node: int) -> None:
     """Asks a node for a full check; it has to answer in time."""
     why = reason("test_before")
     doubt(ctx, node, why)
+    if ctx.fleet.held[node]:
+        return  # it is being emptied, and examined then
     ctx.emit((node,), Check(reason=why, check="full", node=node))
     ctx.health.testing[node] = ctx.sequence
     ctx.wake(ctx.now_ns + ctx.policy.health.test_ns, "test", node, ctx.sequence)
