@@ -40,6 +40,7 @@ bench: $(STAMP)
 	$(BIN)/python -m benchmarks.data
 	$(BIN)/python -m benchmarks.data_store
 	$(BIN)/python -m benchmarks.tokenizing
+	$(BIN)/python -m benchmarks.cluster
 	@if $(BIN)/python -c "import sys, torch; sys.exit(not torch.cuda.is_available())"; then \
 		$(BIN)/python benchmarks/speed.py; \
 	else \

@@ -97,12 +97,12 @@ class Check(Order, frozen=True, tag=True):
 
 
 class Replay(Order, frozen=True, tag=True):
-    """Compute one micro-batch of a step again on these nodes and report fingerprints."""
+    """Compute the suspects' micro-batches of a step again, here too, and report fingerprints."""
 
     job: int
     generation: int
     step: int
-    slots: tuple[int, ...]
+    suspects: tuple[int, ...]  # nodes
 
 
 class Rebalance(Order, frozen=True, tag=True):

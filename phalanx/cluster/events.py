@@ -326,13 +326,18 @@ class LossSpike(Body, frozen=True, tag=True):
 
 
 class Corruption(Body, frozen=True, tag=True):
-    """Replicas disagree. ``nodes``: the culprits, if the vote or the replay named them."""
+    """Replicas disagree. ``nodes``: the culprits, if the vote or the replay named them.
+
+    ``suspects``: nodes among which the vote could not decide. A micro-batch of theirs is computed
+    again; the same event comes back with what that showed.
+    """
 
     job: int
     generation: int
     step: int  # first step at which fingerprints differed
     clean_step: int  # last step at which all agreed
     nodes: tuple[int, ...] = ()
+    suspects: tuple[int, ...] = ()
 
 
 class FlushWanted(Body, frozen=True, tag=True):

@@ -231,6 +231,7 @@ def on_ready(ctx: Context, fact: GangReady) -> bool:
     stop_on(ctx, job, left, keep_snapshots=False)
     gang.leftover = ()
     gang.lost, gang.refused, gang.rollback, gang.skip = {}, (), -1, (0, 0)
+    gang.replayed = -1
     gang.restored = fact.step
     # Checkpoints after this step belong to a branch that is given up now.
     job.durables = [step for step in job.durables if step <= fact.step]

@@ -29,6 +29,7 @@ sentences(
         "breaker": "{count} nodes would go within {minutes} min ({nodes}); a person decides",
         "test_before": "it must pass a check before it gets work",
         "quarantined_by": "quarantined by a person",
+        "doubtful": "{cause}: it is kept away from work until it passes a check",
         "harmful": "{cause}: it is kept away from work until it is repaired",
     }
 )
@@ -113,7 +114,11 @@ def examine(ctx: Context, node: int) -> None:
     why = verdict_without_test(ctx, node)
     if why is not None:
         quarantine(ctx, node, why)
-    elif node not in ctx.health.testing:
+        return
+    known = ctx.health.incidents.get(node, [])
+    if known and known[-1][1] in ctx.policy.health.doubtful:
+        quarantine(ctx, node, reason("doubtful", cause=known[-1][1]))
+    if node not in ctx.health.testing:
         test(ctx, node)
 
 

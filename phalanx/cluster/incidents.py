@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from phalanx.cluster import health
 from phalanx.cluster.causes import cause_of
+from phalanx.cluster.commands import Replay
 from phalanx.cluster.context import Context
 from phalanx.cluster.events import (
     Corruption,
@@ -23,6 +24,8 @@ from phalanx.cluster.nodes import bury
 from phalanx.cluster.reasons import reason, sentences
 from phalanx.cluster.recovery import broken, own_failure, slow
 
+JUDGES = 2  # nodes beside the suspects that a replay needs for a verdict
+
 sentences(
     {
         "hang": "no step after step {step} ({nodes})",
@@ -33,6 +36,7 @@ sentences(
         "spike_back": "the loss jumped at step {step}: back to step {clean}",
         "corrupt": "replicas disagree since step {step}; the last good one is {clean}",
         "corrupt_unknown": "replicas disagree since step {step}, and nobody knows which is wrong",
+        "replay": "step {step} is computed again: replicas on {nodes} disagree",
         "stuck": "did not answer twice ({nodes})",
         "resend": "no answer yet: asked again",
     }
@@ -154,9 +158,12 @@ def on_corruption(ctx: Context, fact: Corruption) -> None:
         return
     assert job.placement is not None
     gang = gang_of(job)
+    culprits = tuple(node for node in fact.nodes if node in job.placement.nodes)
+    if not culprits and fact.suspects and gang.replayed != fact.step:
+        replay(ctx, job, fact)
+        return
     gang.rollback = fact.clean_step
     job.durables = [step for step in job.durables if step <= fact.clean_step]
-    culprits = tuple(node for node in fact.nodes if node in job.placement.nodes)
     told = reason("corrupt", step=fact.step, clean=fact.clean_step)
     if not culprits:
         told = reason("corrupt_unknown", step=fact.step)
@@ -167,6 +174,35 @@ def on_corruption(ctx: Context, fact: Corruption) -> None:
         health.suspect(ctx, node, "silent_corruption")
     if not culprits:
         broken(ctx, job, job.placement.nodes[0], "worker_killed", lost=False)
+
+
+def replay(ctx: Context, job: Job, fact: Corruption) -> None:
+    """Word stands against word: two more nodes compute what the suspects computed."""
+    gang, placement = gang_of(job), job.placement
+    assert placement is not None
+    gang.replayed = fact.step
+    judges = [node for node in placement.nodes if node not in fact.suspects][:JUDGES]
+    why = reason("replay", step=fact.step, nodes=names(ctx.fleet, fact.suspects))
+    order = Replay(
+        reason=why,
+        job=job.id,
+        generation=job.generation,
+        step=fact.step,
+        suspects=fact.suspects,
+    )
+    ctx.emit((*fact.suspects, *judges), order)
+    limit = timeouts_of(ctx, job).hang_ns
+    ctx.wake(ctx.now_ns + limit, "replay", job.id, job.generation)
+
+
+def no_replay(ctx: Context, number: int, generation: int) -> None:
+    """The replay showed nothing in time: back to before anything was seen, with all nodes."""
+    job = ctx.live(number, generation)
+    if job is None or gang_of(job).phase != "running" or gang_of(job).replayed < 0:
+        return
+    step = gang_of(job).replayed
+    clean = max((durable for durable in job.durables if durable < step), default=0)
+    on_corruption(ctx, Corruption(job=number, generation=generation, step=step, clean_step=clean))
 
 
 def on_loss_spike(ctx: Context, fact: LossSpike) -> None:

@@ -210,6 +210,7 @@ class Gang(Struct, kw_only=True, omit_defaults=True):
     refused: tuple[str, ...] = ()  # restore sources that failed in this incident
     rollback: int = -1  # restore no later step than this one; -1: the latest
     skip: tuple[int, int] = (0, 0)
+    replayed: int = -1  # step whose micro-batches are being computed again; -1: none
     leftover: tuple[int, ...] = ()  # nodes that left, but keep snapshots until the next one runs
     memory_step: int = -1  # newest step that the keepers hold in common; -1: none
     restored: int = 0  # step this generation began with

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import structs
 
-from phalanx.cluster import dependencies
+from phalanx.cluster import dependencies, storage
 from phalanx.cluster.admission import refusal
 from phalanx.cluster.commands import Accept, Level, Refuse
 from phalanx.cluster.context import Context
@@ -168,8 +168,7 @@ def release(ctx: Context, job: Job) -> None:
     job.placement = None
     job.gang = None
     del ctx.view.active[job.id]
-    ctx.flush.writing.pop(job.id, None)
-    ctx.flush.waiting.pop(job.id, None)
+    storage.left(ctx, job.id)
     ctx.queue.on_stopped(ctx.view, job, used)
     ctx.look_at_queue(capacity=True)
 

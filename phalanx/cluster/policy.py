@@ -111,8 +111,10 @@ class HealthPolicy(Part, frozen=True):
     breaker_least_nodes: int = 4
     breaker_window_ns: int = HOUR_NS
     false_alarms_per_week: int = 1  # of each detector, before it only warns
-    # A node with one of these is quarantined without a test, until somebody repairs it.
-    harmful: tuple[str, ...] = ("silent_corruption", "slow_compute")
+    # A node with one of these is quarantined until somebody repairs it, whatever a test says.
+    harmful: tuple[str, ...] = ("silent_corruption",)
+    # A node with one of these is quarantined until it passes a test.
+    doubtful: tuple[str, ...] = ("slow_compute", "slow_network")
     lemon_score: int = 3_000  # thousandths of an incident, decayed
     lemon_half_life_ns: int = 14 * DAY_NS
 

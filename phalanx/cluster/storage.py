@@ -45,6 +45,13 @@ def on_slow(ctx: Context, fact: StorageSlow) -> None:
     grant(ctx)
 
 
+def left(ctx: Context, job: int) -> None:
+    """A job has no workers any more: its turn goes to the next."""
+    ctx.flush.waiting.pop(job, None)
+    if ctx.flush.writing.pop(job, None) is not None:
+        grant(ctx)
+
+
 def expired(ctx: Context, job: int) -> None:
     """A grant has run out: whoever had it must ask again."""
     if ctx.flush.writing.get(job, ctx.now_ns + 1) <= ctx.now_ns:

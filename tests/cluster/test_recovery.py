@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
-from phalanx.cluster.commands import Abort, Form, Go, Notify, Rebalance, Stop
+from phalanx.cluster.commands import Abort, Form, Go, Notify, Rebalance, Replay, Stop
 from phalanx.cluster.events import (
     CheckResult,
     Corruption,
@@ -272,6 +272,32 @@ def test_corruption_rolls_the_job_back_behind_it_and_quarantines_the_culprit():
     drive.train(job, 120)
     account = drive.core.ledger.accounts[job.id]
     assert account.buckets["recompute"] == 120 * EXPECTED.step_ns * 16
+
+
+def test_word_against_word_is_decided_by_a_replay():
+    drive = Drive()
+    job = drive.running(steps=120, gang=structs.replace(ELASTIC, pipeline=1), spares=1)
+    first, second = job.placement.nodes[:2]
+    seen = Corruption(job=job.id, generation=1, step=120, clean_step=110, suspects=(first, second))
+    (command,) = drive.tell(seen)
+    assert isinstance(command.body, Replay) and command.body.suspects == (first, second)
+    assert command.target == job.placement.nodes[:4]
+    assert job.state == "running"
+    drive.tell(structs.replace(seen, suspects=(), nodes=(second,)), SECOND)
+    drive.wait(SECOND)
+    assert first in job.placement.nodes and second not in job.placement.nodes
+    assert drive.core.view.fleet.state(second) is NodeState.QUARANTINED
+
+
+def test_a_replay_that_shows_nothing_takes_the_job_back_all_the_same():
+    drive = Drive()
+    job = drive.running(steps=120)
+    nodes = job.placement.nodes
+    drive.tell(Corruption(job=job.id, generation=1, step=120, clean_step=110, suspects=nodes))
+    drive.wait(600 * SECOND)
+    assert job.generation > 1
+    drive.run(job, 120)
+    assert drive.last_restore().step == 100
 
 
 def test_a_hang_names_the_node_that_is_behind():

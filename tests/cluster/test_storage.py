@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+from msgspec import structs
+
+from phalanx.cluster.commands import Flush, Notify
+from phalanx.cluster.events import Cancel, FlushDone, FlushWanted, StorageSlow
+from phalanx.cluster.policy import Policy, StoragePolicy
+from tests.cluster.drive import EXPECTED, SECOND, Drive
+
+GIB = 1 << 30
+
+
+def two_jobs(flushes: int = 1) -> tuple[Drive, list]:
+    storage = StoragePolicy(bytes_per_second=GIB, flushes=flushes)
+    drive = Drive(policy=Policy(storage=storage))
+    expected = structs.replace(EXPECTED, checkpoint_bytes=100 * GIB)
+    return drive, [drive.running(expected=expected) for _ in range(2)]
+
+
+def wants(drive: Drive, job) -> None:
+    drive.tell(FlushWanted(job=job.id, generation=job.generation))
+
+
+def granted(drive: Drive) -> list[int]:
+    return [order.job for order in drive.bodies(Flush)]
+
+
+def test_jobs_do_not_flush_at_the_same_time():
+    drive, (first, second) = two_jobs()
+    wants(drive, first)
+    wants(drive, second)
+    assert granted(drive) == [first.id]
+    drive.tell(FlushDone(job=first.id, generation=1, step=200), 50 * SECOND)
+    assert granted(drive) == [first.id, second.id]
+    assert first.durable == 200
+
+
+def test_those_who_may_write_share_the_bandwidth():
+    drive, (first, second) = two_jobs(flushes=2)
+    wants(drive, first)
+    wants(drive, second)
+    assert [order.bytes_per_second for order in drive.bodies(Flush)] == [GIB // 2] * 2
+
+
+def test_asking_twice_gives_one_turn():
+    drive, (first, second) = two_jobs()
+    wants(drive, first)
+    wants(drive, first)
+    wants(drive, second)
+    drive.tell(FlushDone(job=first.id, generation=1, step=150))
+    assert granted(drive) == [first.id, second.id]
+
+
+def test_a_job_that_never_says_that_it_is_done_does_not_block_the_others():
+    drive, (first, second) = two_jobs()
+    wants(drive, first)
+    wants(drive, second)
+    (grant,) = drive.bodies(Flush)
+    drive.wait(grant.until_ns - drive.now_ns)
+    assert granted(drive) == [first.id, second.id]
+
+
+def test_a_job_that_ends_gives_its_turn_away():
+    drive, (first, second) = two_jobs()
+    wants(drive, first)
+    wants(drive, second)
+    drive.tell(Cancel(job=first.id))
+    drive.wait(1000 * SECOND)
+    assert granted(drive) == [first.id, second.id]
+
+
+def test_nobody_writes_while_storage_is_down():
+    drive, (first, _) = two_jobs()
+    drive.tell(StorageSlow(bytes_per_second=0))
+    assert "takes nothing" in str(drive.bodies(Notify)[-1].reason)
+    wants(drive, first)
+    assert granted(drive) == []
+    drive.tell(StorageSlow(bytes_per_second=GIB // 4))
+    assert [order.bytes_per_second for order in drive.bodies(Flush)] == [GIB // 4]
