@@ -78,17 +78,34 @@ class Stored:
         for name, tensor in tensors.items():
             layout, _, coordinate = place(tensor)
             block = layout.block(tuple(tensor.shape), coordinate)
-            if block.elements == 0:
-                continue
             target = local_part(tensor)
             wanted_bytes += target.numel() * target.element_size()
-            for share in self._holder[name].holding(name, block):
-                part = target[share.wanted.within(block).slices]
-                by_rank.setdefault(share.rank, []).append((share, part))
+            self._share(name, block, target, by_rank)
         # What several ranks of a node want comes from the page cache for all but the first.
         total = self.source.manifest.total_bytes
         direct = wanted_bytes * world_size() <= SHARED_READS * total
         self._fill(by_rank, direct)
+
+    def fill_rows(self, name: str, first: int, part: Tensor) -> None:
+        """Copy rows of a whole tensor, from ``first`` on, into ``part``."""
+        by_rank: dict[int, list[tuple[Holding, Tensor]]] = {}
+        offset = (first, *(0,) * (part.dim() - 1))
+        self._share(name, Block(offset, tuple(part.shape)), part, by_rank)
+        self._fill(by_rank, direct=False)
+
+    def _share(
+        self,
+        name: str,
+        block: Block,
+        target: Tensor,
+        by_rank: dict[int, list[tuple[Holding, Tensor]]],
+    ) -> None:
+        """Who has which part of a block, and where it goes."""
+        if block.elements == 0:
+            return
+        for share in self._holder[name].holding(name, block):
+            part = target[share.wanted.within(block).slices]
+            by_rank.setdefault(share.rank, []).append((share, part))
 
     def _fill(self, by_rank: dict[int, list[tuple[Holding, Tensor]]], direct: bool) -> None:
         problems = Problems()

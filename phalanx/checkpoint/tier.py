@@ -53,6 +53,9 @@ class Tier(Protocol):
 
     def write(self, file: str, content: bytes) -> None: ...
 
+    def drop(self, file: str) -> None:
+        """Remove one file, if it is there."""
+
     def create(self, file: str, content: bytes) -> bool:
         """Write only if there is no such file; whether it was written."""
 
@@ -93,6 +96,9 @@ class FolderTier:
         write_synced(draft, content)
         draft.rename(path)
         sync_folder(path.parent)
+
+    def drop(self, file: str) -> None:
+        (self.root / file).unlink(missing_ok=True)
 
     def create(self, file: str, content: bytes) -> bool:
         path = self.root / file
@@ -168,6 +174,10 @@ class ObjectTier:
     def write(self, file: str, content: bytes) -> None:
         with translated(f"{self.where}/{file}"):
             self._client.put(file, content)
+
+    def drop(self, file: str) -> None:
+        with translated(f"{self.where}/{file}"):
+            self._client.delete(file)
 
     def create(self, file: str, content: bytes) -> bool:
         from obstore.exceptions import AlreadyExistsError

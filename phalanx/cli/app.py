@@ -17,6 +17,7 @@ COMMANDS = {
     "plan": ("phalanx.cli.plan", "Choose a mapping: memory, speed, days, dollars, failures."),
     "simulate": ("phalanx.cli.simulate", "Play months of faults on a fleet through the real core."),
     "data": ("phalanx.cli.data", "Make token shards and look into them."),
+    "ckpt": ("phalanx.cli.ckpt", "Look at checkpoints, prove, convert and remove them."),
     "convert": ("phalanx.cli.convert", "Weights from and to Hugging Face folders."),
     "up": ("phalanx.cli.up:up", "Start the server: controller, API and page."),
     "submit": ("phalanx.cli.submit:submit", "Put a job into the queue."),

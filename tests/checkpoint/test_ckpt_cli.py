@@ -1,0 +1,218 @@
+"""``phalanx ckpt`` as a person uses it, and conversions larger than memory."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from click.testing import Result
+from typer.testing import CliRunner
+
+from phalanx.checkpoint import Checkpointer, CheckpointError, Extra, latest, read_manifest
+from phalanx.checkpoint.convert import import_dcp, reshard
+from phalanx.checkpoint.inspect import diff, verify
+from phalanx.checkpoint.rewrite import write_whole
+from phalanx.cli.ckpt import app
+from phalanx.config import Model, resolve_model
+from phalanx.data import Cursor
+from phalanx.model import Transformer
+
+MODEL = resolve_model(Model(dim=32, layers=2, heads=4, kv_heads=2, ffn=48, vocab=64))
+
+
+def extra(**fields: Any) -> Extra:
+    config = {"model": msgspec.to_builtins(MODEL), "data": {"sequence": 16}, "name": "try"}
+    values: dict[str, Any] = {"tokens": 640, "cursor": Cursor(10, (), "f"), "mesh": {"data": 2}}
+    return Extra(**(values | {"config_hash": "h", "config": config} | fields))
+
+
+def tensors(seed: int = 0) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    shapes = {f"model.{n}": t.shape for n, t in Transformer(MODEL).state_dict().items()}
+    shapes["optimizer.step"] = torch.Size(())
+    shapes["optimizer.exp_avg.embed.weight"] = torch.Size((64, 32))
+    return {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run's folder with three checkpoints."""
+    folder = tmp_path / "runs" / "try" / "20260101-000000-abc"
+    checkpointer = Checkpointer(folder / "checkpoints")
+    for step in (10, 20, 30):
+        checkpointer.save(step, tensors(step), extra())
+    checkpointer.close()
+    return folder
+
+
+def call(*words: object) -> Result:
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+def answer(*words: object) -> Any:
+    done = call(*words, "--json")
+    assert done.exit_code == 0, done.output
+    return json.loads(done.stdout)
+
+
+def step(run: Path, number: int) -> Path:
+    return run / "checkpoints" / f"step-{number:08d}"
+
+
+def flip(path: Path, position: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[position] ^= 1
+    path.write_bytes(content)
+
+
+def loaded(path: Path) -> dict[str, torch.Tensor]:
+    state = {name: torch.zeros_like(tensor) for name, tensor in tensors().items()}
+    Checkpointer(path.parent).load(path, state)
+    return state
+
+
+@pytest.mark.parametrize("levels", [0, 1, 2, 3])
+def test_ls_finds_checkpoints_from_any_folder_above(run: Path, levels: int) -> None:
+    where = [run / "checkpoints", run, run.parent, run.parents[1]][levels]
+    found = answer("ls", where)
+    assert [entry["step"] for entry in found] == [10, 20, 30]
+    assert found[0]["tokens"] == 640 and found[0]["ranks"] == 1 and found[0]["bytes"] > 4096
+
+
+def test_ls_is_a_table_and_names_what_is_incomplete(run: Path) -> None:
+    (step(run, 20) / "manifest.json").unlink()
+    text = call("ls", run).stdout
+    assert "data2" in text and "no readable manifest.json" in text
+    assert "no checkpoints in" in call("ls", run / "nothing").stdout
+
+
+def test_show_lists_tensors_with_shapes(run: Path) -> None:
+    shown = answer("show", run)
+    assert shown["step"] == 30 and shown["tensors"]["model.embed.weight"] == [[64, 32], "float32"]
+    assert "64 x 32" in call("show", step(run, 10)).stdout
+
+
+def test_verify_reads_every_byte_and_names_shard_and_tensor(run: Path) -> None:
+    assert all(not verdict["problems"] for verdict in answer("verify", run))
+    (shard,) = step(run, 20).glob("*.safetensors")
+    flip(shard, shard.stat().st_size - 1)
+    done = call("verify", run)
+    assert done.exit_code == 15 and f"{shard.name} is corrupt" in done.stdout
+    assert "model." in done.stdout and done.stdout.count("good") == 2
+
+
+def test_diff_names_what_differs(run: Path) -> None:
+    assert "equal to the bit" in call("diff", step(run, 10), step(run, 10)).stdout
+    done = call("diff", step(run, 10), step(run, 20))
+    assert done.exit_code == 1 and "model.embed.weight: values" in done.stdout
+    partial = Checkpointer(run.parent / "other").save(1, {"model.x": torch.ones(2)}, extra())
+    found = diff(str(step(run, 10)), str(partial), lambda _: None)
+    assert {entry.what for entry in found} >= {f"only in {partial}"}
+
+
+def test_reshard_changes_the_files_and_no_bit(run: Path, tmp_path: Path) -> None:
+    made = Path(answer("reshard", run, tmp_path / "new", "--shards", 4)["checkpoint"])
+    assert 3 <= len(read_manifest(made).shards) <= 5
+    assert read_manifest(made).cursor.consumed == 10
+    assert diff(str(made), str(step(run, 30)), lambda _: None) == []
+    assert not verify(str(made), lambda _: None).problems
+    with pytest.raises(CheckpointError, match="is there already"):
+        reshard(made, tmp_path / "new", 2)
+
+
+def test_a_dcp_folder_goes_out_and_comes_back(run: Path, tmp_path: Path) -> None:
+    assert answer("export", run, tmp_path / "dcp", "--to", "dcp")["tensors"] == len(tensors())
+    state = {name: torch.zeros_like(tensor) for name, tensor in tensors().items()}
+    dcp.load(state, checkpoint_id=tmp_path / "dcp", no_dist=True)
+    assert all(torch.equal(state[name], tensor) for name, tensor in tensors(30).items())
+    made = Path(answer("import", tmp_path / "dcp", tmp_path / "back")["checkpoint"])
+    assert diff(str(made), str(step(run, 30)), lambda _: None) == []
+
+
+def test_a_version_1_checkpoint_is_refused_with_the_command_that_imports_it(
+    tmp_path: Path,
+) -> None:
+    old = tmp_path / "step-00000007"
+    dcp.save(dict(tensors(7)), checkpoint_id=old, no_dist=True)
+    manifest = {"version": 1, "step": 7, "generation": 0, "tokens": 99, "mesh": {"data": 1}}
+    manifest |= {"cursor": msgspec.to_builtins(Cursor(5, (), "f")), "config_hash": "h"}
+    (old / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(CheckpointError, match="phalanx ckpt import"):
+        read_manifest(old)
+    made = import_dcp(old, tmp_path / "new")
+    assert made.name == "step-00000007" and read_manifest(made).tokens == 99
+    assert all(torch.equal(loaded(made)[name], tensor) for name, tensor in tensors(7).items())
+
+
+def test_prune_keeps_what_the_rules_and_pins_say(run: Path) -> None:
+    assert "is pinned" in call("pin", step(run, 10)).stdout
+    would = answer("prune", run, "--keep", 1, "--dry-run")
+    assert list(would["removed"]) == ["step-00000020"] and step(run, 20).exists()
+    assert "removed" in call("prune", run, "--keep", 1).stdout
+    assert latest(run / "checkpoints") == step(run, 30) and step(run, 10).exists()
+    call("pin", step(run, 10), "--off")
+    call("prune", run, "--keep", 1)
+    assert not step(run, 10).exists()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["show", "{}"], ["verify", "{}"], ["diff", "{}", "{}"], ["export", "{}", "{}/out"],
+     ["import", "{}", "{}/out"], ["reshard", "{}", "{}/out"]],
+)  # fmt: skip
+def test_a_folder_without_checkpoint_ends_in_words(words: list[str], tmp_path: Path) -> None:
+    done = call(*(word.format(tmp_path) for word in words))
+    assert done.exit_code == 15 and done.stderr.startswith("error: ")
+
+
+def test_an_import_that_fails_leaves_nothing(tmp_path: Path) -> None:
+    def broken() -> Any:
+        yield "a", torch.ones(10)
+        raise OSError(5, "the disk is gone")
+
+    with pytest.raises(OSError, match="disk is gone"):
+        write_whole(tmp_path, 1, broken(), extra(), shard_bytes=8)
+    assert not (tmp_path / "step-00000001").exists()
+
+
+LARGER_THAN_MEMORY = """
+import resource, sys
+from pathlib import Path
+import msgspec, torch
+from phalanx.checkpoint.convert import export_checkpoint, import_checkpoint
+from phalanx.checkpoint.rewrite import write_whole
+from phalanx.checkpoint import Extra
+from phalanx.config import Model, resolve_model
+from phalanx.data import Cursor
+from phalanx.model import Transformer
+
+root, limit = Path(sys.argv[1]), int(sys.argv[2])
+model = resolve_model(Model(dim=512, layers=24, heads=8, ffn=2048, vocab=1024))
+with torch.device("meta"):
+    shapes = {f"model.{n}": t.shape for n, t in Transformer(model).state_dict().items()}
+total = 4 * sum(shape.numel() for shape in shapes.values())
+extra = Extra(tokens=0, cursor=Cursor(), mesh={}, config_hash="",
+              config={"model": msgspec.to_builtins(model)})
+status = Path("/proc/self/status").read_text().splitlines()
+data = next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmData"))
+resource.setrlimit(resource.RLIMIT_DATA, (data + limit, data + limit))
+assert total > 1.5 * limit, total
+whole = ((name, torch.randn(shape)) for name, shape in shapes.items())
+path = write_whole(root / "a", 1, whole, extra, shard_bytes=16 << 20)
+export_checkpoint(path, root / "hf", torch.float32, 16 << 20)
+import_checkpoint(root / "hf", root / "b", 16 << 20)
+"""
+
+
+def test_a_checkpoint_larger_than_memory_streams_through(tmp_path: Path) -> None:
+    """400 MB of weights through 256 MiB that the kernel enforces, stacks of threads included."""
+    command = [sys.executable, "-c", LARGER_THAN_MEMORY, str(tmp_path), str(256 << 20)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=110)
+    assert done.returncode == 0, done.stdout + done.stderr
