@@ -41,6 +41,9 @@ bench: $(STAMP)
 	$(BIN)/python -m benchmarks.data_store
 	$(BIN)/python -m benchmarks.tokenizing
 	$(BIN)/python -m benchmarks.cluster
+	$(BIN)/python -m benchmarks.checkpoint
+	$(BIN)/python -m benchmarks.checkpoint_scale
+	$(BIN)/python -m benchmarks.checkpoint_size
 	@if $(BIN)/python -c "import sys, torch; sys.exit(not torch.cuda.is_available())"; then \
 		$(BIN)/python benchmarks/speed.py; \
 	else \

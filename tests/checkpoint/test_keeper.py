@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import random
 import resource
+import shutil
 import signal
+import time
 from pathlib import Path
 
 import psutil
@@ -170,3 +174,61 @@ def test_without_memory_saves_are_synchronous(tmp_path: Path) -> None:
     )
     assert not made and not checkpointer.in_background
     assert checkpointer.save(1, tensors, extra()) == latest(tmp_path)
+
+
+def kill_keepers_at_random(folder: Path, points: int) -> None:
+    """SIGKILL of the keeper, then of its worker, at a random time in a series of saves."""
+    generator = random.Random(11)
+    for point in range(points):
+        target = folder / str(point)
+        child = os.fork()
+        if child == 0:
+            try:
+                tensors = state(0.0, rows=16384)
+                checkpointer = prepared(target, tensors)
+                for step in range(1, 1000):
+                    for tensor in tensors.values():
+                        tensor += 1
+                    checkpointer.save(step, tensors, extra())
+            finally:
+                os._exit(1)
+        assert eventually(lambda folder=target: latest(folder) is not None)
+        time.sleep(generator.uniform(0.0, 0.3))
+        for process in keepers():
+            process.kill()
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        assert eventually(lambda: not keepers())
+        listed = list_checkpoints(target)
+        assert listed
+        for path in listed:
+            loaded = {"model.w": torch.zeros(16384, 64), "scale": torch.zeros(())}
+            number = Checkpointer(target).load(path, loaded).step
+            assert loaded["scale"] == number and loaded["model.w"][0, 0] == number
+        after = Checkpointer(target, keep=1)
+        after.save(5000, {"model.w": torch.ones(4)}, extra())  # sweeps what was left
+        after.close()
+        assert [path.name for path in target.glob("step-*")] == ["step-00005000"]
+        shutil.rmtree(target)
+
+
+def test_a_keeper_killed_at_random_points_leaves_only_whole_checkpoints(tmp_path: Path) -> None:
+    kill_keepers_at_random(tmp_path, points=3)
+
+
+@pytest.mark.soak
+def test_a_keeper_killed_at_200_random_points_leaves_only_whole_checkpoints(
+    tmp_path: Path,
+) -> None:
+    kill_keepers_at_random(tmp_path, points=200)
+
+
+def test_a_read_only_folder_is_told_in_words(tmp_path: Path) -> None:
+    def refused(*_: object, **__: object) -> int:
+        raise PermissionError(errno.EROFS, "Read-only file system", str(tmp_path))
+
+    # As root every folder may be written: the file system has to say no.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("phalanx.checkpoint.folder.os.open", refused)
+        with pytest.raises(CheckpointError, match="Read-only file system"):
+            Checkpointer(tmp_path).save(1, {"x": torch.ones(2)}, extra())

@@ -1,0 +1,73 @@
+"""Whether compressed or incremental checkpoints pay: a small model after some training.
+
+    python -m benchmarks.checkpoint_size
+
+Prints, for weights and for each moment, what zstd saves and how fast it is on one core, and how
+much of a checkpoint is the same as in the one some steps before.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+import torch
+import zstandard
+
+from phalanx.config import check, job_from_table, resolve
+from phalanx.parallel import build_mesh
+from phalanx.train.trainer import Trainer
+
+CHUNK_BYTES = 1 << 16  # of incremental saves: smaller than any tensor here
+KINDS = ("model.", "optimizer.exp_avg.", "optimizer.exp_avg_sq.")
+
+
+def content(trainer: Trainer) -> dict[str, bytes]:
+    """The bytes of each kind of state, one tensor after another."""
+    tensors = trainer.tensors()
+    return {
+        kind: b"".join(
+            tensor.detach().contiguous().view(-1).numpy().tobytes()
+            for name, tensor in sorted(tensors.items())
+            if name.startswith(kind)
+        )
+        for kind in KINDS
+    }
+
+
+def main() -> None:
+    """Train, compress, compare."""
+    parser = argparse.ArgumentParser(description="Do compressed or incremental saves pay?")
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--apart", type=int, default=1, help="steps between the two compared")
+    options = parser.parse_args()
+    table = {
+        "model": {"dim": 256, "layers": 4, "heads": 4, "ffn": 1024, "vocab": 4096},
+        "data": {"sequence": 64, "prefetch": 0},
+        "train": {"steps": 10_000, "global_batch": 4, "micro_batch": 4, "device": "cpu"},
+    }
+    job = resolve(job_from_table(table), 1)
+    check(job, 1)
+    device = torch.device("cpu")
+    trainer = Trainer(job, build_mesh(job, device), device)
+    for _ in range(options.steps):
+        trainer.train_step()
+    before = content(trainer)
+    for _ in range(options.apart):
+        trainer.train_step()
+    for kind, data in content(trainer).items():
+        began = time.perf_counter()
+        packed = len(zstandard.ZstdCompressor(level=1).compress(data))
+        seconds = time.perf_counter() - began
+        starts = range(0, len(data), CHUNK_BYTES)
+        old = before[kind]
+        same = sum(data[i : i + CHUNK_BYTES] == old[i : i + CHUNK_BYTES] for i in starts)
+        print(
+            f"{kind:24} {len(data) / 1e6:7.1f} MB   zstd-1 {len(data) / packed:5.2f}x at "
+            f"{len(data) / seconds / 1e9:4.2f} GB/s   unchanged after {options.apart} steps: "
+            f"{same / len(starts):6.1%} of 64 KiB chunks"
+        )
+
+
+if __name__ == "__main__":
+    main()
