@@ -228,18 +228,22 @@ def prune(
 def pin(
     checkpoint: Annotated[str, typer.Argument(help="A checkpoint that is to stay.")],
     off: Annotated[bool, typer.Option("--off", help="Let it go again.")] = False,
+    json: Json = False,
 ) -> None:
     """Keep a checkpoint whatever the rules say, or no longer."""
     from phalanx.checkpoint.inspect import find
     from phalanx.checkpoint.tier import PIN_FILE
 
-    with reported(False):
+    with reported(json):
         tier, name = newest(list(find(checkpoint)), checkpoint)
         if off:
             tier.drop(f"{name}/{PIN_FILE}")
         else:
             tier.write(f"{name}/{PIN_FILE}", b"")
-    print(f"{tier.where}/{name} is {'not ' * off}pinned")
+    if json:
+        print_json({"checkpoint": at(tier, name), "pinned": not off})
+    else:
+        print(f"{at(tier, name)} is {'not ' * off}pinned")
 
 
 def print_list(found: list[Listed]) -> None:
