@@ -66,10 +66,6 @@ class Fabric(Struct, frozen=True, kw_only=True):
             return max(1, round(1.5 * math.cbrt(ends)))
         return 2 * self.tiers(ends) - 1
 
-    def share(self, gpus: int) -> float:
-        """Part of a card's rate that a group spread over this many GPUs gets."""
-        return 1.0 if not self.pod_gpus or gpus <= self.pod_gpus else 1 / self.oversubscription
-
 
 @cache
 def pcie_bandwidth(generation: int, lanes: int = 16) -> float:

@@ -21,6 +21,7 @@ from phalanx.plan.collectives import (
     all_to_all_seconds,
     bus_bandwidth,
     group,
+    pod_share,
 )
 from phalanx.plan.grid import Floats, Grid
 from phalanx.plan.layer import NARROW, BlockTime, Pricing, Split, tokens_of
@@ -110,7 +111,8 @@ def _expert_seconds(split: Split, pricing: Pricing) -> Floats:
     domains = ranks.domains
     distinct = domains * (1 - (1 - 1 / domains) ** moe.top_k)
     dedup = np.where(domains > 1, distinct / moe.top_k, 1.0)
-    network = machine.network_bandwidth * constants.network
+    share = pod_share(split.expert, np.full_like(split.expert, np.inf), machine)
+    network = machine.network_bandwidth * constants.network * share
     outside = nbytes * dedup * (domains - 1) / domains / network
     inside = all_to_all_seconds(
         nbytes, group(ranks.inside, ranks.inside * 0 + 1, machine), machine, constants

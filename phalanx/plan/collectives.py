@@ -5,7 +5,8 @@
 
 A group of n ranks lies ``inside`` to a domain (NVLink), so it spans n / inside domains. A ring
 crosses a domain's border over the NICs of all its members there, so its bandwidth outside is
-inside * NIC, and never more than the link inside. Shares of the bytes: all-gather and
+inside * NIC, and never more than the link inside. Between pods it has what the flows that leave
+one at the same time find of the pod's uplinks. Shares of the bytes: all-gather and
 reduce-scatter (n-1)/n; all-reduce twice that as a ring or tree, and once with in-switch
 reduction. Latencies in seconds by protocol (LL for small, Simple for large messages): base,
 per hop on NVLink, per hop on the network.
@@ -18,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from phalanx.plan.constants import Constants
-from phalanx.plan.grid import Bools, Floats
+from phalanx.plan.grid import Floats
 from phalanx.plan.machine import Machine
 
 RING_LL = (6.6e-6, 0.6e-6, 2.7e-6)
@@ -38,6 +39,7 @@ class Group:
 
     size: Floats
     inside: Floats
+    share: Floats | float = 1.0  # of the NICs' rate, for a ring
 
     @property
     def domains(self) -> Floats:
@@ -49,13 +51,28 @@ def group(size: Floats, stride: Floats, machine: Machine) -> Group:
     fit = np.maximum(1.0, np.floor(machine.domain / stride))
     # A group that fills a domain only in part must still divide evenly over domains.
     inside = np.where(size <= fit, size, np.gcd(size.astype(np.int64), fit.astype(np.int64)))
-    return Group(size, np.asarray(inside, dtype=np.float64))
+    share = pod_share(size * stride, stride, machine)
+    return Group(size, np.asarray(inside, dtype=np.float64), share)
+
+
+def pod_share(span: Floats, stride: Floats, machine: Machine) -> Floats:
+    """Part of the NICs' rate that a ring over ``span`` GPUs keeps where it leaves a pod.
+
+    It leaves once, however many of its ranks are inside, and with it the rings of the ranks that
+    lie between two of its own (``stride``, a domain's at least). A stride of a pod and more:
+    everybody leaves at once.
+    """
+    if not machine.pod:
+        return np.ones_like(span)
+    uplinks = machine.pod / machine.oversubscription
+    flows = np.clip(stride, machine.domain, machine.pod)
+    return np.where(machine.pod % span != 0, np.minimum(1.0, uplinks / flows), 1.0)
 
 
 def bus_bandwidth(ranks: Group, machine: Machine, constants: Constants) -> Floats:
     """Bytes/s that a large ring moves past each rank."""
     link = machine.link_bandwidth * constants.link
-    network = machine.network_bandwidth * constants.network
+    network = machine.network_bandwidth * constants.network * ranks.share
     return np.where(ranks.domains > 1, np.minimum(link, network * ranks.inside), link)
 
 
@@ -126,9 +143,11 @@ def all_to_all_seconds(
     return np.where(n > 1, moving + latency, 0.0)
 
 
-def send_seconds(nbytes: Floats, crosses: Bools, machine: Machine, constants: Constants) -> Floats:
-    """One message to a neighbour; ``crosses`` where it leaves the domain."""
-    network = machine.network_bandwidth * constants.network
+def send_seconds(nbytes: Floats, stride: Floats, machine: Machine, constants: Constants) -> Floats:
+    """One message of every rank to its neighbour, which is ``stride`` ranks away."""
+    crosses = stride >= machine.domain
+    share = pod_share(np.full_like(stride, np.inf), stride, machine)
+    network = machine.network_bandwidth * constants.network * share
     bandwidth = np.where(crosses, network, machine.link_bandwidth * constants.link)
     return nbytes / bandwidth + np.where(crosses, RING_SIMPLE[2], RING_SIMPLE[1])
 

@@ -37,7 +37,9 @@ class Machine(Struct, frozen=True, kw_only=True):
     power: float  # watts behind the peak, over the family's reference; at most 1
     domain: int  # GPUs that share NVLink (or its like)
     link_bandwidth: float  # that a large collective reaches
-    network_bandwidth: float  # line rate less headers
+    network_bandwidth: float  # line rate less headers, inside a pod
+    pod: int  # GPUs that reach each other at that rate; 0: all of the job's
+    oversubscription: float  # rate inside a pod over that between pods
     host_bandwidth: float  # to host memory
     host_memory_bytes: float  # a GPU's share of its host, as the four below
     host_memory_bandwidth: float
@@ -64,9 +66,9 @@ def machine_of(cluster: Cluster, gpus: int) -> Machine:
         power=power_of(gpu),
         domain=_even_domain(cluster.domain_gpus, gpus),
         link_bandwidth=cluster.link.bandwidth * cluster.link.efficiency,
-        network_bandwidth=(
-            cluster.network_bandwidth * cluster.nic.payload_share * cluster.fabric.share(gpus)
-        ),
+        network_bandwidth=cluster.network_bandwidth * cluster.nic.payload_share,
+        pod=cluster.fabric.pod_gpus if cluster.fabric.pod_gpus < gpus else 0,
+        oversubscription=cluster.fabric.oversubscription,
         host_bandwidth=cluster.host_bandwidth,
         host_memory_bytes=cluster.host_memory_per_gpu,
         host_memory_bandwidth=cluster.host_memory_bandwidth,

@@ -195,10 +195,8 @@ def _send_seconds(pricing: Pricing, grid: Grid) -> Floats:
     )
     nbytes = 2 * tokens_of(split, pricing.workload) * pricing.workload.model.dim
     nbytes = nbytes / grid.tensor  # sent in slices, gathered again inside the domain
-    inside = grid.tensor * grid.context * grid.data
-    seconds = send_seconds(
-        nbytes, inside >= pricing.machine.domain, pricing.machine, pricing.constants
-    )
+    stride = (grid.tensor * grid.context * grid.data).astype(np.float64)
+    seconds = send_seconds(nbytes, stride, pricing.machine, pricing.constants)
     if pricing.software.overlap_pipeline:
         seconds = seconds * (1 - pricing.constants.hidden)
     return np.where(grid.pipeline > 1, 2 * grid.virtual_stages * seconds, 0.0)

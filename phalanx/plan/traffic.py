@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 from msgspec import Struct
 
 from phalanx.hardware import Cluster
+from phalanx.plan.collectives import pod_share
 from phalanx.plan.counts import parameters
+from phalanx.plan.machine import machine_of
 from phalanx.plan.workload import Mapping, Software, Workload
 
 
@@ -20,9 +23,13 @@ class AxisTraffic(Struct, frozen=True):
 
     def line_seconds(self, cluster: Cluster) -> float:
         """The least time that the links need for it."""
-        share = cluster.fabric.share(self.span)
-        inside, outside = cluster.domain_bandwidth, cluster.network_bandwidth * share
-        return self.sent_bytes / (inside if self.inside_domain else outside)
+        if self.inside_domain:
+            return self.sent_bytes / cluster.domain_bandwidth
+        # Experts exchange with everybody; other axes with neighbours.
+        stride = np.inf if self.axis == "expert" else self.span / self.ranks
+        machine = machine_of(cluster, cluster.gpus)
+        share = pod_share(np.array([float(self.span)]), np.array([stride]), machine)
+        return float(self.sent_bytes / (cluster.network_bandwidth * share[0]))
 
 
 def traffic(

@@ -129,7 +129,7 @@ def test_a_file_describes_a_cluster(tmp_path: Path) -> None:
     found = cluster(str(path))
     assert found.name == "site"
     assert found.network_bandwidth == pytest.approx(12.5e9)
-    assert (found.fabric.share(512), found.fabric.share(1024)) == (1.0, 0.25)
+    assert (found.fabric.pod_gpus, found.fabric.oversubscription) == (512, 4)
     assert found.price_per_gpu_hour == 1.9
 
 

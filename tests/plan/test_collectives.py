@@ -12,6 +12,7 @@ from phalanx.plan.collectives import (
     all_to_all_seconds,
     bus_bandwidth,
     group,
+    send_seconds,
 )
 from phalanx.plan.constants import shipped
 from phalanx.plan.machine import machine_of
@@ -62,6 +63,31 @@ def test_sums_in_the_switches_halve_the_bytes_of_a_large_all_reduce() -> None:
     plain = all_reduce_seconds(LARGE, ranks, machine, shipped())
     inside = all_reduce_seconds(LARGE, ranks, machine, shipped(), in_network=True)
     assert plain / inside == pytest.approx(2 * 63 / 64, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("size", "stride", "share"),
+    [
+        (128, 8, 1.0),  # inside a pod of 3,072
+        (1024, 8, 1.0),  # eight rings leave a pod whose uplinks carry 3072 / 7 cards
+        (12, 1024, 3072 / 7 / 1024),  # a thousand leave at once
+        (3, 4096, 1 / 7),  # every hop leaves
+    ],
+)
+def test_rings_between_pods_share_the_uplinks_with_those_that_leave_beside_them(
+    size: int, stride: int, share: float
+) -> None:
+    ranks, machine = groups(size, stride, gpus=12288, name="llama3")
+    whole = machine.network_bandwidth * shipped().network
+    assert bus_bandwidth(ranks, machine, shipped()) == pytest.approx(whole * share)
+
+
+def test_stages_in_other_pods_are_sent_to_over_the_uplinks() -> None:
+    _, machine = groups(1, 1, gpus=12288, name="llama3")
+    near, far = (
+        send_seconds(LARGE, np.array([stride]), machine, shipped()) for stride in (256.0, 4096.0)
+    )
+    assert far / near == pytest.approx(7, rel=1e-3)
 
 
 def test_a_group_of_one_communicates_nothing() -> None:
