@@ -42,7 +42,7 @@ def print_check(report: CheckReport, every_row: bool) -> None:
             continue
         row = _errors(structs.asdict(errors))
         made.add_row(escape(name), *row, f"{errors.coverage80:.0%}")
-    out.print(made)
+    out.print(made if report.rows else "no run of the file can be compared")
     if report.memory is not None:
         memory = report.memory
         out.print(

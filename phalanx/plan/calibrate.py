@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 from msgspec import Struct, structs
 
+from phalanx.config import ConfigError
 from phalanx.plan.constants import Constants
 from phalanx.plan.grid import Bools, Floats
 from phalanx.plan.published import Run, read_runs
@@ -64,8 +65,13 @@ class Calibration(Struct, frozen=True, kw_only=True):
 
 def calibrate(path: Path) -> Calibration:
     """Fit the constants to a CSV of runs, validated by leaving out one project at a time."""
-    runs, _ = read_runs(path, assume=True)
-    return calibrate_runs([run for run in runs if run.seconds is not None])
+    runs, skipped = read_runs(path, assume=True)
+    timed = [run for run in runs if run.seconds is not None]
+    if not timed:
+        why = f" (line {skipped[0].row}: {skipped[0].reason})" if skipped else ""
+        fix = "give runs with their time; `phalanx plan check` says what each row lacks"
+        raise ConfigError("file", str(path), f"no run of it can be compared{why}", fix)
+    return calibrate_runs(timed)
 
 
 def calibrate_runs(runs: Sequence[Run]) -> Calibration:

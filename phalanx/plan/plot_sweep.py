@@ -80,7 +80,7 @@ def _share(axes: Axes, result: Sweep) -> None:
     left = [100 * plan.failures.goodput for plan in result.plans]
     axes.plot(counts, mfu, "o-", color=USEFUL, ms=4, label="MFU")
     axes.plot(counts, left, "s-", color=IDLE, ms=4, label="goodput")
-    axes.set_ylim(0, 100)
+    axes.set_ylim(0, 105)  # the marks at 100 are whole
     axes.set_ylabel("%", fontsize=9, color=INK)
     axes.legend(fontsize=8, frameon=False)
 
@@ -89,5 +89,5 @@ def _price(axes: Axes, result: Sweep) -> None:
     counts = _gpus(axes, result, "Dollars for a million tokens")
     dollars = [plan.bill.dollars_per_million_tokens for plan in result.plans]
     axes.plot(counts, dollars, "o-", color=EXPOSED, ms=4)
-    axes.set_ylim(bottom=0)
+    axes.set_ylim(0, 1.1 * max(dollars))
     axes.set_ylabel("$", fontsize=9, color=INK)

@@ -140,6 +140,20 @@ def _with_nearest(error: ConfigError, question: Question) -> ConfigError:
         which = "least that would" if gpus > question.cluster.gpus else "nearest that would"
         fix = f"the {which}: {gpus:,} GPUs ({describe(found.best.mapping)})"
         return ConfigError(first.key, first.value, first.rule, fix)
+    return _with_pin(error, question)
+
+
+def _with_pin(error: ConfigError, question: Question) -> ConfigError:
+    """The same error, with a pin without which some mapping works."""
+    for name, value in reversed(question.pins.items()):  # words before numbers of GPUs
+        rest = {other: kept for other, kept in question.pins.items() if other != name}
+        try:
+            found = _search(structs.replace(question, pins=rest), question.cluster)
+        except ConfigError:
+            continue
+        first = error.problems[0]
+        fix = f"without {name} {value} this would: {describe(found.best.mapping)}"
+        return ConfigError(first.key, first.value, first.rule, fix)
     return error
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import re
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -19,13 +20,11 @@ from phalanx.config import ConfigError, LatentAttention, Model, Moe
 from phalanx.hardware import Cluster, ClusterFile, gpus_by_key, make_cluster
 from phalanx.plan.columns import tidy
 from phalanx.plan.counts import flops_per_token, parameters
+from phalanx.plan.fields import MOST, RefusedError, integer, number, precision, recompute, zero
 from phalanx.plan.traits import Traits, traits_of
-from phalanx.plan.workload import Mapping, Precision, Recompute, Software, Workload
+from phalanx.plan.workload import Mapping, Recompute, Software, Workload
 
 GB = 2.0**30
-LARGEST = 10**9
-MOST = {"layers": 4096, "hidden": 2**18, "heads": 8192, "kv_heads": 8192, "experts": 2**16}
-MOST |= {"seq": 2**24, "num_gpus": 10**7, "vpp": 4096, "microbatch": 2**16, "topk": 1024}
 LONG_SEQUENCE = 16384  # tokens; nobody puts two such samples into one micro-batch by choice
 USUAL_VOCAB = 51200
 
@@ -59,17 +58,21 @@ class Skipped(Struct, frozen=True):
     reason: str
 
 
-class _RefusedError(Exception):
-    """Why a row is skipped."""
-
-
 def read_runs(path: Path, *, assume: bool = False) -> tuple[list[Run], list[Skipped]]:
     """All comparable runs of a CSV file, and the others with reasons.
 
     ``assume``: also runs that do not give their micro-batch, where it can only have been one.
     """
     with path.open(newline="", encoding="utf-8-sig") as lines:
-        return parse_runs(csv.DictReader(lines), assume=assume)
+        heading = lines.readline()
+        lines.seek(0)
+        separator = max(",\t;", key=heading.count)
+        reader = csv.DictReader(lines, delimiter=separator)
+        twice = [name for name, n in Counter(reader.fieldnames or ()).items() if n > 1 and name]
+        if twice:
+            rule = f'has the column "{twice[0]}" more than once'
+            raise ConfigError("file", str(path), rule, "keep one of them")
+        return parse_runs(reader, assume=assume)
 
 
 def parse_runs(
@@ -77,37 +80,35 @@ def parse_runs(
 ) -> tuple[list[Run], list[Skipped]]:
     """Runs of parsed rows, and the skipped ones with reasons."""
     runs, skipped = [], []
-    for number, row in enumerate(tidy(rows), start=2):
+    for line, row in enumerate(tidy(rows), start=2):
         try:
-            runs.append(_run(number, row, assume))
-        except _RefusedError as refused:
-            skipped.append(Skipped(number, str(refused)))
-        except ConfigError as error:
-            skipped.append(Skipped(number, str(error)))
+            runs.append(_run(line, row, assume))
+        except (RefusedError, ConfigError) as refused:
+            skipped.append(Skipped(line, str(refused)))
     return runs, skipped
 
 
-def _run(number: int, row: dict[str, str], assume: bool) -> Run:
+def _run(line: int, row: dict[str, str], assume: bool) -> Run:
     traits = traits_of(row)
-    if assume and not row.get("microbatch") and _integer(row, "seq", 1) >= LONG_SEQUENCE:
+    if assume and not row.get("microbatch") and integer(row, "seq", 1) >= LONG_SEQUENCE:
         row = row | {"microbatch": "1"}
         complete = False
     else:
         complete = all(row.get(key) for key in ("tp", "pp", "microbatch", "global_batch"))
     if traits.refuse:
-        raise _RefusedError(traits.refuse)
-    gpus = _integer(row, "num_gpus")
+        raise RefusedError(traits.refuse)
+    gpus = integer(row, "num_gpus")
     cluster = _cluster(row, gpus)
     mapping = _mapping(row, gpus)
     model = _model(row, mapping.pipeline)
     if mapping.pipeline > model.layers:
-        raise _RefusedError(f"pp = {mapping.pipeline} exceeds {model.layers} layers")
+        raise RefusedError(f"pp = {mapping.pipeline} exceeds {model.layers} layers")
     # Some count embedding and loss as layers: 128 stages of a model of 126.
     most = model.layers // mapping.pipeline
     mapping = structs.replace(mapping, virtual_stages=min(mapping.virtual_stages, most))
     workload = Workload(
         model=model,
-        sequence=_integer(row, "seq"),
+        sequence=integer(row, "seq"),
         global_batch=_global_batch(row, mapping),
         routing_skew=traits.routing_skew,
         trains=traits.trains,
@@ -115,12 +116,12 @@ def _run(number: int, row: dict[str, str], assume: bool) -> Run:
     memory_text = row.get("mem_gb", "").upper()
     oom = "OOM" in memory_text or "OUT OF MEMORY" in memory_text
     seconds = _seconds(row, workload, mapping, cluster, traits, gpus)
-    memory = None if oom else _number(row, "mem_gb")
+    memory = None if oom else number(row, "mem_gb")
     memory_bytes = memory * GB if memory is not None else None
     if seconds is None and memory_bytes is None and not oom:
-        raise _RefusedError("no time, rate or memory was measured")
+        raise RefusedError("no time, rate or memory was measured")
     return Run(
-        row=number,
+        row=line,
         source=row.get("source", ""),
         project=traits.project,
         workload=workload,
@@ -135,64 +136,33 @@ def _run(number: int, row: dict[str, str], assume: bool) -> Run:
     )
 
 
-def _integer(row: dict[str, str], key: str, default: int | None = None) -> int:
-    text = row.get(key, "")
-    if not text:
-        if default is None:
-            raise _RefusedError(f"{key} is missing")
-        return default
-    match = re.fullmatch(r"[~≈]?(\d[\d,_]*(?:\.\d+)?)\s*([kKmM]?)", text)
-    if match is None:
-        raise _RefusedError(f"{key} = {text!r} is not a number")
-    thousand = 1024 if key == "seq" else 1000
-    scale = {"": 1, "k": thousand, "m": thousand**2}[match[2].lower()]
-    value = round(float(re.sub("[,_]", "", match[1])) * scale)
-    most = MOST.get(key, LARGEST)
-    if not 1 <= value <= most:
-        raise _RefusedError(f"{key} = {text!r} must be 1 to {most:,}")
-    return value
-
-
 def _global_batch(row: dict[str, str], mapping: Mapping) -> int:
     """Samples in a step; a batch in tokens (4M) is brought to samples.
 
     Where the stated batch does not come out even over the replicas (sources round, and quote
     GPUs that did not all take part), the nearest that does was run.
     """
-    samples: float = _integer(row, "global_batch")
+    samples: float = integer(row, "global_batch")
     if re.search(r"[mM]|tok", row["global_batch"]):
-        samples = samples / _integer(row, "seq")
+        samples = samples / integer(row, "seq")
     unit = mapping.data * mapping.micro_batch
     return max(1, round(samples / unit)) * unit
 
 
-def _number(row: dict[str, str], key: str) -> float | None:
-    text = row.get(key, "")
-    if not text:
-        return None
-    match = re.fullmatch(r"[~≈]?(-?\d[\d,]*(?:\.\d+)?(?:[eE][-+]?\d+)?)\s*(%|s|[GT]i?B)?", text)
-    if match is None:
-        raise _RefusedError(f"{key} = {text!r} is not a number")
-    value = float(match[1].replace(",", ""))
-    if not 0 < value < LARGEST:
-        raise _RefusedError(f"{key} = {text!r} must be positive")
-    return value
-
-
 def _mapping(row: dict[str, str], gpus: int) -> Mapping:
-    tensor, pipeline = _integer(row, "tp"), _integer(row, "pp")
-    context = _integer(row, "cp", 1)
+    tensor, pipeline = integer(row, "tp"), integer(row, "pp")
+    context = integer(row, "cp", 1)
     if gpus % (tensor * pipeline * context):
-        raise _RefusedError(
+        raise RefusedError(
             f"tp * pp * cp = {tensor * pipeline * context} does not divide {gpus} GPUs"
         )
     data = gpus // (tensor * pipeline * context)  # a few sources misprint their own
     if not row.get("microbatch"):
-        raise _RefusedError("microbatch is missing")
+        raise RefusedError("microbatch is missing")
     stages = row.get("vpp", "").lower()
     virtual = 2 if stages.startswith(">") else 1
     if not stages.startswith(">") and stages not in ("none", "no"):
-        virtual = _integer(row, "vpp", 1)
+        virtual = integer(row, "vpp", 1)
     if pipeline == 1:
         virtual = 1
     dual = "dualpipe" in row.get("notes", "").lower() and pipeline > 1 and virtual == 1
@@ -201,63 +171,33 @@ def _mapping(row: dict[str, str], gpus: int) -> Mapping:
         pipeline=pipeline,
         data=data,
         context=context,
-        expert=_integer(row, "ep", 1),
-        zero=_zero(row.get("zero_fsdp", "")),
-        micro_batch=_integer(row, "microbatch"),
-        recompute=_recompute(row.get("recompute", "")),
+        expert=integer(row, "ep", 1),
+        zero=zero(row.get("zero_fsdp", "")),
+        micro_batch=integer(row, "microbatch"),
+        recompute=recompute(row.get("recompute", "")),
         schedule="dualpipe" if dual else "interleaved" if virtual > 1 else "1f1b",
         virtual_stages=2 if dual else virtual,
-        precision=_precision(row.get("precision", "")),
+        precision=precision(row.get("precision", "")),
     )
-
-
-def _zero(text: str) -> int:
-    text = text.lower()
-    level = re.search(r"(?:zero|stage)[-_ ]*([0-3])\b", text) or re.fullmatch(
-        r"([0-3])(?:\.0)?", text
-    )
-    if level:
-        return int(level[1])
-    if "grad_op" in text:
-        return 2
-    if "fsdp" in text or "shard" in text:
-        return 3
-    return 1 if "dist" in text else 0
-
-
-def _recompute(text: str) -> Recompute:
-    text = text.lower()
-    if text.startswith(("full", "uniform", "block", "yes", "true", "all")):
-        return "full"
-    return "none" if text in ("", "none", "no", "false", "off", "0") else "selective"
-
-
-def _precision(text: str) -> Precision:
-    text = text.lower()
-    if "rowwise" in text:  # these kernels accumulate slowly: no faster than 16 bits
-        return "bfloat16"
-    for name in ("nvfp4", "mxfp8", "fp8"):
-        if name in text:
-            return name
-    if "bf16" in text or "bfloat16" in text or not text:
-        return "bfloat16"
-    return "float16" if "16" in text or "half" in text or "mixed" in text else "float32"
 
 
 def _model(row: dict[str, str], pipeline: int) -> Model:
     if not row.get("hidden") or not row.get("ffn"):
-        raise _RefusedError("the model's shape is not given")
-    dim, vocab = _integer(row, "hidden"), _integer(row, "vocab", USUAL_VOCAB)
+        raise RefusedError("the model's shape is not given")
+    dim, vocab = integer(row, "hidden"), integer(row, "vocab", USUAL_VOCAB)
     name = row.get("model", "").lower()
     written = row["ffn"].replace(",", "").lower()
-    if _integer(row, "experts", 1) > 1 and "moe" not in written:
+    if integer(row, "experts", 1) > 1 and "moe" not in written:
         written = f"moe{written}"  # one width beside experts is theirs
     moe_text = re.search(r"moe(\d+)", written)
-    dense_text = re.match(r"\d+", written)
+    dense_text = re.match(r"(\d+)(?:\.0*)?(?![\w.])", written)
     if not moe_text and not dense_text:
-        raise _RefusedError(f"ffn = {row['ffn']!r} is not a number")
-    ffn = int(dense_text[0]) if dense_text else int(moe_text[1]) if moe_text else 0
-    heads = _integer(row, "heads", _usual_heads(dim))
+        raise RefusedError(f"ffn = {row['ffn']!r} is not a number")
+    widths = [int(found[1]) for found in (dense_text, moe_text) if found]
+    if not all(1 <= width <= MOST["ffn"] for width in widths):
+        raise RefusedError(f"ffn = {row['ffn']!r} must be 1 to {MOST['ffn']:,}")
+    ffn = widths[0]
+    heads = integer(row, "heads", _usual_heads(dim))
     gated = moe_text is not None or ffn != 4 * dim or "llama" in name
     shape: dict[str, Any] = {
         "dim": dim,
@@ -271,11 +211,11 @@ def _model(row: dict[str, str], pipeline: int) -> Model:
         wide = latent.content_head_dim + latent.rope_head_dim
         shape |= {"latent": latent, "kv_heads": heads, "head_dim": wide}
     else:
-        shape |= {"kv_heads": _integer(row, "kv_heads", heads)}
+        shape |= {"kv_heads": integer(row, "kv_heads", heads)}
         shape |= {"head_dim": 128 if name.startswith("qwen3") else _usual_width(dim, heads)}
     if moe_text is not None:
         shape["moe"] = _experts(row, int(moe_text[1]), dense_text is not None)
-    layers = _integer(row, "layers", 0) or _layers_from_size(name, dim, vocab, pipeline)
+    layers = integer(row, "layers", 0) or _layers_from_size(name, dim, vocab, pipeline)
     if row.get("vocab", "").startswith("~"):
         shape["vocab"] = _vocab_from_size(name, dim, vocab, layers)
     return Model(layers=layers, **shape)
@@ -285,8 +225,8 @@ def _experts(row: dict[str, str], ffn: int, dense_first: bool) -> Moe:
     """DeepSeek's shape (a dense width beside the experts') has a shared expert as well."""
     first = (3 if "deepseek" in row.get("model", "").lower() else 1) if dense_first else 0
     return Moe(
-        experts=_integer(row, "experts"),
-        top_k=min(_integer(row, "topk"), _integer(row, "experts")),
+        experts=integer(row, "experts"),
+        top_k=min(integer(row, "topk"), integer(row, "experts")),
         ffn=ffn,
         shared_experts=1 if dense_first else 0,
         shared_ffn=ffn if dense_first else 0,
@@ -310,10 +250,10 @@ def _layers_from_size(name: str, dim: int, vocab: int, pipeline: int) -> int:
     """Layers of a GPT of so many billion parameters, in whole stages."""
     match = re.search(r"-(\d+(?:\.\d+)?)b", name)
     if match is None:
-        raise _RefusedError("layers is missing")
+        raise RefusedError("layers is missing")
     layers = (float(match[1]) * 1e9 - vocab * dim) / (12 * dim**2)
     if not 0 < layers <= MOST["layers"]:
-        raise _RefusedError(f"layers is missing, and {name!r} of width {dim} does not say it")
+        raise RefusedError(f"layers is missing, and {name!r} of width {dim} does not say it")
     return max(1, round(layers / pipeline)) * pipeline
 
 
@@ -329,7 +269,7 @@ def _cluster(row: dict[str, str], gpus: int) -> Cluster:
     text = row.get("gpu", "")
     key = _gpu_key(text)
     if key is None:
-        raise _RefusedError(f"unknown gpu {text!r}")
+        raise RefusedError(f"unknown gpu {text!r}" if text else "gpu is missing")
     described: dict[str, Any] = {"gpu": key, "gpus": gpus}
     everything = f"{text} {row.get('source', '')} {row.get('notes', '')}"
     cards = re.search(r"(\d+)x(\d+)G\b", everything)
@@ -380,14 +320,14 @@ def _seconds(
     traits: Traits,
     gpus: int,
 ) -> float | None:
-    iteration = _number(row, "iter_time_s")
+    iteration = number(row, "iter_time_s")
     if iteration is not None:
         _refuse_contradiction(row, workload, traits, iteration * gpus)
         return iteration
-    rate = _number(row, "tokens_per_s_per_gpu")
+    rate = number(row, "tokens_per_s_per_gpu")
     if rate is not None:
         return workload.tokens / (rate * gpus)
-    tera, percent = _number(row, "tflops_per_gpu"), _number(row, "mfu_pct")
+    tera, percent = number(row, "tflops_per_gpu"), number(row, "mfu_pct")
     if tera is None and percent is None:
         return None
     if tera is None:
@@ -406,19 +346,17 @@ def _refuse_contradiction(
     row: dict[str, str], workload: Workload, traits: Traits, gpu_seconds: float
 ) -> None:
     """A row whose time and TFLOP/s differ by half or more describes two different batches."""
-    tera = _number(row, "tflops_per_gpu")
+    tera = number(row, "tflops_per_gpu")
     if tera is None:
         return
     ratio = _counted_flops(workload, traits.flops, traits) / (tera * 1e12 * gpu_seconds)
     if not 0.5 < ratio < 2.0:
-        raise _RefusedError(f"its time and its TFLOP/s disagree by a factor of {ratio:.2f}")
+        raise RefusedError(f"its time and its TFLOP/s disagree by a factor of {ratio:.2f}")
 
 
 def _counted_flops(workload: Workload, counted: str, traits: Traits) -> float:
-    recompute: Recompute = "full" if counted == "hardware" else "none"
-    per_token = flops_per_token(
-        workload.model, workload.sequence, traits.attention_flops, recompute
-    )
+    again: Recompute = "full" if counted == "hardware" else "none"
+    per_token = flops_per_token(workload.model, workload.sequence, traits.attention_flops, again)
     assert parameters(workload.model).total > 0
     flops = per_token.hardware_flops if counted == "hardware" else per_token.model_flops
     return float(flops) * workload.tokens

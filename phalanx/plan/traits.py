@@ -101,10 +101,18 @@ def traits_of(row: dict[str, str]) -> Traits:
         return Traits(project=source.split("/")[0][:40], software=software)
     if "megatron" in source:
         return Traits(project="megatron", software=MEGATRON)
+    if "nanotron" in source:  # eager, blocking sends, gathers hidden only in its async mode
+        software = replace(
+            FSDP, overlap_tensor="async" in notes, overlap_pipeline=False, reduce_bytes=4
+        )
+        return Traits(project="nanotron", software=software)
     old = re.match(r"(v100|a100|a800)", row.get("gpu", "").lower()) is not None
-    if old and recompute.startswith("full") and "fp16" in precision:
-        return Traits(project=source, software=MEGATRON_2021)
     sharded = "fsdp" in row.get("zero_fsdp", "").lower()
+    if old and recompute.startswith("full") and "fp16" in precision:
+        # FSDP has gathered whole blocks ahead of their use from the beginning.
+        ahead = {"gathers_per_block": 1, "overlap_gradients": True, "reduce_bytes": 2}
+        software = replace(MEGATRON_2021, **ahead) if sharded else MEGATRON_2021
+        return Traits(project=source, software=software)
     kernel = "flash2" if old else "flash3"
     software = replace(FSDP if sharded else MEGATRON, attention=kernel)
     return Traits(project=source.split("/")[0][:40] or "unknown", software=software)

@@ -11,9 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from phalanx.config import ConfigError
+from phalanx.plan.calibrate import calibrate
 from phalanx.plan.check import check_rows, check_runs
 from phalanx.plan.columns import tidy
-from phalanx.plan.published import Run, parse_runs
+from phalanx.plan.published import Run, parse_runs, read_runs
 from tests.plan.test_published import ROW
 
 FIELDS = tuple(ROW)
@@ -91,6 +93,48 @@ def test_an_unknown_gpu_is_never_taken_for_another() -> None:
     for name in ("A10G", "H20", "RTX 4090", "TPU v5e", "MI210", "L40S", "B2000"):
         runs, (skipped,) = parse_runs([ROW | {"gpu": name}])
         assert not runs and "unknown gpu" in skipped.reason
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"precision": "eight"}, "unknown precision 'eight'"),
+        ({"ffn": "1e30"}, "ffn = '1e30' is not a number"),
+        ({"ffn": "99999999999"}, "ffn = '99999999999' must be 1 to"),
+        ({"tokens_per_s_per_gpu": "1e30"}, "must be above 0 and below"),
+        ({"gpu": ""}, "gpu is missing"),
+    ],
+)
+def test_what_cannot_be_meant_is_skipped_and_not_guessed(
+    changed: dict[str, str], reason: str
+) -> None:
+    runs, (skipped,) = parse_runs([ROW | changed])
+    assert not runs and reason in skipped.reason
+
+
+@pytest.mark.parametrize("separator", [",", "\t", ";"])
+def test_tabs_and_semicolons_separate_columns_too(tmp_path: Path, separator: str) -> None:
+    path = write(tmp_path, [list(ROW), list(ROW.values())], separator)
+    assert read_runs(path)[0] == parse_runs([ROW])[0]
+
+
+def test_a_column_that_comes_twice_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path, [[*ROW, "tp"], [*ROW.values(), "8"]])
+    with pytest.raises(ConfigError, match='the column "tp" more than once'):
+        read_runs(path)
+
+
+def test_a_fit_to_nothing_says_why(tmp_path: Path) -> None:
+    path = write(tmp_path, [list(ROW), list((ROW | {"gpu": "abacus"}).values())])
+    with pytest.raises(ConfigError, match=r"line 2: unknown gpu 'abacus'"):
+        calibrate(path)
+
+
+def write(folder: Path, rows: list[list[str]], separator: str = ",") -> Path:
+    path = folder / "runs.csv"
+    with path.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file, delimiter=separator).writerows(rows)
+    return path
 
 
 @settings(max_examples=150, deadline=None)

@@ -51,6 +51,20 @@ def test_pins_are_kept() -> None:
     assert (mapping.recompute, mapping.precision) == ("full", "fp8")
 
 
+@pytest.mark.parametrize(
+    ("pins", "said"),
+    [
+        ({"tensor": 16}, "without tensor 16 this would: "),  # eight key/value heads
+        ({"data": 4, "pipeline": 16, "schedule": "zero-bubble", "recompute": "selective"},
+         r"without (recompute selective|schedule zero-bubble) this would: "),
+        ({"tensor": 1, "pipeline": 1, "zero": 0, "offload": "none"}, "without zero 0 this would: "),
+    ],
+)  # fmt: skip
+def test_the_pin_that_stands_in_the_way_is_named(pins: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        plan(model="llama3-70b" if "zero" in pins else "llama3-8b", **pins)
+
+
 def test_the_memory_objective_takes_less_memory(small: Proposal) -> None:
     least = plan(objective="memory")
     assert least.prediction.memory_bytes < small.prediction.memory_bytes
