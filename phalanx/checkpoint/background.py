@@ -34,10 +34,16 @@ class Background:
         self._failed: Outcome | None = None  # of the newest save
 
     def save(self, tensors: dict[str, Tensor], order: Order) -> None:
-        """Copy the state and hand it over; waits only where all memory is still being written."""
+        """Copy the state and hand it over; waits only where all memory is still being written.
+
+        A prompt snapshot that is not to be written is left out then.
+        """
         with self._keeper_needed():
             self._seal(wait=True)
-            slot, buffer = self._kept.slot()
+            found = self._kept.prompt_slot(order.write) if order.prompt else self._kept.slot()
+            if found is None:
+                return
+            slot, buffer = found
             self._failed = None
             self._sealing = (slot, self._snapshot.bytes)
             self._kept.hand_over(slot, order)
@@ -81,6 +87,12 @@ class Background:
             self._seal(wait=True)
             self._kept.wait_durable()
 
+    def wait_acknowledged(self) -> None:
+        """Until the last prompt snapshot is sealed, here and at the buddy."""
+        with self._keeper_needed():
+            self._seal(wait=True)
+            self._kept.wait_acknowledged()
+
     def failure(self) -> CheckpointError | None:
         """Why the newest save failed, if it did."""
         if self._failed is None:
@@ -106,6 +118,10 @@ class Background:
     def close(self) -> None:
         """Leave the keeper to its work."""
         self._kept.close()
+
+    def abandon(self) -> None:
+        """Leave, as if this process were killed."""
+        self._kept.abandon()
 
     def _seal(self, wait: bool) -> None:
         """Tell the keeper that the copy is done."""

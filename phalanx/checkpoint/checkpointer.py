@@ -87,6 +87,7 @@ class Checkpointer(Loader):
         archive: Archive | None = None,
         bytes_per_second: float = 0.0,
         stagger_seconds: float = 0.0,
+        exclusive: bool = True,
     ) -> None:
         super().__init__()
         self.folder = folder
@@ -94,6 +95,8 @@ class Checkpointer(Loader):
         self.archive = archive
         self.bytes_per_second = bytes_per_second  # limit of one rank's writing; 0: none
         self.stagger_seconds = stagger_seconds  # over which ranks spread the start of writing
+        self.exclusive = exclusive  # otherwise generations alone fence off other writers
+        self.prompt = False  # snapshots are safe in memory before they are written
         self._arranged: Arrangement | None = None
         self._background: Background | None = None
         self._keeper: subprocess.Popen[bytes] | None = None
@@ -119,7 +122,7 @@ class Checkpointer(Loader):
         if self._background is not None and self._arranged is not None:
             order = self._order(final, self._arranged, step, extra)
             second = self.archive if write and archive else None
-            order = msgspec.structs.replace(order, write=write, archive=second)
+            order = msgspec.structs.replace(order, write=write, archive=second, prompt=self.prompt)
             self._background.save(tensors, order)
             return final
         with self._ranks.together(final):
@@ -153,11 +156,15 @@ class Checkpointer(Loader):
         lease_seconds: float = 300.0,
         home: Path | None = None,
         replicate: bool = False,
+        buddy_shift: int = 0,
+        prompt: bool = False,
     ) -> bool:
         """Have later saves of these tensors go through a keeper; False where it has no memory.
 
-        Collective, once: memory is allocated and the ranks learn who writes what.
+        Collective, once: memory is allocated and the ranks learn who writes what. Replicas go to
+        the node ``buddy_shift`` further in rank order, or (0) to one in another failure domain.
         """
+        self.prompt = prompt
         with self._ranks.together(self.folder):
             self._open(generation, step)
         self._arranged = self._arrange(self.folder, tensors)
@@ -171,6 +178,7 @@ class Checkpointer(Loader):
                 slots,
                 cuda=device.type == "cuda",
                 lock=-1 if self._lock is None else self._lock.descriptor,
+                step=step,
             )
         except (NoKeeperError, OSError) as error:
             problem = str(error)
@@ -181,7 +189,7 @@ class Checkpointer(Loader):
                 kept.close()
             return False
         if replicate:
-            self._pair(kept)
+            self._pair(kept, buddy_shift)
         self._background = Background(self.folder, kept, self._arranged.snapshot, device)
         return True
 
@@ -227,6 +235,18 @@ class Checkpointer(Loader):
             found += background.wait_complete()
         return found
 
+    def wait_acknowledged(self) -> None:
+        """Until this rank's last prompt snapshot is sealed, here and at the buddy."""
+        if self._background is not None:
+            self._background.wait_acknowledged()
+
+    def abandon(self) -> None:
+        """Leave without a word, as if this rank were killed: keepers hold on to what they have."""
+        if self._background is not None:
+            self._background.abandon()
+            self._background = None
+        self.close()
+
     def close(self) -> None:
         """Let another job write here; a keeper finishes what it was given."""
         if self._background is not None:
@@ -240,8 +260,8 @@ class Checkpointer(Loader):
         """Take the folder, sweep what a killed job left in it, and shut out older gangs."""
         if current_rank() != 0:
             return
-        if self._lock is None:
-            self.folder.mkdir(parents=True, exist_ok=True)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if self._lock is None and self.exclusive:
             self._lock = WriterLock(self.folder)
             sweep(self.folder)
         if generation != self._generation:
@@ -261,14 +281,17 @@ class Checkpointer(Loader):
                 log.warning("no keeper can be started: %s", error)
         return self._ranks.gather(address)[first]
 
-    def _pair(self, kept: Kept) -> None:
+    def _pair(self, kept: Kept, shift: int) -> None:
         """Tell the keeper which other one, in another failure domain, holds its replicas."""
         own = Node(node_name(), domain_name(), own_address(), kept.port, kept.token)
-        nodes = sorted(set(self._ranks.gather(own)))
+        found = dict.fromkeys(self._ranks.gather(own))
+        nodes = list(found) if shift else sorted(found)
         if len(nodes) < 2:
             log.warning("no replicas: all ranks are on one node")
             return
-        buddy = nodes[buddies([node.domain for node in nodes])[nodes.index(own)]]
+        place = nodes.index(own)
+        chosen = (place + shift) % len(nodes)
+        buddy = nodes[chosen if shift else buddies([node.domain for node in nodes])[place]]
         kept.pair(buddy.host, buddy.port, buddy.token)
 
     def _arrange(self, path: Path, tensors: dict[str, torch.Tensor]) -> Arrangement:

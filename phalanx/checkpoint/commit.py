@@ -51,6 +51,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     bytes_per_second: float = 0.0  # limit of the writing; 0: none
     delay_seconds: float = 0.0  # before the writing, so that not all ranks write at once
     write: bool = True  # otherwise the snapshot stays in memory
+    prompt: bool = False  # sealed in memory and at the buddy first, and only then written
     archive: Archive | None = None  # where it is copied to when it is on disk
 
 

@@ -22,8 +22,8 @@ from phalanx.checkpoint.commit import Order, try_commit
 from phalanx.checkpoint.folder import scan
 from phalanx.checkpoint.manifest import MANIFEST_FILE, CheckpointError
 from phalanx.checkpoint.serving import Peer, Worker, problem_of
-from phalanx.checkpoint.shelf import Shelf
-from phalanx.checkpoint.wire import Committed, Failed, Superseded, check_token
+from phalanx.checkpoint.shelf import Held, Shelf
+from phalanx.checkpoint.wire import Committed, Failed, Noted, Superseded, check_token
 
 POLL_SECONDS = 0.1  # for the manifest, while other ranks still write
 LISTING_SECONDS = 5.0  # a listing of all sidecars is dearer than a look at one name
@@ -46,6 +46,7 @@ class Keeper:
         self._workers = 0  # connections that have memory here
         self._busy = 0  # flushes handed over and not finished
         self._pending: list[tuple[Worker, Order]] = []
+        self._watchers: list[Worker] = []
         self._wanted = True  # somebody may come: the first worker, or one after a crash
         self._folder_lock = -1  # descriptor
         self._idle_since = time.monotonic()
@@ -106,6 +107,28 @@ class Keeper:
         """Whoever restored from here needs it no more."""
         with self._lock:
             self._wanted = False
+
+    def watched(self, watcher: Worker) -> None:
+        """Somebody wants to know what is safe: now, and from now on."""
+        with self._lock:
+            self._watchers.append(watcher)
+        for held in self.shelf.sealed():
+            if held.replica or held.safe:
+                watcher.tell(noted(held))
+
+    def unwatched(self, watcher: Worker) -> None:
+        """A watcher is gone."""
+        with self._lock:
+            if watcher in self._watchers:
+                self._watchers.remove(watcher)
+
+    def note(self, held: Held) -> None:
+        """A snapshot is safe."""
+        held.safe = True
+        with self._lock:
+            watchers = list(self._watchers)
+        for watcher in watchers:
+            watcher.tell(noted(held))
 
     def took(self) -> None:
         """A flush or a copy was begun."""
@@ -171,6 +194,12 @@ class Keeper:
         return False
 
 
+def noted(held: Held) -> Noted:
+    """What watchers are told about a snapshot."""
+    draft, rank = held.order.draft, held.order.sidecar.rank
+    return Noted(rank, draft.generation, draft.step, held.replica)
+
+
 def listen(address: str) -> socket.socket:
     """A Unix socket whose folder nobody else may enter."""
     path = Path(address)
@@ -191,18 +220,26 @@ def main() -> None:
     parser.add_argument("--lease", type=float, default=300.0, help="seconds without a worker")
     options = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    given = options.listener
+    listener = None if given < 0 else socket.socket(fileno=given)
+    run_keeper(options.socket, options.host, options.lease, listener)
+
+
+def run_keeper(
+    address: str, host: str, lease_seconds: float, listener: socket.socket | None = None
+) -> None:
+    """Be a keeper, from the first worker to the last."""
     # A scheduler that ends the job signals everybody; what was handed over is written first.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    given = options.listener
-    listener = listen(options.socket) if given < 0 else socket.socket(fileno=given)
-    tcp = socket.create_server((options.host, 0))
+    listener = listener or listen(address)
+    tcp = socket.create_server((host, 0))
     try:
-        Keeper(listener, options.lease, tcp).serve()
+        Keeper(listener, lease_seconds, tcp).serve()
     finally:
-        Path(options.socket).unlink(missing_ok=True)
+        Path(address).unlink(missing_ok=True)
         with suppress(OSError):  # others may have sockets there
-            Path(options.socket).parent.rmdir()
+            Path(address).parent.rmdir()
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from torch import Tensor
 from phalanx.checkpoint.commit import Order
 from phalanx.checkpoint.direct import aligned
 from phalanx.checkpoint.wire import (
+    Acknowledged,
     Archived,
     Bye,
     Committed,
@@ -52,12 +53,19 @@ class Kept:
     """A worker's connection to its keeper."""
 
     def __init__(
-        self, address: str, rank: int, slot_bytes: int, slots: int, cuda: bool, lock: int = -1
+        self,
+        address: str,
+        rank: int,
+        slot_bytes: int,
+        slots: int,
+        cuda: bool,
+        lock: int = -1,
+        step: int = -1,
     ) -> None:
         self._connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._connection.connect(address)
         self._stream = KeeperStream(self._connection)
-        send(self._connection, Hello(rank, slot_bytes, slots), *([lock] if lock >= 0 else []))
+        send(self._connection, Hello(rank, slot_bytes, slots, step), *([lock] if lock >= 0 else []))
         answer, files = self._stream.welcome()
         if not isinstance(answer, Welcome) or not files:
             self._connection.close()
@@ -76,6 +84,8 @@ class Kept:
         self.port, self.token = answer.port, answer.token
         # First in, first out: with two slots the newest sealed snapshot is never the one filled.
         self._free = answer.slots
+        self._newest: list[int] = []  # slots of the two last prompt snapshots
+        self._unacknowledged: list[int] = []  # their steps
         self._outcomes: list[Outcome] = []
         self._handed: list[int] = []  # steps to be written without an outcome so far
         self.archiving: list[int] = []  # steps that are copied to the second tier
@@ -98,11 +108,34 @@ class Kept:
             self._take(self._stream.read(None))
         return self._free[0], self._slots[self._free[0]]
 
+    def prompt_slot(self, patient: bool) -> tuple[int, Tensor] | None:
+        """Memory for a snapshot that does not cost either of the two newest.
+
+        Other ranks may be one step behind or have lost their newest, so both may be needed. None
+        (unless ``patient``) where everything else is still being written to disk.
+        """
+        while True:
+            self.wait_acknowledged()
+            usable = [slot for slot in self._free if slot not in self._newest]
+            if usable:
+                return usable[0], self._slots[usable[0]]
+            if not patient:
+                return None
+            self._take(self._stream.read(None))
+
+    def wait_acknowledged(self) -> None:
+        """Until every prompt snapshot is sealed, here and at the buddy."""
+        while self._unacknowledged:
+            self._take(self._stream.read(None))
+
     def hand_over(self, slot: int, order: Order) -> None:
         """The slot is about to be filled: from now on the keeper sees to it."""
         self._free.remove(slot)
         if order.write:
             self._handed.append(order.draft.step)
+        if order.prompt:
+            self._newest = [*self._newest[-1:], slot]
+            self._unacknowledged.append(order.draft.step)
         if order.archive is not None:
             self.archiving.append(order.draft.step)
         send(self._connection, Flush(slot, order))
@@ -130,8 +163,12 @@ class Kept:
         except OSError:  # it is gone already
             pass
         finally:
-            self._connection.close()
-            self._unpin()
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Leave as a worker that was killed does: the keeper holds on to what it has."""
+        self._connection.close()
+        self._unpin()
 
     def _take(self, messages: list[FromKeeper]) -> None:
         for message in messages:
@@ -144,11 +181,15 @@ class Kept:
                 case Superseded():
                     self._handed.remove(message.step)
                 case Failed():
+                    if message.step in self._unacknowledged:
+                        self._unacknowledged.remove(message.step)
                     if message.slot >= 0:
                         self._free.append(message.slot)
                         self.archiving = [s for s in self.archiving if s != message.step]
                     failed = Outcome(step=message.step, path=message.path, problem=message.problem)
                     self._resolve(failed)
+                case Acknowledged():
+                    self._unacknowledged.remove(message.step)
                 case Trouble():
                     self.troubles.append(f"step {message.step}: {message.problem}")
                 case Archived():

@@ -82,13 +82,21 @@ class Loader:
         raise CheckpointError("(none)", "there is no checkpoint to load")
 
     def load_memory(
-        self, home: Path, tensors: dict[str, torch.Tensor], *, newer_than: int = -1
+        self,
+        home: Path,
+        tensors: dict[str, torch.Tensor],
+        *,
+        newer_than: int = -1,
+        step: int = -1,
     ) -> Manifest | None:
         """Load the newest step that keepers still hold whole; None if there is none.
 
-        ``newer_than`` is the step of a checkpoint that would do as well.
+        ``newer_than`` is the step of a checkpoint that would do as well; ``step`` asks for a
+        certain one.
         """
         for candidate in self._candidates(home):
+            if step not in (-1, candidate.step):
+                continue
             chosen: Candidate | None = candidate
             while chosen is not None and chosen.step > newer_than:
                 try:

@@ -17,8 +17,9 @@ from phalanx.checkpoint.archive import Archiver, Copy
 from phalanx.checkpoint.commit import publish_sidecar, try_commit, write_bytes
 from phalanx.checkpoint.direct import CHUNK_BYTES, chunk_sums
 from phalanx.checkpoint.manifest import CheckpointError
-from phalanx.checkpoint.shelf import Held, Region
+from phalanx.checkpoint.shelf import Held, Region, WorkerGoneError
 from phalanx.checkpoint.wire import (
+    Acknowledged,
     Archived,
     Ask,
     Bye,
@@ -41,6 +42,7 @@ from phalanx.checkpoint.wire import (
     Replicated,
     Taken,
     Trouble,
+    Watch,
     Welcome,
     expect,
     prove_token,
@@ -131,6 +133,7 @@ class Peer:
             return
         held.seal(put.sidecar.sums)
         self.tell(Taken())
+        self.keeper.note(held)
 
 
 class Worker(Peer):
@@ -139,6 +142,7 @@ class Worker(Peer):
     def __init__(self, keeper: Keeper, connection: socket.socket) -> None:
         super().__init__(keeper, connection)
         self._work: queue.Queue[tuple[int, Held] | None] = queue.Queue()
+        self._later: queue.Queue[tuple[int, Held] | None] = queue.Queue()  # sealed, to be written
         self._region: Region | None = None
         self._filling: dict[int, Held] = {}
         self._buddy: Pair | None = None
@@ -157,6 +161,7 @@ class Worker(Peer):
                     return
         finally:  # also after words that nobody understands
             self.connection.close()
+            self.keeper.unwatched(self)
             for held in self._filling.values():
                 held.abandon()
             if self._region is not None:
@@ -183,6 +188,8 @@ class Worker(Peer):
                 self._buddy = message
             case Release():
                 self.keeper.release()
+            case Watch():
+                self.keeper.watched(self)
             case Bye():
                 self._as_planned = True
                 return False
@@ -200,22 +207,69 @@ class Worker(Peer):
             return
         self.keeper.joined()
         threading.Thread(target=self._write, daemon=True).start()
-        order = self._region.in_order_of_use()
+        threading.Thread(target=self._write_later, daemon=True).start()
+        order = self._region.in_order_of_use(step=hello.step)
         self.tell(Welcome(order, self.keeper.port, self.keeper.token), self._region.file)
 
     def _write(self) -> None:
         while (work := self._work.get()) is not None:
             slot, held = work
             try:
-                committed = self._keep(slot, held)
-                self.keeper.finished(self, held.order, not committed)
+                if held.order.prompt:
+                    self._seal_promptly(slot, held)
+                else:
+                    committed = self._keep(slot, held)
+                    self.keeper.finished(self, held.order, not committed)
             except Exception as error:  # a full disk must not end the keeper
-                step = held.order.draft.step
-                log.error("step %d is not saved: %s", step, error)
-                self.tell(Failed(slot, step, held.order.path, problem_of(error)))
-                self.keeper.finished(self, held.order, waits_for_others=False)
+                self._give_up(slot, held, error)
+        self._later.put(None)
+
+    def _give_up(self, slot: int, held: Held, error: Exception) -> None:
+        step = held.order.draft.step
+        if not isinstance(error, WorkerGoneError):
+            log.error("step %d is not saved: %s", step, error)
+        self.tell(Failed(slot, step, held.order.path, problem_of(error)))
+        self.keeper.finished(self, held.order, waits_for_others=False)
+
+    def _seal_promptly(self, slot: int, held: Held) -> None:
+        """Make a snapshot safe in memory; where it is to be written too, that comes later."""
+        step, began = held.order.draft.step, time.monotonic()
+        held.seal(sums_of(held))
+        safe = self._replicate(held)
+        if safe:
+            self.keeper.note(held)
+        self.tell(Acknowledged(step, safe))
+        if held.order.write:
+            self._later.put((slot, held))
+            return
+        self.tell(Durable(slot, step, time.monotonic() - began))
+        self.keeper.finished(self, held.order, waits_for_others=False)
+
+    def _write_later(self) -> None:
+        assert self._region is not None
+        writing = self._region.writing
+        while (work := self._later.get()) is not None:
+            slot, held = work
+            writing[slot] = writing.get(slot, 0) + 1
+            try:
+                self._write_sealed(slot, held)
+            except Exception as error:
+                self._give_up(slot, held, error)
+            finally:
+                writing.pop(slot, None)
         self.keeper.left(self._as_planned)
         self.keeper.disconnected()
+
+    def _write_sealed(self, slot: int, held: Held) -> None:
+        """Write a snapshot that is sealed; what changed under the writing is not published."""
+        order, began = held.order, time.monotonic()
+        assert held.sidecar is not None
+        if write_bytes(order, held.views()) != held.sidecar.sums:
+            raise OSError("the next worker used its memory before it was written")
+        publish_sidecar(Path(order.path), held.sidecar)
+        self._archive(held)
+        self.tell(Durable(slot, order.draft.step, time.monotonic() - began))
+        self.keeper.finished(self, order, waits_for_others=not self._commit(held))
 
     def _keep(self, slot: int, held: Held) -> bool:
         """Write, replicate, give the slot back, commit; whether nothing is left to wait for."""
@@ -231,10 +285,7 @@ class Worker(Peer):
             try:
                 assert held.sidecar is not None
                 publish_sidecar(Path(order.path), held.sidecar)
-                if order.archive is not None:
-                    copy = Copy(order, held.sidecar)  # opened before anybody may prune it
-                    self.keeper.took()
-                    self._archiver.add(copy)
+                self._archive(held)
             except OSError as error:
                 problem = problem_of(error)
         replica.join()
@@ -243,6 +294,13 @@ class Worker(Peer):
             raise OSError(problem)
         self.tell(Durable(slot, order.draft.step, seconds))
         return self._commit(held)
+
+    def _archive(self, held: Held) -> None:
+        if held.order.archive is not None:
+            assert held.sidecar is not None
+            copy = Copy(held.order, held.sidecar)  # opened before anybody may prune it
+            self.keeper.took()
+            self._archiver.add(copy)
 
     def _complain(self, step: int, problem: str) -> None:
         log.error("step %d: %s", step, problem)
@@ -265,11 +323,11 @@ class Worker(Peer):
             self.tell(Failed(-1, step, order.path, problem_of(error)))
         return True
 
-    def _replicate(self, held: Held) -> None:
+    def _replicate(self, held: Held) -> bool:
         """Have another node's keeper hold the snapshot too; training goes on if it cannot."""
         buddy, step = self._buddy, held.order.draft.step
         if buddy is None:
-            return
+            return True
         assert held.sidecar is not None
         try:
             with socket.create_connection((buddy.host, buddy.port), PEER_SECONDS) as peer:
@@ -278,8 +336,10 @@ class Worker(Peer):
                 peer.sendall(held.memory[: held.sidecar.shard_bytes])
                 expect(peer, Taken)
             self.tell(Replicated(step))
+            return True
         except OSError as error:
             self._complain(step, f"no replica at {buddy.host}:{buddy.port}: {error}")
+            return False
 
 
 def sums_of(held: Held) -> bytes:

@@ -29,6 +29,7 @@ class Held:
     def __init__(self, order: Order, memory: memoryview, *, replica: bool) -> None:
         self.order, self.memory, self.replica = order, memory, replica
         self.sidecar: Sidecar | None = None  # with checksums, once they are known
+        self.safe = False  # at its buddy too, where there is one
         self._filled = 0
         self._abandoned = False
         self._changed = threading.Condition()
@@ -100,6 +101,7 @@ class Region:
             os.close(self.file)
             raise MemoryError(f"{size / 1e9:.1f} GB of shared memory: {error}") from error
         self.held: dict[int, Held] = {}
+        self.writing: dict[int, int] = {}  # slots that are being written to disk: how often
 
     def begin(self, slot: int, order: Order, *, replica: bool = False) -> Held:
         """A slot is filled anew; what was in it is gone."""
@@ -108,12 +110,20 @@ class Region:
         self.held[slot] = held
         return held
 
-    def in_order_of_use(self) -> list[int]:
-        """Slots, those without a sealed snapshot first, the newest sealed one last."""
+    def in_order_of_use(self, generation: int = -1, step: int = -1) -> list[int]:
+        """Slots, those without a sealed snapshot first, the newest sealed one last.
 
-        def age(slot: int) -> tuple[bool, int]:
+        With the ``step`` that a ``generation`` continues from, later steps of older ones are worth
+        nothing: they never happened.
+        """
+
+        def age(slot: int) -> tuple[bool, int, int, int]:
             held = self.held.get(slot)
-            return (False, 0) if held is None or not held.sealed else (True, held.order.draft.step)
+            if held is None or not held.sealed:
+                return (slot in self.writing, 0, 0, 0)
+            draft = held.order.draft
+            dead = 0 <= step < draft.step and (generation < 0 or draft.generation < generation)
+            return (slot in self.writing, 0 if dead else 1, draft.generation, draft.step)
 
         return sorted(range(self.slots), key=age)
 
@@ -139,7 +149,9 @@ class Shelf:
         side = order.sidecar
         with self._lock:
             region = self._region(self._replicas, side.rank, side.shard_bytes, 2)
-            return region.begin(region.in_order_of_use()[0], order, replica=True)
+            draft = order.draft
+            slot = region.in_order_of_use(draft.generation, draft.step)[0]
+            return region.begin(slot, order, replica=True)
 
     def sealed(self) -> list[Held]:
         """Every snapshot that may be restored."""

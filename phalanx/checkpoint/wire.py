@@ -47,6 +47,7 @@ class Hello(msgspec.Struct, frozen=True, tag=True):
     rank: int
     slot_bytes: int
     slots: int
+    step: int = -1  # that the worker restored: later ones of older generations never happened
 
 
 class Flush(msgspec.Struct, frozen=True, tag=True):
@@ -84,6 +85,10 @@ class Release(msgspec.Struct, frozen=True, tag=True):
 
 class Ask(msgspec.Struct, frozen=True, tag=True):
     """Which snapshots are there?"""
+
+
+class Watch(msgspec.Struct, frozen=True, tag=True):
+    """Tell of every snapshot that becomes safe, those that are there first."""
 
 
 class Detail(msgspec.Struct, frozen=True, tag=True):
@@ -168,6 +173,22 @@ class Replicated(msgspec.Struct, frozen=True, tag=True):
     step: int
 
 
+class Acknowledged(msgspec.Struct, frozen=True, tag=True):
+    """A prompt snapshot is sealed here and, if ``safe``, at the buddy (where there is one)."""
+
+    step: int
+    safe: bool
+
+
+class Noted(msgspec.Struct, frozen=True, tag=True):
+    """The answer to Watch: a snapshot is sealed here and at its buddy, or is such a replica."""
+
+    rank: int
+    generation: int
+    step: int
+    replica: bool
+
+
 class Archived(msgspec.Struct, frozen=True, tag=True):
     """Copying this rank's shard of a step to the second tier is over, well or not."""
 
@@ -199,10 +220,10 @@ class Taken(msgspec.Struct, frozen=True, tag=True):
     """The answer to Put: proved and sealed."""
 
 
-ToKeeper = Hello | Flush | Filled | Pair | Bye | Release | Ask | Detail | Fetch | Put
+ToKeeper = Hello | Flush | Filled | Pair | Bye | Release | Ask | Watch | Detail | Fetch | Put
 FromKeeper = (
     Welcome | Refused | Durable | Committed | Superseded | Failed | Trouble | Replicated | Archived
-    | Inventory | Details | Data | Taken
+    | Acknowledged | Noted | Inventory | Details | Data | Taken
 )  # fmt: skip
 
 _to_keeper: msgspec.msgpack.Decoder[ToKeeper] = msgspec.msgpack.Decoder(ToKeeper)

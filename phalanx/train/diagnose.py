@@ -90,6 +90,11 @@ def _diagnose(error: BaseException) -> tuple[ExitCode, str, str]:
 
 
 def _diagnose_foreign(error: BaseException) -> tuple[ExitCode, str, str]:
+    # The pipeline's schedules wrap whatever fails in a stage, a lost peer too.
+    if (cause := error.__cause__ or error.__context__) is not None:
+        found = _diagnose_foreign(cause)
+        if found[0] != ExitCode.OTHER:
+            return found
     text = str(error)
     if isinstance(error, MemoryError) or _NO_HOST_MEMORY.search(text):
         return ExitCode.HOST_MEMORY, "host_memory", HOST_MEMORY_ADVICE

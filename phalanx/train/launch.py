@@ -133,7 +133,7 @@ def _be_rank(
     try:
         die_with_parent(launcher)
         os.setsid()  # Ctrl-C reaches the ranks through the launcher, once
-        _redirect_output(folder.log(rank))
+        redirect_output(folder.log(rank))
         _set_environment(rank, world_size, listener)
         watcher = PipeSink(reports) if rank == 0 else None
         if rank != 0:
@@ -155,7 +155,8 @@ def _be_rank(
         os._exit(code)
 
 
-def _redirect_output(log: Path) -> None:
+def redirect_output(log: Path) -> None:
+    """Have everything that this process prints go to the end of a file."""
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     nothing = os.open(os.devnull, os.O_RDONLY)
     for target, source in ((0, nothing), (1, output), (2, output)):

@@ -6,6 +6,7 @@ import logging
 import math
 import statistics
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from phalanx.checkpoint import Checkpointer, CheckpointError
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+Stepped = Callable[[int, int, float], None]
+
 
 def train(
     trainer: Trainer,
@@ -34,8 +37,13 @@ def train(
     sinks: Sinks,
     stop: StopFlag,
     checkpointer: Checkpointer,
+    stepped: Stepped = lambda step, durable, stall_seconds: None,
 ) -> ExitInfo:
-    """Make steps until the job's last one, or until somebody asks the run to stop."""
+    """Make steps until the job's last one, or until somebody asks the run to stop.
+
+    ``stepped`` is told of every step: its number, the newest checkpoint that is complete, and
+    how long saving held it up.
+    """
     run = _Run(trainer, sinks, checkpointer)
     trainer.timer.restart()  # building and loading are not part of the first step
     try:
@@ -50,6 +58,7 @@ def train(
                 elif run.memory_is_due():
                     run.save(write=False)
                 run.report_checkpoints(checkpointer.poll())
+                stepped(trainer.step, run.durable, run.stall_seconds)
                 run.meter.add(trainer.step, trainer.tokens, outcome, profiler.exposed_seconds)
                 if last or run.log_is_due():
                     run.report_steps()
@@ -58,8 +67,10 @@ def train(
                 run.plan_checkpoints()
                 if outcome.stop:
                     run.report_checkpoints(checkpointer.finish())
+                    stepped(trainer.step, run.durable, 0.0)
                     return run.ended(stop.reason or "stopped", "stopped on request")
             run.report_checkpoints(checkpointer.finish())
+            stepped(trainer.step, run.durable, 0.0)
     except CheckpointError:
         run.report_steps()
         raise
@@ -88,6 +99,8 @@ class _Run:
         self.began = time.perf_counter()
         self.measured: list[float] = []  # stalls
         self.saves = 0
+        self.stall_seconds = 0.0  # of the last step
+        self.durable = 0  # newest step whose checkpoint is complete
         self.saved_step = -1
         self.saved_path = ""
         self.stalls: dict[int, float] = {}  # seconds that a save took from training, by step
@@ -103,7 +116,7 @@ class _Run:
 
     def memory_is_due(self) -> bool:
         """Between two checkpoints, a snapshot that keepers hold; only where there are keepers."""
-        every = self.job.checkpoint.memory_every
+        every = 1 if self.checkpointer.prompt else self.job.checkpoint.memory_every
         held = self.checkpointer.in_background
         return held and every > 0 and self.trainer.step % every == 0
 
@@ -151,13 +164,14 @@ class _Run:
             path = self.checkpointer.save(
                 trainer.step, trainer.tensors(), trainer.extra(), write=write, archive=copied
             )
+        self.stall_seconds = time.perf_counter() - began
         if not write:
             return
         self.saves += 1
         self.saved_step = trainer.step
         self.schedule.saved(trainer.step)
-        self.stalls[trainer.step] = time.perf_counter() - began
-        self.measured.append(self.stalls[trainer.step])
+        self.stalls[trainer.step] = self.stall_seconds
+        self.measured.append(self.stall_seconds)
         if not self.checkpointer.in_background:
             self.report_checkpoints([Outcome(step=trainer.step, path=str(path))])
 
@@ -165,7 +179,7 @@ class _Run:
         """Records of saves that are complete, or that failed while training went on."""
         for outcome in outcomes:
             if not outcome.problem:
-                self.saved_path = outcome.path
+                self.saved_path, self.durable = outcome.path, max(self.durable, outcome.step)
             record = CheckpointRecord(
                 job=self.job.name,
                 generation=self.trainer.generation,

@@ -88,13 +88,26 @@ def create(job: Job) -> RunFolder:
         folder.path.mkdir()
         for room in ROOMS:
             (folder.path / room).mkdir()
-        encoded = msgspec.json.format(msgspec.json.encode(job), indent=2)
-        (folder.config / "job.json").write_bytes(encoded + b"\n")
-        (folder.config / "job.toml").write_text(to_toml(job))
+        _write_config(job, folder)
     except OSError as error:
         shutil.rmtree(folder.path, ignore_errors=True)
         raise _no_place(job, error) from None
     return folder
+
+
+def make(job: Job, folder: RunFolder) -> None:
+    """Make a run's folder at a place that was chosen, unless an earlier generation did."""
+    for room in ROOMS:
+        (folder.path / room).mkdir(parents=True, exist_ok=True)
+    folder.exit_info.unlink(missing_ok=True)
+    if not (folder.config / "job.json").exists():
+        _write_config(job, folder)
+
+
+def _write_config(job: Job, folder: RunFolder) -> None:
+    encoded = msgspec.json.format(msgspec.json.encode(job), indent=2)
+    (folder.config / "job.json").write_bytes(encoded + b"\n")
+    (folder.config / "job.toml").write_text(to_toml(job))
 
 
 def check_room(job: Job) -> None:

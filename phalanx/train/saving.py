@@ -15,9 +15,11 @@ from phalanx.train.run_folder import RunFolder
 if TYPE_CHECKING:
     from phalanx.train.trainer import Trainer
 
+PROMPT_SLOTS = 4  # two newest snapshots, one being filled, one being written to disk
 
-def open_checkpointer(job: Job, folder: RunFolder) -> Checkpointer:
-    """The checkpointer of a run's folder."""
+
+def open_checkpointer(job: Job, folder: RunFolder, *, exclusive: bool = True) -> Checkpointer:
+    """The checkpointer of a run's folder; not ``exclusive`` where an agent fences off others."""
     settings = job.checkpoint
     return Checkpointer(
         folder.checkpoints,
@@ -30,6 +32,7 @@ def open_checkpointer(job: Job, folder: RunFolder) -> Checkpointer:
         archive=archive_of(job, folder.id),
         bytes_per_second=settings.write_limit * 1e9,
         stagger_seconds=settings.stagger_seconds,
+        exclusive=exclusive,
     )
 
 
@@ -76,3 +79,27 @@ def prepare_saves(job: Job, trainer: Trainer, checkpointer: Checkpointer) -> Non
         replicate=settings.replicas > 0,
     ):
         trainer.before_update = checkpointer.before_update
+
+
+def seal(job: Job, trainer: Trainer, checkpointer: Checkpointer, buddy_shift: int) -> None:
+    """Have every step's snapshot kept, here and at a buddy; the present one is when this returns.
+
+    Collective.
+    """
+    settings = job.checkpoint
+    if not checkpointer.prepare_background(
+        trainer.tensors(),
+        generation=trainer.generation,
+        step=trainer.step,
+        device=trainer.device,
+        slots=PROMPT_SLOTS,
+        lease_seconds=settings.keeper_lease,
+        home=keepers_home(job),
+        replicate=buddy_shift > 0,
+        buddy_shift=buddy_shift,
+        prompt=True,
+    ):
+        return
+    trainer.before_update = checkpointer.before_update
+    checkpointer.save(trainer.step, trainer.tensors(), trainer.extra(), write=False)
+    checkpointer.wait_acknowledged()

@@ -1,0 +1,315 @@
+"""A rank that outlives its peers: it leaves a broken group and joins the next generation.
+
+It is told what to do by ``Orders`` (an agent's, in practice) and decides nothing itself: which
+rank it has, when to restore what, when to go. Between two generations it keeps its process, its
+imports and its data feed; the group, the mesh and the model are made anew around them.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import time
+import traceback
+from datetime import timedelta
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import msgspec
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, TCPStore
+
+from phalanx.checkpoint import Checkpointer, CheckpointError, Manifest, list_checkpoints
+from phalanx.config import Job
+from phalanx.data import Feed
+from phalanx.parallel.mesh import build_mesh
+from phalanx.train import loop, run_folder
+from phalanx.train.diagnose import classify
+from phalanx.train.exits import ExitCode, ExitInfo
+from phalanx.train.memory import device_memory_error
+from phalanx.train.parent import find_parents
+from phalanx.train.resume import load_start
+from phalanx.train.run_folder import RunFolder
+from phalanx.train.saving import keepers_home, open_checkpointer, seal
+from phalanx.train.sinks import Sinks, open_sinks
+from phalanx.train.stop import StopFlag
+from phalanx.train.trainer import Trainer
+from phalanx.train.worker import choose_device, prepare
+
+log = logging.getLogger(__name__)
+
+
+class Formation(NamedTuple):
+    """A place in a generation of the gang."""
+
+    generation: int
+    rank: int
+    world_size: int
+    local_rank: int
+    host: str  # of the store where the ranks meet
+    port: int
+    prefix: str  # of this generation's keys there
+    buddy_shift: int = 0  # our snapshots are kept so many nodes further in rank order; 0: nowhere
+    replicas: int = 0  # length of the data axis; 0: as the job says
+
+
+class RestorePoint(NamedTuple):
+    """What to continue from. ``source``: "none", "peer", "disk" or "remote"."""
+
+    step: int
+    source: str
+
+
+class GenerationOver(BaseException):
+    """The generation was aborted, or a newer one has formed."""
+
+
+class Orders(Protocol):
+    """Where a member's orders come from and where its facts go."""
+
+    stop: StopFlag
+
+    def formation(self) -> Formation | None:
+        """The next place to take; waits for one. None: leave."""
+
+    def restore_point(self) -> RestorePoint:
+        """What to restore; waits until everybody has joined. Raises ``GenerationOver``."""
+
+    def restored(self, point: RestorePoint, refused: str = "") -> None:
+        """The step is loaded and sealed again, or why it could not be."""
+
+    def go(self) -> None:
+        """Waits until everybody is ready. Raises ``GenerationOver``."""
+
+    def stepped(self, step: int, durable: int, stall_seconds: float) -> None:
+        """A step is complete."""
+
+    def over(self) -> bool:
+        """Whether the generation is over: what fails then is no failure."""
+
+    def left(self, lost_peer: str = "") -> None:
+        """This rank is out of the group. ``lost_peer``: it noticed by itself, and how."""
+
+
+class Member:
+    """A rank's life through generations; ``run`` never raises, it reports."""
+
+    def __init__(self, job: Job, folder: Path, orders: Orders) -> None:
+        self._unresolved, self._orders = job, orders
+        self.job = job
+        self.folder = RunFolder(folder)
+        self.info: ExitInfo | None = None  # how it ended
+        self._device = torch.device("cpu")
+        self._trainer: Trainer | None = None
+        self._feed: tuple[tuple[int, int], Feed] | None = None  # and what it is for
+        self._rank = -1
+
+    @property
+    def step(self) -> int:
+        """The last complete one."""
+        return self._trainer.step if self._trainer is not None else 0
+
+    def run(self) -> int:
+        """Serve generation after generation; the exit code says how it ended."""
+        while (formation := self._orders.formation()) is not None:
+            self.info = self._serve(formation)
+            if self.info is not None:
+                return self.info.code
+        return ExitCode.DONE
+
+    def _serve(self, formation: Formation) -> ExitInfo | None:
+        """One generation; None when another one is to follow."""
+        self._rank = formation.rank
+        noticed = ""
+        try:
+            return self._report(self._train(formation))
+        except GenerationOver:
+            pass
+        except BaseException as error:
+            if not self._orders.over():
+                info = self._failure(error)
+                # A CUDA context that lost a peer may be broken for good: leave it to a new process.
+                if not info.is_symptom or self._device.type == "cuda":
+                    return self._report(info)
+                noticed = info.message
+        self._leave_group()
+        self._orders.left(noticed)
+        return None
+
+    def _train(self, formation: Formation) -> ExitInfo:
+        laps = Laps()
+        set_environment(formation)
+        self.job = prepare(_with_replicas(self._unresolved, formation), formation.world_size)
+        self._device = choose_device(self.job, formation.local_rank)
+        laps.end("check")
+        join_group(formation, self.job, self._device)
+        laps.end("meet")
+        self._mesh = build_mesh(self.job, self._device)
+        laps.end("mesh")
+        if self._rank == 0:
+            run_folder.make(self.job, self.folder)
+        self._trainer = self._make_trainer()
+        checkpointer = open_checkpointer(self.job, self.folder, exclusive=False)
+        laps.end("build")
+        try:
+            point = self._restore(checkpointer, laps)
+            trainer = self._trainer
+            trainer.generation = formation.generation
+            seal(self.job, trainer, checkpointer, formation.buddy_shift)
+            laps.end("seal")
+            words = "generation %d: rank %d of %d at step %d (%s); seconds: %s"
+            log.info(words, *formation[:3], trainer.step, point.source, laps)
+            self._orders.restored(point)
+            self._orders.go()
+            laps.end("go")
+            return self._loop(trainer, checkpointer)
+        except BaseException:
+            checkpointer.abandon()
+            raise
+
+    def _make_trainer(self) -> Trainer:
+        """The feed outlives the trainer: its place in the data is an argument, not a state."""
+        wanted = (self._mesh.data_index, self.job.parallel.data)
+        kept = self._feed[1] if self._feed is not None and self._feed[0] == wanted else None
+        trainer = Trainer(self.job, self._mesh, self._device, kept)
+        self._feed = (wanted, trainer.feed)
+        return trainer
+
+    def _restore(self, checkpointer: Checkpointer, laps: Laps) -> RestorePoint:
+        """Load what is ordered; a source that is no good is refused, and another one ordered."""
+        clean = True
+        while True:
+            point = self._orders.restore_point()
+            laps.end("order")
+            assert self._trainer is not None
+            if not clean:
+                self._trainer = self._make_trainer()
+            clean = False
+            try:
+                problem = self._load(point, self._trainer, checkpointer)
+            except CheckpointError as error:
+                problem = "; ".join(error.problems)
+            laps.end("load")
+            if not problem:
+                return point
+            self._orders.restored(point, problem)
+
+    def _load(self, point: RestorePoint, trainer: Trainer, checkpointer: Checkpointer) -> str:
+        if point.source == "none":
+            parents = checkpointer.agreed(find_parents(self.job) if self._rank == 0 else [])
+            load_start(self.job, trainer, checkpointer, parents)
+            return ""
+        manifest: Manifest | None
+        if point.source == "peer":
+            home = keepers_home(self.job)
+            manifest = checkpointer.load_memory(home, trainer.tensors(), step=point.step)
+        else:
+            manifest = self._load_durable(point.step, trainer, checkpointer)
+        if manifest is None:
+            return f"step {point.step} is nowhere whole"
+        trainer.restore(manifest)
+        return ""
+
+    def _load_durable(
+        self, step: int, trainer: Trainer, checkpointer: Checkpointer
+    ) -> Manifest | None:
+        found = [path for path in list_checkpoints(self.folder.checkpoints) if _step(path) == step]
+        path = checkpointer.agreed(found[-1] if found else None)
+        return None if path is None else checkpointer.load(path, trainer.tensors())
+
+    def _loop(self, trainer: Trainer, checkpointer: Checkpointer) -> ExitInfo:
+        sinks = Sinks(open_sinks(self.job, self.folder) if self._rank == 0 else [])
+        try:
+            info = loop.train(
+                trainer, self.folder, sinks, self._orders.stop, checkpointer, self._orders.stepped
+            )
+        finally:
+            sinks.close()
+        trainer.close()
+        checkpointer.close()
+        dist.destroy_process_group()
+        lost = {f"{sink} failed": error for sink, error in sinks.failures.items()}
+        return msgspec.structs.replace(info, details={**info.details, **lost})
+
+    def _failure(self, error: BaseException) -> ExitInfo:
+        traceback.print_exception(error)
+        if isinstance(error, torch.OutOfMemoryError) and self._device.type == "cuda":
+            error = device_memory_error(error, self.job, self._trainer, self._device)
+        return classify(error, self._rank, self.step)
+
+    def _leave_group(self) -> None:
+        """Drop the group and what was built on it; whoever waits in it has been woken."""
+        self._trainer = None
+        gc.collect()  # modules and hooks refer to each other, and hold the group's sockets
+        if dist.is_initialized():
+            try:
+                dist.destroy_process_group()
+            except Exception as error:  # it was broken: there is nothing to save of it
+                log.debug("the broken group: %s", error)
+
+    def _report(self, info: ExitInfo) -> ExitInfo:
+        if info.code != ExitCode.DONE:
+            log.error("%s\n%s", info.message, info.advice)
+        if self._rank == 0 or info.code != ExitCode.DONE:
+            try:
+                self.folder.write_exit(info)
+            except OSError as error:  # a full disk must not hide why the run ended
+                log.error("cannot write exit_info.json: %s", error)
+        return info
+
+
+class Laps:
+    """What a formation spends its time on."""
+
+    def __init__(self) -> None:
+        self._since = time.monotonic()
+        self._seconds: dict[str, float] = {}
+
+    def end(self, name: str) -> None:
+        """A part is over."""
+        now = time.monotonic()
+        self._seconds[name] = self._seconds.get(name, 0.0) + now - self._since
+        self._since = now
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name} {seconds:.2f}" for name, seconds in self._seconds.items())
+
+
+def join_group(formation: Formation, job: Job, device: torch.device) -> None:
+    """Meet the other ranks of the generation at its store."""
+    cuda = device.type == "cuda"
+    backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
+    timeout = timedelta(seconds=job.train.collective_timeout_seconds)
+    meeting = TCPStore(formation.host, formation.port, is_master=False, timeout=timeout)
+    dist.init_process_group(
+        backend,
+        store=PrefixStore(formation.prefix, meeting),
+        rank=formation.rank,
+        world_size=formation.world_size,
+        timeout=timeout,
+        device_id=device if cuda else None,
+    )
+
+
+def set_environment(formation: Formation) -> None:
+    """What scripts and libraries expect of a launcher, and our own rooms ask."""
+    os.environ |= {
+        "RANK": str(formation.rank),
+        "LOCAL_RANK": str(formation.local_rank),
+        "WORLD_SIZE": str(formation.world_size),
+        "MASTER_ADDR": formation.host,
+        "MASTER_PORT": str(formation.port),
+    }
+
+
+def _with_replicas(job: Job, formation: Formation) -> Job:
+    if not formation.replicas or job.parallel.data == formation.replicas:
+        return job
+    parallel = msgspec.structs.replace(job.parallel, data=formation.replicas)
+    return msgspec.structs.replace(job, parallel=parallel)
+
+
+def _step(path: Path) -> int:
+    return int(path.name.removeprefix("step-").partition(".")[0])
