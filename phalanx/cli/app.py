@@ -20,6 +20,7 @@ COMMANDS = {
     "ckpt": ("phalanx.cli.ckpt", "Look at checkpoints, prove, convert and remove them."),
     "convert": ("phalanx.cli.convert", "Weights from and to Hugging Face folders."),
     "up": ("phalanx.cli.up:up", "Start the server: controller, API and page."),
+    "agent": ("phalanx.cli.agent:agent", "Serve a node: join a server and run its share of jobs."),
     "submit": ("phalanx.cli.submit:submit", "Put a job into the queue."),
     "ps": ("phalanx.cli.jobs:ps", "List jobs."),
     "show": ("phalanx.cli.jobs:show", "Show a job."),

@@ -14,6 +14,7 @@ from phalanx.cli.options import Json, print_json, refused_in_words
 from phalanx.cli.remote import State
 
 if TYPE_CHECKING:
+    from phalanx.cluster.policy import Policy
     from phalanx.control.server import Server
 
 up = typer.Typer()
@@ -38,9 +39,15 @@ def start(
     requests_per_second: Annotated[
         float, typer.Option(min=0, help="Of one token, in the long run; 0: no limit.")
     ] = 100.0,
+    nodes: Annotated[int, typer.Option(min=0, help="Start so many nodes on this machine.")] = 0,
+    gpus_per_node: Annotated[int, typer.Option(min=1, help="Ranks that each of them takes.")] = 1,
+    spares: Annotated[int, typer.Option(min=0, help="And so many that stand by.")] = 0,
     json: Json = False,
 ) -> None:
-    """Start the server: controller, API and page on one port."""
+    """Start the server: controller, API and page on one port.
+
+    With --nodes also a whole cluster on this machine, each node as processes of its own.
+    """
     from phalanx.control.client import default_state
     from phalanx.control.policy_file import read_policy
     from phalanx.control.run import StartError, serve
@@ -64,18 +71,40 @@ def start(
             port=port,
             store=store,
             url=url,
-            policy=read_policy(policy) if policy else None,
+            policy=_with_spares(read_policy(policy) if policy else None, spares),
             tls_cert=tls_cert,
             tls_key=tls_key,
             requests_per_second=requests_per_second,
             failures_per_second=5.0 if requests_per_second else 0.0,
         )
 
+    beside = partial(_local, nodes=nodes + spares, gpus=gpus_per_node) if nodes else None
     try:
-        serve(options, partial(_say, json))
+        serve(options, partial(_say, json), beside)
     except StartError as error:
         print(f"error: {error}", file=sys.stderr)
         raise typer.Exit(1) from None
+
+
+def _with_spares(policy: Policy | None, spares: int) -> Policy | None:
+    """A pool of spare nodes, where the policy has none."""
+    from msgspec import structs
+
+    from phalanx.cluster.policy import Policy
+
+    if not spares or (policy is not None and policy.spares.nodes):
+        return policy
+    policy = policy or Policy()
+    return structs.replace(policy, spares=structs.replace(policy.spares, nodes=spares))
+
+
+async def _local(server: Server, *, nodes: int, gpus: int) -> None:
+    from phalanx.control.local import LocalCluster
+
+    state = server.options.state
+    await LocalCluster(
+        state / "local", server.url, state / "join.token", nodes=nodes, gpus_per_node=gpus
+    ).run()
 
 
 def _say(json: bool, server: Server) -> None:

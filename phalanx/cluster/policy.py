@@ -95,6 +95,7 @@ class TimeoutPolicy(Part, frozen=True):
     heartbeat_ns: int = 5 * SECOND_NS
     missed_heartbeats: int = 4
     round_trip_ns: int = SECOND_NS  # of a message, at the 99.9th percentile
+    reconnect_ns: int = 5 * SECOND_NS  # an agent may be restarted, unless peers miss its workers
     hang_steps: int = 5  # a step may take this many times its usual time
     least_hang_ns: int = 60 * SECOND_NS
     lease_margin_ns: int = 30 * SECOND_NS

@@ -146,6 +146,7 @@ async def _let_in(hub: Hub, register: Register, connection: Connection) -> Conne
     now = clock.now_ns()
     skew = register.clock_ns - now
     hub.skew_ns[node] = skew
+    hub.stores[node] = register.store
     if abs(skew) > SKEW_NS:
         logger.warning(
             "the clock of %s is %.0f s %s; its times are corrected, but set its clock",

@@ -8,13 +8,21 @@ from collections.abc import Sequence
 
 from msgspec import structs
 
-from phalanx.cluster.commands import Command
+from phalanx.cluster.commands import Command, Form
 from phalanx.cluster.events import Event, NodeSilent
 from phalanx.cluster.fleet import NodeState
 from phalanx.cluster.gather import Gather
 from phalanx.cluster.job import Expected
 from phalanx.cluster.liveness import Liveness
-from phalanx.cluster.messages import AgentMessage, Applied, Heartbeat, Hello, Joined, Steps
+from phalanx.cluster.messages import (
+    AgentMessage,
+    Applied,
+    Exited,
+    Heartbeat,
+    Hello,
+    Joined,
+    Steps,
+)
 from phalanx.cluster.outbox import Outbox
 from phalanx.cluster.timeouts import derive
 from phalanx.control.connection import Connection
@@ -37,13 +45,15 @@ class Hub:
         core = controller.core
         self.timeouts = derive(core.view.policy.timeouts, Expected())
         round_trip = core.view.policy.timeouts.round_trip_ns
-        self.reconnect_seconds = round_trip / 1e9  # a broken connection may come back this long
+        allowed = core.view.policy.timeouts.reconnect_ns
+        self.reconnect_seconds = min(allowed, self.timeouts.silent_ns) / 1e9
         self.liveness = Liveness(self.timeouts.silent_ns)
         self.gather = Gather()
         self.outbox = Outbox(2 * round_trip)
         self.logs = LogRequests(self.push)
         self.connections: dict[int, Connection] = {}
         self.skew_ns: dict[int, int] = {}  # of each node's clock, ahead of the server's
+        self.stores: dict[int, str] = {}  # host:port of each node's store
         controller.listeners.append(self.deliver)
         self._take_over()
 
@@ -68,7 +78,7 @@ class Hub:
         self.liveness.watch(connection.node, now, incarnation)
 
     def disconnect(self, connection: Connection) -> None:
-        """A connection broke: its node is lost unless it is back within a round trip."""
+        """A connection broke: the node is lost unless its agent comes back in time."""
         if self.connections.get(connection.node) is connection:
             del self.connections[connection.node]
             self.logs.lost(connection.node)
@@ -78,6 +88,12 @@ class Hub:
     def _lost(self, node: int) -> None:
         if node not in self.connections:
             self._silent(self.liveness.lost(node))
+
+    def _confirm_lost(self, number: int) -> None:
+        """A gang lost a peer: a node of it without a connection is dead, not its agent alone."""
+        job = self.controller.core.view.jobs.get(number)
+        for node in job.placement.nodes if job is not None and job.placement is not None else ():
+            self._lost(node)
 
     def _silent(self, found: NodeSilent | None) -> None:
         if found is not None:
@@ -105,6 +121,8 @@ class Hub:
             return
         if isinstance(message, Hello):
             self.liveness.watch(message.node, now, message.inventory.incarnation)
+        if isinstance(message, Exited) and message.cause == "lost_peer":
+            self._confirm_lost(message.job)
         events = self.gather.receive(_not_in_future(message, now), now)  # type: ignore[arg-type]
         if events:
             self.controller.tell(events)
@@ -117,9 +135,14 @@ class Hub:
                 continue
             self.gather.expect(command)
             self.outbox.send(command, now)
-            frame = framed(encode(Deliver(command=command)))  # once for all nodes
+            frame = self._frame(command)  # once for all nodes
             for node in command.target:
                 self.push(node, frame)
+
+    def _frame(self, command: Command) -> bytes:
+        body = command.body
+        store = self.stores.get(body.store, "") if isinstance(body, Form) else ""
+        return framed(encode(Deliver(command=command, store=store)))
 
     def push(self, node: int, frame: bytes) -> bool:
         """Sends a frame to a node; False when it is not connected."""
@@ -145,9 +168,8 @@ class Hub:
             again: dict[tuple[int, int], bytes] = {}
             for node, command in self.outbox.due(now):
                 key = command.sequence, command.index
-                if key not in again:
-                    again[key] = framed(encode(Deliver(command=command)))
-                self.push(node, again[key])
+                frame = again.get(key) or again.setdefault(key, self._frame(command))
+                self.push(node, frame)
 
     def close(self, leader: str) -> None:
         """This server leads no more: agents look for the one that does."""

@@ -8,7 +8,8 @@ import logging
 import os
 import resource
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 import uvicorn
 from uvicorn.config import Config
@@ -30,8 +31,18 @@ class StartError(Exception):
     """The server cannot start here, and why."""
 
 
-def serve(options: Options, started: Callable[[Server], None] = lambda _: None) -> None:
-    """Serves until SIGINT or SIGTERM. ``started`` is called once the port is open."""
+Beside = Callable[[Server], Coroutine[Any, Any, None]]
+
+
+def serve(
+    options: Options,
+    started: Callable[[Server], None] = lambda _: None,
+    beside: Beside | None = None,
+) -> None:
+    """Serves until SIGINT or SIGTERM. ``started`` is called once the port is open.
+
+    What runs ``beside`` it is cancelled, and waited for, before the server ends.
+    """
     _raise_file_limit()
     listening = _listen(options)
     port = listening.getsockname()[1]
@@ -63,21 +74,32 @@ def serve(options: Options, started: Callable[[Server], None] = lambda _: None) 
     )
     with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
         try:
-            runner.run(_run(server, config, listening, started))
+            runner.run(_run(server, config, listening, started, beside))
         finally:
             server.close()
 
 
 async def _run(
-    server: Server, config: Config, listening: socket.socket, started: Callable[[Server], None]
+    server: Server,
+    config: Config,
+    listening: socket.socket,
+    started: Callable[[Server], None],
+    beside: Beside | None,
 ) -> None:
     web = uvicorn.Server(config)
     leading = asyncio.create_task(server.lead_forever())
     serving = asyncio.create_task(web.serve(sockets=[listening]))
     ServerFile(server.url, os.getpid(), __version__).write(server.options.state)
     started(server)
-    await asyncio.wait([leading, serving], return_when=asyncio.FIRST_COMPLETED)
+    other = asyncio.create_task(beside(server)) if beside is not None else None
+    waited = [task for task in (leading, serving, other) if task is not None]
+    await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
     failed = leading.done()
+    if other is not None:
+        other.cancel()
+        (problem,) = await asyncio.gather(other, return_exceptions=True)
+        if isinstance(problem, Exception):
+            logger.error("%s", problem)
     leading.cancel()
     web.should_exit = True
     problem, _ = await asyncio.gather(leading, serving, return_exceptions=True)

@@ -33,6 +33,7 @@ class Register(Frame, frozen=True, tag=True):
     clock_ns: int  # its clock, to warn of skew
     protocol: int = PROTOCOL
     healthy: bool = True  # it passed its check at start
+    store: str = ""  # host:port of the node's store, where ranks of a gang may meet
 
 
 class LogPart(Frame, frozen=True, tag=True):
@@ -86,6 +87,7 @@ class Deliver(Frame, frozen=True, tag=True):
     """A command; answered by ``Applied``."""
 
     command: Command
+    store: str = ""  # with Form: host:port where the ranks meet
 
 
 class ReadLog(Frame, frozen=True, tag=True):

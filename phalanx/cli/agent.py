@@ -1,0 +1,104 @@
+"""``phalanx agent``: the process of a node."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from phalanx.control.agent import AgentProcess
+
+agent = typer.Typer()
+
+
+@agent.command()
+def join_and_serve(
+    join: Annotated[str, typer.Option(help="URL of the server; several, with commas: standby.")],
+    name: Annotated[str, typer.Option(help="Of this node (default: the host's name).")] = "",
+    state: Annotated[Path | None, typer.Option(help="Folder for its state.")] = None,
+    gpus: Annotated[int | None, typer.Option(min=0, help="GPUs to offer (default: all).")] = None,
+    address: Annotated[str, typer.Option(help="Where other nodes reach this one.")] = "",
+    leaf: Annotated[str, typer.Option(help="Its first switch.")] = "leaf-0",
+    pod: Annotated[str, typer.Option(help="Its spine.")] = "pod-0",
+    rack: Annotated[str, typer.Option(help="Its rack, a failure domain.")] = "",
+    as_agent: Annotated[
+        bool, typer.Option("--as-agent", help="Run jobs as the agent's own user, even if root.")
+    ] = False,
+) -> None:
+    """Serve a node: join a server, run workers, tell how they do.
+
+    The join token comes from PHALANX_TOKEN or the file in PHALANX_TOKEN_FILE. SIGINT ends what
+    runs here; after SIGTERM it runs on for a while, and the next agent takes it over.
+    """
+    from phalanx.control.agent import (
+        AgentOptions,
+        AgentProcess,
+        JoinError,
+        describe_node,
+        own_address,
+    )
+    from phalanx.control.zygote_client import ZygoteError
+
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
+    )
+    urls = tuple(url.strip().rstrip("/") for url in join.split(",") if url.strip())
+    if not urls or not all(url.startswith(("http://", "https://")) for url in urls):
+        print(f"error: {join!r} is no address of a server: use http://HOST:PORT", file=sys.stderr)
+        raise typer.Exit(2)
+    name = name or socket.gethostname()
+    options = AgentOptions(
+        urls=urls,
+        state=(state or Path.home() / ".phalanx" / "agent" / name).absolute(),
+        node=describe_node(name, gpus, leaf=leaf, pod=pod, rack=rack),
+        address=address or own_address(urls[0]),
+        join_token=_join_token(),
+        ca=os.environ.get("PHALANX_CA", ""),
+        switch_users=not as_agent and os.getuid() == 0,
+    )
+    try:
+        asyncio.run(_run(AgentProcess(options)))
+    except (JoinError, ZygoteError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise typer.Exit(1) from None
+
+
+async def _run(process: AgentProcess) -> None:
+    serving = asyncio.ensure_future(process.run())
+    ending = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def end() -> None:
+        ending.set()
+        serving.cancel()
+
+    loop.add_signal_handler(signal.SIGINT, end)
+    loop.add_signal_handler(signal.SIGTERM, serving.cancel)
+    try:
+        await serving
+    except asyncio.CancelledError:
+        pass
+    finally:
+        if ending.is_set():
+            await process.leave()
+
+
+def _join_token() -> str:
+    if token := os.environ.get("PHALANX_TOKEN"):
+        return token.strip()
+    path = os.environ.get("PHALANX_TOKEN_FILE")
+    if not path:
+        return ""
+    try:
+        return Path(path).read_text().strip()
+    except OSError as error:
+        print(f"error: no token: {path}: {error.strerror}", file=sys.stderr)
+        raise typer.Exit(1) from None

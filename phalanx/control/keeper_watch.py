@@ -1,0 +1,84 @@
+"""The agent's ear at a job's keeper: which snapshots are safe, of its own ranks and of its ward."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from phalanx.checkpoint.wire import FromKeeper, Noted, Watch
+from phalanx.cluster.messages import LocalFact, Sealed, WardSealed
+
+_LENGTH = struct.Struct("<I")
+_decode = msgspec.msgpack.Decoder(FromKeeper).decode
+
+
+class KeeperWatch:
+    """One connection to a keeper; ``slot_ranks`` is how many ranks each node of the job has."""
+
+    def __init__(
+        self, path: Path, job: int, slot_ranks: int, fact: Callable[[LocalFact], None]
+    ) -> None:
+        self.path, self.job, self.slot_ranks = path, job, slot_ranks
+        self.lost = True
+        self._fact = fact
+        self._task: asyncio.Task[None] | None = None
+        self._ward: dict[int, dict[int, int]] = {}  # by generation: rank, its newest safe step
+
+    async def open(self, seconds: float) -> bool:
+        """Connect within a time; False where no keeper listens."""
+        deadline = time.monotonic() + seconds
+        while True:
+            with suppress(OSError):
+                reader, writer = await asyncio.open_unix_connection(str(self.path))
+                break
+            if time.monotonic() >= deadline:
+                return False
+            await asyncio.sleep(0.005)
+        body = msgspec.msgpack.encode(Watch())
+        writer.write(_LENGTH.pack(len(body)) + body)
+        self.lost = False
+        self._task = asyncio.create_task(self._listen(reader, writer))
+        return True
+
+    def close(self) -> None:
+        """Listen no more."""
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _listen(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while True:
+                size = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))[0]
+                message = _decode(await reader.readexactly(size))
+                if isinstance(message, Noted):
+                    self._noted(message)
+        except (OSError, asyncio.IncompleteReadError):
+            pass
+        finally:
+            self.lost = True
+            writer.close()
+
+    def _noted(self, note: Noted) -> None:
+        if not note.replica:
+            sealed = Sealed(
+                job=self.job,
+                generation=note.generation,
+                rank=note.rank,
+                step=note.step,
+                at_ns=time.time_ns(),
+            )
+            self._fact(sealed)
+            return
+        ward = self._ward.setdefault(note.generation, {})
+        ward[note.rank] = max(note.step, ward.get(note.rank, -1))
+        if len(ward) >= self.slot_ranks:
+            step = min(ward.values())
+            self._fact(WardSealed(job=self.job, generation=note.generation, step=step))
+        for old in [g for g in self._ward if g < note.generation - 1]:
+            del self._ward[old]

@@ -1,0 +1,151 @@
+"""A cluster on this machine: each node an agent of its own, as separate processes.
+
+torch is imported once, by a mother of zygotes, and each node's zygote is forked from it; from
+then on the nodes share nothing, and any of their processes may be killed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from msgspec import Struct
+
+from phalanx.control.runtime import make_runtime_folder
+from phalanx.control.zygote_client import ZygoteClient
+from phalanx.control.zygote_wire import Spawn
+
+END_SECONDS = 15.0
+
+log = logging.getLogger("phalanx.local")
+
+
+class LocalNode(Struct):
+    """One node of the local cluster."""
+
+    name: str
+    state: Path
+    agent: subprocess.Popen[bytes] | None = None
+
+
+class LocalCluster:
+    """``nodes`` agents that join a server on this machine."""
+
+    def __init__(
+        self, state: Path, url: str, join_token: Path, *, nodes: int, gpus_per_node: int
+    ) -> None:
+        state.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.state, self.url, self.join_token = state, url, join_token
+        self.gpus_per_node = gpus_per_node
+        self.nodes = [LocalNode(f"node-{n}", state / "nodes" / f"node-{n}") for n in range(nodes)]
+        path = make_runtime_folder(state) / "mother.sock"
+        self._mother = ZygoteClient(path, state / "mother.log", lambda end: None)
+
+    async def start(self) -> None:
+        """Start every node; returns when their agents run (not: when they have joined)."""
+        await self._mother.open()
+        while not self.join_token.exists():  # a server that has just started is about to write it
+            await asyncio.sleep(0.02)
+        for node in self.nodes:
+            await self.start_zygote(node)
+            self.start_agent(node)
+
+    async def start_zygote(self, node: LocalNode) -> None:
+        """Fork a node's zygote from the mother."""
+        node.state.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path = make_runtime_folder(node.state) / "zygote.sock"
+        log_file = node.state / "zygote.log"
+        order = Spawn(key=node.name, role="zygote", socket=str(path), log=str(log_file))
+        await self._mother.spawn(order)
+        while not path.exists():
+            await asyncio.sleep(0.005)
+
+    def start_agent(self, node: LocalNode) -> None:
+        """Start a node's agent; it finds what still runs of an earlier one."""
+        command = [sys.executable, "-m", "phalanx", "agent", "--join", self.url]
+        command += ["--name", node.name, "--state", str(node.state), "--address", "127.0.0.1"]
+        command += ["--gpus", str(self.gpus_per_node), "--rack", node.name, "--as-agent"]
+        with (node.state / "agent.log").open("ab") as output:
+            node.agent = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,  # Ctrl-C is for whoever started us; we end it in order
+                env={**os.environ, "PHALANX_TOKEN_FILE": str(self.join_token)},
+            )
+
+    async def run(self) -> None:
+        """Start every node, and end all of them when this is cancelled."""
+        try:
+            await self.start()
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.shield(self.end())
+
+    def kill_node(self, node: LocalNode) -> None:
+        """End everything of a node at once, as if its power failed."""
+        for pid in processes_of(node):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        if node.agent is not None:
+            node.agent.kill()
+            node.agent.wait()
+
+    async def end(self) -> None:
+        """End all nodes, their workers first."""
+        for node in self.nodes:
+            if node.agent is not None and node.agent.poll() is None:
+                node.agent.send_signal(signal.SIGINT)
+        deadline = time.monotonic() + END_SECONDS
+        for node in self.nodes:
+            if node.agent is not None:
+                while node.agent.poll() is None and time.monotonic() < deadline:
+                    await asyncio.sleep(0.02)
+            self.kill_node(node)
+        await self._mother.leave()
+
+
+def processes_of(node: LocalNode) -> list[int]:
+    """The processes of a node: whoever has its folder in the command line or environment."""
+    return [pid for pid in _all_processes() if _belongs(pid, node)]
+
+
+def worker_pids(node: LocalNode, job: int) -> dict[int, int]:
+    """The worker processes of a job on a node, by their index there."""
+    found = {}
+    for pid in _all_processes():
+        for path in _open_files(pid):
+            if path.parent == node.state / "jobs" / str(job) and path.stem.startswith("worker-"):
+                found[int(path.stem.removeprefix("worker-"))] = pid
+    return found
+
+
+def _open_files(pid: int) -> Iterator[Path]:
+    with suppress(OSError):
+        for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(OSError):
+                yield descriptor.readlink()
+
+
+def _all_processes() -> Iterator[int]:
+    for path in Path("/proc").iterdir():
+        if path.name.isdigit() and int(path.name) != os.getpid():
+            yield int(path.name)
+
+
+def _belongs(pid: int, node: LocalNode) -> bool:
+    """A zygote and its children were forked, not started: their open files tell."""
+    with suppress(OSError):
+        command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        if str(node.state).encode() in command:
+            return True
+    return any(path.is_relative_to(node.state) for path in _open_files(pid))

@@ -1,0 +1,273 @@
+"""A worker process under an agent: the trainer's member, with orders from the agent's socket."""
+
+from __future__ import annotations
+
+import faulthandler
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+import tomllib
+from pathlib import Path
+
+from phalanx.checkpoint.keepers import node_name
+from phalanx.cluster.messages import (
+    Restored,
+    Sealed,
+    WorkerAbort,
+    WorkerDrain,
+    WorkerGo,
+    WorkerLeft,
+    WorkerRestore,
+    WorkerUp,
+)
+from phalanx.config import ConfigError, Job, job_from_table
+from phalanx.control.payload import Train, decode_payload
+from phalanx.control.worker_link import Link, Order, Present, Take
+from phalanx.train.exits import ExitCode, ExitInfo
+from phalanx.train.member import Formation, GenerationOver, Member, RestorePoint
+from phalanx.train.sockets import shut_network_sockets
+from phalanx.train.stop import StopFlag
+
+SHUT_AGAIN_SECONDS = 0.02
+LOST_PEER_SECONDS = 0.2  # to be told why by somebody else, before it is reported as a fault
+BYE_SECONDS = 5.0
+
+CAUSES = {
+    ExitCode.CONFIG: "configuration",
+    ExitCode.GPU_MEMORY: "gpu_out_of_memory",
+    ExitCode.HOST_MEMORY: "host_out_of_memory",
+    ExitCode.DATA_EXHAUSTED: "data_exhausted",
+    ExitCode.NON_FINITE: "non_finite",
+    ExitCode.LOST_PEER: "lost_peer",
+    ExitCode.CHECKPOINT: "checkpoint",
+}
+
+log = logging.getLogger(__name__)
+
+
+class AgentOrders:
+    """Orders that come over the link (its thread) and are waited for by the main thread."""
+
+    def __init__(self, path: str, job: int, index: int) -> None:
+        self.job, self.index = job, index
+        self.stop = StopFlag()
+        self._changed = threading.Condition()
+        self._take: Take | None = None  # newest place; may be ahead of the main thread's
+        self._generation = 0  # of the main thread
+        self._over = 0  # generations up to this one are over
+        self._out = True  # the main thread is in no group
+        self._restore: WorkerRestore | None = None
+        self._go = 0
+        self._running = False
+        self._step, self._durable = 0, 0
+        self._link = Link(path, self._present, self._hear)
+        self._link.start()
+
+    # The link's thread.
+
+    def _present(self) -> Present:
+        take = self._take
+        return Present(
+            job=self.job,
+            index=self.index,
+            pid=os.getpid(),
+            generation=take.generation if take else 0,
+            rank=take.rank if take else -1,
+            running=self._running,
+            step=self._step,
+            committed=self._step - 1,
+            durable=self._durable,
+        )
+
+    def _hear(self, order: Order) -> None:
+        with self._changed:
+            match order:
+                case Take():
+                    if self._take is None or order.generation > self._take.generation:
+                        self._take = order
+                        self._end_generations(order.generation - 1)
+                    up = WorkerUp(job=self.job, generation=order.generation, rank=order.rank)
+                    self._link.say(up)
+                case WorkerRestore():
+                    self._restore = order
+                case WorkerGo():
+                    self._go = order.generation
+                case WorkerAbort():
+                    self._end_generations(order.generation)
+                case WorkerDrain():
+                    self.stop.reason = "drain"
+            self._changed.notify_all()
+
+    def _end_generations(self, last: int) -> None:
+        if last <= self._over:
+            return
+        self._over = last
+        if not self._out and self._generation <= last:
+            threading.Thread(target=self._break_out, args=(self._generation,), daemon=True).start()
+
+    def _break_out(self, generation: int) -> None:
+        """Wake the main thread wherever it waits in the group, until it is out of it."""
+        while not self._out and self._generation == generation:
+            shut_network_sockets()
+            time.sleep(SHUT_AGAIN_SECONDS)
+
+    # The main thread.
+
+    def wait_for_place(self) -> str:
+        """Waits until there is a place to take; returns what is to be run there."""
+        with self._changed:
+            while self._take is None:
+                self._changed.wait()
+            return self._take.payload
+
+    def formation(self) -> Formation | None:
+        """The newest place to take."""
+        with self._changed:
+            while self._take is None or self._take.generation <= self._generation:
+                self._changed.wait()
+            take = self._take
+            self._generation, self._out = take.generation, False
+            self._running = False
+        return Formation(
+            generation=take.generation,
+            rank=take.rank,
+            world_size=take.world_size,
+            local_rank=take.local_rank,
+            host=take.host,
+            port=take.port,
+            prefix=f"job{self.job}/{take.generation}",
+            buddy_shift=take.buddy_shift,
+            replicas=take.replicas,
+        )
+
+    def restore_point(self) -> RestorePoint:
+        """Waits until everybody has joined."""
+        with self._changed:
+            while True:
+                self._leave_if_over()
+                order = self._restore
+                if order is not None and order.generation == self._generation:
+                    self._restore = None
+                    return RestorePoint(order.step, order.source)
+                self._changed.wait()
+
+    def restored(self, point: RestorePoint, refused: str = "") -> None:
+        """Tells the agent what became of the restore."""
+        self._step = point.step
+        fact = Restored(
+            job=self.job,
+            generation=self._generation,
+            rank=self._rank,
+            step=point.step,
+            source=point.source,  # type: ignore[arg-type]
+            refused=refused,
+        )
+        self._link.say(fact)
+
+    def go(self) -> None:
+        """Waits until the whole gang is ready."""
+        with self._changed:
+            while self._go != self._generation:
+                self._leave_if_over()
+                self._changed.wait()
+            self._running = True
+
+    def stepped(self, step: int, durable: int, stall_seconds: float) -> None:
+        """Tells the agent of a step; that it is safe, the keeper tells it."""
+        self._step, self._durable = step, durable
+        fact = Sealed(
+            job=self.job,
+            generation=self._generation,
+            rank=self._rank,
+            step=step,
+            at_ns=time.time_ns(),
+            acknowledged=False,
+            durable=durable,
+            checkpoint_ns=int(stall_seconds * 1e9),
+        )
+        self._link.say(fact)
+
+    def over(self) -> bool:
+        """Whether the main thread's generation is over."""
+        return self._over >= self._generation
+
+    def left(self, lost_peer: str = "") -> None:
+        """The main thread is out; what it noticed by itself is said if nobody else explains it."""
+        with self._changed:
+            self._out, self._running = True, False
+            generation = self._generation
+        if lost_peer and not self.over():
+            args = (generation, self._rank, lost_peer)
+            threading.Timer(LOST_PEER_SECONDS, self._complain, args).start()
+
+    def _complain(self, generation: int, rank: int, detail: str) -> None:
+        with self._changed:
+            explained = self._over >= generation
+        if not explained:
+            self.leave(generation, rank, "lost_peer", detail)
+
+    def leave(self, generation: int, rank: int, cause: str, detail: str = "") -> None:
+        """Says why this rank takes no more part."""
+        fact = WorkerLeft(
+            job=self.job,
+            generation=generation,
+            rank=rank,
+            step=self._step,
+            cause=cause,
+            detail=detail[:2000],
+        )
+        self._link.say(fact)
+
+    def bye(self, info: ExitInfo | None) -> None:
+        """The last word of the process, heard before it ends."""
+        if info is None:
+            return
+        cause = "" if info.code == ExitCode.DONE else CAUSES.get(info.code, "user_error")  # type: ignore[call-overload]
+        self._link.connected.wait(BYE_SECONDS)
+        self.leave(self._generation, self._rank, cause, info.message if cause else "")
+
+    def close(self) -> None:
+        self._link.close()
+
+    @property
+    def _rank(self) -> int:
+        assert self._take is not None
+        return self._take.rank
+
+    def _leave_if_over(self) -> None:
+        if self._over >= self._generation:
+            raise GenerationOver
+
+
+def run_member(path: str) -> int:
+    """The life of a worker process; returns its exit code."""
+    logging.basicConfig(
+        level=logging.INFO,
+        stream=sys.stderr,
+        format=f"%(asctime)s {node_name()} %(levelname)s %(message)s",
+    )
+    # Its agent asks for the stacks of all threads by this, wherever they hang.
+    faulthandler.register(signal.SIGUSR2, file=2, all_threads=True)
+    job, index = int(os.environ["PHALANX_JOB"]), int(os.environ["PHALANX_INDEX"])
+    orders = AgentOrders(path, job, index)
+    try:
+        work = decode_payload(orders.wait_for_place())
+        assert isinstance(work, Train)
+        config = job_from_table(tomllib.loads(work.toml))
+    except ConfigError as error:
+        log.error("%s", error)
+        orders.bye(ExitInfo(code=ExitCode.CONFIG, reason="config", message=str(error)))
+        return ExitCode.CONFIG
+    member = Member(config, run_path(config, job), orders)
+    code = member.run()
+    orders.bye(member.info)
+    orders.close()
+    return code
+
+
+def run_path(config: Job, job: int) -> Path:
+    """The folder of a submitted job's run: the same for all its generations."""
+    return (Path(config.runs) / config.name / f"job-{job}").absolute()

@@ -1,0 +1,25 @@
+"""Where an agent's sockets lie: short paths, since a Unix socket's may have at most 107 bytes."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+
+def runtime_folder(state: Path) -> Path:
+    """The folder of the sockets that belong to a state folder."""
+    base = Path(os.environ.get("XDG_RUNTIME_DIR") or f"/tmp/phalanx-{os.getuid()}")
+    digest = hashlib.blake2b(str(state.absolute()).encode(), digest_size=6).hexdigest()
+    return base / digest
+
+
+def make_runtime_folder(state: Path) -> Path:
+    """Made for its owner alone; others may pass through to what is theirs, but list nothing."""
+    folder = runtime_folder(state)
+    for path in (folder.parent, folder):
+        path.mkdir(mode=0o711, exist_ok=True)
+        status = path.stat()
+        if status.st_uid != os.getuid() or status.st_mode & 0o022:
+            raise PermissionError(f"{path} belongs to somebody else or is open to others")
+    return folder

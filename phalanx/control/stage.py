@@ -1,0 +1,242 @@
+"""A whole cluster on this machine as a stage: for the demo, chaos, benchmarks and tests.
+
+Server and nodes are separate processes; whoever has the stage may kill any of them, and hears at
+the keepers when each step is committed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from phalanx.checkpoint.wire import Noted, Watch, expect, send
+from phalanx.control.client import Client, ClientError
+from phalanx.control.local import LocalCluster, LocalNode, worker_pids
+from phalanx.control.runtime import runtime_folder
+
+START_SECONDS = 120.0  # on a busy machine
+
+
+class Commit(NamedTuple):
+    """A step of which every rank's snapshot is safe, and since when (monotonic clock)."""
+
+    generation: int
+    step: int
+    at: float
+
+
+class Commits:
+    """Hears at the keepers of a job which steps are committed."""
+
+    def __init__(self, nodes: list[LocalNode], job: int, world_size: int) -> None:
+        self._nodes, self._job, self._world_size = nodes, job, world_size
+        self._connected: dict[str, bool] = {}
+        self._noted: dict[tuple[int, int], dict[int, float]] = {}
+        self._lock = threading.Lock()
+
+    def newest(self) -> Commit | None:
+        """The newest committed step of the newest generation that has one."""
+        return max(self._whole(), default=None)
+
+    def first_after(self, generation: int) -> Commit | None:
+        """The first step that a later generation made itself: what it restored does not count."""
+        whole = sorted(commit for commit in self._whole() if commit.generation > generation)
+        made = [commit for commit in whole if commit.generation == whole[-1].generation][1:]
+        return made[0] if made else None
+
+    def _whole(self) -> list[Commit]:
+        self._connect()
+        with self._lock:
+            return [
+                Commit(generation, step, max(ranks.values()))
+                for (generation, step), ranks in self._noted.items()
+                if len(ranks) == self._world_size
+            ]
+
+    def _connect(self) -> None:
+        """Keepers come and go with nodes: those that are there are listened to."""
+        for node in self._nodes:
+            path = runtime_folder(node.state) / str(self._job) / "keeper"
+            if path.exists() and not self._connected.get(str(path)):
+                self._connected[str(path)] = True
+                threading.Thread(target=self._listen, args=(str(path),), daemon=True).start()
+
+    def _listen(self, path: str) -> None:
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+                connection.connect(path)
+                send(connection, Watch())
+                while True:
+                    self._take(expect(connection, Noted))
+        except OSError:
+            self._connected[path] = False
+
+    def _take(self, note: Noted) -> None:
+        if not note.replica:
+            with self._lock:
+                ranks = self._noted.setdefault((note.generation, note.step), {})
+                ranks.setdefault(note.rank, time.monotonic())
+
+
+class Stage:
+    """A server and nodes; all of it ends when the stage is left."""
+
+    def __init__(
+        self, root: Path, *, nodes: int, gpus_per_node: int = 1, spares: int = 0, policy: str = ""
+    ) -> None:
+        self.root, self.state = root, root / "server"
+        self.state.mkdir(parents=True, exist_ok=True)
+        self._policy = root / "policy.toml"
+        self._policy.write_text(policy or f"[spares]\nnodes = {spares}\n")
+        self._server: subprocess.Popen[bytes] | None = None
+        self._runner = asyncio.Runner()
+        self._nodes, self._gpus = nodes + spares, gpus_per_node
+
+    def __enter__(self) -> Stage:
+        try:
+            self.start_server()
+            self.url = json.loads((self.state / "server.json").read_text())["url"]
+            self.client = Client(self.url, self.state)
+            token = self.state / "join.token"
+            self.cluster = LocalCluster(
+                self.root / "local", self.url, token, nodes=self._nodes, gpus_per_node=self._gpus
+            )
+            self._runner.run(self.cluster.start())
+            self.wait(lambda: len(self.get("/v1/nodes")["nodes"]) == self._nodes, "nodes to join")
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if hasattr(self, "cluster"):
+            self._runner.run(self.cluster.end())
+        self._runner.close()
+        if self._server is not None:
+            self._server.send_signal(signal.SIGTERM)
+            try:
+                self._server.wait(10)
+            except subprocess.TimeoutExpired:
+                self.kill_server()
+
+    # The server.
+
+    def start_server(self) -> None:
+        """Start it, again on its port after it was killed."""
+        port = urlsplit_port(self.url) if hasattr(self, "url") else 0
+        command = [sys.executable, "-m", "phalanx", "up", "--state", str(self.state)]
+        command += ["--port", str(port), "--policy", str(self._policy)]
+        with (self.state / "server.log").open("ab") as log:
+            self._server = subprocess.Popen(
+                command,
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C is for us
+            )
+        self.wait(self._server_is_up, "the server")
+
+    def _server_is_up(self) -> bool:
+        assert self._server is not None
+        if self._server.poll() is not None:
+            raise RuntimeError(f"the server ended: {(self.state / 'server.log').read_text()}")
+        if not all((self.state / name).exists() for name in ("server.json", "join.token")):
+            return False
+        try:
+            return bool(Client("", self.state).get("/v1/status", dict))
+        except ClientError:
+            return False
+
+    def kill_server(self) -> None:
+        """SIGKILL."""
+        assert self._server is not None
+        self._server.kill()
+        self._server.wait()
+
+    def get(self, path: str) -> Any:
+        """What the API says."""
+        return self.client.get(path, dict)
+
+    def wait(self, ready: Callable[[], object], what: str, seconds: float = START_SECONDS) -> None:
+        """Until something is true; TimeoutError says what was not."""
+        deadline = time.monotonic() + seconds
+        while not ready():
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"waited {seconds:.0f} s for {what}")
+            time.sleep(0.02)
+
+    # Jobs.
+
+    def submit(self, *arguments: str) -> int:
+        """``phalanx submit`` with these arguments; the job's number."""
+        command = [sys.executable, "-m", "phalanx", "submit", "--state", str(self.state), "--json"]
+        made = subprocess.run(
+            [*command, *arguments], capture_output=True, text=True, check=False, cwd=self.root
+        )
+        if made.returncode:
+            raise RuntimeError(made.stdout + made.stderr)
+        return int(json.loads(made.stdout)["jobs"][0])
+
+    def job(self, number: int) -> dict[str, Any]:
+        """The job as the API shows it."""
+        found: dict[str, Any] = self.get(f"/v1/jobs/{number}")["job"]
+        return found
+
+    def wait_ended(self, number: int, seconds: float) -> str:
+        """Until a job has ended; its state then."""
+        ended = ("done", "failed", "cancelled")
+        self.wait(lambda: self.job(number)["state"] in ended, f"job {number} to end", seconds)
+        return str(self.job(number)["state"])
+
+    def commits(self, number: int, world_size: int) -> Commits:
+        """An ear at the keepers of a job."""
+        return Commits(self.cluster.nodes, number, world_size)
+
+    # Harm.
+
+    def node(self, name: str) -> LocalNode:
+        return next(node for node in self.cluster.nodes if node.name == name)
+
+    def node_of(self, slot: int, job: int) -> LocalNode:
+        """The node that holds a slot of a job."""
+        return self.node(self.job(job)["nodes"][slot])
+
+    def signal_worker(self, slot: int, job: int, number: int = signal.SIGKILL) -> float:
+        """Signal the first worker of a slot; returns when."""
+        pid = worker_pids(self.node_of(slot, job), job)[0]
+        at = time.monotonic()
+        os.kill(pid, number)
+        return at
+
+    def kill_node(self, node: LocalNode) -> float:
+        """End everything on a node at once; returns when."""
+        at = time.monotonic()
+        self.cluster.kill_node(node)
+        return at
+
+    def kill_agent(self, node: LocalNode) -> None:
+        """SIGKILL of a node's agent alone."""
+        assert node.agent is not None
+        node.agent.kill()
+        node.agent.wait()
+
+    def restart_node(self, node: LocalNode) -> None:
+        """Start a node that was killed, or only its agent."""
+        if not (runtime_folder(node.state) / "zygote.sock").exists():
+            self._runner.run(self.cluster.start_zygote(node))
+        self.cluster.start_agent(node)
+
+
+def urlsplit_port(url: str) -> int:
+    """The port of a server's URL."""
+    return int(url.rstrip("/").rpartition(":")[2])

@@ -1,0 +1,345 @@
+"""The zygote: one process a node with torch imported and a single thread, which forks the others.
+
+A fork takes hundredths of a second where a start takes seconds. Workers, keepers and stores are
+its children: it tells the agent when one ends, and outlives the agent for a lease, so that the
+next agent finds everything as it was. After the lease it ends with all of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import gc
+import os
+import pwd
+import selectors
+import signal
+import socket
+import sys
+import time
+import traceback
+from contextlib import suppress
+from pathlib import Path
+from typing import NoReturn
+
+from phalanx.train.threads import keep_single_threaded, require_single_thread
+
+keep_single_threaded()
+
+# ruff: noqa: E402 - these load numpy and torch, whose pools must not exist when it forks
+from phalanx.control.zygote_wire import (
+    Child,
+    Ended,
+    FromZygote,
+    Lease,
+    Leave,
+    NotStarted,
+    Ready,
+    Signal,
+    Spawn,
+    ToZygote,
+    Unframer,
+    decode_to_zygote,
+    framed,
+)
+from phalanx.train.gang import die_with_parent
+from phalanx.train.launch import redirect_output
+
+START_SECONDS = 600.0  # for the first agent to come
+KEPT_ENDS = 1000  # ends of children that no agent has heard of
+
+
+class Zygote:
+    """Forks on request; ``serve`` returns when there is nothing left to do."""
+
+    def __init__(self, listener: socket.socket, path: str) -> None:
+        self._listener, self._path = listener, path
+        self._agent: socket.socket | None = None
+        self._unframer = Unframer()
+        self._children: dict[str, Child] = {}
+        self._keys: dict[int, str] = {}  # by pid
+        self._unheard: list[Ended] = []
+        self._lease_seconds = START_SECONDS
+        self._alone_since = time.monotonic()
+        self._leaving = False
+        self._selector = selectors.DefaultSelector()
+        self._wake, self._wake_writer = socket.socketpair()
+
+    def serve(self) -> None:
+        """Until it is told to leave, or the lease is over."""
+        require_single_thread()
+        self._catch_signals()
+        self._listener.setblocking(False)
+        for source in (self._listener, self._wake):
+            self._selector.register(source, selectors.EVENT_READ)
+        while not self._leaving:
+            for key, _ in self._selector.select(self._patience()):
+                self._attend(key.fileobj)
+            self._reap()
+            alone = self._agent is None
+            if alone and time.monotonic() - self._alone_since > self._lease_seconds:
+                break
+        self._end_children()
+
+    def _catch_signals(self) -> None:
+        self._wake.setblocking(False)
+        self._wake_writer.setblocking(False)
+        signal.set_wakeup_fd(self._wake_writer.fileno(), warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)  # its agent decides, or the lease
+
+    def _patience(self) -> float | None:
+        if self._agent is not None:
+            return None
+        left = self._alone_since + self._lease_seconds - time.monotonic()
+        return max(0.05, left)
+
+    def _attend(self, source: object) -> None:
+        if source is self._listener:
+            self._meet()
+        elif source is self._wake:
+            with suppress(BlockingIOError):
+                while self._wake.recv(4096):
+                    pass
+        else:
+            self._listen()
+
+    def _meet(self) -> None:
+        """An agent has connected; one before it is gone."""
+        with suppress(OSError):
+            connection, _ = self._listener.accept()
+            self._part()
+            self._agent, self._unframer = connection, Unframer()
+            self._selector.register(connection, selectors.EVENT_READ)
+            self._tell(*self._children.values(), *self._unheard, Ready(pid=os.getpid()))
+            self._unheard.clear()
+
+    def _part(self) -> None:
+        if self._agent is not None:
+            self._selector.unregister(self._agent)
+            self._agent.close()
+            self._agent = None
+            self._alone_since = time.monotonic()
+
+    def _listen(self) -> None:
+        assert self._agent is not None
+        try:
+            data = self._agent.recv(1 << 16)
+            messages = self._unframer.feed(data)
+        except (OSError, ValueError):
+            data, messages = b"", []
+        for body in messages:
+            self._obey(decode_to_zygote(body))
+        if not data:
+            self._part()
+
+    def _tell(self, *messages: FromZygote) -> None:
+        if self._agent is None:
+            ends = [each for each in messages if isinstance(each, Ended)]
+            self._unheard = [*self._unheard, *ends][-KEPT_ENDS:]
+            return
+        with suppress(OSError):
+            self._agent.sendall(b"".join(framed(message) for message in messages))
+
+    def _obey(self, message: ToZygote) -> None:
+        match message:
+            case Spawn():
+                self._spawn(message)
+            case Signal():
+                child = self._children.get(message.key)
+                if child is not None:
+                    signal_group(child.pid, message.number)
+            case Lease():
+                self._lease_seconds = message.seconds
+            case Leave():
+                self._leaving = True
+
+    def _spawn(self, order: Spawn) -> None:
+        if order.key in self._children:
+            self._tell(self._children[order.key])
+            return
+        serving: socket.socket | None = None
+        port = 0
+        try:
+            require_single_thread()
+            if order.role == "store":
+                serving = socket.create_server((order.host, 0), backlog=1024)
+                port = int(serving.getsockname()[1])
+            zygote = os.getpid()
+            pid = os.fork()
+        except (OSError, RuntimeError) as error:
+            self._tell(NotStarted(key=order.key, problem=str(error)))
+            return
+        if pid == 0:
+            be_child(self, order, serving, zygote)
+        if serving is not None:
+            serving.close()
+        child = Child(key=order.key, pid=pid, port=port)
+        self._children[order.key], self._keys[pid] = child, order.key
+        self._tell(child)
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            key = self._keys.pop(pid, None)
+            if key is not None:
+                self._children.pop(key, None)
+                signal_group(pid, signal.SIGKILL)  # what it started ends with it
+                code = os.waitstatus_to_exitcode(status)
+                self._tell(Ended(key=key, pid=pid, status=code))
+
+    def _end_children(self) -> None:
+        for child in self._children.values():
+            signal_group(child.pid, signal.SIGKILL)
+        with suppress(ChildProcessError):
+            while self._keys:
+                pid, _ = os.waitpid(-1, 0)
+                self._keys.pop(pid, None)
+        self._part()
+        Path(self._path).unlink(missing_ok=True)
+
+    def forget_parent(self) -> None:
+        """In a child: what belongs to the zygote is closed."""
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_DFL)
+        for each in (self._listener, self._agent, self._wake, self._wake_writer):
+            if each is not None:
+                each.close()
+        self._selector.close()
+
+
+def signal_group(pid: int, number: int) -> None:
+    """Signal a child that leads its own group, and the group."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, number)
+
+
+def be_child(zygote: Zygote, order: Spawn, serving: socket.socket | None, parent: int) -> NoReturn:
+    """The life of a forked child; it never returns into the zygote's code."""
+    code = 1
+    try:
+        os.setsid()
+        # A keeper outlives everybody for its lease, and another node's zygote is not ours.
+        if order.role not in ("keeper", "zygote"):
+            die_with_parent(parent)
+        zygote.forget_parent()
+        if order.log:
+            redirect_output(Path(order.log))
+        if order.cores:
+            os.sched_setaffinity(0, order.cores)
+        os.environ |= order.environment
+        become(order.user)
+        if order.folder:
+            os.chdir(order.folder)
+        code = play(order, serving)
+    except BaseException:
+        with suppress(BaseException):
+            traceback.print_exc()
+    finally:
+        with suppress(BaseException):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+
+
+def become(user: str) -> None:
+    """Run as somebody else from here on; only root can, and only to somebody it knows."""
+    if not user or os.getuid() != 0 or user == pwd.getpwuid(0).pw_name:
+        return
+    entry = pwd.getpwnam(user)
+    os.initgroups(user, entry.pw_gid)
+    os.setgid(entry.pw_gid)
+    os.setuid(entry.pw_uid)
+    os.environ |= {"HOME": entry.pw_dir, "USER": user, "LOGNAME": user}
+
+
+def play(order: Spawn, serving: socket.socket | None) -> int:
+    """What a child of a role does; returns its exit code."""
+    match order.role:
+        case "member":
+            from phalanx.control.member import run_member
+
+            return run_member(order.socket)
+        case "program":
+            from phalanx.control.program import run_program
+
+            return run_program(order)
+        case "keeper":
+            from phalanx.checkpoint.keeper import run_keeper
+
+            run_keeper(order.socket, order.host, order.lease_seconds)
+        case "store":
+            assert serving is not None
+            host_store(serving)
+        case "zygote":
+            run(order.socket)
+    return 0
+
+
+def host_store(listening: socket.socket) -> None:
+    """Be the place where ranks meet, until somebody ends this process."""
+    from torch._C._distributed_c10d import TCPStore
+
+    host, port = listening.getsockname()[:2]
+    store = TCPStore(
+        host,
+        port,
+        is_master=True,
+        wait_for_workers=False,
+        master_listen_fd=listening.detach(),
+    )
+    while store is not None:
+        signal.pause()
+
+
+def listen(path: str) -> socket.socket:
+    """The zygote's socket, which only its own user can reach."""
+    Path(path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    Path(path).unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(path)
+    Path(path).chmod(0o600)
+    listener.listen(8)
+    return listener
+
+
+def run(path: str) -> None:
+    """Be a zygote at this address."""
+    Zygote(listen(path), path).serve()
+
+
+def preload() -> None:
+    """Import what workers need, so that they share it and start at once."""
+    import phalanx.checkpoint.keeper
+    import phalanx.control.member
+    import phalanx.train.member  # noqa: F401
+
+    gc.collect()
+    gc.freeze()  # collection in a child would copy the pages that it shares
+
+
+def main() -> None:
+    """Entry point of the process that an agent starts."""
+    parser = argparse.ArgumentParser(prog="phalanx.control.zygote")
+    parser.add_argument("--socket", required=True)
+    options = parser.parse_args()
+    # Bound first: an agent may connect while torch is still being imported.
+    listener = listen(options.socket)
+    preload()
+    try:
+        Zygote(listener, options.socket).serve()
+    except OSError as error:
+        if error.errno != errno.EPIPE:
+            raise
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,141 @@
+"""The agent's end of its zygote: starts one where none runs, spawns children, hears of ends."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from phalanx.control.zygote_wire import (
+    Child,
+    Ended,
+    FromZygote,
+    Lease,
+    Leave,
+    NotStarted,
+    Ready,
+    Signal,
+    Spawn,
+    ToZygote,
+    Unframer,
+    decode_from_zygote,
+    framed,
+)
+
+START_SECONDS = 120.0  # importing torch on a busy machine
+
+
+class ZygoteError(Exception):
+    """The zygote does not come up."""
+
+
+class ZygoteClient:
+    """One connection to a zygote. ``ended`` hears of children that are gone."""
+
+    def __init__(self, path: Path, log: Path, ended: Callable[[Ended], None]) -> None:
+        self.path, self._log = path, log
+        self.children: dict[str, Child] = {}
+        self.pid = 0
+        self.lost = asyncio.Event()
+        self._ended = ended
+        self._writer: asyncio.StreamWriter | None = None
+        self._listening: asyncio.Task[None] | None = None
+        self._waiting: dict[str, asyncio.Future[Child]] = {}
+        self._ready = asyncio.Event()
+
+    async def open(self) -> None:
+        """Connect to the zygote that runs here, or to a new one."""
+        deadline = asyncio.get_running_loop().time() + START_SECONDS
+        process: subprocess.Popen[bytes] | None = None
+        while True:
+            with suppress(OSError):
+                reader, self._writer = await asyncio.open_unix_connection(str(self.path))
+                break
+            if process is None:
+                process = self._start()
+            elif process.poll() is not None:
+                raise ZygoteError(f"the zygote ended at its start: see {self._log}")
+            if asyncio.get_running_loop().time() > deadline:
+                raise ZygoteError(f"no zygote within {START_SECONDS:.0f} s: see {self._log}")
+            await asyncio.sleep(0.05)
+        self._listening = asyncio.create_task(self._listen(reader))
+        async with asyncio.timeout(START_SECONDS):
+            await self._ready.wait()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "phalanx.control.zygote", "--socket", str(self.path)]
+        with self._log.open("ab") as log:
+            return subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,  # it outlives its agent, and signals to the agent's group
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+            )
+
+    async def spawn(self, order: Spawn) -> Child:
+        """Fork a child; returns when it is there."""
+        future: asyncio.Future[Child] = asyncio.get_running_loop().create_future()
+        self._waiting[order.key] = future
+        self._send(order)
+        return await future
+
+    def signal(self, key: str, number: int) -> None:
+        """Signal a child and whatever it started."""
+        self._send(Signal(key=key, number=number))
+
+    def lease(self, seconds: float) -> None:
+        """How long everything may outlive this agent."""
+        self._send(Lease(seconds=seconds))
+
+    async def leave(self) -> None:
+        """End the zygote and all its children."""
+        self._send(Leave())
+        with suppress(TimeoutError):
+            async with asyncio.timeout(10):
+                await self.lost.wait()
+
+    def close(self) -> None:
+        """Let go of it; it waits for the next agent."""
+        if self._listening is not None:
+            self._listening.cancel()
+        if self._writer is not None:
+            self._writer.close()
+
+    def _send(self, message: ToZygote) -> None:
+        if self._writer is not None and not self.lost.is_set():
+            self._writer.write(framed(message))
+
+    async def _listen(self, reader: asyncio.StreamReader) -> None:
+        unframer = Unframer()
+        with suppress(OSError):
+            while data := await reader.read(1 << 16):
+                for body in unframer.feed(data):
+                    self._hear(decode_from_zygote(body))
+        self.lost.set()
+        for future in self._waiting.values():
+            if not future.done():
+                future.set_exception(ZygoteError("the zygote is gone"))
+
+    def _hear(self, message: FromZygote) -> None:
+        match message:
+            case Child():
+                self.children[message.key] = message
+                future = self._waiting.pop(message.key, None)
+                if future is not None and not future.done():
+                    future.set_result(message)
+            case Ended():
+                self.children.pop(message.key, None)
+                self._ended(message)
+            case NotStarted():
+                future = self._waiting.pop(message.key, None)
+                if future is not None and not future.done():
+                    future.set_exception(ZygoteError(message.problem))
+            case Ready():
+                self.pid = message.pid
+                self._ready.set()

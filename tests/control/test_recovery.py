@@ -1,0 +1,65 @@
+"""Whatever is killed, the run goes on, and ends as if nothing had happened."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from phalanx.control.stage import Commits, Stage
+from tests.control.jobs import STEPS, assert_same, generations, undisturbed, write_job
+
+END_SECONDS = 180
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[Stage]:
+    before = shared_memory()
+    with Stage(tmp_path, nodes=4, spares=1) as stage:
+        yield stage
+    assert left_over(tmp_path) == []
+    assert shared_memory() - before == set()
+
+
+def left_over(root: Path) -> list[str]:
+    """Processes that still have something open below a folder."""
+    found = []
+    for process in Path("/proc").iterdir():
+        if not process.name.isdigit() or int(process.name) == os.getpid():
+            continue
+        try:
+            command = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+            files = [str(path.readlink()) for path in (process / "fd").iterdir()]
+        except OSError:
+            continue
+        if str(root) in command or any(path.startswith(str(root)) for path in files):
+            found.append(command)
+    return found
+
+
+def shared_memory() -> set[Path]:
+    return set(Path("/dev/shm").iterdir())
+
+
+def test_a_killed_worker_and_a_killed_node_lose_nothing(stage: Stage, tmp_path: Path) -> None:
+    expected = undisturbed(tmp_path)
+    job = stage.submit(str(write_job(tmp_path, "disturbed")))
+    commits = stage.commits(job, world_size=4)
+    reach(stage, commits, 5)
+    stage.signal_worker(2, job, signal.SIGKILL)
+    stage.wait(lambda: commits.first_after(1), "recovery from a killed worker", 60)
+    stage.kill_node(stage.node_of(0, job))  # the rendezvous was there, too
+    stage.wait(lambda: commits.first_after(2), "recovery from a killed node", 60)
+    assert stage.wait_ended(job, END_SECONDS) == "done"
+    folder = tmp_path / "runs" / "disturbed" / f"job-{job}"
+    made_by = generations(folder)
+    assert set(made_by) == set(range(1, STEPS + 1))
+    assert set(made_by.values()) == {1, 2, 3}
+    assert_same(folder, expected)
+
+
+def reach(stage: Stage, commits: Commits, step: int) -> None:
+    stage.wait(lambda: (found := commits.newest()) and found.step >= step, f"step {step}", 60)
