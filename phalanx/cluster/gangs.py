@@ -262,7 +262,8 @@ def on_progress(ctx: Context, fact: Progress) -> Job | None:
     ctx.ledger.progress(job, fact)
     job.step = max(job.step, fact.step)
     job.committed = max(job.committed, fact.committed)
-    if fact.durable <= fact.step:
+    taken_back = 0 <= gang.rollback < fact.durable
+    if fact.durable <= fact.step and not taken_back:
         job.add_durable(fact.durable)
     if current and steps > 0 and passed > 0:
         measured = passed // steps

@@ -32,15 +32,11 @@ ESTIMATED = ("exposed_communication", "bubble")
 TRAINING = ("productive", "data_wait", "exposed_communication", "bubble", "straggler")
 LOST = ("detection", "restart", "recompute", "straggler", "checkpoint_stall")
 
-# What the GPUs of a node that no job holds count as.
-IDLE_BUCKET = {
-    NodeState.HEALTHY: "unallocated",
-    NodeState.SUSPECT: "quarantined",
-    NodeState.DRAINING: "quarantined",
-    NodeState.QUARANTINED: "quarantined",
-    NodeState.DEAD: "quarantined",
-    NodeState.SPARE: "idle_spare",
-}
+# What the GPUs of a node that no job holds count as, by its state.
+IDLE_BUCKETS = tuple(
+    {NodeState.HEALTHY: "unallocated", NodeState.SPARE: "idle_spare"}.get(state, "quarantined")
+    for state in NodeState
+)
 
 Buckets = dict[str, int]
 
@@ -113,11 +109,11 @@ class Ledger:
             return
         self.now_ns = now_ns
         self.fleet_gpu_ns += view.fleet.total_gpus * passed
-        for state, gpus in enumerate(view.fleet.idle_gpus):
-            if state == NodeState.SPARE:
+        for bucket, gpus in zip(IDLE_BUCKETS, view.fleet.idle_gpus, strict=True):
+            if bucket == "idle_spare":
                 gpus -= self.job_spare_gpus
             if gpus:
-                add(self.idle, IDLE_BUCKET[NodeState(state)], gpus * passed)
+                self.idle[bucket] = self.idle.get(bucket, 0) + gpus * passed
 
     def start(self, job: Job, gpus: int, spare_gpus: int, cause: str) -> None:
         """A job was given nodes."""
@@ -304,9 +300,10 @@ class Ledger:
             ("straggler", fact.straggler_ns),
             ("residual", max(0, passed_ns - fact.busy_ns) if fact.busy_ns else 0),
         ):
-            taken = min(part_ns, left)
-            self._add(account, bucket, taken * gpus)
-            left -= taken
+            if part_ns:
+                taken = min(part_ns, left)
+                self._add(account, bucket, taken * gpus)
+                left -= taken
         steps = max(0, fact.step - account.step)
         repeated = max(0, min(fact.step, account.reached) - account.step)
         account.step = fact.step
@@ -314,20 +311,24 @@ class Ledger:
         if not steps:
             self._add(account, "residual", left * gpus)
             return
-        recompute = left * repeated // steps
-        self._add(account, "recompute", recompute * gpus)
-        left -= recompute
+        if repeated:
+            recompute = left * repeated // steps
+            self._add(account, "recompute", recompute * gpus)
+            left -= recompute
         expected, new = job.spec.expected, steps - repeated
         for bucket, step_ns in (
             ("exposed_communication", expected.exposed_ns),
             ("bubble", expected.bubble_ns),
         ):
-            taken = min(step_ns * new, left)
-            self._add(account, bucket, taken * gpus)
-            left -= taken
+            if step_ns:
+                taken = min(step_ns * new, left)
+                self._add(account, bucket, taken * gpus)
+                left -= taken
         self._add(account, "productive", left * gpus)
 
     def _add(self, account: Account, bucket: str, gpu_ns: int, cause: str = "") -> None:
+        if not gpu_ns:
+            return
         add(account.buckets, bucket, gpu_ns)
         if bucket in LOST:
             add(account.by_cause.setdefault(cause or account.cause, {}), bucket, gpu_ns)

@@ -1,0 +1,267 @@
+"""One generation of a job on one node: its ranks from start to end, as the agent sees them."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Struct
+
+from phalanx.cluster.commands import Abort, Drain, Flush, Go, Rebalance, Replay, Restore
+from phalanx.cluster.keeper import Memory
+from phalanx.cluster.messages import (
+    AgentAction,
+    AgentMessage,
+    Drained,
+    Exited,
+    Finished,
+    Joined,
+    Ready,
+    Refused,
+    Restored,
+    Sealed,
+    Steps,
+    WorkerAbort,
+    WorkerDrain,
+    WorkerFlush,
+    WorkerFound,
+    WorkerGo,
+    WorkerLeft,
+    WorkerRebalance,
+    WorkerReplay,
+    WorkerRestore,
+)
+
+Output = AgentMessage | AgentAction
+Passed = Restore | Go | Abort | Drain | Rebalance | Flush | Replay
+Phase = Literal[
+    "spare",
+    "forming",
+    "joined",
+    "restoring",
+    "ready",
+    "running",
+    "aborted",
+    "draining",
+    "drained",
+    "done",
+]
+
+
+class Rank(Struct):
+    """One worker on this node."""
+
+    up: bool = False
+    restored: bool = False
+    left: bool = False
+    step: int = 0
+    committed: int = -1
+
+
+class LocalGang(Struct, kw_only=True):
+    """The ranks of one generation here. ``kept`` outlives it: it is the keeper's."""
+
+    node: int
+    job: int
+    generation: int
+    kept: Memory
+    phase: Phase = "forming"
+    ranks: dict[int, Rank] = {}
+    restored_step: int = 0
+    unsaid: Steps | None = None
+
+    # Orders.
+
+    def tell(self, order: Passed) -> list[Output]:
+        """Passes an order on to the workers."""
+        job, generation = self.job, self.generation
+        match order:
+            case Restore():
+                return self._restore(order)
+            case Go():
+                if self.phase != "ready":
+                    return []
+                self.phase = "running"
+                self.kept.go(generation)
+                return [WorkerGo(job=job, generation=generation)]
+            case Abort():
+                if self.phase not in ("restoring", "ready", "running"):
+                    return []
+                self.phase = "aborted"
+                return [WorkerAbort(job=job, generation=generation)]
+            case Drain(deadline_ns=deadline):
+                if self.phase != "running":
+                    return self.say_again()
+                self.phase = "draining"
+                return [WorkerDrain(job=job, generation=generation, deadline_ns=deadline)]
+            case Rebalance(micro_batches=shares):
+                return [WorkerRebalance(job=job, generation=generation, micro_batches=shares)]
+            case Flush(bytes_per_second=rate, until_ns=until):
+                flush = WorkerFlush(
+                    job=job, generation=generation, bytes_per_second=rate, until_ns=until
+                )
+                return [flush]
+            case Replay(step=step):
+                return [WorkerReplay(job=job, generation=generation, step=step)]
+
+    def _restore(self, order: Restore) -> list[Output]:
+        known = self.phase == "ready" and order.step == self.restored_step
+        if known or self.phase not in ("joined", "restoring", "ready"):
+            return self.say_again()
+        self.phase, self.restored_step = "restoring", order.step
+        for rank in self.ranks.values():
+            rank.restored = False
+        restore = WorkerRestore(
+            job=self.job, generation=self.generation, step=order.step, source=order.source
+        )
+        return [restore]
+
+    # Answers.
+
+    def say_again(self) -> list[Output]:
+        """The last answer, for a controller that did not get it."""
+        node, job, generation, kept = self.node, self.job, self.generation, self.kept
+        match self.phase:
+            case "joined":
+                joined = Joined(
+                    node=node,
+                    job=job,
+                    generation=generation,
+                    committed=kept.committed,
+                    previous=kept.previous,
+                    ward=kept.ward,
+                    ward_previous=kept.ward_previous,
+                    reached=kept.reached,
+                    reached_ns=kept.reached_ns,
+                )
+                return [joined]
+            case "ready":
+                step = self.restored_step
+                return [Ready(node=node, job=job, generation=generation, step=step)]
+            case "drained":
+                drained = Drained(
+                    node=node,
+                    job=job,
+                    generation=generation,
+                    step=kept.durable,
+                    durable=kept.durable > 0,
+                )
+                return [drained]
+            case "done":
+                return [Finished(node=node, job=job, generation=generation, step=kept.reached)]
+        return []
+
+    def say_steps(self) -> list[Output]:
+        """Progress that has not been reported yet."""
+        said, self.unsaid = self.unsaid, None
+        return [] if said is None else [said]
+
+    # Facts.
+
+    def up(self, number: int) -> list[Output]:
+        """A worker is there."""
+        rank = self.ranks.get(number)
+        if rank is None:
+            return []
+        rank.up = True
+        if self.phase != "forming" or not all(each.up for each in self.ranks.values()):
+            return []
+        self.phase = "joined"
+        return self.say_again()
+
+    def restored(self, fact: Restored) -> list[Output]:
+        """A worker has loaded a step, or could not."""
+        rank = self.ranks.get(fact.rank)
+        if rank is None or self.phase != "restoring" or fact.step != self.restored_step:
+            return []
+        if fact.refused:
+            refused = Refused(
+                node=self.node,
+                job=self.job,
+                generation=self.generation,
+                source=fact.source,
+                step=fact.step,
+                detail=fact.refused,
+            )
+            return [refused]
+        rank.restored, rank.step, rank.committed = True, fact.step, fact.step
+        if not all(each.restored for each in self.ranks.values()):
+            return []
+        self.phase, self.unsaid = "ready", None
+        self.kept.restored(self.generation, fact.step)
+        return self.say_again()
+
+    def sealed(self, fact: Sealed) -> None:
+        """A worker has made a step."""
+        rank = self.ranks.get(fact.rank)
+        if rank is None or self.phase not in ("running", "draining"):
+            return
+        kept = self.kept
+        rank.step = max(rank.step, fact.step)
+        if fact.acknowledged:
+            rank.committed = max(rank.committed, fact.step)
+        kept.durable = max(kept.durable, fact.durable)
+        kept.seal(min(each.committed for each in self.ranks.values()))
+        if kept.reach(min(each.step for each in self.ranks.values()), fact.at_ns):
+            self._note(fact)
+
+    def _note(self, fact: Sealed) -> None:
+        before, kept = self.unsaid, self.kept
+        self.unsaid = Steps(
+            node=self.node,
+            job=self.job,
+            generation=self.generation,
+            step=kept.reached,
+            committed=kept.committed,
+            durable=kept.durable,
+            at_ns=fact.at_ns,
+            data_wait_ns=fact.data_wait_ns + (before.data_wait_ns if before else 0),
+            checkpoint_ns=fact.checkpoint_ns + (before.checkpoint_ns if before else 0),
+            straggler_ns=fact.straggler_ns + (before.straggler_ns if before else 0),
+            busy_ns=fact.busy_ns + (before.busy_ns if before else 0),
+        )
+
+    def ward_sealed(self, step: int) -> None:
+        """The keeper holds a step of the slot that this one is the buddy of."""
+        if self.phase in ("running", "draining"):
+            self.kept.seal_ward(step)
+
+    def left(self, fact: WorkerLeft) -> list[Output]:
+        """A worker is gone."""
+        rank = self.ranks.get(fact.rank)
+        if rank is None or rank.left:
+            return []
+        rank.left = True
+        if fact.cause:
+            self.phase = "aborted"
+            exited = Exited(
+                node=self.node,
+                job=self.job,
+                generation=self.generation,
+                rank=fact.rank,
+                cause=fact.cause,
+                step=fact.step,
+                detail=fact.detail,
+            )
+            return [*self.say_steps(), exited]
+        if not all(each.left for each in self.ranks.values()):
+            return []
+        if self.phase not in ("draining", "running"):
+            return []
+        self.phase = "drained" if self.phase == "draining" else "done"
+        if self.phase == "done":
+            self.kept.reached = max(self.kept.reached, fact.step)
+        return [*self.say_steps(), *self.say_again()]
+
+    def found(self, fact: WorkerFound) -> None:
+        """A worker outlived the agent before this one."""
+        found = Rank(up=True, restored=True, step=fact.step, committed=fact.committed)
+        self.ranks[fact.rank] = found
+        kept = self.kept
+        if not fact.running:
+            self.phase, self.restored_step = "ready", fact.step
+            kept.restored(self.generation, fact.step)
+            return
+        kept.reached = min(each.step for each in self.ranks.values())
+        kept.committed = min(each.committed for each in self.ranks.values())
+        kept.ward = kept.ward if kept.ward >= 0 else fact.ward
+        kept.durable = max(kept.durable, fact.durable)
