@@ -75,7 +75,7 @@ def test_tflops_are_brought_back_by_the_sources_own_formula() -> None:
         ({"tp": "3"}, "does not divide 64 GPUs"),
         ({"gpu": "Quantum 9000"}, "unknown gpu"),
         ({"tokens_per_s_per_gpu": ""}, "no time, rate or memory"),
-        ({"tokens_per_s_per_gpu": "-4"}, "must be positive"),
+        ({"tokens_per_s_per_gpu": "-4"}, "must be above 0"),
         ({"iter_time_s": "1000", "tflops_per_gpu": "400"}, "disagree"),
         ({"pp": "64", "dp": "1"}, "exceeds 32 layers"),
     ],
