@@ -68,8 +68,15 @@ def find(where: str) -> Iterator[tuple[Tier, str]]:
     if step_of(path.name) >= 0:
         yield open_tier(path.parent), path.name
         return
-    patterns = ("step-*", "checkpoints/step-*", "*/checkpoints/step-*", "*/*/checkpoints/step-*")
-    for pattern in patterns:
+    # A folder of checkpoints, a run, runs of a name, all runs; an archive has no rooms in its runs.
+    for pattern in (
+        "step-*",
+        "checkpoints/step-*",
+        "*/checkpoints/step-*",
+        "*/*/checkpoints/step-*",
+        "*/step-*",
+        "*/*/step-*",
+    ):
         found = sorted(p for p in path.glob(pattern) if p.is_dir() and step_of(p.name) >= 0)
         if found:
             yield from ((open_tier(p.parent), p.name) for p in found)

@@ -64,10 +64,10 @@ class Ranks:
 def merged(path: Path | str, errors: list[CheckpointError]) -> CheckpointError:
     """One error for all ranks, each problem once, in rank order."""
     problems = list(dict.fromkeys(problem for error in errors for problem in error.problems))
-    hidden = len(problems) - PROBLEMS_SHOWN
-    shown = [*problems[:PROBLEMS_SHOWN], f"and {hidden} more"] if hidden > 0 else problems
     # One rank that cannot write is not to be taken for bytes that are wrong.
     bad = all(isinstance(error, BadCheckpointError) for error in errors)
+    hidden = len(problems) - PROBLEMS_SHOWN if bad else 0  # a lost disk makes thousands
+    shown = [*problems[:PROBLEMS_SHOWN], f"and {hidden} more"] if hidden > 0 else problems
     fix = errors[0].fix
     if bad and not fix:
         older = older_than(path) if isinstance(path, Path) else None

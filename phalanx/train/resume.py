@@ -57,7 +57,7 @@ def load_from_memory(
     manifest = checkpointer.load_memory(home, trainer.tensors(), newer_than=on_disk - 1)
     checkpointer.release_memory(home)  # also where the disk is newer: their time is over
     if manifest is not None:
-        log.info("continuing at step %d from the memory of keepers", manifest.step)
+        log.warning("continuing at step %d from the memory of keepers", manifest.step)
     return manifest
 
 

@@ -381,6 +381,13 @@ def test_differing_tensors_are_all_listed_with_both_shapes(tmp_path: Path) -> No
     assert str(path) in str(caught.value)
 
 
+def test_every_differing_tensor_is_listed_however_many(tmp_path: Path) -> None:
+    path = Checkpointer(tmp_path).save(1, {f"w{i}": torch.ones(2) for i in range(50)}, extra())
+    with pytest.raises(CheckpointError) as caught:
+        Checkpointer(tmp_path).load(path, {f"w{i}": torch.ones(3) for i in range(50)})
+    assert len(caught.value.problems) == 50
+
+
 def test_incomplete_folders_are_not_listed(tmp_path: Path) -> None:
     assert latest(tmp_path) is None and latest(tmp_path / "absent") is None
     older, newer = save_two(tmp_path)
