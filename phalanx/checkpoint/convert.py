@@ -18,6 +18,7 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load as load_dcp
 from torch.distributed.checkpoint.state_dict_saver import save as save_dcp
 
+from phalanx.checkpoint.folder import latest
 from phalanx.checkpoint.load import Stored
 from phalanx.checkpoint.manifest import CheckpointError, Extra, Manifest
 from phalanx.checkpoint.rewrite import SHARD_BYTES, write_whole
@@ -27,6 +28,7 @@ from phalanx.data import Cursor
 from phalanx.model.hf import config_from_hf, export_hf, load_hf
 
 MODEL_PREFIX = "model."  # of the weights among a checkpoint's tensors
+ROUTER_SUFFIX = ".router.weight"
 DCP_FILE = ".metadata"  # in every DCP folder
 
 Report = Callable[[int], None]  # bytes done
@@ -86,6 +88,8 @@ def export_checkpoint(
 
 def import_checkpoint(folder: Path, out: Path, shard_bytes: int = SHARD_BYTES) -> Path:
     """Write a Hugging Face folder's weights as the checkpoint of step 0, without optimizer."""
+    if latest(out) is not None:
+        raise CheckpointError(out, "holds a checkpoint already", "name another folder")
     model = config_from_hf(folder)
     extra = Extra(
         tokens=0,
@@ -94,8 +98,16 @@ def import_checkpoint(folder: Path, out: Path, shard_bytes: int = SHARD_BYTES) -
         config_hash="",
         config={"model": msgspec.to_builtins(model)},
     )
-    weights = ((MODEL_PREFIX + fqn, tensor) for fqn, tensor in load_hf(folder))
-    return write_whole(out, 0, weights, extra, shard_bytes)
+    return write_whole(out, 0, _with_biases(load_hf(folder)), extra, shard_bytes)
+
+
+def _with_biases(weights: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    """Our names, and for each router the selection bias that a trainer has and a folder has not."""
+    for fqn, tensor in weights:
+        yield MODEL_PREFIX + fqn, tensor
+        if fqn.endswith(ROUTER_SUFFIX):
+            bias = MODEL_PREFIX + fqn.removesuffix("weight") + "expert_bias"
+            yield bias, torch.zeros(len(tensor), dtype=torch.float32)
 
 
 def export_dcp(path: Path | str, folder: Path, report: Report = lambda _: None) -> int:
