@@ -56,6 +56,12 @@ class Liveness:
         """Signs of life of many watched nodes at once."""
         np.frombuffer(self._last, np.int64)[nodes] = now_ns
 
+    def forgive(self, deaf_ns: int) -> None:
+        """The controller itself did not listen for this long: nobody was silent meanwhile."""
+        last = np.frombuffer(self._last, np.int64)
+        status = np.frombuffer(self._status, np.int8)
+        last[status == WATCHED] += deaf_ns
+
     def lost(self, node: int) -> NodeSilent | None:
         """A node's connection broke."""
         if self._status[node] != WATCHED:

@@ -6,11 +6,12 @@ from collections import Counter
 
 from phalanx import __version__
 from phalanx.cluster.fleet import NodeState
+from phalanx.cluster.report import report
 from phalanx.control import api_types as t
 from phalanx.control.agent_endpoint import NAME, name_taken
 from phalanx.control.auth import JOIN_HOURS, Role, Token
 from phalanx.control.endpoints import ADMIN, EVERYBODY, ApiError, Call, Endpoint
-from phalanx.control.views import notice_out, questions
+from phalanx.control.views import notice_out, questions, team_of
 from phalanx.control.wire import JoinAnswer, JoinRequest
 
 
@@ -24,7 +25,7 @@ async def status(call: Call) -> t.Status:
     notices = [
         notice_out(core, notice)
         for notice in leading.controller.memory.notices[-50:]
-        if not notice.job or call.sees(core.view.jobs[notice.job].spec.team)
+        if not notice.job or call.sees(team_of(core, notice.job))
     ]
     return t.Status(
         version=__version__,
@@ -41,6 +42,17 @@ async def status(call: Call) -> t.Status:
         problem=leading.controller.problem,
         notices=notices,
         questions=questions(core),
+    )
+
+
+async def ledger(call: Call) -> t.LedgerOut:
+    """Where the GPU time went, as far as the caller may see."""
+    core = call.leading.core
+    found = report(core.ledger, core.view.policy.price)
+    return t.LedgerOut(
+        fleet=found.fleet if not call.token.team else None,
+        teams={team: share for team, share in found.teams.items() if call.sees(team)},
+        jobs={job: share for job, share in found.jobs.items() if call.sees(team_of(core, job))},
     )
 
 
@@ -113,6 +125,15 @@ ENDPOINTS = [
         roles=EVERYBODY,
         handler=status,
         answer=t.Status,
+    ),
+    Endpoint(
+        method="GET",
+        path="/v1/ledger",
+        name="ledger",
+        summary="Say where the GPU time went: exact buckets by job, team and cause.",
+        roles=EVERYBODY,
+        handler=ledger,
+        answer=t.LedgerOut,
     ),
     Endpoint(
         method="GET",

@@ -8,6 +8,7 @@ from msgspec import Meta, Raw, Struct
 
 from phalanx.cluster.events import Step
 from phalanx.cluster.job import JobSpec, JobState
+from phalanx.cluster.report import Share
 from phalanx.control.auth import Role
 from phalanx.control.payload import Payload
 
@@ -308,6 +309,14 @@ class Status(Out, frozen=True):
     problem: str  # why nothing can be stored at the moment
     notices: list[NoticeOut]
     questions: list[QuestionOut]
+
+
+class LedgerOut(Out, frozen=True):
+    """GPU time by bucket, in nanoseconds; the buckets of a share sum to it exactly."""
+
+    fleet: Share | None  # None: the caller sees one team alone
+    teams: dict[str, Share]
+    jobs: dict[int, Share]
 
 
 class QuotaOut(Out, frozen=True):

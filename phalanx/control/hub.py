@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Sequence
 
 from msgspec import structs
 
 from phalanx.cluster.commands import Command, Form
-from phalanx.cluster.events import Event, NodeSilent
+from phalanx.cluster.events import Event, NodeSilent, Progress
 from phalanx.cluster.fleet import NodeState
 from phalanx.cluster.gather import Gather
 from phalanx.cluster.job import Expected
@@ -25,10 +26,12 @@ from phalanx.cluster.messages import (
 )
 from phalanx.cluster.outbox import Outbox
 from phalanx.cluster.timeouts import derive
+from phalanx.cluster.watch import GangRecord, Watch
 from phalanx.control.connection import Connection
 from phalanx.control.controller import Controller
 from phalanx.control.fast_socket import framed
 from phalanx.control.log_requests import LogRequests
+from phalanx.control.views import job_of
 from phalanx.control.wire import Deliver, LogPart, Rejected, Up, encode
 
 logger = logging.getLogger("phalanx.server")
@@ -50,6 +53,7 @@ class Hub:
         self.liveness = Liveness(self.timeouts.silent_ns)
         self.gather = Gather()
         self.outbox = Outbox(2 * round_trip)
+        self.watch = Watch()
         self.logs = LogRequests(self.push)
         self.connections: dict[int, Connection] = {}
         self.skew_ns: dict[int, int] = {}  # of each node's clock, ahead of the server's
@@ -67,6 +71,7 @@ class Hub:
             job = core.view.jobs[number]
             if job.gang is not None and job.placement is not None and job.gang.phase == "running":
                 self.gather.running(number, job.generation, job.placement.nodes, now)
+            self._watch(number)
 
     def connect(self, connection: Connection, incarnation: int) -> None:
         """An agent was let in; a connection that it had before is over."""
@@ -97,7 +102,6 @@ class Hub:
 
     def _silent(self, found: NodeSilent | None) -> None:
         if found is not None:
-            self.outbox.forget(found.node)
             self.controller.tell([found])
 
     def receive(self, connection: Connection, message: Up) -> None:
@@ -138,6 +142,41 @@ class Hub:
             frame = self._frame(command)  # once for all nodes
             for node in command.target:
                 self.push(node, frame)
+        body = event.body
+        fleet = self.controller.core.view.fleet
+        if isinstance(body, NodeSilent) and fleet.state(body.node) is NodeState.DEAD:
+            self.outbox.forget(body.node)
+        for job in dict.fromkeys(job_of(each) for each in (body, *(c.body for c in commands))):
+            self._watch(job)
+        if isinstance(body, Progress):
+            self._record(body, now)
+
+    def _watch(self, number: int) -> None:
+        """Watches a gang for as long as it runs."""
+        view = self.controller.core.view
+        job, known = view.jobs.get(number), self.watch.gangs.get(number)
+        if job is None or job.placement is None or job.gang is None or job.gang.phase != "running":
+            if known is not None:
+                self.watch.end(number)
+        elif known is None or known.generation != job.generation:
+            expected = job.spec.expected
+            limits = derive(view.policy.timeouts, expected, job.step_ns or expected.step_ns)
+            now = self.controller.clock.now_ns()
+            hang = limits.hang_ns
+            self.watch.begin(number, job.generation, job.spec.gang, job.placement, hang, now)
+
+    def _record(self, body: Progress, now_ns: int) -> None:
+        job = self.controller.core.view.jobs.get(body.job)
+        record = GangRecord(
+            job=body.job,
+            generation=body.generation,
+            step=body.step,
+            step_ns=job.step_ns if job else 0,
+            data_wait_ns=body.data_wait_ns,
+        )
+        found = self.watch.record(record, now_ns)
+        if found:
+            self.controller.tell(found)
 
     def _frame(self, command: Command) -> bytes:
         body = command.body
@@ -155,14 +194,18 @@ class Hub:
     async def sweep(self) -> None:
         """Looks at deadlines until it is cancelled."""
         while True:
+            began = time.monotonic()
             await asyncio.sleep(SWEEP_SECONDS)
+            late_seconds = time.monotonic() - began - SWEEP_SECONDS
+            if late_seconds > SWEEP_SECONDS:  # a busy server hears its agents late
+                self.liveness.forgive(int(late_seconds * 1e9))
             now = self.controller.clock.now_ns()
             for found in self.liveness.silent(now):
                 connection = self.connections.pop(found.node, None)
                 if connection is not None:
                     connection.close(self.rejected("replaced", "you were silent", retry=True))
                 self._silent(found)
-            late = self.gather.due(now)
+            late = [*self.gather.due(now), *self.watch.due(now)]
             if late:
                 self.controller.tell(late)
             again: dict[tuple[int, int], bytes] = {}

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 
+from phalanx.cluster.admit import policy_problems
 from phalanx.cluster.job import Expected
 from phalanx.cluster.policy import Policy
 from phalanx.cluster.timeouts import derive
@@ -29,4 +30,7 @@ def read_policy(path: Path) -> Policy:
         rule, _, where = str(error).partition(" - at `$.")
         raise ConfigError(where.rstrip("`") or "policy", "", rule, f"correct {path}") from None
     derive(policy.timeouts, Expected())
+    problems = policy_problems(policy.queue)
+    if problems:
+        raise ConfigError.of(problems)
     return policy

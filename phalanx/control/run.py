@@ -39,7 +39,7 @@ def serve(
     started: Callable[[Server], None] = lambda _: None,
     beside: Beside | None = None,
 ) -> None:
-    """Serves until SIGINT or SIGTERM. ``started`` is called once the port is open.
+    """Serves until SIGINT or SIGTERM. ``started`` is called once it leads or stands by.
 
     What runs ``beside`` it is cancelled, and waited for, before the server ends.
     """
@@ -89,11 +89,16 @@ async def _run(
     web = uvicorn.Server(config)
     leading = asyncio.create_task(server.lead_forever())
     serving = asyncio.create_task(web.serve(sockets=[listening]))
-    ServerFile(server.url, os.getpid(), __version__).write(server.options.state)
-    started(server)
-    other = asyncio.create_task(beside(server)) if beside is not None else None
-    waited = [task for task in (leading, serving, other) if task is not None]
-    await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+    settled = asyncio.create_task(server.settled.wait())
+    await asyncio.wait([leading, serving, settled], return_when=asyncio.FIRST_COMPLETED)
+    other: asyncio.Task[None] | None = None
+    if server.settled.is_set():
+        ServerFile(server.url, os.getpid(), __version__).write(server.options.state)
+        started(server)
+        other = asyncio.create_task(beside(server)) if beside is not None else None
+        waited = [task for task in (leading, serving, other) if task is not None]
+        await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+    settled.cancel()
     failed = leading.done()
     if other is not None:
         other.cancel()

@@ -93,6 +93,7 @@ class Server:
         self.audit = Audit(options.state / "audit.jsonl")
         self.leading: Leading | None = None
         self.leader = ""  # URL of whoever leads instead
+        self.settled = asyncio.Event()  # it leads, or it stands by
         self.url = options.url
         self.token_limit = RateLimit(options.requests_per_second, options.request_burst)
         self.client_limit = RateLimit(options.failures_per_second, options.failure_burst)
@@ -117,6 +118,7 @@ class Server:
                 self.leader = error.leader
                 if not self.options.store:
                     raise
+                self.settled.set()
             except StoreError as error:
                 logger.warning("cannot lead: %s", error)
             else:
@@ -157,6 +159,7 @@ class Server:
             for work in (controller.run(), hub.sweep(), self._renew(controller))
         ]
         self.leading = leading
+        self.settled.set()
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:

@@ -107,7 +107,7 @@ def node_out(core: Core, node: int, connected: bool, skew_ns: int, sees: Sees) -
     known = fleet.nodes[node]
     history = fleet.history.get(node)
     last = history[-1].reason if history else Reason("joined")
-    jobs = [job for job in fleet.held[node] if sees(core.view.jobs[job].spec.team)]
+    jobs = [job for job in fleet.held[node] if sees(team_of(core, job))]
     return NodeOut(
         number=node,
         name=known.name,
@@ -168,8 +168,13 @@ def visible(core: Core, event: Event, commands: Iterable[Command], sees: Sees) -
     if isinstance(body, SubmitWorkflow):
         return all(sees(step.spec.team) for step in body.steps)
     jobs = dict.fromkeys(job_of(each) for each in (body, *(c.body for c in commands)))
-    teams = (core.view.jobs[job].spec.team for job in jobs if job in core.view.jobs)
-    return all(sees(team) for team in teams)
+    return all(sees(team_of(core, job)) for job in jobs if job)
+
+
+def team_of(core: Core, job: int) -> str:
+    """Whose job it is. One that ended long ago is forgotten: only those who see all see it."""
+    known = core.view.jobs.get(job)
+    return known.spec.team if known else "?"
 
 
 def job_of(body: object) -> int:

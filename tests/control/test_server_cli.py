@@ -1,0 +1,145 @@
+"""The command line against a real server, and without one."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.control.servers import ServerProcess, free_port
+
+JOB = """
+name = "first"
+[model]
+preset = "tiny"
+[data]
+source = "synthetic"
+[train]
+steps = 7
+[parallel]
+data = 2
+"""
+
+
+def phalanx(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("PHALANX_")}
+    return subprocess.run(
+        [sys.executable, "-m", "phalanx", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+        env={**kept, **environment},
+    )
+
+
+def here(server: ServerProcess, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return phalanx(*arguments, "--state", str(server.state))
+
+
+def test_without_a_server_one_is_told_how_to_start_it(tmp_path: Path) -> None:
+    none = phalanx("ps", "--state", str(tmp_path))
+    assert none.returncode == 3 and "start one with `phalanx up`" in none.stderr
+    dead = phalanx("ps", PHALANX_SERVER=f"http://127.0.0.1:{free_port()}", PHALANX_TOKEN="x")
+    assert dead.returncode == 3
+    assert "no server answers" in dead.stderr and "`phalanx up`" in dead.stderr
+    said = json.loads(phalanx("ps", "--state", str(tmp_path), "--json").stdout)
+    assert said["error"]["code"] == "unreachable"
+
+
+def test_a_wrong_token_is_named_as_such(server: ServerProcess) -> None:
+    wrong = phalanx("ps", PHALANX_SERVER=server.url, PHALANX_TOKEN="phx_user_wrong")
+    assert wrong.returncode == 1 and "not known here" in wrong.stderr
+    reader = server.token("read", "reader")
+    refused = phalanx("drain", "n1", PHALANX_SERVER=server.url, PHALANX_TOKEN=reader)
+    assert refused.returncode == 1 and "needs the role admin" in refused.stderr
+
+
+def test_a_token_comes_from_a_file_and_goes_into_one(server: ServerProcess, tmp_path: Path) -> None:
+    out = tmp_path / "mine"
+    made = here(
+        server, "token", "create", "eve", "--role", "user", "--team", "red", "--out", str(out)
+    )
+    assert made.returncode == 0 and out.stat().st_mode & 0o077 == 0
+    assert out.read_text().strip() not in made.stdout
+    listed = phalanx("ps", PHALANX_SERVER=server.url, PHALANX_TOKEN_FILE=str(out))
+    assert listed.returncode == 0 and "no jobs" in listed.stdout
+
+
+def test_a_job_that_cannot_run_is_refused_before_it_is_sent(
+    server: ServerProcess, tmp_path: Path
+) -> None:
+    path = tmp_path / "job.toml"
+    path.write_text(JOB.replace("steps = 7", "stepz = 7"))
+    refused = here(server, "submit", str(path))
+    assert refused.returncode == 2 and "stepz" in refused.stderr
+    path.write_text(JOB)
+    no_room = here(server, "submit", str(path))
+    assert no_room.returncode == 1 and no_room.stderr.startswith("error: ")
+
+
+@pytest.mark.parametrize(
+    "command", [["nodes"], ["ps"], ["quota"], ["events"], ["top"], ["token", "list"]]
+)
+def test_reports_are_json_when_asked(server: ServerProcess, command: list[str]) -> None:
+    done = here(server, *command, "--json")
+    assert done.returncode == 0 and isinstance(json.loads(done.stdout), dict)
+
+
+def test_a_quota_is_set_and_listed(server: ServerProcess) -> None:
+    done = here(server, "quota", "green", "--gpus", "16", "--ceiling", "64")
+    assert done.returncode == 0
+    assert "green" in done.stdout and "16" in done.stdout and "64" in done.stdout
+    assert "give a team and --gpus" in here(server, "quota", "green").stderr
+
+
+def test_a_second_server_on_the_same_state_is_refused(server: ServerProcess) -> None:
+    second = phalanx("up", "--state", str(server.state), "--port", "0")
+    assert second.returncode == 1 and "a server already runs on" in second.stderr
+    assert here(server, "ps").returncode == 0
+
+
+def test_a_port_in_use_is_named(server: ServerProcess, tmp_path: Path) -> None:
+    second = phalanx("up", "--state", str(tmp_path), "--port", str(server.port))
+    assert second.returncode == 1 and f"127.0.0.1:{server.port}" in second.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[timeouts]\nheartbeat = 3\n", "heartbeat"),
+        ("[timeouts]\nmissed_heartbeats = 1\n", "missed_heartbeats"),
+        ("[queue\n", "not TOML"),
+    ],
+)
+def test_a_policy_that_cannot_work_is_refused(tmp_path: Path, text: str, words: str) -> None:
+    path = tmp_path / "policy.toml"
+    path.write_text(text)
+    done = phalanx("up", "--state", str(tmp_path / "s"), "--port", "0", "--policy", str(path))
+    assert done.returncode == 2 and words in done.stderr
+
+
+def test_tls_keeps_tokens_from_prying_eyes(tmp_path: Path) -> None:
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    make = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"]
+    make += ["-keyout", str(key), "-out", str(cert), "-subj", "/CN=localhost"]
+    make += ["-addext", "subjectAltName=IP:127.0.0.1"]
+    if subprocess.run(make, capture_output=True, check=False).returncode:
+        pytest.skip("openssl is not installed")
+    server = ServerProcess(tmp_path / "s", "--tls-cert", str(cert), "--tls-key", str(key))
+    server.start(wait=False)
+    try:
+        while not (server.state / "server.json").exists():
+            assert server.process is not None and server.process.poll() is None, server.output()
+            time.sleep(0.05)
+        found = phalanx("ps", "--state", str(server.state), PHALANX_CA=str(cert))
+        assert found.returncode == 0, found.stderr
+        doubted = phalanx("ps", "--state", str(server.state))
+        assert doubted.returncode == 3 and "not trusted" in doubted.stderr
+    finally:
+        server.kill()
