@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,15 +19,14 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 
 
 @pytest.fixture(scope="session")
-def postgres_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def postgres_url() -> Iterator[str]:
     """A real PostgreSQL in a private folder."""
     if postgres_program() is None:
         pytest.skip("PostgreSQL is not installed: `make postgres` as root, or apt install it")
-    folder = tmp_path_factory.mktemp("postgres")
-    for parent in (folder, *folder.parents):
-        if parent == Path("/tmp"):
-            break
-        parent.chmod(0o755)  # its own user must reach the socket
-    database = Postgres(folder).start()
-    yield database.url
-    database.stop()
+    # Not below pytest's own folder, which only its owner may enter.
+    with tempfile.TemporaryDirectory(prefix="phalanx-postgres-") as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        database = Postgres(folder).start()
+        yield database.url
+        database.stop()
