@@ -59,10 +59,18 @@ APPLIED_KEPT = 1024  # commands that are remembered, to drop them when they come
 class Agent:
     """One node's machine. ``handle`` is all there is; time comes with what happens."""
 
-    def __init__(self, node: int, lease_ns: int, heartbeat_ns: int, incarnation: int = 0) -> None:
+    def __init__(
+        self,
+        node: int,
+        lease_ns: int,
+        heartbeat_ns: int,
+        incarnation: int = 0,
+        report_ns: int = 0,  # between two reports of progress; 0: with every heartbeat
+    ) -> None:
         self.node = node
         self.lease_ns = lease_ns
         self.heartbeat_ns = heartbeat_ns
+        self.report_ns = min(report_ns or heartbeat_ns, heartbeat_ns)
         self.incarnation = incarnation
         self.epoch = 0
         self.connected = False
@@ -72,6 +80,7 @@ class Agent:
         self._applied: dict[tuple[int, int, int], None] = {}
         self._lease_ends_ns: int | None = None
         self._beat_ns = 0
+        self._report_ns = 0
 
     def handle(self, happened: Command | LocalFact, now_ns: int) -> list[Output]:
         """Takes in a command or a fact; returns messages to send and actions to take."""
@@ -96,7 +105,9 @@ class Agent:
 
     def next_deadline_ns(self) -> int | None:
         """When the agent wants a ``Wake``: its next heartbeat, or the end of its lease."""
-        return self._beat_ns if self.connected else self._lease_ends_ns
+        if not self.connected:
+            return self._lease_ends_ns
+        return min(self._beat_ns, self._report_ns) if self.jobs else self._beat_ns
 
     def inventory(self) -> Inventory:
         """What runs here, and what is kept."""
@@ -272,6 +283,7 @@ class Agent:
         self.connected = True
         self._lease_ends_ns = None
         self._beat_ns = now_ns + self.heartbeat_ns
+        self._report_ns = now_ns + self.report_ns
         outputs: list[Output] = [Hello(node=self.node, inventory=self.inventory())]
         for local in self.jobs.values():
             outputs.extend(local.say_again())
@@ -280,12 +292,14 @@ class Agent:
     def _wake(self, now_ns: int) -> list[Output]:
         if not self.connected:
             return self._expire(now_ns)
-        if now_ns < self._beat_ns:
-            return []
-        self._beat_ns = now_ns + self.heartbeat_ns
-        outputs: list[Output] = [Heartbeat(node=self.node, incarnation=self.incarnation)]
-        for local in self.jobs.values():
-            outputs.extend(local.say_steps())
+        outputs: list[Output] = []
+        if now_ns >= self._beat_ns:
+            self._beat_ns = now_ns + self.heartbeat_ns
+            outputs.append(Heartbeat(node=self.node, incarnation=self.incarnation))
+        if now_ns >= self._report_ns:
+            self._report_ns = now_ns + self.report_ns
+            for local in self.jobs.values():
+                outputs.extend(local.say_steps())
         return outputs
 
     def _expire(self, now_ns: int) -> list[Output]:

@@ -9,9 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
-from msgspec import Struct
-
 from phalanx.cluster import (
     budget,
     elastic,
@@ -24,8 +21,7 @@ from phalanx.cluster import (
     storage,
 )
 from phalanx.cluster.commands import Command, Proposal
-from phalanx.cluster.context import Context, FlushState, HealthState, Question, Timer
-from phalanx.cluster.dependencies import remember
+from phalanx.cluster.context import Context, Question
 from phalanx.cluster.events import (
     Answer,
     Cancel,
@@ -69,57 +65,24 @@ from phalanx.cluster.events import (
     Tick,
     WorkerExited,
 )
-from phalanx.cluster.fleet import Fleet, FleetState
+from phalanx.cluster.fleet import Fleet
 from phalanx.cluster.gangs import gang_of, token
 from phalanx.cluster.job import Job
-from phalanx.cluster.ledger import Ledger, LedgerState
+from phalanx.cluster.ledger import Ledger
 from phalanx.cluster.placement import defragment
 from phalanx.cluster.policy import Policy, Quota
 from phalanx.cluster.queue import Preempt, Queue, QueueState, Resize, Start
 from phalanx.cluster.reasons import reason, sentences
+from phalanx.cluster.snapshot import VERSION, SnapshotError, VersionError, dump, load
 from phalanx.cluster.state import Reservation, View
 
-VERSION = 1  # of the decisions: a log is replayed by the version that wrote it
+__all__ = ["VERSION", "Core", "SequenceError", "SnapshotError", "VersionError"]
 
 sentences({"moves": "{count} moves would make room"})
 
 
 class SequenceError(Exception):
     """An event was left out or came twice: the log and the core no longer agree."""
-
-
-class VersionError(Exception):
-    """A snapshot of another version of the core."""
-
-
-class CoreState(Struct, kw_only=True):
-    """A core as a snapshot keeps it."""
-
-    version: int
-    sequence: int
-    epoch: int
-    now_ns: int
-    policy: Policy
-    fleet: FleetState
-    jobs: list[Job]
-    pending: list[int]
-    active: list[int]
-    quotas: dict[str, Quota]
-    reservations: dict[str, Reservation]
-    queue: QueueState
-    ledger: LedgerState
-    health: HealthState
-    flush: FlushState
-    questions: dict[int, Question]
-    array_waiting: dict[int, list[int]]
-    ended: list[int]
-    timers: list[Timer]
-    timer_order: int
-    schedule_ns: int | None
-    queue_wake_ns: int | None = None
-    capacity_changed: bool
-    next_job: int
-    next_question: int
 
 
 class Core:
@@ -172,7 +135,9 @@ class Core:
             ctx.ledger.advance(ctx.view, event.time_ns)
         while (timer := ctx.due()) is not None:
             _TIMERS[timer[2]](ctx, timer[3], timer[4])
-        _HANDLERS[type(event.body)](ctx, event.body)
+        body = event.body
+        if not isinstance(body, _ABOUT_NODES) or 0 <= body.node < len(ctx.fleet):
+            _HANDLERS[type(body)](ctx, body)
         return ctx.commands
 
     def next_deadline_ns(self) -> int | None:
@@ -182,67 +147,14 @@ class Core:
 
     def snapshot(self) -> bytes:
         """The whole state, to go on from elsewhere."""
-        ctx, view = self._ctx, self._ctx.view
-        state = CoreState(
-            version=VERSION,
-            sequence=ctx.sequence,
-            epoch=ctx.epoch,
-            now_ns=view.now_ns,
-            policy=view.policy,
-            fleet=view.fleet.dump(),
-            jobs=list(view.jobs.values()),
-            pending=list(view.pending),
-            active=list(view.active),
-            quotas=view.quotas,
-            reservations=view.reservations,
-            queue=ctx.queue.state,
-            ledger=ctx.ledger.dump(),
-            health=ctx.health,
-            flush=ctx.flush,
-            questions=ctx.questions,
-            array_waiting={key: list(value) for key, value in ctx.array_waiting.items()},
-            ended=list(ctx.ended),
-            timers=sorted(ctx.timers),
-            timer_order=ctx.timer_order,
-            schedule_ns=ctx.schedule_ns,
-            queue_wake_ns=ctx.queue_wake_ns,
-            capacity_changed=ctx.capacity_changed,
-            next_job=ctx.next_job,
-            next_question=ctx.next_question,
-        )
-        return msgspec.json.encode(state)  # and not msgpack, whose integers end at 2**64
+        return dump(self._ctx)
 
     @classmethod
     def restore(cls, data: bytes) -> Core:
         """The core that ``snapshot`` wrote."""
-        version = msgspec.json.decode(data, type=_Versioned).version
-        if version != VERSION:
-            raise VersionError(f"a snapshot of version {version}; this core is version {VERSION}")
-        state = msgspec.json.decode(data, type=CoreState)
         core = cls.__new__(cls)
-        view = View(Fleet.load(state.fleet), state.policy, state.now_ns)
-        view.jobs = {job.id: job for job in state.jobs}
-        view.pending = dict.fromkeys(state.pending)
-        view.active = dict.fromkeys(state.active)
-        view.quotas, view.reservations = state.quotas, state.reservations
-        ctx = Context(view, Queue(state.queue), Ledger.load(state.ledger), state.epoch)
-        ctx.sequence = state.sequence
-        ctx.health, ctx.flush, ctx.questions = state.health, state.flush, state.questions
-        ctx.array_waiting = {key: dict.fromkeys(v) for key, v in state.array_waiting.items()}
-        ctx.ended = dict.fromkeys(state.ended)
-        ctx.timers, ctx.timer_order = state.timers, state.timer_order
-        ctx.schedule_ns, ctx.capacity_changed = state.schedule_ns, state.capacity_changed
-        ctx.queue_wake_ns = state.queue_wake_ns
-        ctx.next_job, ctx.next_question = state.next_job, state.next_question
-        for job in view.jobs.values():
-            if not job.ended:
-                remember(ctx, job)
-        core._ctx = ctx
+        core._ctx = load(data)
         return core
-
-
-class _Versioned(Struct):
-    version: int
 
 
 def _on_ready(ctx: Context, fact: GangReady) -> None:
@@ -388,6 +300,19 @@ _TIMERS: dict[str, Callable[[Context, int, int], None]] = {
     "ask": lambda ctx, number, _token: health.ask(ctx, number),
     "flush": lambda ctx, number, _token: storage.expired(ctx, number),
 }
+
+# Facts about a node that is not in the fleet say nothing.
+_ABOUT_NODES = (
+    NodeSilent,
+    NodeSeen,
+    NodeNotice,
+    DeviceError,
+    CheckResult,
+    NodeRepaired,
+    WorkerExited,
+    RestoreFailed,
+    SlowRank,
+)
 
 _HANDLERS: dict[type, Callable[[Context, Any], None]] = {
     Submit: lifecycle.submit,

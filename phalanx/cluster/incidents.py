@@ -109,7 +109,8 @@ def on_stuck(ctx: Context, fact: GangStuck) -> None:
     gang = gang_of(job)
     phases = {"join": "joining", "restore": "restoring", "drain": "draining"}
     if phases.get(fact.phase) == gang.phase:
-        no_answer(ctx, job, fact.nodes)
+        known = tuple(node for node in fact.nodes if node in job.placement.nodes)
+        no_answer(ctx, job, known)
 
 
 def no_answer(ctx: Context, job: Job, nodes: tuple[int, ...]) -> None:
@@ -127,7 +128,7 @@ def no_answer(ctx: Context, job: Job, nodes: tuple[int, ...]) -> None:
         for order in outstanding(ctx, job):
             ctx.emit(nodes or placement.nodes, order)
         return
-    missing = tuple(node for node in nodes or gang.unanswered if node in placement.nodes)
+    missing = nodes or gang.unanswered
     ctx.notify(reason("stuck", nodes=names(ctx.fleet, missing)), job=job.id, level="warning")
     for node in missing:
         health.incident(ctx, node, "stuck")

@@ -158,7 +158,7 @@ class Ledger:
         account = self.accounts[job.id]
         if account.open is not None:
             self._explain(account, account.open, job, fact)
-        elif account.running and fact.at_ns > account.settled_ns:
+        elif account.running and fact.at_ns > account.settled_ns and fact.step > account.step:
             until = min(fact.at_ns, self.now_ns)
             passed = until - account.settled_ns
             self._steps(account, job, fact, passed, account.gpus)
@@ -300,7 +300,7 @@ class Ledger:
             ("straggler", fact.straggler_ns),
             ("residual", max(0, passed_ns - fact.busy_ns) if fact.busy_ns else 0),
         ):
-            if part_ns:
+            if part_ns > 0:
                 taken = min(part_ns, left)
                 self._add(account, bucket, taken * gpus)
                 left -= taken

@@ -287,6 +287,19 @@ def test_progress_goes_out_with_heartbeats_and_sums_what_was_measured():
     assert node.fact(Wake()) == []
 
 
+def test_a_small_gang_may_report_more_often_than_it_breathes():
+    node = Node()
+    node.agent = Agent(3, lease_ns=60 * SECOND, heartbeat_ns=5 * SECOND, report_ns=SECOND)
+    node.fact(Connected())
+    assert node.agent.next_deadline_ns() == 5 * SECOND  # nothing to report yet
+    node.run()
+    node.seal(1)
+    assert node.agent.next_deadline_ns() == SECOND
+    node.now_ns = SECOND
+    (steps,) = node.fact(Wake())
+    assert steps.step == 1
+
+
 def test_a_drained_and_a_finished_job_say_so_when_the_last_rank_has_left():
     for order, said in ((True, Drained), (False, Finished)):
         node = Node()

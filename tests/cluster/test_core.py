@@ -3,8 +3,18 @@ from __future__ import annotations
 import pytest
 
 from phalanx.cluster.commands import Accept, Form, Restore
-from phalanx.cluster.core import Core, SequenceError
-from phalanx.cluster.events import Event, JobFinished, NodeSilent, Tick
+from phalanx.cluster.core import Core, SequenceError, SnapshotError, VersionError
+from phalanx.cluster.events import (
+    CheckResult,
+    DeviceError,
+    Event,
+    JobFinished,
+    NodeSeen,
+    NodeSilent,
+    Tick,
+    WorkerExited,
+)
+from phalanx.cluster.messages import Inventory
 from phalanx.cluster.policy import Policy
 from tests.cluster.drive import SECOND, Drive, fleet_of
 
@@ -64,3 +74,33 @@ def test_a_restored_core_goes_on_as_the_one_that_was_lost():
     assert other.snapshot() == drive.core.snapshot()
     assert drive.bodies(Form)[-1].generation == 2
     assert drive.bodies(Restore)[-1].source == "peer"
+
+
+@pytest.mark.parametrize("node", [-1, 12, 10**9])
+def test_facts_about_nodes_that_are_not_in_the_fleet_change_nothing(node):
+    drive = Drive(12)
+    job = drive.running()
+    bodies = [
+        NodeSilent(node=node),
+        NodeSeen(node=node, inventory=Inventory()),
+        DeviceError(node=node, cause="xid"),
+        CheckResult(node=node, check="full", passed=False),
+        WorkerExited(job=job.id, generation=1, node=node, rank=0, cause="xid"),
+    ]
+    before = drive.core.view.fleet.dump()
+    for body in bodies:
+        assert drive.tell(body) == []
+    assert drive.core.view.fleet.dump() == before and job.state == "running"
+
+
+@pytest.mark.parametrize("keep", [0, 1, 100, -1])
+def test_a_damaged_snapshot_is_refused(keep):
+    data = Drive(2).core.snapshot()
+    with pytest.raises(SnapshotError, match="damaged"):
+        Core.restore(data[:keep])
+
+
+def test_a_snapshot_of_another_version_is_refused_with_both_versions():
+    data = Drive(2).core.snapshot().replace(b'"version":1', b'"version":99', 1)
+    with pytest.raises(VersionError, match="version 99 of the core and this is version 1"):
+        Core.restore(data)

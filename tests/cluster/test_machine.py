@@ -63,7 +63,7 @@ POLICY = Policy(
     storage=StoragePolicy(bytes_per_second=10**9, flushes=1),
 )
 
-nodes = st.integers(0, NODES - 1)
+nodes = st.integers(-1, NODES)
 jobs = st.integers(1, 8)
 pauses = st.sampled_from([0, 0, SECOND // 20, SECOND, 10 * SECOND, 100 * SECOND, 4000 * SECOND])
 shapes = st.builds(

@@ -1,0 +1,124 @@
+"""The whole state of a core as bytes, and back."""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec import Struct
+
+from phalanx.cluster.context import Context, FlushState, HealthState, Question, Timer
+from phalanx.cluster.dependencies import remember
+from phalanx.cluster.fleet import Fleet, FleetState
+from phalanx.cluster.job import Job
+from phalanx.cluster.ledger import Ledger, LedgerState
+from phalanx.cluster.policy import Policy, Quota
+from phalanx.cluster.queue import Queue, QueueState
+from phalanx.cluster.state import Reservation, View
+
+VERSION = 1  # of the decisions: a log is replayed by the version that wrote it
+
+
+class SnapshotError(Exception):
+    """A snapshot that cannot be used."""
+
+
+class VersionError(SnapshotError):
+    """A snapshot of another version of the core."""
+
+
+class CoreState(Struct, kw_only=True):
+    """A core as a snapshot keeps it."""
+
+    version: int
+    sequence: int
+    epoch: int
+    now_ns: int
+    policy: Policy
+    fleet: FleetState
+    jobs: list[Job]
+    pending: list[int]
+    active: list[int]
+    quotas: dict[str, Quota]
+    reservations: dict[str, Reservation]
+    queue: QueueState
+    ledger: LedgerState
+    health: HealthState
+    flush: FlushState
+    questions: dict[int, Question]
+    array_waiting: dict[int, list[int]]
+    ended: list[int]
+    timers: list[Timer]
+    timer_order: int
+    schedule_ns: int | None
+    queue_wake_ns: int | None = None
+    capacity_changed: bool
+    next_job: int
+    next_question: int
+
+
+def dump(ctx: Context) -> bytes:
+    """Everything that the next events will need."""
+    view = ctx.view
+    state = CoreState(
+        version=VERSION,
+        sequence=ctx.sequence,
+        epoch=ctx.epoch,
+        now_ns=view.now_ns,
+        policy=view.policy,
+        fleet=view.fleet.dump(),
+        jobs=list(view.jobs.values()),
+        pending=list(view.pending),
+        active=list(view.active),
+        quotas=view.quotas,
+        reservations=view.reservations,
+        queue=ctx.queue.state,
+        ledger=ctx.ledger.dump(),
+        health=ctx.health,
+        flush=ctx.flush,
+        questions=ctx.questions,
+        array_waiting={key: list(value) for key, value in ctx.array_waiting.items()},
+        ended=list(ctx.ended),
+        timers=sorted(ctx.timers),
+        timer_order=ctx.timer_order,
+        schedule_ns=ctx.schedule_ns,
+        queue_wake_ns=ctx.queue_wake_ns,
+        capacity_changed=ctx.capacity_changed,
+        next_job=ctx.next_job,
+        next_question=ctx.next_question,
+    )
+    return msgspec.json.encode(state)  # and not msgpack, whose integers end at 2**64
+
+
+def load(data: bytes) -> Context:
+    """The context that ``dump`` wrote."""
+    try:
+        version = msgspec.json.decode(data, type=_Versioned).version
+        if version != VERSION:
+            raise VersionError(
+                f"the snapshot is of version {version} of the core and this is version {VERSION}: "
+                "start the version that wrote it, or begin a new log"
+            )
+        state = msgspec.json.decode(data, type=CoreState)
+    except msgspec.MsgspecError as error:
+        raise SnapshotError(f"the snapshot is damaged: {error}; use the one before it") from None
+    view = View(Fleet.load(state.fleet), state.policy, state.now_ns)
+    view.jobs = {job.id: job for job in state.jobs}
+    view.pending = dict.fromkeys(state.pending)
+    view.active = dict.fromkeys(state.active)
+    view.quotas, view.reservations = state.quotas, state.reservations
+    ctx = Context(view, Queue(state.queue), Ledger.load(state.ledger), state.epoch)
+    ctx.sequence = state.sequence
+    ctx.health, ctx.flush, ctx.questions = state.health, state.flush, state.questions
+    ctx.array_waiting = {key: dict.fromkeys(v) for key, v in state.array_waiting.items()}
+    ctx.ended = dict.fromkeys(state.ended)
+    ctx.timers, ctx.timer_order = state.timers, state.timer_order
+    ctx.schedule_ns, ctx.capacity_changed = state.schedule_ns, state.capacity_changed
+    ctx.queue_wake_ns = state.queue_wake_ns
+    ctx.next_job, ctx.next_question = state.next_job, state.next_question
+    for job in view.jobs.values():
+        if not job.ended:
+            remember(ctx, job)
+    return ctx
+
+
+class _Versioned(Struct):
+    version: int
