@@ -63,7 +63,11 @@ def promise_start(
     new = None
     if found is not None:
         chosen = tuple(found[1].tolist())
-        new = Reserved(job=job.id, start_ns=found[0], nodes=chosen, made_ns=now, firm=firm)
+        holders = dict.fromkeys(holder for node in chosen for holder in fleet.held[node])
+        sure = all(number in view.jobs and _limited(view.jobs[number]) for number in holders)
+        new = Reserved(
+            job=job.id, start_ns=found[0], nodes=chosen, made_ns=now, sure=sure, firm=firm
+        )
     if old is not None and not old.asked and old.start_ns > now:
         late = _not_before(nodes, free_ns * 0, len(fleet), old.nodes, 1).astype(np.bool_)
         ready = int((late & (free_ns <= old.start_ns)).sum()) == len(old.nodes)
@@ -71,6 +75,10 @@ def promise_start(
         if ready and not better and not _pushes(queue, view, old):
             return structs.replace(old, made_ns=now, firm=firm or old.firm)
     return new
+
+
+def _limited(job: Job) -> bool:
+    return job.spec.time_limit_ns > 0
 
 
 def _not_before(

@@ -51,6 +51,7 @@ class Reserved(Struct, frozen=True, kw_only=True):
     start_ns: int
     nodes: tuple[int, ...]
     made_ns: int
+    sure: bool = True  # all that runs there has a time limit; False: an estimate
     firm: bool = False  # not even jobs of higher priority may use the nodes
     asked: tuple[int, ...] = ()  # jobs that were told to leave or shrink for it
 

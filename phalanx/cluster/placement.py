@@ -32,7 +32,8 @@ __all__ = [
 
 sentences(
     {
-        "placed": "on {nodes} nodes in {leaves} leaves of {pods} pods",
+        "placed": "nodes: {nodes}, leaves: {leaves}, pods: {pods}",
+        "no_room_one": "it needs a node with {gpus} free GPUs, and none has them now",
         "no_room": "it needs {wanted} nodes with {gpus} free GPUs each, and {free} have them now",
         "no_domain_room": "it needs {wanted} groups of {wide} nodes within an NVLink domain, and"
         " {free} have room now",
@@ -170,6 +171,8 @@ def _no_room(request: Request, free: int) -> Reason:
     wide = tensor_slots(shape)
     if wide > 1:
         return reason("no_domain_room", wanted=wanted // wide, wide=wide, free=free)
+    if wanted == 1:
+        return reason("no_room_one", gpus=shape.slot_gpus)
     return reason("no_room", wanted=wanted, gpus=shape.slot_gpus, free=free)
 
 

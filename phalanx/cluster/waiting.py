@@ -11,7 +11,7 @@ from bisect import bisect_left, insort
 from heapq import heapify, heappop, heappush
 
 from phalanx.cluster.fairshare import ONE, factors
-from phalanx.cluster.horizon import bound_ns
+from phalanx.cluster.horizon import bound_ns, length_ns
 from phalanx.cluster.job import GangShape, Job
 from phalanx.cluster.policy import QueuePolicy
 from phalanx.cluster.request import Request, request_of
@@ -21,7 +21,7 @@ LARGEST_BITS = 17  # a gang of 100,000 GPUs has the whole of ``size_weight``
 
 
 Entry = tuple[int, int]  # (queued_ns, job)
-Key = tuple[GangShape, int, str, str, int, int | None]
+Key = tuple[GangShape, int, str, str, int, int | None, int]
 
 
 class Lane:
@@ -36,11 +36,12 @@ class Lane:
 class Demand:
     """What some pending jobs ask for alike, and for how long."""
 
-    def __init__(self, key: Key, request: Request, gpus: int, bound: int | None) -> None:
+    def __init__(self, key: Key, request: Request, gpus: int) -> None:
         self.key = key
         self.request = request  # of any of them
         self.gpus = gpus
-        self.bound_ns = bound  # the longest that they hold nodes; None: nobody says
+        self.bound_ns = key[-2]  # the longest that they hold nodes; None: nobody says
+        self.length_ns = key[-1]  # how long they hold them as far as one can tell
         self.lanes: dict[Lane, list[Entry]] = {}  # sorted
 
 
@@ -59,11 +60,12 @@ class Waiting:
         """A job became eligible."""
         self.remove(job.id)
         spec = job.spec
-        bound = bound_ns(view, job)
-        key = (spec.gang, job.wanted_replicas, spec.constraint, spec.partition, spec.spares, bound)
+        bound, length = bound_ns(view, job), length_ns(view, job)
+        where = (spec.constraint, spec.partition)
+        key = (spec.gang, job.wanted_replicas, *where, spec.spares, bound, length)
         demand = self.demands.get(key)
         if demand is None:
-            demand = Demand(key, request_of(job, 0, view.policy), gpus_of(view, job), bound)
+            demand = Demand(key, request_of(job, 0, view.policy), gpus_of(view, job))
             self.demands[key] = demand
         place = (spec.team, spec.qos, sum(base_parts(view.policy.queue, job).values()))
         lane = self.lanes.get(place)

@@ -25,8 +25,9 @@ sentences(
         " {gpus}",
         "at_qos_limit": "jobs of class of service {qos} hold {held} GPUs and may hold {most}; this"
         " job needs {gpus}",
-        "promised": "{problem}; {nodes} are kept for it, and it starts in {span} at the latest if"
-        " no job runs longer than it said",
+        "promised": "{problem}; {nodes} are kept for it, and it starts in {span} at the latest",
+        "promised_about": "{problem}; {nodes} are kept for it, and it starts in about {span} (some"
+        " that runs there has no time limit)",
         "others_leave": "{jobs} jobs are asked to leave for it, and it starts in about {span}",
         "waits_for_room": "{problem}; {ahead} jobs are ahead of it",
         "waits_for_window": "its nodes are wanted for {name} before it would be sure to have ended"
@@ -55,7 +56,7 @@ def explain(queue: Queue, view: View, number: int) -> Pending:
     why = queue.gate(view, lane, demand.gpus)
     if why is not None:
         return Pending(why, None, parts)
-    ahead, gpus_ahead = _ahead(queue, ranks, number)
+    ahead, gpus_ahead, work_ahead = _ahead(queue, ranks, number)
     why, now = _obstacle(queue, view, job, ahead)
     if promise is not None and promise.start_ns > view.now_ns and not now:
         span = span_of(promise.start_ns - view.now_ns)
@@ -63,9 +64,12 @@ def explain(queue: Queue, view: View, number: int) -> Pending:
             why = reason("others_leave", jobs=len(promise.asked), span=span)
         elif why.code == "waits_for_room":
             problem = why.facts["problem"]
-            why = reason("promised", problem=problem, nodes=len(promise.nodes), span=span)
+            code = "promised" if promise.sure else "promised_about"
+            why = reason(code, problem=problem, nodes=len(promise.nodes), span=span)
         return Pending(why, promise.start_ns, parts)
-    start_ns = view.now_ns if now else estimate_ns(queue, view, job, gpus_ahead + demand.gpus)
+    if now:
+        return Pending(why, view.now_ns, parts)
+    start_ns = estimate_ns(queue, view, job, gpus_ahead + demand.gpus, work_ahead)
     return Pending(why, start_ns, parts)
 
 
@@ -95,11 +99,11 @@ def _obstacle(queue: Queue, view: View, job: Job, ahead: int) -> tuple[Reason, b
     return reason("next_look"), True
 
 
-def _ahead(queue: Queue, ranks: Ranks, number: int) -> tuple[int, int]:
-    """(jobs, GPUs) before a job in the order of the queue."""
+def _ahead(queue: Queue, ranks: Ranks, number: int) -> tuple[int, int, int]:
+    """(jobs, GPUs, GPU-nanoseconds) before a job in the order of the queue."""
     lane, demand, queued_ns = queue.waiting.where[number]
     mine = (-ranks.of(lane, queued_ns, demand.gpus), queued_ns, number)
-    jobs = gpus = 0
+    jobs = gpus = work = 0
     for other in queue.waiting.demands.values():
         for theirs, entries in other.lanes.items():
             # Within a lane the order is that of arrival: count until the first behind this job.
@@ -111,10 +115,11 @@ def _ahead(queue: Queue, ranks: Ranks, number: int) -> tuple[int, int]:
                 low, high = (middle + 1, high) if before else (low, middle)
             jobs += low
             gpus += low * other.gpus
-    return jobs, gpus
+            work += low * other.gpus * other.length_ns
+    return jobs, gpus, work
 
 
-def estimate_ns(queue: Queue, view: View, job: Job, gpus: int) -> int | None:
+def estimate_ns(queue: Queue, view: View, job: Job, gpus: int, work: int) -> int | None:
     """When a job will probably start: there is room for it, and for all before it.
 
     An estimate: jobs that end early bring it forward, new ones of higher priority push it back.
@@ -124,7 +129,7 @@ def estimate_ns(queue: Queue, view: View, job: Job, gpus: int) -> int | None:
     alone = promise_start(queue, view, job, request, (), firm=False)
     if alone is None:
         return None
-    free = view.fleet.idle_gpus[0]
+    now, free = view.now_ns, view.fleet.idle_gpus[0]
     if free >= gpus:
         return alone.start_ns
     horizon = queue.horizon(view)
@@ -135,7 +140,9 @@ def estimate_ns(queue: Queue, view: View, job: Job, gpus: int) -> int | None:
         free += held
         if free >= gpus:
             return max(alone.start_ns, end_ns)
-    return None
+    # More is ahead than runs: all of that work, over all GPUs.
+    work += sum(max(0, end_ns - now) * held for end_ns, held in ends)
+    return max(alone.start_ns, now + work // max(1, free))
 
 
 def span_of(span_ns: int) -> str:

@@ -1,0 +1,108 @@
+"""The queue inside the core: quotas, windows and preemption as events and commands."""
+
+from __future__ import annotations
+
+from phalanx.cluster.commands import Accept, Drain, Proposal, Refuse
+from phalanx.cluster.core import Core
+from phalanx.cluster.events import (
+    Defragment,
+    GangDrained,
+    JobFinished,
+    SetQuota,
+    SetReservation,
+    Submit,
+)
+from phalanx.cluster.job import GangShape, Job, JobSpec
+from phalanx.cluster.policy import Policy, Qos, QueuePolicy
+from tests.cluster.drive import EXPECTED, SECOND, Drive
+
+HOUR = 3600 * SECOND
+NODE = GangShape(replicas=1, tensor=8, slot_gpus=8, slot_cpus=8)
+
+
+def drained(drive: Drive, job: Job) -> None:
+    drive.tell(
+        GangDrained(job=job.id, generation=job.generation, step=job.step, durable=True), SECOND
+    )
+    drive.wait(SECOND)
+
+
+def test_a_lender_gets_its_gpus_back_through_a_drain() -> None:
+    drive = Drive(2)
+    drive.tell(SetQuota(team="owner", gpus=16, request="q"))
+    guests = [drive.running(team="guest", gang=NODE) for _ in range(2)]
+    drive.wait(HOUR)
+    owner = drive.submit(team="owner", gang=NODE)
+    (order,) = drive.bodies(Drain)
+    (leaving,) = [job for job in guests if job.state == "draining"]
+    assert order.job == leaving.id and "owns 0" in str(leaving.why)
+    found = drive.core.queue.explain(drive.core.view, owner.id)
+    assert found.reason.code == "others_leave" and found.estimated_start_ns is not None
+    drained(drive, leaving)
+    assert owner.state == "forming" and leaving.state == "pending"
+    # It comes back when there is room, with what it had saved.
+    assert drive.core.queue.explain(drive.core.view, leaving.id).reason.code == "promised_about"
+
+
+def test_an_elastic_guest_gives_up_replicas_only() -> None:
+    drive = Drive(4)
+    drive.tell(SetQuota(team="owner", gpus=16, request="q"))
+    gang = GangShape(replicas=4, least_replicas=1, tensor=8, slot_gpus=8, slot_cpus=8)
+    guest = drive.running(team="guest", gang=gang)
+    drive.wait(HOUR)
+    owner = drive.submit(team="owner", gang=NODE)
+    assert not drive.bodies(Drain)
+    assert guest.placement is not None and guest.placement.replicas == 3
+    assert owner.state == "forming"
+
+
+def test_an_urgent_job_preempts_and_the_log_replays_it() -> None:
+    rules = {"normal": Qos(), "urgent": Qos(priority=10, preempts=True)}
+    policy = Policy(queue=QueuePolicy(qos=rules))
+    drive = Drive(2, policy)
+    victim = drive.running(preemptible=True)
+    drive.wait(HOUR)
+    urgent = drive.submit(qos="urgent", gang=NODE)
+    assert victim.state == "draining" and victim.preemptions == 1
+    drained(drive, victim)
+    assert urgent.state == "forming" and victim.state == "pending"
+    again = Core(type(drive.core.view.fleet)(drive.core.view.fleet.nodes), policy)
+    for event in drive.log:
+        again.handle(event)
+    assert again.snapshot() == drive.core.snapshot()
+
+
+def test_a_maintenance_window_empties_its_node_in_time() -> None:
+    drive = Drive(2)
+    job = drive.running(gang=NODE)
+    (node,) = job.placement.nodes
+    start = drive.now_ns + HOUR
+    drive.tell(
+        SetReservation(name="fan", start_ns=start, end_ns=start + HOUR, nodes=(node,), request="r")
+    )
+    assert isinstance(drive.sent[-1].body, Accept)
+    drive.wait(HOUR - 30 * SECOND)
+    assert job.state == "draining" and "fan" in str(job.why)
+    drained(drive, job)
+    assert job.state == "forming" and job.placement.nodes != (node,)
+
+
+def test_a_submission_that_can_never_run_is_refused() -> None:
+    drive = Drive(2)
+    spec = JobSpec(name="huge", gang=GangShape(replicas=100, tensor=8, slot_gpus=8))
+    (command,) = drive.tell(Submit(spec=spec, request="r"))
+    assert isinstance(command.body, Refuse) and "the fleet has 2" in str(command.body.reason)
+    spec = JobSpec(name="j", gang=NODE, qos="gold", expected=EXPECTED)
+    (command,) = drive.tell(Submit(spec=spec, request="r"))
+    assert isinstance(command.body, Refuse) and "gold" in str(command.body.reason)
+
+
+def test_a_proposal_to_defragment_names_the_move_that_frees_a_node() -> None:
+    drive = Drive(2)
+    first, second, third = (drive.running(gang=GangShape(replicas=4, slot_gpus=4)) for _ in "abc")
+    assert first.placement.nodes == second.placement.nodes != third.placement.nodes
+    drive.tell(JobFinished(job=first.id, generation=first.generation, step=first.step))
+    (command,) = drive.tell(Defragment(request="d"))
+    assert isinstance(command.body, Proposal)
+    (move,) = command.body.moves
+    assert set(move[1:]) == {*second.placement.nodes, *third.placement.nodes}
