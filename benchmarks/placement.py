@@ -181,9 +181,13 @@ def compare(site: Site, gang: str, seed: int, nodes: int) -> Costs:
     )
 
 
-def giant(rounds: int) -> list[float]:
-    """Seconds to place 98,304 GPUs on a fragmented fleet of 100,000, each on a fresh fleet."""
-    found = []
+def giant(rounds: int) -> tuple[list[float], list[float]]:
+    """(by the clock, of CPU) seconds to place 98,304 GPUs on fragmented fleets of 100,000.
+
+    Each fleet is a fresh one, so that its index is built within the time.
+    """
+    wall: list[float] = []
+    cpu: list[float] = []
     base = shape("405B, 16384 GPUs")
     mapping = Mapping(tensor=8, pipeline=16, data=768)
     work = Workload(model=resolve_model(PRESETS["llama3-405b"]), sequence=8192, global_batch=6144)
@@ -194,11 +198,12 @@ def giant(rounds: int) -> list[float]:
         for node in rng.sample(range(NODES), NODES - gang.slots(768) - 50):
             fleet.take(10**9 + node, node, whole(fleet.nodes[node]))
         request = Request(job=1, shape=gang, replicas=768)
-        start = time.perf_counter()
+        begun = time.perf_counter(), time.process_time()
         placement = place(fleet, request)
-        found.append(time.perf_counter() - start)
+        wall.append(time.perf_counter() - begun[0])
+        cpu.append(time.process_time() - begun[1])
         assert isinstance(placement, Placement) and len(placement.nodes) == gang.slots(768)
-    return found
+    return wall, cpu
 
 
 def spread(ratios: list[float]) -> str:
@@ -215,10 +220,11 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--out", type=Path, default=Path("runs/placement.json"))
     asked = parser.parse_args()
-    seconds = giant(asked.rounds)
+    seconds, cpu = giant(asked.rounds)
     print(
         f"98,304 GPUs on a fragmented fleet of 100,000: median {statistics.median(seconds):.3f} s,"
-        f" worst {max(seconds):.3f} s of {len(seconds)} (bar {BAR_SECONDS} s)"
+        f" worst {max(seconds):.3f} s of {len(seconds)} (bar {BAR_SECONDS} s);"
+        f" of CPU {statistics.median(cpu):.3f} s, worst {max(cpu):.3f} s"
     )
     print("\npredicted communication, ours over the tree rule's:")
     print(f"{'fabric':22}{'gang':26}{'p10':>8}{'median':>8}{'p90':>8}{'worst':>8}   tree at floor")
@@ -240,7 +246,11 @@ def main() -> int:
     above = [costs.ours / costs.floor for _, _, costs in rows]
     print(f"ours over the floor, all fleets: p10 / p50 / p90 / worst {spread(above)}")
     asked.out.parent.mkdir(parents=True, exist_ok=True)
-    report = {"giant_seconds": seconds, "rows": [(*row[:2], asdict(row[2])) for row in rows]}
+    report = {
+        "seconds": seconds,
+        "cpu_seconds": cpu,
+        "rows": [(*row[:2], asdict(row[2])) for row in rows],
+    }
     asked.out.write_text(json.dumps(report))
     return int(median > BAR_RATIO or statistics.median(seconds) > BAR_SECONDS)
 

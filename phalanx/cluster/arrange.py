@@ -28,6 +28,7 @@ MOST_BANDS = 6  # heights of bands that are tried
 REFINED = 4  # choices for which all of them are tried within leaves
 LEAST_TRIES, MOST_SLOTS_COSTED = 24, 1_000_000  # which bound the search
 UNKNOWN_TRIES = 2  # of a gang that does not say what it sends
+EQUAL_SHARES = (2, 3, 4)  # parts of a gang that pods may get alike
 EVEN_UNITS = (2, 4, 8)
 NEARLY_PPM = 10_000  # costs this close count as equal: then the less scattered one wins
 
@@ -142,7 +143,10 @@ def _choices(cells: Cells, request: Request, needed: int, stages: int) -> Iterat
     """Ways to spread the gang over pods and leaves, without doubles."""
     seen: dict[bytes, None] = {}
     for leaf_unit in [1, *_leaf_units(request, needed)]:
-        for pod_unit in dict.fromkeys([stages, 1, needed // stages]):
+        # Whole pipelines, anything, whole stages; and equal shares, so that no pod has a few nodes
+        # of a ring only, which would have to share a few uplinks.
+        shares = [needed // parts for parts in EQUAL_SHARES if needed >= parts * stages]
+        for pod_unit in dict.fromkeys([stages, 1, needed // stages, *shares]):
             choice = _choose(cells, needed, pod_unit * leaf_unit, leaf_unit)
             key = choice.cells.tobytes()
             if key not in seen:
