@@ -44,6 +44,8 @@ bench: $(STAMP)
 	$(BIN)/python -m benchmarks.checkpoint
 	$(BIN)/python -m benchmarks.checkpoint_scale
 	$(BIN)/python -m benchmarks.checkpoint_size
+	$(BIN)/python -m benchmarks.placement
+	$(BIN)/python -m benchmarks.queue
 	@if $(BIN)/python -c "import sys, torch; sys.exit(not torch.cuda.is_available())"; then \
 		$(BIN)/python benchmarks/speed.py; \
 	else \
