@@ -34,9 +34,9 @@ sentences(
     {
         "placed": "nodes: {nodes}, leaves: {leaves}, pods: {pods}",
         "no_room_one": "it needs a node with {gpus} free GPUs, and none has them now",
-        "no_room": "it needs {wanted} nodes with {gpus} free GPUs each, and {free} have them now",
-        "no_domain_room": "it needs {wanted} groups of {wide} nodes within an NVLink domain, and"
-        " {free} have room now",
+        "no_room": "it needs {wanted} nodes with {gpus} free GPUs each (now: {free})",
+        "no_domain_room": "it needs {wanted} groups of {wide} free nodes within an NVLink domain"
+        " (now: {free})",
         "fleet_too_small": "it needs {wanted} nodes with {gpus} GPUs each, and the fleet has"
         " {fitting} that would do",
         "domains_too_small": "it needs {wanted} groups of {wide} nodes within an NVLink domain for"
