@@ -106,9 +106,15 @@ def _pushes(queue: Queue, view: View, promise: Reserved) -> int:
 
 
 def evict(
-    queue: Queue, view: View, job: Job, request: Request, ranks: Ranks, gpus: int
+    queue: Queue,
+    view: View,
+    job: Job,
+    request: Request,
+    ranks: Ranks,
+    gpus: int,
+    leaving: dict[int, None],
 ) -> Eviction | None:
-    """Who leaves or shrinks for a job that has the right to ask for it."""
+    """Who leaves or shrinks for a job that has the right to ask for it; not who leaves anyway."""
     rule = view.policy.queue.qos.get(job.spec.qos)
     owner = ranks.entitled(job.spec.team, gpus)
     loans = on_loan(queue, view, job.spec.team) if owner else {}
@@ -119,7 +125,9 @@ def evict(
     mine = _rank(view, job)
     stoppable: list[Job] = []
     shrinkable: list[tuple[Job, int]] = []
-    asked = dict.fromkeys(who for one in queue.state.reserved.values() for who in one.asked)
+    asked = leaving | dict.fromkeys(
+        who for one in queue.state.reserved.values() for who in one.asked
+    )
     for number in view.active if preempts else loans:
         other = view.jobs[number]
         if other.state == "draining" or number in asked or now < other.started_ns + least_run:

@@ -47,6 +47,7 @@ class Pass:
         self._policy = view.policy.queue
         self._ranks = Ranks(view, queue.state.usage, queue.state.held)
         self._decisions: list[Decision] = []
+        self._leaving: dict[int, None] = {}  # jobs that were told to in this pass
         # Promises that bind in this pass: firm ones from the start, others when it comes to them.
         self._bind: dict[int, None] = {
             number: None for number, one in queue.state.reserved.items() if one.firm
@@ -234,7 +235,9 @@ class Pass:
         request = structs.replace(
             demand.request, job=job.id, closed=self._closed(job, demand.bound_ns)
         )
-        found = evict(self._queue, self._view, job, request, self._ranks, demand.gpus)
+        found = evict(
+            self._queue, self._view, job, request, self._ranks, demand.gpus, self._leaving
+        )
         if found is None:
             rule = self._policy.qos.get(job.spec.qos)
             if self._view.quotas or (rule is not None and rule.preempts):
@@ -246,6 +249,7 @@ class Pass:
     def _ask(self, job: Job, found: Eviction) -> None:
         grace, now = self._policy.grace_ns, self._view.now_ns
         for offer in found.offers:
+            self._leaving[offer.job] = None
             why = self._reason(job, offer)
             if offer.replicas:
                 self._decisions.append(Resize(offer.job, offer.replicas, why))
@@ -284,10 +288,11 @@ class Pass:
                 seen.update(dict.fromkeys(view.fleet.held[node]))
             for number in seen:
                 job = view.jobs.get(number)
-                if job is None or job.state == "draining":
+                if job is None or job.state == "draining" or number in self._leaving:
                     continue
                 end_ns = self._queue.horizon(view).end_ns(view, number)
                 if windows.shuts_out(window, job.spec.team, end_ns):
                     left = max(window.start_ns - view.now_ns, 1)
                     why = reason("window_opens", name=window.name)
                     self._decisions.append(Preempt(number, 0, min(grace, left), why))
+                    self._leaving[number] = None

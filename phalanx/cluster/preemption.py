@@ -108,7 +108,8 @@ def choose(
         low, high = (low, middle) if frame.enough(useful[:middle]) else (middle + 1, high)
     if low > len(useful):
         return None
-    taken = useful[:low]
+    stopped = dict.fromkeys(offer.job for offer in useful[:low] if not offer.replicas)
+    taken = [one for one in useful[:low] if not one.replicas or one.job not in stopped]
     for offer in sorted(taken, key=lambda one: (-one.lost_gpu_ns, one.job))[:MOST_PRUNED]:
         fewer = [one for one in taken if one is not offer]
         if frame.enough(fewer):

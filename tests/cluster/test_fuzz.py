@@ -62,9 +62,10 @@ POLICY = Policy(
 class World:
     """Answers most commands as it should, and breaks things."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, policy: Policy = POLICY) -> None:
         self.rng = random.Random(seed)
-        self.drive = Drive(policy=POLICY, fleet=fleet_of(NODES))
+        self.policy = policy
+        self.drive = Drive(policy=policy, fleet=fleet_of(NODES))
         self.answers: list[object] = []
 
     def run(self, events: int) -> None:
@@ -78,7 +79,7 @@ class World:
             if self.rng.random() < 0.02:
                 self.drive.core = Core.restore(self.drive.core.snapshot())
                 self.drive.tell(ControllerStarted(epoch=self.drive.core.epoch + 1))
-        again = Core(fleet_of(NODES), POLICY)
+        again = Core(fleet_of(NODES), self.policy)
         commands = [command for event in self.drive.log for command in again.handle(event)]
         assert commands == self.drive.sent
         assert again.snapshot() == self.drive.core.snapshot()

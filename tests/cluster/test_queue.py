@@ -372,3 +372,22 @@ def test_rules_of_the_queue_that_make_no_sense_are_named() -> None:
         "queue.qos",
     ]
     assert policy_problems(QueuePolicy()) == []
+
+
+def test_two_windows_ask_a_job_to_leave_once() -> None:
+    site = Site(fleet_of(1), policy_of(grace_ns=MINUTE))
+    site.submit(run=9 * HOUR)
+    site.look()
+    for name in ("fan", "firmware"):
+        site.reserve(name, 0, HOUR, (0,))
+    assert len(site.look()) == 1
+
+
+def test_a_job_is_not_both_shrunk_and_stopped() -> None:
+    site = Site(fleet_of(4), policy_of(quotas={"b": Quota(gpus=32)}))
+    gang = GangShape(replicas=4, least_replicas=2, tensor=8, slot_gpus=8)
+    site.submit(team="a", gang=gang, run=9 * HOUR)
+    site.look()
+    site.submit(32, team="b")
+    (found,) = site.look()
+    assert isinstance(found, Preempt)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+from msgspec import structs
+
 from phalanx.cluster.commands import Accept, Drain, Proposal, Refuse
 from phalanx.cluster.core import Core
 from phalanx.cluster.events import (
@@ -13,8 +16,9 @@ from phalanx.cluster.events import (
     Submit,
 )
 from phalanx.cluster.job import GangShape, Job, JobSpec
-from phalanx.cluster.policy import Policy, Qos, QueuePolicy
+from phalanx.cluster.policy import Policy, Qos, QueuePolicy, Quota
 from tests.cluster.drive import EXPECTED, SECOND, Drive
+from tests.cluster.test_fuzz import POLICY, World
 
 HOUR = 3600 * SECOND
 NODE = GangShape(replicas=1, tensor=8, slot_gpus=8, slot_cpus=8)
@@ -106,3 +110,68 @@ def test_a_proposal_to_defragment_names_the_move_that_frees_a_node() -> None:
     assert isinstance(command.body, Proposal)
     (move,) = command.body.moves
     assert set(move[1:]) == {*second.placement.nodes, *third.placement.nodes}
+
+
+CONTESTED = structs.replace(
+    POLICY,
+    queue=QueuePolicy(
+        qos={"normal": Qos(), "urgent": Qos(priority=10, preempts=True), "few": Qos(most_gpus=16)},
+        quotas={"red": Quota(gpus=48), "blue": Quota(gpus=16, ceiling=64)},
+        least_run_ns=20 * SECOND,
+        grace_ns=10 * SECOND,
+        starving_ns=600 * SECOND,
+        reservations=2,
+    ),
+)
+
+
+class Contested(World):
+    """The random world with teams that own, borrow and preempt, and windows that come and go."""
+
+    def submission(self) -> Submit:
+        rng = self.rng
+        found = super().submission()
+        limit = rng.choice((0, 100, 1000)) * SECOND
+        spec = structs.replace(
+            found.spec,
+            qos=rng.choice(("normal", "normal", "urgent", "few")),
+            preemptible=rng.random() < 0.5,
+            priority=rng.choice((0, 0, 5)),
+            time_limit_ns=limit,
+        )
+        return structs.replace(found, spec=spec)
+
+    def next_event(self) -> object:
+        rng, now = self.rng, self.drive.now_ns
+        if rng.random() < 0.02:
+            team = rng.choice(("red", "blue", "green"))
+            return SetQuota(team=team, gpus=rng.choice((0, 16, 48)))
+        if rng.random() < 0.02:
+            start = now + rng.choice((0, 30, 300)) * SECOND
+            return SetReservation(
+                name=rng.choice("xy"),
+                start_ns=start,
+                end_ns=start + rng.choice((0, 200)) * SECOND,
+                nodes=rng.choice(((), (0, 1), (5,))),
+                gpus=rng.choice((0, 16)),
+                teams=rng.choice(((), ("red",))),
+            )
+        return super().next_event()
+
+    def run(self, events: int) -> None:
+        super().run(events)
+        core = self.drive.core
+        for number in core.view.pending:
+            found = core.queue.explain(core.view, number)
+            assert "{" not in str(found.reason)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_contested_queue_breaks_no_invariant(seed: int) -> None:
+    Contested(seed, CONTESTED).run(150)
+
+
+@pytest.mark.soak
+def test_a_contested_queue_breaks_no_invariant_for_long() -> None:
+    for seed in range(1000, 4000):
+        Contested(seed, CONTESTED).run(150)
