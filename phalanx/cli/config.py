@@ -11,6 +11,7 @@ import typer
 
 from phalanx.cli.options import JobFile, Json, Set, WorldSize, load, print_json, refused_in_words
 from phalanx.config import (
+    ConfigError,
     Section,
     check,
     explain,
@@ -38,6 +39,9 @@ def show(
 ) -> None:
     """Print the resolved tree of settings, or one preset."""
     with refused_in_words(json):
+        if preset and path is not None:
+            rule = "shows a model shape instead of a job's file"
+            raise ConfigError("--preset", preset, rule, f"leave out {path} or --preset")
         if preset:
             table = {"model": {"preset": preset}}
             model = resolve_model(job_from_table(table, overrides or []).model)
@@ -79,8 +83,9 @@ def check_command(
         return
     axes = job.parallel
     unread = "" if files else "; its files were not looked at"
+    count = "1 rank" if ranks == 1 else f"{ranks} ranks"
     print(
-        f"{path}: fine on {ranks} ranks (pipeline {axes.pipeline}, data {axes.data}, "
+        f"{path}: fine on {count} (pipeline {axes.pipeline}, data {axes.data}, "
         f"context {axes.context}, tensor {axes.tensor}){unread}"
     )
 

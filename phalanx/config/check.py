@@ -8,6 +8,7 @@ import msgspec
 
 from phalanx.config.check_data import data_problems
 from phalanx.config.check_mesh import mesh_problems
+from phalanx.config.check_text import text_problems
 from phalanx.config.errors import ConfigError, Problem, problem
 from phalanx.config.numbers import nearest_divisor, nearest_multiple
 from phalanx.config.presets import PRESETS
@@ -31,7 +32,7 @@ def check(job: Job, world_size: int) -> None:
     if all(getattr(job.model, name) for name in SHAPE):
         problems += mesh_problems(job, world_size)
         problems += _precision(job)
-    for rules in (_job, data_problems, _memory, _schedule, _train, _start):
+    for rules in (text_problems, data_problems, _memory, _schedule, _train, _start):
         problems += rules(job)
     if problems:
         raise ConfigError.of(problems)
@@ -195,16 +196,6 @@ def _fp8_sizes(job: Job) -> dict[str, int]:
     if model.moe is None or model.moe.first_dense_layers:
         sizes["model.ffn / parallel.tensor"] = model.ffn // tensor
     return sizes
-
-
-def _job(job: Job) -> Iterator[Problem]:
-    if not job.name or "/" in job.name or job.name.startswith("."):
-        yield problem(
-            "name",
-            f'"{job.name}"',
-            "must be a folder's name: not empty, no slash, no leading dot",
-            f'nearest: "{job.name.replace("/", "-").lstrip(".") or "run"}"',
-        )
 
 
 def _memory(job: Job) -> Iterator[Problem]:

@@ -21,6 +21,10 @@ from phalanx.config.tree import (
     section_in,
 )
 
+MOST_CHARACTERS = 1 << 24
+MOST_SECTIONS = 32  # far above any tree of ours, far below what recursion bears
+TOO_DEEP = ("is nested too deeply", "a key has at most four names, such as model.moe.top_k")
+
 
 def load_job(path: str | Path, overrides: Sequence[str] = ()) -> Job:
     """The job in a TOML file, with ``key=value`` overrides applied and its preset filled in."""
@@ -41,7 +45,10 @@ def overridden(
     table: Mapping[str, Any], overrides: Sequence[str], root: type[Section]
 ) -> tuple[dict[str, Any], list[Problem]]:
     """A copy of a table meant to become ``root`` with ``key=value`` texts laid over it."""
-    merged = merge(table, {})
+    try:
+        merged = merge(table, {})
+    except RecursionError:
+        raise ConfigError("a key", "", *TOO_DEEP) from None
     problems: list[Problem] = []
     for override in overrides:
         problems += _apply(merged, override, root)
@@ -66,7 +73,12 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 def read_table(path: Path) -> dict[str, Any]:
     """The parsed TOML of a file, or what is wrong with it."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        with path.open(encoding="utf-8-sig") as file:  # some editors begin a file with a mark
+            text = file.read(MOST_CHARACTERS + 1)
+        if len(text) > MOST_CHARACTERS:
+            rule = f"has more than {MOST_CHARACTERS:,} characters"
+            raise ConfigError(str(path), "", rule, "give the path of a TOML file written by hand")
+        return tomllib.loads(text)
     except FileNotFoundError:
         raise ConfigError(str(path), "", "no such file", _nearby_file(path)) from None
     except (OSError, UnicodeDecodeError) as error:
@@ -75,6 +87,8 @@ def read_table(path: Path) -> dict[str, Any]:
     except tomllib.TOMLDecodeError as error:
         fix = "correct it there; strings stand in quotes, tables in [brackets]"
         raise ConfigError(str(path), "", f"is not valid TOML: {error}", fix) from None
+    except RecursionError:
+        raise ConfigError(str(path), "", *TOO_DEEP) from None
 
 
 def _nearby_file(path: Path) -> str:
@@ -103,9 +117,11 @@ def unknown_preset(name: str) -> Problem:
 def _apply(table: dict[str, Any], override: str, root: type[Section]) -> list[Problem]:
     key, equals, text = override.partition("=")
     key = key.strip()
-    if not equals or not key:
-        return [problem("--set", override, "must be key=value", "e.g. --set train.steps=10")]
     *sections, name = key.split(".")
+    if not equals or not all([*sections, name]):
+        return [problem("--set", override, "must be key=value", "e.g. --set train.steps=10")]
+    if len(sections) > MOST_SECTIONS:
+        return [problem("--set", override, *TOO_DEEP)]
     for section in sections:
         table = table.setdefault(section, {})
         if not isinstance(table, dict):
@@ -118,7 +134,7 @@ def _apply(table: dict[str, Any], override: str, root: type[Section]) -> list[Pr
 def _value(key: str, text: str, root: type[Section]) -> Any:
     try:
         value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (tomllib.TOMLDecodeError, RecursionError):
         return text  # a string without quotes
     wants_text = _field_type(key, root) is str
     return text if wants_text and not isinstance(value, str) else value

@@ -31,6 +31,11 @@ def problems(world_size: int, *overrides: str, preset: str = "tiny") -> list[Pro
 
 # world size, overrides, key, part of the rule, part of the fix
 REFUSED: list[tuple[int, list[str], str, str, str]] = [
+    (1, ["name=a/b"], "name", "a folder's name", 'nearest: "a-b"'),
+    (1, ["name=" + "a" * 201], "name", "at most 200 bytes", 'e.g. "aaa'),
+    (1, ['name="a\\u0000b"'], "name", "control characters", 'nearest: "ab"'),
+    (1, ['data.blend={"x"={path="a\\nb"}}'], "data.blend.x.path", "control", 'nearest: "ab"'),
+    (1, ["name=a\udcffb"], "name", "control characters", 'nearest: "ab"'),
     (6, ["parallel.data=4"], "world size", "1 * 4 * 1 * 1 = 4", "parallel.data = 6"),
     (7, ["parallel.tensor=2"], "world size", "= 6", "start 8 ranks with parallel.data = 4"),
     (8, ["parallel.tensor=8"], "parallel.tensor", "model.kv_heads (4)", "nearest: 4"),

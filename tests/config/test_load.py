@@ -111,7 +111,7 @@ def test_wrong_types_and_bounds_are_reported_together() -> None:
     assert "array of 2" in found["log.profile_steps"]
 
 
-@pytest.mark.parametrize("override", ["train.steps", "=3", "name.x=1"])
+@pytest.mark.parametrize("override", ["train.steps", "=3", "name.x=1", ".=1", "train.=1"])
 def test_a_malformed_override_is_refused(override: str) -> None:
     assert problems_of({"name": "run"}, override)
 
@@ -137,3 +137,25 @@ def test_any_value_survives_being_shown(name: str, fraction: float, seed: int) -
     table = {"name": name, "schedule": {"final_fraction": fraction}, "train": {"seed": seed}}
     job: Job = job_from_table(table)
     assert job_from_table(tomllib.loads(to_toml(job))) == job
+
+
+def test_a_byte_order_mark_is_no_mistake(tmp_path: Path) -> None:
+    path = tmp_path / "job.toml"
+    path.write_bytes(b"\xef\xbb\xbf[train]\r\nsteps = 7\r\n")
+    assert load_job(path).train.steps == 7
+
+
+@pytest.mark.parametrize("text", ["a = " + "[" * 20_000, ".".join(["a"] * 5_000) + " = 1"])
+def test_a_file_nested_beyond_reason_is_refused_in_words(text: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="nested too deeply"):
+        load_job(write(tmp_path, text))
+
+
+def test_overrides_nested_beyond_reason_are_refused_in_words() -> None:
+    assert "nested" in next(iter(problems_of({}, ".".join(["a"] * 5_000) + "=1").values()))
+    assert "array" in problems_of({}, "log.profile_steps=" + "[" * 20_000)["log.profile_steps"]
+
+
+def test_a_file_that_never_ends_is_refused() -> None:
+    with pytest.raises(ConfigError, match="characters"):
+        load_job("/dev/zero")
