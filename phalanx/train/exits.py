@@ -23,6 +23,9 @@ class ExitCode(IntEnum):
     INTERRUPTED = 130  # a second Ctrl-C: nothing was saved
 
 
+CHECKPOINT_INTERVAL = "checkpoint_interval"  # the one of ``details`` that warns of nothing
+
+
 class ExitInfo(msgspec.Struct, frozen=True, kw_only=True):
     """The last word on a run, kept as ``exit_info.json``."""
 

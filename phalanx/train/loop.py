@@ -13,7 +13,7 @@ from phalanx.checkpoint import Checkpointer, CheckpointError
 from phalanx.checkpoint.describe import world_size as current_world_size
 from phalanx.checkpoint.kept import Outcome
 from phalanx.data import DataExhausted
-from phalanx.train.exits import ExitCode, ExitInfo, now
+from phalanx.train.exits import CHECKPOINT_INTERVAL, ExitCode, ExitInfo, now
 from phalanx.train.interval import SaveSchedule
 from phalanx.train.meter import Meter
 from phalanx.train.profile import StepProfiler
@@ -192,10 +192,13 @@ class _Run:
             self.sinks.write([record])
 
     def ended(self, reason: str, message: str) -> ExitInfo:
+        how = self.meter.waiting_text()
+        if self.trainer.step < self.first_step:
+            how = "where it started: raise train.steps to go on"
         return ExitInfo(
             code=ExitCode.DONE,
             reason=reason,
-            message=f"{message} at step {self.trainer.step}, {self.meter.waiting_text()}",
+            message=f"{message} at step {self.trainer.step}, {how}",
             step=self.trainer.step,
             checkpoint=self.saved_path,
             details=self.details(),
@@ -206,5 +209,5 @@ class _Run:
         """What else the exit report says."""
         found: dict[str, Any] = {n: count for n, count in self.meter.oddities.items() if count}
         if self.schedule.estimate is not None:
-            found["checkpoint_interval"] = self.schedule.estimate.reason
+            found[CHECKPOINT_INTERVAL] = self.schedule.estimate.reason
         return found

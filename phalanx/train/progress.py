@@ -16,7 +16,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
 from phalanx.config import ConfigError, Job
-from phalanx.train.exits import ExitCode, ExitInfo
+from phalanx.train.exits import CHECKPOINT_INTERVAL, ExitCode, ExitInfo
 from phalanx.train.records import CheckpointRecord, Record, StepRecord, ValidationRecord, encode
 from phalanx.train.run_folder import RunFolder
 from phalanx.train.sinks import Sink
@@ -183,10 +183,13 @@ def event_text(record: ValidationRecord | CheckpointRecord) -> str:
 def exit_text(info: ExitInfo, folder: RunFolder) -> str:
     """How the run ended, for a person."""
     if info.code == ExitCode.DONE:
-        warnings = [f"warning: {what}: {why}" for what, why in info.details.items()]
+        notes = dict(info.details)
+        planned = notes.pop(CHECKPOINT_INTERVAL, "")
+        lines = [f"warning: {what}: {why}" for what, why in notes.items()]
+        lines += [f"checkpoints {planned}"] * bool(planned)
         why = "" if info.reason == "done" else f" ({info.reason})"
         done = f"{info.message}{why}; everything is in {from_here(folder.path)}"
-        return "\n".join([*warnings, done])
+        return "\n".join([*lines, done])
     who = "the run" if info.rank is None else f"rank {info.rank}"
     lines = [f"{who} failed ({info.reason}, exit {info.code}): {info.message}"]
     if info.advice:

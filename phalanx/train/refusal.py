@@ -5,6 +5,7 @@ Needs no torch, so that ``phalanx config check`` answers as fast as it does for 
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import msgspec
@@ -24,10 +25,19 @@ _EXPERTS = ("experts", "ffn", "shared_experts", "first_dense_layers")
 
 def refuse(job: Job) -> None:
     """Raise ``ConfigError`` where a resolved job cannot start on this machine."""
+    refuse_platform()
     check_available(job)
     refuse_device(job)
     run_folder.check_room(job)
     refuse_files(job)
+
+
+def refuse_platform() -> None:
+    """Raise ``ConfigError`` where ranks cannot run at all."""
+    if sys.platform != "linux":
+        rule = "ranks fork, and keep snapshots in memory, in ways that only Linux has"
+        fix = "start it on Linux, in a container or in WSL; planning works here too"
+        raise ConfigError("platform", f'"{sys.platform}"', rule, fix)
 
 
 def refuse_device(job: Job) -> None:

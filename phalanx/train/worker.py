@@ -10,6 +10,7 @@ import logging
 import os
 import socket
 import sys
+import time
 import traceback
 from collections.abc import Sequence
 from datetime import timedelta
@@ -29,7 +30,13 @@ from phalanx.train.diagnose import classify
 from phalanx.train.exits import ExitCode, ExitInfo, now
 from phalanx.train.memory import device_memory_error
 from phalanx.train.parent import fallback_note, find_parents
-from phalanx.train.progress import Plain, WaitClock, print_refusal, process_age_seconds
+from phalanx.train.progress import (
+    Plain,
+    WaitClock,
+    print_exit,
+    print_refusal,
+    process_age_seconds,
+)
 from phalanx.train.provenance import write_provenance
 from phalanx.train.refusal import refuse
 from phalanx.train.resume import load_start
@@ -39,6 +46,7 @@ from phalanx.train.sinks import Sink, Sinks, open_sinks
 from phalanx.train.stop import StopFlag, StoppedEarly
 from phalanx.train.trainer import Trainer
 
+REFUSAL_SECONDS = 30.0  # ample for a rank that only reads a file; usually cut short by torchrun
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
@@ -73,6 +81,13 @@ class Worker:
         if self.rank == 0 or info.early or info.code != ExitCode.DONE:
             self._report(info)
         return info.code
+
+    def say_ended(self) -> None:
+        """Under torchrun nobody else says the last word; failures are in the rank's output."""
+        info = self._folder.read_exit() if self.rank == 0 and self._folder is not None else None
+        if info is not None and info.code == ExitCode.DONE:
+            assert self._folder is not None
+            print_exit("plain", info, self._folder)
 
     def _attempt(self) -> ExitInfo:
         try:
@@ -227,12 +242,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         job = prepare(load_job(options.job, options.set), int(os.environ["WORLD_SIZE"]))
     except ConfigError as error:
-        if os.environ["RANK"] == "0":
-            print_refusal(error)
-        return ExitCode.CONFIG
+        return _refused(error)
     worker = Worker(job)
     worker.stop.install()
-    return worker.run()
+    code = worker.run()
+    worker.say_ended()
+    return code
+
+
+def _refused(error: ConfigError) -> int:
+    """One rank of each node, whose files may differ from other nodes', says what is wrong."""
+    if os.environ.get("LOCAL_RANK", "0") == "0":
+        print_refusal(error)
+    else:
+        # torchrun ends all ranks of a node with the first: that must be the one that speaks.
+        time.sleep(REFUSAL_SECONDS)
+    return ExitCode.CONFIG
 
 
 def prepare(job: Job, world_size: int) -> Job:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.train.exits import ExitCode, ExitInfo
+from phalanx.train.exits import CHECKPOINT_INTERVAL, ExitCode, ExitInfo
 from phalanx.train.progress import Live, Plain, WaitClock, exit_text, from_here
 from phalanx.train.run_folder import RunFolder
 from tests.train.forked_runs import small_job
@@ -56,6 +56,12 @@ def test_a_run_that_lost_records_on_the_way_ends_with_a_warning(folder: RunFolde
         code=ExitCode.DONE, reason="done", message="all done", details={"Wandb failed": "no key"}
     )
     assert exit_text(done, folder).startswith("warning: Wandb failed: no key\nall done;")
+
+
+def test_the_planned_interval_is_no_warning(folder: RunFolder) -> None:
+    planned = {CHECKPOINT_INTERVAL: "every 9 min"}
+    done = ExitInfo(code=ExitCode.DONE, reason="done", message="all done", details=planned)
+    assert exit_text(done, folder).startswith("checkpoints every 9 min\nall done;")
 
 
 def test_a_stop_on_request_names_the_signal(folder: RunFolder) -> None:

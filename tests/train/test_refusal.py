@@ -87,3 +87,11 @@ def test_drafts_of_reports_do_not_outlive_the_run(tmp_path: Path) -> None:
 
 def test_device_memory_advice_offers_nothing_that_may_be_used_up_already() -> None:
     assert "micro_batch" not in classify(torch.OutOfMemoryError("CUDA out of memory")).advice
+
+
+def test_another_system_than_linux_is_refused_before_any_fork(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.platform", "darwin")
+    with pytest.raises(ConfigError, match=r'platform = "darwin": .*WSL'):
+        refuse(small_job(tmp_path, 1))

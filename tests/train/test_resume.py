@@ -114,6 +114,17 @@ def test_a_run_that_had_to_continue_an_older_checkpoint_says_so(
     assert f"continued from step 2: {newest} is damaged" in second.text
 
 
+def test_a_run_that_is_done_already_says_how_to_go_on(
+    tmp_path: Path, start: Callable[..., Run]
+) -> None:
+    job = small_job(tmp_path, train__steps=2, checkpoint__resume="auto")
+    assert start(job).wait() == 0
+    again = start(job)
+    assert again.wait() == 0
+    assert not again.steps
+    assert "raise train.steps to go on" in again.text
+
+
 def _trainer(job: Job) -> Trainer:
     device = torch.device("cpu")
     return Trainer(job, build_mesh(job, device), device)

@@ -50,22 +50,27 @@ def test_under_torchrun_all_ranks_share_one_run_folder(tmp_path: Path) -> None:
     assert len(list(saved.glob("rank-*.safetensors"))) == 2
     assert folder.read_exit() is not None
     assert "step 3/3" in done.stdout
+    assert "all steps are done at step 3" in done.stdout
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_wrong_key_is_refused_by_every_worker_and_named_by_the_first(
+@pytest.mark.parametrize(("rank", "local_rank"), [(0, 0), (1, 1), (2, 0)])
+def test_a_wrong_key_is_named_by_one_rank_a_node_and_the_others_let_it_speak(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     rank: int,
+    local_rank: int,
 ) -> None:
     path = tmp_path / "job.toml"
     path.write_text(to_toml(small_job(tmp_path / "runs", 2)))
-    for name, value in {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2}.items():
+    for name, value in {"RANK": rank, "LOCAL_RANK": local_rank, "WORLD_SIZE": 4}.items():
         monkeypatch.setenv(name, str(value))  # as torchrun does
+    waits: list[float] = []
+    monkeypatch.setattr("time.sleep", waits.append)
     assert worker.main([str(path), "--set", "train.stepz=3"]) == ExitCode.CONFIG
     said = capsys.readouterr().err
-    assert ("train.stepz" in said and "did you mean" in said) == (rank == 0)
+    assert ("train.stepz" in said and "did you mean" in said) == (local_rank == 0)
+    assert bool(waits) == (local_rank != 0)
     assert not (tmp_path / "runs").exists()
 
 
