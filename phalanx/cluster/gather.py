@@ -179,6 +179,10 @@ class Gather:
         for node in gang.wards.values():
             buddy = by_node.get(node)
             found.append((buddy.ward, buddy.ward_previous) if buddy else (-1, -1))
+        if len(kept) < len(answers):
+            # A node that lost its memory unnoticed is spoken for by a buddy, whichever that is. What
+            # was committed is in every ward, so counting all of them loses nothing of it.
+            found += [(a.ward, a.ward_previous) for a in answers if a.ward >= 0]
         step = min((newest for newest, _ in found), default=-1)
         short = any(step not in pair for pair in found)
         empty = tuple(a.node for a in answers if step not in (a.committed, a.previous) or step < 0)

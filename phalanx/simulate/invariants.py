@@ -65,8 +65,11 @@ class Invariants:
         self.watch(core)
 
     def watch(self, core: Core) -> None:
-        """This core is the one from now on (another controller took over)."""
+        """This core is the one from now on; it may know events that the last one did not handle."""
         self.core = core
+        self._placements, self._claims = {}, {}
+        for number in core.view.active:
+            self._gang(core.view.jobs[number])
         if self._replay_events:
             self._snapshot = core.snapshot()
             self._tail = []

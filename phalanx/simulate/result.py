@@ -17,6 +17,7 @@ class SeedResult(Struct, kw_only=True):
     goodput: float  # productive share of all GPU time of the fleet
     violations: int
     wall_seconds: float
+    cpu_seconds: float = 0.0  # of this process: what wall_seconds would be on a quiet machine
     expected_interruptions: float = 0.0
     planned: int = 0
     formations: int = 0
@@ -84,6 +85,7 @@ SUMMED = (
     "events",
     "dollars",
     "wall_seconds",
+    "cpu_seconds",
     "peak_memory_mb",
 )
 
@@ -127,6 +129,6 @@ def _together(tables: Sequence[dict[str, float]] | Sequence[dict[str, int]]) -> 
 
 def rounded(result: SeedResult) -> SeedResult:
     """Without digits that mean nothing."""
-    digits = {"ettr": 6, "goodput": 6, "wall_seconds": 3, "mtbf_hours": 4, "dollars": 0}
+    digits = {"ettr": 6, "goodput": 6, "wall_seconds": 3, "cpu_seconds": 3, "mtbf_hours": 4, "dollars": 0}
     changed = {key: round(getattr(result, key), places) for key, places in digits.items()}
     return structs.replace(result, **changed)

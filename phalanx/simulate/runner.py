@@ -34,13 +34,14 @@ def played(
     scenario: Scenario, seed: int, *, loud: bool = False, bins: int = 0
 ) -> tuple[SeedResult, World, Timeline]:
     """One seed with the world that it left behind."""
-    began = time.perf_counter()
+    began, began_cpu = time.perf_counter(), time.process_time()
     world = World(scenario, seed, loud)
     timeline = Timeline(world, bins)
     world.run(submissions(scenario, Draws(seed)))
     timeline.close()
     result = _result(scenario, seed, world)
     result.wall_seconds = time.perf_counter() - began
+    result.cpu_seconds = time.process_time() - began_cpu
     return rounded(result), world, timeline
 
 

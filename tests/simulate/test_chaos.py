@@ -26,7 +26,7 @@ from phalanx.simulate.runner import run_seed
 scenario = load_scenario("chaos")
 for seed in range(int(sys.argv[1]), int(sys.argv[2])):
     result = run_seed(scenario, seed)
-    result.wall_seconds = result.peak_memory_mb = 0.0
+    result.wall_seconds = result.peak_memory_mb = result.cpu_seconds = 0.0
     print(msgspec.json.encode(result).decode())
 """
 
