@@ -129,6 +129,13 @@ def _together(tables: Sequence[dict[str, float]] | Sequence[dict[str, int]]) -> 
 
 def rounded(result: SeedResult) -> SeedResult:
     """Without digits that mean nothing."""
-    digits = {"ettr": 6, "goodput": 6, "wall_seconds": 3, "cpu_seconds": 3, "mtbf_hours": 4, "dollars": 0}
+    digits = {
+        "ettr": 6,
+        "goodput": 6,
+        "wall_seconds": 3,
+        "cpu_seconds": 3,
+        "mtbf_hours": 4,
+        "dollars": 0,
+    }
     changed = {key: round(getattr(result, key), places) for key, places in digits.items()}
     return structs.replace(result, **changed)
