@@ -180,9 +180,9 @@ class Gather:
             buddy = by_node.get(node)
             found.append((buddy.ward, buddy.ward_previous) if buddy else (-1, -1))
         if len(kept) < len(answers):
-            # A node that lost its memory unnoticed is spoken for by a buddy, whichever that is. What
-            # was committed is in every ward, so counting all of them loses nothing of it. A ward
-            # that lies further back is nobody's any more.
+            # A node that lost its memory unnoticed is spoken for by a buddy, whichever that is.
+            # What was committed is in every ward, so counting all of them loses nothing of it; a
+            # ward that lies further back is nobody's any more.
             found += [(a.ward, a.ward_previous) for a in answers if a.ward >= max(0, a.previous)]
         step = min((newest for newest, _ in found), default=-1)
         short = any(step not in pair for pair in found)
