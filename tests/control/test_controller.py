@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from phalanx.cluster.commands import Accept, Command
-from phalanx.cluster.events import Cancel, Event, NodeJoined, NodeSilent, Submit
+from phalanx.cluster.core import _HANDLERS
+from phalanx.cluster.events import Cancel, Event, NodeJoined, NodeRepaired, NodeSilent, Submit
 from phalanx.cluster.fleet import Node
 from phalanx.cluster.job import JobSpec
 from phalanx.cluster.messages import Inventory
@@ -178,12 +179,19 @@ def test_a_replay_of_the_tail_gives_the_commands_that_were_sent(tmp_path: Path) 
     asyncio.run(scenario())
 
 
-def test_an_event_that_breaks_the_core_is_set_aside(tmp_path: Path) -> None:
+def test_an_event_that_breaks_the_core_is_set_aside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def breaks(*_: object) -> None:
+        raise AssertionError("a mistake in the core")
+
+    monkeypatch.setitem(_HANDLERS, NodeRepaired, breaks)
+
     async def scenario() -> None:
         async with Running(tmp_path) as running:
             await running.controller.order(joined("a"))
             with pytest.raises(UnavailableError, match="error in the server"):
-                await running.controller.order(NodeSilent(node=12345))  # no such node
+                await running.controller.order(NodeRepaired(node=0))
             with pytest.raises(CoreFailedError):
                 await running.task
         async with Running(tmp_path) as again:
