@@ -15,7 +15,7 @@ from msgspec import structs
 from phalanx.cluster import windows
 from phalanx.cluster.decisions import Reserved
 from phalanx.cluster.fleet import Column
-from phalanx.cluster.horizon import bound_ns, earliest, length_ns
+from phalanx.cluster.horizon import earliest, length_ns
 from phalanx.cluster.job import Job
 from phalanx.cluster.preemption import Eviction, choose
 from phalanx.cluster.request import Request
@@ -92,16 +92,14 @@ def _not_before(
 
 def _pushes(queue: Queue, view: View, promise: Reserved) -> int:
     """Promises to others that this one could not be kept beside."""
-    job = view.jobs[promise.job]
-    bound = bound_ns(view, job)
+    mine_ns = promise.start_ns + length_ns(view, view.jobs[promise.job])
     mine = set_of_nodes(promise.nodes)
     count = 0
     for number, known in queue.state.reserved.items():
         if number == promise.job or not mine & queue.promised(number):
             continue
-        gone_before = bound is not None and promise.start_ns + bound <= known.start_ns
         end_ns = known.start_ns + length_ns(view, view.jobs[number])
-        count += not gone_before and promise.start_ns < end_ns
+        count += known.start_ns < mine_ns and promise.start_ns < end_ns
     return count
 
 

@@ -14,6 +14,7 @@ from msgspec import structs
 from phalanx.cluster import windows
 from phalanx.cluster.claims import evict, holds, promise_start, quota_gpus
 from phalanx.cluster.decisions import Decision, Preempt, Reserved, Resize, Start
+from phalanx.cluster.horizon import length_ns
 from phalanx.cluster.job import Job, Placement
 from phalanx.cluster.placement import place
 from phalanx.cluster.preemption import Eviction, Offer
@@ -131,14 +132,15 @@ class Pass:
         if job.id not in promises:
             closed = self._promised(bound)
         else:
-            # Those who were promised a start never push each other back.
-            closed = 0
+            # Those who were promised a start never push each other back. Who has no limit counts
+            # as long as the others' promises assume, or two of them could wait for each other.
+            end_ns, closed = now + length_ns(self._view, job), 0
             for number, promise in promises.items():
-                if number != job.id and (bound is None or now + bound > promise.start_ns):
+                if number != job.id and end_ns > promise.start_ns:
                     closed |= self._queue.promised(number)
         if self._view.reservations:
-            end_ns = None if bound is None else now + bound
-            closed |= self._queue.window_nodes(self._view, job.spec.team, end_ns)[0]
+            until_ns = None if bound is None else now + bound
+            closed |= self._queue.window_nodes(self._view, job.spec.team, until_ns)[0]
         return closed
 
     def _binds(self, job: int, *, yes: bool = True) -> None:

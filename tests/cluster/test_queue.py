@@ -391,3 +391,14 @@ def test_a_job_is_not_both_shrunk_and_stopped() -> None:
     site.submit(32, team="b")
     (found,) = site.look()
     assert isinstance(found, Preempt)
+
+
+def test_jobs_without_limits_do_not_wait_for_each_others_promises() -> None:
+    site = Site(fleet_of(4), policy_of(starving_ns=HOUR, reservations=3))
+    site.submit(32, run=3 * HOUR)
+    site.look()
+    later = [site.submit(gpus, run=HOUR) for gpus in (32, 16, 32, 24)]
+    site.play(2 * HOUR)  # all of them starve, and have firm promises far ahead
+    assert len(site.queue.state.reserved) > 1
+    site.play(8 * HOUR)
+    assert sorted(site.started[number] // HOUR for number in later) == [3, 4, 5, 6]
