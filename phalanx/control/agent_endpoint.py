@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import time
 from collections.abc import MutableMapping
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +44,9 @@ async def serve_agent(
         require(token, ("agent",))
     except AuthError as error:
         server.audit.write("agent", error.status, client=client, detail=error.code)
+        wait = server.client_limit.take(client, time.monotonic()) if error.status == 401 else 0.0
+        if wait:
+            error = AuthError(429, "too_many_requests", f"too many wrong tokens: wait {wait:.1f} s")
         await _refuse_handshake(send, error)
         return
     await send({"type": "websocket.accept"})

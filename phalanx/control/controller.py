@@ -79,6 +79,7 @@ class Controller:
         self._waiting: list[Waiting] = []
         self._in_hand: list[Waiting] = []  # the batch that is being stored or handled
         self._over = False
+        self._broken = False  # the core failed in the middle of an event
         self._in_flight: dict[str, asyncio.Future[Outcome]] = {}
         self._given: list[CommandRow] = []  # commands that the next transaction stores
         self._wake = asyncio.Event()
@@ -150,12 +151,15 @@ class Controller:
     async def close(self) -> None:
         """Stores what is left and a snapshot, if the store still takes it."""
         try:
+            if self._broken:
+                return  # what is in memory is no state to go on from; the log is
             if self._given:
                 await self._store_call(self._store.append, [], self._given)
             await self.snapshot()
         except StoreError as error:
             logger.warning("no snapshot at the end: %s", error)
-        self._writer.shutdown()
+        finally:
+            self._writer.shutdown()
 
     async def _wait(self) -> None:
         if self._waiting and not self.problem:
@@ -204,6 +208,7 @@ class Controller:
                 commands = self.core.handle(event)
             except Exception as error:
                 logger.exception("event %d: the core failed", event.sequence)
+                self._broken = True
                 self._refuse([each], f"an error in the server: {error!r}")
                 self._refuse(batch, "the server starts again")
                 raise CoreFailedError(f"event {event.sequence}: {error!r}") from error

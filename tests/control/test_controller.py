@@ -11,14 +11,22 @@ import pytest
 
 from phalanx.cluster.commands import Accept, Command
 from phalanx.cluster.core import _HANDLERS
-from phalanx.cluster.events import Cancel, Event, NodeJoined, NodeRepaired, NodeSilent, Submit
+from phalanx.cluster.events import (
+    Cancel,
+    Event,
+    NodeJoined,
+    NodeRepaired,
+    NodeSilent,
+    Submit,
+    Tick,
+)
 from phalanx.cluster.fleet import Node
 from phalanx.cluster.job import JobSpec
 from phalanx.cluster.messages import Inventory
 from phalanx.cluster.policy import Policy, QueuePolicy
 from phalanx.control.controller import Controller, CoreFailedError, UnavailableError
 from phalanx.control.recovery import recover
-from phalanx.control.store import CommandRow, Row, StoreError
+from phalanx.control.store import CommandRow, Row, StoreError, tail
 from phalanx.control.store_sqlite import SqliteStore
 
 
@@ -195,6 +203,8 @@ def test_an_event_that_breaks_the_core_is_set_aside(
             with pytest.raises(CoreFailedError):
                 await running.task
         async with Running(tmp_path) as again:
+            bodies = [event.body for event in tail(again.store, 0)]
+            assert NodeRepaired(node=0) not in bodies and Tick() in bodies
             outcome = await again.controller.order(Submit(spec=JobSpec(name="j")))
             assert outcome.accepted
             assert len(again.controller.core.view.fleet) == 1
