@@ -7,8 +7,9 @@ import contextlib
 import logging
 import os
 import resource
+import signal
 import socket
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 import uvicorn
@@ -79,6 +80,24 @@ def serve(
             server.close()
 
 
+class _Web(uvicorn.Server):
+    """uvicorn's server; signals are ours, so that the log is closed in order behind it."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """The first signal ends the server; a second one has the usual effect."""
+        loop = asyncio.get_running_loop()
+
+        def stop() -> None:
+            self.should_exit = True
+            for each in (signal.SIGINT, signal.SIGTERM):
+                loop.remove_signal_handler(each)
+
+        for each in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(each, stop)
+        yield
+
+
 async def _run(
     server: Server,
     config: Config,
@@ -86,7 +105,7 @@ async def _run(
     started: Callable[[Server], None],
     beside: Beside | None,
 ) -> None:
-    web = uvicorn.Server(config)
+    web = _Web(config)
     leading = asyncio.create_task(server.lead_forever())
     serving = asyncio.create_task(web.serve(sockets=[listening]))
     settled = asyncio.create_task(server.settled.wait())

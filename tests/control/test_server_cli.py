@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -143,3 +144,16 @@ def test_tls_keeps_tokens_from_prying_eyes(tmp_path: Path) -> None:
         assert doubted.returncode == 3 and "not trusted" in doubted.stderr
     finally:
         server.kill()
+
+
+def test_a_server_that_is_told_to_stop_leaves_nothing_to_replay(tmp_path: Path) -> None:
+    server = ServerProcess(tmp_path / "s").start()
+    for gpus in range(5):
+        server.call("PUT", "/v1/quotas/red", {"gpus": gpus})
+    process = server.process
+    server.stop()
+    assert process is not None and process.returncode == 0
+    server.start()
+    assert re.search(r"epoch 2: event [6-9] \(0 replayed\)", server.output())
+    assert server.call("GET", "/v1/quotas")[1]["quotas"][0]["gpus"] == 4
+    server.kill()
