@@ -33,6 +33,7 @@ from benchmarks.agents import LoadFleet
 POLICY = """
 [timeouts]
 heartbeat_ns = {heartbeat_ns}
+reconnect_ns = 1000000000   # a broken connection is a lost node after this
 [health]
 breaker_nodes_ppm = 1000000   # every failure is acted on
 """
