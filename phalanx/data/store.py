@@ -49,6 +49,7 @@ class RangeStore:
         self._client = connect(self.url)
         self._seconds: deque[float] = deque(maxlen=64)  # of recent reads
         self.reads = self.retries = self.hedges = 0
+        self._answered = False  # the store has given something: its credentials were good
         self._loop = asyncio.new_event_loop()
         name = "phalanx-store"
         threading.Thread(target=self._loop.run_forever, name=name, daemon=True).start()
@@ -123,7 +124,9 @@ class RangeStore:
         began, pause = time.monotonic(), _FIRST_WAIT_SECONDS
         while True:
             try:
-                return await work()
+                found = await work()
+                self._answered = True
+                return found
             except (FileNotFoundError, exceptions.NotFoundError):
                 rule = "is part of the corpus but missing"
                 raise DataError("data.path", f"{self.url}/{name}", rule, "restore it") from None
@@ -131,6 +134,8 @@ class RangeStore:
                 raise StoreError(self.url, name, f"access is refused: {_in_words(error)}") from None
             except (exceptions.BaseError, OSError, TimeoutError) as error:
                 waited, reason = time.monotonic() - began, _in_words(error)
+                if not self._answered and _METADATA_ADDRESS in reason:
+                    raise StoreError(self.url, name, reason) from None  # waiting makes no keys
                 if waited + pause > self._settings.retry_seconds:
                     what = f"failed for {waited:.0f} s (data.store.retry_seconds): {reason}"
                     raise StoreError(self.url, name, what) from error

@@ -160,6 +160,9 @@ class _Work:
             ]
             write_atomically(listing, msgspec.json.Encoder().encode_lines(lines))
         counts = self._counts
+        if self._named and not self._writer.files and not self._writer.open_tokens:
+            self._journal.remove()
+            raise _nothing_read(files[self._named[0].file], self._named[0])
         source = Origin(inputs, len(files), counts.text_bytes, counts.empty, counts.unreadable)
         manifest = self._writer.finish(source)
         self._journal.remove()
@@ -176,6 +179,12 @@ class _Work:
         named = encoded.unreadable[: MOST_NAMED - len(self._named)]
         self._named += named
         self._unrecorded += named
+
+
+def _nothing_read(file: Path, first: Unreadable) -> DataError:
+    rule = f"no document of the input could be read; here: {first.reason}"
+    where = f"{file}:{first.line}" if first.line else file
+    return DataError("input", where, rule, "give other files, or the text's field as --text-key")
 
 
 def _runs(files: Sequence[Path], text_key: str, first_file: int, first_piece: int) -> Iterator[Run]:

@@ -76,8 +76,22 @@ def test_a_failure_is_told_in_one_line_and_absent_credentials_by_name(
     )
     client = Client(failing(10**9, GenericError(text)))
     with pytest.raises(StoreError, match=r"no credentials.*AWS_ACCESS_KEY_ID") as caught:
-        read(store_with(client, monkeypatch, retry_seconds=0.01))
+        read(store_with(client, monkeypatch))
     assert "\n" not in str(caught.value)
+    assert client.requests == 1  # nobody waits for keys that are not there
+
+
+def test_a_role_that_cannot_be_renewed_for_a_while_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def before(request: int) -> None:
+        if request in (2, 3):
+            raise GenericError("Error performing GET http://169.254.169.254/latest/meta-data")
+
+    client = Client(before)
+    store = store_with(client, monkeypatch)
+    assert read(store) == read(store) == CONTENT[10:30]
+    assert client.requests == 4
 
 
 def test_what_is_missing_or_forbidden_is_not_asked_for_again(

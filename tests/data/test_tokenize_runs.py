@@ -281,6 +281,18 @@ def test_a_vocabulary_beyond_16_bits_is_stored_in_32(tmp_path: Path) -> None:
     assert tokens.tolist() == [1, 69_999, 65_536, 70_000]
 
 
+def test_inputs_of_which_nothing_can_be_read_make_no_corpus(
+    tmp_path: Path, encoder: Tokenizer
+) -> None:
+    (tmp_path / "a.jsonl").write_bytes(b'{"body": "here"}\n{"body": "and here"}\n')
+    with pytest.raises(DataError, match=r"a\.jsonl:1: no document .*`text`.*--text-key"):
+        tokenize_files([tmp_path / "a.jsonl"], encoder, tmp_path / "out")
+    assert not (tmp_path / "out" / "manifest.json").exists()
+    options = TokenizeOptions(text_key="body")  # nothing is left to stand in the way
+    done = tokenize_files([tmp_path / "a.jsonl"], encoder, tmp_path / "out", options)
+    assert done.manifest.documents == 2
+
+
 def test_texts_without_a_document_make_an_empty_corpus(tmp_path: Path, encoder: Tokenizer) -> None:
     (tmp_path / "a.jsonl").write_bytes(b'{"text": ""}\n{"text": ""}\n')
     done = tokenize_files([tmp_path / "a.jsonl"], encoder, tmp_path / "out")
