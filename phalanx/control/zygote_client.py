@@ -27,6 +27,7 @@ from phalanx.control.zygote_wire import (
 )
 
 START_SECONDS = 120.0  # importing torch on a busy machine
+END_SECONDS = 10.0
 
 
 class ZygoteError(Exception):
@@ -46,18 +47,18 @@ class ZygoteClient:
         self._listening: asyncio.Task[None] | None = None
         self._waiting: dict[str, asyncio.Future[Child]] = {}
         self._ready = asyncio.Event()
+        self._process: subprocess.Popen[bytes] | None = None  # where we started it
 
     async def open(self) -> None:
         """Connect to the zygote that runs here, or to a new one."""
         deadline = asyncio.get_running_loop().time() + START_SECONDS
-        process: subprocess.Popen[bytes] | None = None
         while True:
             with suppress(OSError):
                 reader, self._writer = await asyncio.open_unix_connection(str(self.path))
                 break
-            if process is None:
-                process = self._start()
-            elif process.poll() is not None:
+            if self._process is None:
+                self._process = self._start()
+            elif self._process.poll() is not None:
                 raise ZygoteError(f"the zygote ended at its start: see {self._log}")
             if asyncio.get_running_loop().time() > deadline:
                 raise ZygoteError(f"no zygote within {START_SECONDS:.0f} s: see {self._log}")
@@ -97,8 +98,15 @@ class ZygoteClient:
         """End the zygote and all its children."""
         self._send(Leave())
         with suppress(TimeoutError):
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(END_SECONDS):
                 await self.lost.wait()
+                while self._lives():
+                    await asyncio.sleep(0.01)
+
+    def _lives(self) -> bool:
+        if self._process is not None:
+            return self._process.poll() is None
+        return Path(f"/proc/{self.pid}").exists()
 
     def close(self) -> None:
         """Let go of it; it waits for the next agent."""
