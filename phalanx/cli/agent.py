@@ -29,6 +29,7 @@ def join_and_serve(
     leaf: Annotated[str, typer.Option(help="Its first switch.")] = "leaf-0",
     pod: Annotated[str, typer.Option(help="Its spine.")] = "pod-0",
     rack: Annotated[str, typer.Option(help="Its rack, a failure domain.")] = "",
+    follow: Annotated[int, typer.Option(hidden=True, help="End with this process.")] = 0,
     as_agent: Annotated[
         bool, typer.Option("--as-agent", help="Run jobs as the agent's own user, even if root.")
     ] = False,
@@ -65,13 +66,15 @@ def join_and_serve(
         switch_users=not as_agent and os.getuid() == 0,
     )
     try:
-        asyncio.run(_run(AgentProcess(options)))
+        asyncio.run(_run(AgentProcess(options), follow))
     except (JoinError, ZygoteError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         raise typer.Exit(1) from None
 
 
-async def _run(process: AgentProcess) -> None:
+async def _run(process: AgentProcess, parent: int) -> None:
+    from phalanx.control.parent import follow
+
     serving = asyncio.ensure_future(process.run())
     ending = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -82,6 +85,8 @@ async def _run(process: AgentProcess) -> None:
 
     loop.add_signal_handler(signal.SIGINT, end)
     loop.add_signal_handler(signal.SIGTERM, serving.cancel)
+    if parent:
+        follow(parent, signal.SIGINT)
     try:
         await serving
     except asyncio.CancelledError:

@@ -1,4 +1,4 @@
-"""``phalanx demo``: text to checkpoint in about a minute, on four CPU ranks."""
+"""``phalanx demo``: text to checkpoint on four CPU ranks, then the same with kills."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
+import msgspec
 import typer
 
 import phalanx
@@ -28,11 +29,21 @@ app = typer.Typer()
 
 JOB = Path(phalanx.__file__).parents[1] / "examples" / "demo.toml"
 MORE_STEPS = 40
+FEWEST_STEPS = 12  # of a run that is worth disturbing
 
 
 @app.command()
-def demo(overrides: Set = None, json: Json = False) -> None:
-    """Train a small model on Python's own sources: two pipeline stages on two replicas each."""
+def demo(
+    overrides: Set = None,
+    kills: Annotated[
+        bool, typer.Option("--kills/--no-kills", help="Run it again on a cluster, and kill things.")
+    ] = True,
+    json: Json = False,
+) -> None:
+    """Train a small model on Python's own sources: two pipeline stages on two replicas each.
+
+    Then the same on four nodes and a spare, of which a worker and a whole node are killed.
+    """
     say: Callable[[str], None] = _silent if json else _print
     with refused_in_words(json):
         job = load_job(JOB, overrides or [])
@@ -53,8 +64,23 @@ def demo(overrides: Set = None, json: Json = False) -> None:
         code = launch(job, ranks, folder, json=json, waited_seconds=time.monotonic() - began)
     if code == 0:
         say(_what_happened(job, folder, time.monotonic() - began))
+        if kills and job.train.steps < FEWEST_STEPS:
+            say(f"with fewer than {FEWEST_STEPS} steps nothing is killed")
+        elif kills:
+            code = _kill_things(job, folder, json, say)
         say(_what_next(job, folder))
     raise typer.Exit(code)
+
+
+def _kill_things(job: Job, folder: RunFolder, json: bool, say: Callable[[str], None]) -> int:
+    from phalanx.cli.demo_cluster import kill_things, table
+
+    outcome = kill_things(job, folder.path, say)
+    if json:
+        print(msgspec.json.encode(outcome).decode(), flush=True)
+    else:
+        say(table(outcome))
+    return 0 if outcome.identical and outcome.state == "done" else 1
 
 
 def _print(text: str) -> None:

@@ -42,6 +42,7 @@ def start(
     nodes: Annotated[int, typer.Option(min=0, help="Start so many nodes on this machine.")] = 0,
     gpus_per_node: Annotated[int, typer.Option(min=1, help="Ranks that each of them takes.")] = 1,
     spares: Annotated[int, typer.Option(min=0, help="And so many that stand by.")] = 0,
+    follow: Annotated[int, typer.Option(hidden=True, help="End with this process.")] = 0,
     json: Json = False,
 ) -> None:
     """Start the server: controller, API and page on one port.
@@ -49,6 +50,7 @@ def start(
     With --nodes also a whole cluster on this machine, each node as processes of its own.
     """
     from phalanx.control.client import default_state
+    from phalanx.control.parent import follow as follow_parent
     from phalanx.control.policy_file import read_policy
     from phalanx.control.run import StartError, serve
     from phalanx.control.server import Options
@@ -78,6 +80,8 @@ def start(
             failures_per_second=5.0 if requests_per_second else 0.0,
         )
 
+    if follow:
+        follow_parent(follow)
     beside = partial(_local, nodes=nodes + spares, gpus=gpus_per_node) if nodes else None
     try:
         serve(options, partial(_say, json), beside)

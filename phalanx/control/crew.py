@@ -85,6 +85,7 @@ class Here:
         self.form: Form | None = None
         self.store = ""  # host:port where the ranks of its generation meet
         self.generation = 0
+        self.restored = 0  # step that a program is to continue from
         self.work: Train | Script | None = None
         self.hands: dict[int, Hand] = {}
         self.watch: KeeperWatch | None = None
@@ -181,8 +182,7 @@ class Crew:
     async def _form(self, here: Here, action: WorkerForm, form: Form, store: str) -> None:
         try:
             await self._listen(here)
-            if isinstance(here.work, Train):
-                await self._ensure_keeper(here, len(action.ranks))
+            await self._ensure_keeper(here, len(action.ranks))
             for index in [i for i in here.hands if i >= len(action.ranks)]:
                 self._end(here, index)
             for index, rank in enumerate(action.ranks):
@@ -290,6 +290,7 @@ class Crew:
         """A program knows nothing of generations: it is started, or ended."""
         match action:
             case WorkerRestore():
+                here.restored = action.step
                 for hand in here.hands.values():
                     restored = Restored(
                         job=here.job,
@@ -353,6 +354,10 @@ class Crew:
             "ROLE_NAME": "default",
             "TORCHELASTIC_RESTART_COUNT": str(here.generation - 1),
             "TORCHELASTIC_RUN_ID": f"phalanx-{here.job}",
+            "PHALANX_GENERATION": str(here.generation),
+            "PHALANX_RESTORE_STEP": str(here.restored),
+            "PHALANX_BUDDY_SHIFT": str(form.buddy_shift),
+            "PHALANX_FOLDER": str(here.folder),
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
         }
 

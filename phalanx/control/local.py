@@ -24,6 +24,7 @@ from phalanx.control.zygote_client import ZygoteClient
 from phalanx.control.zygote_wire import Spawn
 
 END_SECONDS = 15.0
+ALONE_SECONDS = 5.0  # the mother outlives this process so long
 
 log = logging.getLogger("phalanx.local")
 
@@ -52,6 +53,7 @@ class LocalCluster:
     async def start(self) -> None:
         """Start every node; returns when their agents run (not: when they have joined)."""
         await self._mother.open()
+        self._mother.lease(ALONE_SECONDS)
         while not self.join_token.exists():  # a server that has just started is about to write it
             await asyncio.sleep(0.02)
         for node in self.nodes:
@@ -73,6 +75,7 @@ class LocalCluster:
         command = [sys.executable, "-m", "phalanx", "agent", "--join", self.url]
         command += ["--name", node.name, "--state", str(node.state), "--address", "127.0.0.1"]
         command += ["--gpus", str(self.gpus_per_node), "--rack", node.name, "--as-agent"]
+        command += ["--follow", str(os.getpid())]
         with (node.state / "agent.log").open("ab") as output:
             node.agent = subprocess.Popen(
                 command,

@@ -136,6 +136,7 @@ class Stage:
         port = urlsplit_port(self.url) if hasattr(self, "url") else 0
         command = [sys.executable, "-m", "phalanx", "up", "--state", str(self.state)]
         command += ["--port", str(port), "--policy", str(self._policy)]
+        command += ["--follow", str(os.getpid())]
         with (self.state / "server.log").open("ab") as log:
             self._server = subprocess.Popen(
                 command,

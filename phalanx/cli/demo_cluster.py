@@ -1,0 +1,191 @@
+"""The second half of the demo: the same job on four nodes and a spare, with kills in the middle."""
+
+from __future__ import annotations
+
+import signal
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct, structs
+
+from phalanx.config import Job, to_toml
+
+if TYPE_CHECKING:
+    from phalanx.control.stage import Commits, Stage
+
+Say = Callable[[str], None]
+
+NODES, SPARES = 4, 1
+END_SECONDS = 600.0
+
+
+class Incident(Struct, kw_only=True):
+    """One kill: seconds from it to each sign that it was dealt with."""
+
+    what: str
+    step: int  # newest committed one at the kill
+    detected: float = 0.0  # the log knows
+    restored: float = 0.0  # every rank has its state again
+    resumed: float = 0.0  # the next step is committed
+    lost_steps: int = 0  # committed steps that were made again
+    repeated_steps: int = 0  # others, of which not every rank had told yet
+
+
+class Outcome(Struct, kw_only=True):
+    """What the disturbed run showed."""
+
+    url: str
+    state: str
+    incidents: list[Incident]
+    ledger: dict[str, float]  # GPU-seconds by bucket
+    goodput: float
+    ettr: float
+    identical: bool
+    folder: str
+    differences: list[str] = []
+
+
+def kill_things(job: Job, undisturbed: Path, say: Say) -> Outcome:
+    """Run the job on a cluster of this machine, kill a worker and a node, compare."""
+    from phalanx.control.stage import Stage
+
+    with tempfile.TemporaryDirectory(prefix="phalanx-demo-", ignore_cleanup_errors=True) as folder:
+        root = Path(folder)
+        say(f"\n== The same job on {NODES} nodes and a spare, each a set of processes of its own")
+        with Stage(root, nodes=NODES, spares=SPARES) as stage:
+            say(f"its page: {stage.url}/ (token in {stage.state / 'admin.token'})")
+            return _disturb(stage, job, undisturbed, say)
+
+
+def _disturb(stage: Stage, job: Job, undisturbed: Path, say: Say) -> Outcome:
+    path = stage.root / "job.toml"
+    runs = Path(job.runs).absolute()
+    data = structs.replace(job.data, path=str(Path(job.data.path).absolute()))
+    path.write_text(to_toml(structs.replace(job, runs=str(runs), data=data)))
+    number = stage.submit(str(path))
+    commits = stage.commits(number, NODES)
+    third = max(2, job.train.steps // 3)
+    incidents = []
+    for what, step in (("a worker", third), ("a whole node", 2 * third)):
+        _follow(stage, commits, step, job.train.steps, say)
+        incidents.append(_kill(stage, commits, number, what, say))
+    _follow(stage, commits, job.train.steps - 1, job.train.steps, say)
+    state = stage.wait_ended(number, END_SECONDS)
+    folder = runs / job.name / f"job-{number}"
+    differences = compare(folder, undisturbed)
+    share = stage.get("/v1/ledger")["jobs"][str(number)]
+    return Outcome(
+        url=stage.url,
+        state=state,
+        incidents=incidents,
+        ledger={name: gpu_ns / 1e9 for name, gpu_ns in share["buckets"].items()},
+        goodput=share["goodput_ppm"] / 1e6,
+        ettr=share["ettr_ppm"] / 1e6,
+        identical=not differences,
+        folder=str(folder),
+        differences=differences,
+    )
+
+
+def _follow(stage: Stage, commits: Commits, step: int, steps: int, say: Say) -> None:
+    """Wait for a step, and say now and then where the run is."""
+    said, deadline = -10, time.monotonic() + END_SECONDS
+    while True:
+        newest = commits.newest()
+        at = newest.step if newest is not None else 0
+        if at >= min(said + max(10, steps // 10), step) and at > said:
+            say(f"step {at}/{steps} is safe in memory, here and at a neighbour")
+            said = at
+        if at >= step:
+            return
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"no step {step} within {END_SECONDS:.0f} s")
+        time.sleep(0.05)
+
+
+def _kill(stage: Stage, commits: Commits, number: int, what: str, say: Say) -> Incident:
+    generation, before = stage.job(number)["generation"], commits.newest()
+    assert before is not None
+    node = stage.node_of(1, number)
+    at_ns = time.time_ns()
+    if what == "a worker":
+        say(f"-- SIGKILL of rank 1, on {node.name}")
+        at = stage.signal_worker(1, number, signal.SIGKILL)
+    else:
+        say(f"-- SIGKILL of everything on {node.name}: agent, keeper, worker")
+        at = stage.kill_node(node)
+    stage.wait(lambda: commits.first_after(generation), "the run to go on", END_SECONDS)
+    after = commits.first_after(generation)
+    assert after is not None
+    restored_step = after.step - 1
+    incident = Incident(
+        what=what,
+        step=before.step,
+        resumed=after.at - at,
+        lost_steps=max(0, before.step - restored_step),
+        repeated_steps=max(0, stage.job(number)["step"] - restored_step),
+    )
+    for event in stage.get(f"/v1/events?job={number}&limit=200")["events"]:
+        seconds = (event["time_ns"] - at_ns) / 1e9
+        if seconds > 0 and event["kind"] in ("WorkerExited", "NodeSilent"):
+            incident.detected = incident.detected or seconds
+        if seconds > 0 and event["kind"] == "GangReady":
+            incident.restored = incident.restored or seconds
+    say(f"-- it goes on with step {after.step} after {incident.resumed:.1f} s")
+    return incident
+
+
+def compare(one: Path, other: Path) -> list[str]:
+    """What differs between two runs: losses, bit for bit, and the bytes of the last checkpoint."""
+    from phalanx.checkpoint import Checkpointer, latest, stored_tensors
+    from phalanx.train import StepRecord, read_records
+
+    curves, states = [], []
+    for folder in (one, other):
+        records = read_records(folder / "metrics" / "steps.jsonl", StepRecord)
+        curves.append({record.step: record.loss for record in records})
+        states.append(latest(folder / "checkpoints"))
+    found = [
+        f"loss of step {step}: {curves[0].get(step)} and {loss}"
+        for step, loss in curves[1].items()
+        if curves[0].get(step) != loss
+    ]
+    if None in states:
+        return [*found, "a run left no checkpoint"]
+    import torch
+
+    loaded: list[dict[str, Any]] = []
+    for path in states:
+        assert path is not None
+        state = {name: torch.empty(s, dtype=d) for name, (s, d) in stored_tensors(path).items()}
+        Checkpointer(path.parent).load(path, state)
+        loaded.append(state)
+    found += [n for n, tensor in loaded[0].items() if not torch.equal(tensor, loaded[1][n])]
+    return found
+
+
+def table(outcome: Outcome) -> str:
+    """The result, for people."""
+    lines = [
+        "\n== What happened",
+        f"{'killed':14}{'at step':>8}{'detected':>10}{'restored':>10}{'next step':>11}"
+        f"{'lost steps':>12}",
+    ]
+    lines += [
+        f"{each.what:14}{each.step:>8}{each.detected:>9.2f}s{each.restored:>9.2f}s"
+        f"{each.resumed:>10.2f}s{each.lost_steps:>12}"
+        for each in outcome.incidents
+    ]
+    total = sum(outcome.ledger.values())
+    lines.append(f"\n== Where {total:.0f} GPU-seconds went (goodput {100 * outcome.goodput:.0f} %)")
+    for name, seconds in sorted(outcome.ledger.items(), key=lambda item: -item[1]):
+        if seconds >= 0.05:
+            lines.append(
+                f"{name.replace('_', ' '):26}{seconds:>8.1f}{100 * seconds / total:>7.1f} %"
+            )
+    verdict = "yes" if outcome.identical else "NO: " + "; ".join(outcome.differences[:3])
+    lines.append(f"\nloss curve and final weights identical to an undisturbed run: {verdict}")
+    return "\n".join(lines)

@@ -1,0 +1,124 @@
+"""``phalanx.worker()``: what any program may tell its agent, and have kept.
+
+    worker = phalanx.worker()
+    step = worker.restore(state)           # 0, or the step that the gang continues from
+    while step < steps and not worker.stopping:
+        ...
+        step += 1
+        worker.snapshot(step, state)       # safe here and at a neighbour, behind training's back
+        worker.stepped(step)
+
+``state`` is a dictionary of tensors (DTensors too). Outside of Phalanx all of it does nothing, so
+that a program runs the same under torchrun.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from phalanx.cluster.messages import Sealed
+from phalanx.control.worker_link import Link, Present
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from phalanx.checkpoint import Checkpointer
+
+SLOTS = 4
+
+
+class WorkerClient:
+    """A program's rank under an agent."""
+
+    def __init__(self) -> None:
+        self.under_phalanx = "PHALANX_AGENT" in os.environ
+        self.stopping = False  # somebody wants the program to save and end
+        self._generation = int(os.environ.get("PHALANX_GENERATION", "0"))
+        self._rank = int(os.environ.get("RANK", "0"))
+        self._step = 0
+        self._link: Link | None = None
+        self._checkpointer: Checkpointer | None = None
+        if self.under_phalanx:
+            signal.signal(signal.SIGTERM, self._stop)
+            self._link = Link(os.environ["PHALANX_AGENT"], self._present, lambda order: None)
+            self._link.start()
+
+    def stepped(self, step: int) -> None:
+        """A step is complete."""
+        self._step = step
+        if self._link is not None:
+            fact = Sealed(
+                job=int(os.environ["PHALANX_JOB"]),
+                generation=self._generation,
+                rank=self._rank,
+                step=step,
+                at_ns=time.time_ns(),
+                acknowledged=False,
+            )
+            self._link.say(fact)
+
+    def restore(self, state: dict[str, Tensor]) -> int:
+        """Fill the tensors with what the gang continues from; its step. Collective."""
+        step = int(os.environ.get("PHALANX_RESTORE_STEP", "0"))
+        if not self.under_phalanx or step == 0:
+            return 0
+        loaded = self._keepers().load_memory(Path(), state, step=step)
+        if loaded is None:
+            raise RuntimeError(f"step {step} is in no keeper's memory any more")
+        return loaded.step
+
+    def snapshot(self, step: int, state: dict[str, Tensor]) -> None:
+        """Have the state kept in this node's memory and at a neighbour's."""
+        if not self.under_phalanx:
+            return
+        from phalanx.checkpoint import Extra
+        from phalanx.data import Cursor
+
+        checkpointer = self._keepers()
+        if not checkpointer.in_background:
+            checkpointer.prepare_background(
+                state,
+                generation=self._generation,
+                step=step - 1,
+                device=next(iter(state.values())).device,
+                slots=SLOTS,
+                replicate=int(os.environ.get("PHALANX_BUDDY_SHIFT", "0")) > 0,
+                buddy_shift=int(os.environ.get("PHALANX_BUDDY_SHIFT", "0")),
+                prompt=True,
+            )
+        extra = Extra(
+            tokens=0,
+            cursor=Cursor(0, (), ""),
+            mesh={},
+            config_hash="",
+            generation=self._generation,
+        )
+        checkpointer.save(step, state, extra, write=False)
+
+    def _keepers(self) -> Checkpointer:
+        from phalanx.checkpoint import Checkpointer
+
+        if self._checkpointer is None:
+            folder = Path(os.environ["PHALANX_FOLDER"]) / "checkpoints"
+            self._checkpointer = Checkpointer(folder, exclusive=False)
+        return self._checkpointer
+
+    def _stop(self, number: int, frame: FrameType | None) -> None:
+        self.stopping = True
+
+    def _present(self) -> Present:
+        return Present(
+            job=int(os.environ["PHALANX_JOB"]),
+            index=int(os.environ["PHALANX_INDEX"]),
+            pid=os.getpid(),
+            generation=self._generation,
+            rank=self._rank,
+            running=True,
+            step=self._step,
+            committed=self._step - 1,
+        )

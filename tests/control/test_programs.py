@@ -1,0 +1,69 @@
+"""Programs that know nothing of Phalanx, and programs that tell it a little."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+from phalanx.control.stage import Stage
+
+PLAIN = """
+import os, sys
+import torch, torch.distributed as dist
+
+dist.init_process_group("gloo")
+total = torch.tensor(float(dist.get_rank() + 1))
+dist.all_reduce(total)
+again = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+print(f"attempt {again} rank {dist.get_rank()} of {dist.get_world_size()} total {total.item()}")
+sys.stdout.flush()
+if again == 0 and dist.get_rank() == 1:
+    sys.exit(3)
+dist.barrier()
+"""
+
+TELLING = """
+import os, signal
+import torch, torch.distributed as dist
+import phalanx
+
+dist.init_process_group("gloo")
+worker = phalanx.worker()
+state = {"x": torch.zeros(1000), f"own.{dist.get_rank()}": torch.zeros(10)}
+step = worker.restore(state)
+print(f"from step {step} with {state['x'][0].item()}", flush=True)
+while step < 12:
+    for tensor in state.values():
+        tensor += 1
+    dist.barrier()
+    step += 1
+    worker.snapshot(step, state)
+    worker.stepped(step)
+    if step == 6 and os.environ["PHALANX_GENERATION"] == "1" and dist.get_rank() == 1:
+        import time; time.sleep(0.5)
+        os.kill(os.getpid(), signal.SIGKILL)
+assert all(bool((t == 12).all()) for t in state.values())
+dist.barrier()
+"""
+
+
+def test_a_plain_program_runs_as_a_gang_and_is_started_again(tmp_path: Path) -> None:
+    (tmp_path / "plain.py").write_text(PLAIN)
+    (tmp_path / "telling.py").write_text(TELLING)
+    with Stage(tmp_path, nodes=2) as stage:
+        job = stage.submit("--world-size", "2", "--", sys.executable, "plain.py")
+        assert stage.wait_ended(job, 90) == "done"
+        log = output(stage, job)
+        assert "attempt 0 rank 1 of 2 total 3.0" in log
+        assert re.search(r"attempt [1-9] rank 0 of 2 total 3\.0", log), log
+        job = stage.submit("--world-size", "2", "--", sys.executable, "telling.py")
+        assert stage.wait_ended(job, 90) == "done"
+        log = output(stage, job)
+        assert "from step 0 with 0.0" in log
+        assert "from step 6 with 6.0" in log or "from step 5 with 5.0" in log
+
+
+def output(stage: Stage, job: int) -> str:
+    found = stage.root.glob(f"local/nodes/*/jobs/{job}/worker-*.log")
+    return "\n".join(path.read_text() for path in found)
