@@ -74,9 +74,10 @@ def check_command(
         job, ranks = load(path, overrides, world_size)
         check(job, ranks)
         job = resolve(job, ranks)
-        if files:
-            from phalanx.train.refusal import refuse_files
+        from phalanx.train.refusal import refuse_files, refuse_rate
 
+        refuse_rate(job)
+        if files:
             refuse_files(job)
     if json:
         print_json({"problems": [], "world_size": ranks, "files_checked": files})

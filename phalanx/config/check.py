@@ -32,7 +32,7 @@ def check(job: Job, world_size: int) -> None:
     if all(getattr(job.model, name) for name in SHAPE):
         problems += mesh_problems(job, world_size)
         problems += _precision(job)
-    for rules in (text_problems, data_problems, _memory, _schedule, _train, _start):
+    for rules in (text_problems, data_problems, _memory, _optimizer, _schedule, _train, _start):
         problems += rules(job)
     if problems:
         raise ConfigError.of(problems)
@@ -205,6 +205,17 @@ def _memory(job: Job) -> Iterator[Problem]:
             '"parameters"',
             "needs sharding (parallel.zero >= 1)",
             'set parallel.zero = 3, or memory.offload = "optimizer"',
+        )
+
+
+def _optimizer(job: Job) -> Iterator[Problem]:
+    if 0 < job.optimizer.spike_factor <= 1:
+        yield problem(
+            "optimizer.spike_factor",
+            job.optimizer.spike_factor,
+            "must be 0 (off) or above 1: norms vary around their mean, and it would skip "
+            "ordinary steps",
+            "nearest: 2.0; 10.0 is usual",
         )
 
 

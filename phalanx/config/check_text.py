@@ -1,4 +1,4 @@
-"""Refuses texts that no folder, log or terminal can carry."""
+"""Refuses texts that no folder, log or terminal can carry, and addresses of no known kind."""
 
 from __future__ import annotations
 
@@ -7,16 +7,25 @@ from typing import Any
 
 import msgspec
 
-from phalanx.config.errors import Problem, problem, written
+from phalanx.config.errors import Problem, did_you_mean, problem, written
 from phalanx.config.schema import Job
 
 # File systems take 255 bytes; temporary names beside a run's folder need some of them.
 MOST_NAME_BYTES = 200
+STORES = ("s3", "gs", "az", "abfs", "abfss", "http", "https", "file", "memory")
+
+LOCAL = {
+    "runs": "set it to a folder; checkpoint.archive.url may be an address, and receives copies",
+    "checkpoint.load_hf": "download the model first",
+    "data.store.cache": "set it to a folder on a fast disk of the node",
+}
 
 
 def text_problems(job: Job) -> Iterator[Problem]:
     """Rules for the run's name, and for every setting that is text."""
-    yield from _unprintable(msgspec.to_builtins(job), "")
+    for key, text in _texts(msgspec.to_builtins(job), ""):
+        yield from _unprintable(key, text)
+        yield from _address(key, text)
     name = job.name
     if not name or "/" in name or name.startswith("."):
         yield problem(
@@ -31,15 +40,31 @@ def text_problems(job: Job) -> Iterator[Problem]:
         yield problem("name", written(f"{short}..."), rule, f'e.g. "{short}"')
 
 
-def _unprintable(value: Any, key: str) -> Iterator[Problem]:
-    if isinstance(value, Mapping):
+def _texts(value: Any, key: str) -> Iterator[tuple[str, str]]:
+    if isinstance(value, str):
+        yield key, value
+    elif isinstance(value, Mapping):
         for name, below in value.items():
-            yield from _unprintable(below, f"{key}.{name}" if key else name)
-    elif isinstance(value, str) and any(map(_unwelcome, value)):
-        plain = "".join(char for char in value if not _unwelcome(char)).strip()
-        quoted = value.encode("unicode_escape").decode()
+            yield from _texts(below, f"{key}.{name}" if key else name)
+
+
+def _unprintable(key: str, text: str) -> Iterator[Problem]:
+    if any(map(_unwelcome, text)):
+        plain = "".join(char for char in text if not _unwelcome(char)).strip()
+        quoted = text.encode("unicode_escape").decode()
         rule = "must be text without control characters"
         yield problem(key, f'"{quoted}"', rule, f'nearest: "{plain}"')
+
+
+def _address(key: str, text: str) -> Iterator[Problem]:
+    scheme, found, _ = text.partition("://")
+    if found and key in LOCAL:
+        # Taken as a path, it would make a folder of that odd name here.
+        rule = "must be a folder of this machine, not an address"
+        yield problem(key, f'"{text}"', rule, LOCAL[key])
+    elif found and scheme not in STORES:
+        rule = f'"{scheme}" is no known kind of store'
+        yield problem(key, f'"{text}"', rule, did_you_mean(scheme, STORES))
 
 
 def _unwelcome(char: str) -> bool:

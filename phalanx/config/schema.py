@@ -25,8 +25,8 @@ RanksOrAuto = Annotated[int, Meta(ge=0, le=10_000_000)]
 Threads = Annotated[int, Meta(ge=1, le=4096)]
 Seconds = Annotated[float, Meta(gt=0, le=1e8)]
 Megabytes = Annotated[float, Meta(gt=0, le=1e6)]
-Positive = Annotated[float, Meta(gt=0)]
-NonNegative = Annotated[float, Meta(ge=0)]
+Positive = Annotated[float, Meta(gt=0, le=1e30)]  # what float32 holds, with room to calculate
+NonNegative = Annotated[float, Meta(ge=0, le=1e30)]
 Fraction = Annotated[float, Meta(ge=0, le=1)]
 Below1 = Annotated[float, Meta(ge=0, lt=1)]
 Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]
@@ -241,7 +241,7 @@ class Precision(Section, frozen=True, kw_only=True):
     """Format of forward and backward."""
     fp8: bool = False
     """Linear layers multiply in fp8 (Hopper or newer)."""
-    initial_loss_scale: Annotated[float, Meta(ge=1)] = 65536.0
+    initial_loss_scale: Annotated[float, Meta(ge=1, le=1e30)] = 65536.0
     """float16: the loss scale at the first step."""
     loss_scale_growth_steps: Count = 2000
     """float16: finite steps in a row before the loss scale doubles."""

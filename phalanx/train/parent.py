@@ -8,7 +8,6 @@ from pathlib import Path
 from phalanx.checkpoint import CheckpointError, latest, list_checkpoints, read_manifest
 from phalanx.checkpoint.tier import ObjectTier, Tier, entries, open_source, open_tier, step_of
 from phalanx.config import ConfigError, Job
-from phalanx.train.saving import archive_root
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +35,11 @@ def find_parents(job: Job) -> list[Path | str]:
             for name in trusted(open_tier(where))
         ]
     return [where if "://" in where else Path(where) for *_, where in sorted(ranked, reverse=True)]
+
+
+def archive_root(job: Job) -> str:
+    """Where copies of all runs of a name are."""
+    return f"{job.checkpoint.archive.url.rstrip('/')}/{job.name}"
 
 
 def archived_runs(root: str) -> list[tuple[str, str]]:

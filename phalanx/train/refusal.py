@@ -14,6 +14,7 @@ from phalanx.checkpoint import read_manifest
 from phalanx.config import ConfigError, Job, Model, Problem, problem, resolve_model
 from phalanx.data import refuse_unreadable
 from phalanx.hardware import count_cuda
+from phalanx.plan.failures import rate_named
 from phalanx.train import run_folder
 from phalanx.train.parent import find_parent
 from phalanx.train.trackers import check_available
@@ -28,6 +29,7 @@ def refuse(job: Job) -> None:
     refuse_platform()
     check_available(job)
     refuse_device(job)
+    refuse_rate(job)
     run_folder.check_room(job)
     refuse_files(job)
 
@@ -45,6 +47,17 @@ def refuse_device(job: Job) -> None:
     if job.parallel.async_tensor and job.train.device == "auto" and not count_cuda():
         rule = "overlaps through CUDA's symmetric memory, and this machine has no CUDA device"
         raise ConfigError("parallel.async_tensor", True, rule, "set it to false")
+
+
+def refuse_rate(job: Job) -> None:
+    """Raise ``ConfigError`` for a failure rate that a run would miss only when it plans saves."""
+    named = job.checkpoint.failure_rate
+    try:
+        rate_named(named)
+    except ConfigError as error:
+        (found,) = error.problems
+        key = "checkpoint.failure_rate"
+        raise ConfigError(key, f'"{named}"', found.rule, found.fix) from None
 
 
 def refuse_files(job: Job) -> None:

@@ -10,6 +10,7 @@ from phalanx.checkpoint.commit import Archive
 from phalanx.checkpoint.keepers import home_of
 from phalanx.checkpoint.retention import Policy
 from phalanx.config import Job
+from phalanx.train.parent import archive_root
 from phalanx.train.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -51,11 +52,6 @@ def archive_of(job: Job, run_id: str) -> Archive | None:
         ),
         retry_seconds=settings.retry_seconds,
     )
-
-
-def archive_root(job: Job) -> str:
-    """Where copies of all runs of a name are."""
-    return f"{job.checkpoint.archive.url.rstrip('/')}/{job.name}"
 
 
 def keepers_home(job: Job) -> Path:

@@ -118,6 +118,7 @@ def every_command(group: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 def test_every_command_can_report_in_json() -> None:
     found = dict(every_command(typer.main.get_command(app)))
     assert {"train", "demo", "config check", "data inspect"} <= set(found)
+    del found["agent"]  # it serves until it is stopped, and reports to the server
     for name, command in found.items():
         options = [option for parameter in command.params for option in parameter.opts]
         assert "--json" in options, name
@@ -154,5 +155,16 @@ def test_a_bad_job_is_refused_without_importing_torch(job: Path) -> None:
         "try: app(arguments)\n"
         "except SystemExit as end: assert end.code == 2, end.code\n"
         "assert 'torch' not in sys.modules and 'numpy' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, capture_output=True)
+
+
+def test_a_job_and_its_files_are_checked_without_importing_torch(job: Path) -> None:
+    script = (
+        "import sys\n"
+        "from phalanx.cli.app import app\n"
+        f"try: app(['config', 'check', {str(job)!r}, '--set', 'checkpoint.resume=auto'])\n"
+        "except SystemExit as end: assert not end.code, end.code\n"
+        "assert 'torch' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", script], check=True, capture_output=True)

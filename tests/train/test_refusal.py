@@ -95,3 +95,9 @@ def test_another_system_than_linux_is_refused_before_any_fork(
     monkeypatch.setattr("sys.platform", "darwin")
     with pytest.raises(ConfigError, match=r'platform = "darwin": .*WSL'):
         refuse(small_job(tmp_path, 1))
+
+
+@pytest.mark.parametrize("rate", ["lama3", "-1", "nan"])
+def test_a_failure_rate_is_proved_before_the_run_needs_it(tmp_path: Path, rate: str) -> None:
+    with pytest.raises(ConfigError, match=r"checkpoint\.failure_rate"):
+        refuse(small_job(tmp_path, 1, checkpoint__failure_rate=rate))
