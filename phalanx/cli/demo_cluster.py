@@ -34,7 +34,7 @@ class Incident(Struct, kw_only=True):
     repeated_steps: int = 0  # others, of which not every rank had told yet
 
 
-class Outcome(Struct, kw_only=True):
+class Outcome(Struct, kw_only=True, tag_field="kind", tag="recovery"):
     """What the disturbed run showed."""
 
     url: str

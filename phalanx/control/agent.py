@@ -164,10 +164,21 @@ class AgentProcess:
                 self.forms.pop(action.job, None)
                 self.crew.stop(action)
             case RunCheck():
-                done = CheckDone(check=action.check, passed=True, command=action.command)
-                asyncio.get_running_loop().call_soon(self.happened, done)
+                asyncio.get_running_loop().call_soon(self._check, action)
             case _:
                 self.crew.pass_on(action)  # type: ignore[arg-type]
+
+    def _check(self, action: RunCheck) -> None:
+        """What an agent can tell by itself: its disk takes bytes and gives them back."""
+        problem = disk_problem(self.state)
+        done = CheckDone(
+            check=action.check,
+            passed=not problem,
+            command=action.command,
+            cause="ssd" if problem else "",
+            detail=problem,
+        )
+        self.happened(done)
 
     async def _keep_time(self) -> None:
         while True:
@@ -382,6 +393,21 @@ def _next_incarnation(state: Path) -> int:
     draft.write_text(str(number))
     draft.rename(path)
     return number
+
+
+def disk_problem(folder: Path) -> str:
+    """What is wrong with the disk below a folder; "" when bytes come back as they were."""
+    path, data = folder / ".check", secrets.token_bytes(1 << 20)
+    try:
+        with path.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        same = path.read_bytes() == data
+        path.unlink()
+    except OSError as error:
+        return f"{folder}: {error.strerror}"
+    return "" if same else f"{folder} gives back other bytes than were written"
 
 
 def own_address(url: str) -> str:
