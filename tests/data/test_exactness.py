@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Sequence
+from itertools import combinations
+from typing import Literal
 
 import msgspec
 import numpy as np
@@ -273,3 +275,18 @@ def test_the_cursor_of_a_long_run_with_many_rollbacks_stays_below_256_bytes() ->
         read = cursor.advance(1)
         assert read.seen == read.consumed - skipped
         assert sum(draws.seen(read).values()) == read.seen
+
+
+@pytest.mark.parametrize("shuffle", ["global", "blocked"])
+def test_sources_of_a_blend_and_splits_are_shuffled_apart(
+    shuffle: Literal["global", "blocked"],
+) -> None:
+    blend = {name: BlendSource(path=name, weight=1) for name in ("one", "two")}
+    data = Data(source="shards", blend=blend, sequence=8, shuffle=shuffle, block_tokens=64)
+    alike = dict.fromkeys(blend, CountingSource(500))
+    orders = []
+    for split in ("train", "validation"):
+        which, indices = Draws(data, split, alike).locate(np.arange(1000))
+        orders += [indices[which == source] for source in (0, 1)]
+    for one, other in combinations(orders, 2):
+        assert np.mean(one == other) < 0.1
