@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -64,6 +65,7 @@ class Bench:
         return time.perf_counter() - began
 
     def note(self, name: str, seconds: float) -> None:
+        print(f"{name}: {seconds:.4f} s", file=sys.stderr, flush=True)  # a run may be cut off
         self.times.setdefault(name, []).append(seconds)
 
     def save(self, name: str, start: Callable[[], Any], is_done: Callable[[], bool]) -> None:
