@@ -139,19 +139,17 @@ def print_comparison(scenarios: Mapping[str, Scenario], reports: Mapping[str, Re
     first = next(iter(scenarios.values()))
     table = Table(box=SIMPLE, title=f"{first.about}", title_justify="left")
     table.add_column("", no_wrap=True)
-    headings = ("interruptions", "ETTR", "goodput", "recovery", "recompute", "restart", "steps")
+    headings = ("faults", "ETTR", "goodput", "recovery", "steps")
     for heading in headings:
         table.add_column(heading, justify="right")
     for name, report in reports.items():
-        mean, buckets = report.summary.mean, report.summary.buckets
+        mean = report.summary.mean
         table.add_row(
             name,
             f"{mean['interruptions']:,.0f}",
             f"{mean['ettr']:.2%}",
             f"{mean['goodput']:.2%}",
             duration(mean["mean_recovery_seconds"]),
-            f"{buckets.get('recompute', 0.0):.2%}",
-            f"{buckets.get('restart', 0.0) + buckets.get('detection', 0.0):.2%}",
             f"{mean['steps']:,.0f}",
         )
     console.print(table)
