@@ -38,7 +38,7 @@ logger = logging.getLogger("phalanx.server")
 
 MOST_BATCH = 2_000
 MOST_WAITING = 200_000  # facts that may wait for a store that does not answer
-SNAPSHOT_EVENTS = 20_000
+SNAPSHOT_EVENTS = 5_000  # a restart replays at most so many
 RETRY_SECONDS = 0.5
 OVER = "this server has stopped leading; ask again"
 SLICE_SECONDS = 0.02  # of handling events before sockets get their turn

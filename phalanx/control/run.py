@@ -107,17 +107,21 @@ async def _run(
 ) -> None:
     web = _Web(config)
     leading = asyncio.create_task(server.lead_forever())
-    serving = asyncio.create_task(web.serve(sockets=[listening]))
     settled = asyncio.create_task(server.settled.wait())
-    await asyncio.wait([leading, serving, settled], return_when=asyncio.FIRST_COMPLETED)
+    # Until it leads or stands by nobody can connect: a fleet that tries costs it nothing meanwhile.
+    await asyncio.wait([leading, settled], return_when=asyncio.FIRST_COMPLETED)
+    settled.cancel()
+    serving: asyncio.Task[None] | None = None
     other: asyncio.Task[None] | None = None
     if server.settled.is_set():
+        serving = asyncio.create_task(web.serve(sockets=[listening]))
+        while not web.started and not serving.done():
+            await asyncio.sleep(0.01)
         ServerFile(server.url, os.getpid(), __version__).write(server.options.state)
         started(server)
         other = asyncio.create_task(beside(server)) if beside is not None else None
         waited = [task for task in (leading, serving, other) if task is not None]
         await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
-    settled.cancel()
     failed = leading.done()
     if other is not None:
         other.cancel()
@@ -126,7 +130,9 @@ async def _run(
             logger.error("%s", problem)
     leading.cancel()
     web.should_exit = True
-    problem, _ = await asyncio.gather(leading, serving, return_exceptions=True)
+    if serving is not None:
+        await asyncio.gather(serving, return_exceptions=True)
+    (problem,) = await asyncio.gather(leading, return_exceptions=True)
     if failed and isinstance(problem, StoreError):
         raise StartError(str(problem))
     if failed and isinstance(problem, Exception):
