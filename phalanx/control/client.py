@@ -113,7 +113,8 @@ class Client:
                 raise _refusal(answer.status, text)
             except (OSError, http.client.HTTPException) as error:
                 problem = self._unreachable(error)
-                again = not isinstance(error, ConnectionRefusedError) or len(self._urls) > 1
+                final = isinstance(error, ConnectionRefusedError | ssl.SSLCertVerificationError)
+                again = not final or len(self._urls) > 1
             except ClientError as error:
                 problem, again = error, error.status in (429, 503)
             if not again or time.monotonic() > deadline:
