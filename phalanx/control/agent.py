@@ -42,7 +42,8 @@ from phalanx.cluster.messages import (
 )
 from phalanx.control import wire
 from phalanx.control.agent_logs import LogReader
-from phalanx.control.crew import Crew, Place, at_server_time
+from phalanx.control.crew import Crew, at_server_time
+from phalanx.control.hands import Place
 from phalanx.control.runtime import make_runtime_folder
 from phalanx.control.secret_file import write_secret
 from phalanx.control.zygote_client import ZygoteClient

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import msgspec
 
-from phalanx.control.crew import Crew, Here
+from phalanx.control.crew import Crew
+from phalanx.control.hands import Here
 from phalanx.control.wire import LogPart, ReadLog
 
 PART_BYTES = 64 << 10

@@ -13,8 +13,7 @@ import shutil
 import signal
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 from msgspec import structs
@@ -24,99 +23,27 @@ from phalanx.cluster.messages import (
     LocalFact,
     Restored,
     Sealed,
-    WardSealed,
     WorkerAbort,
     WorkerDrain,
-    WorkerFlush,
     WorkerForm,
     WorkerFound,
     WorkerGo,
     WorkerLeft,
-    WorkerRebalance,
-    WorkerReplay,
     WorkerRestore,
     WorkerStop,
     WorkerUp,
 )
+from phalanx.control.hands import Hand, Here, Place, explained
 from phalanx.control.keeper_watch import KeeperWatch
 from phalanx.control.payload import Script, Train, decode_payload
 from phalanx.control.runtime import runtime_folder
-from phalanx.control.worker_link import Fact, Order, Present, Take, decode_fact
+from phalanx.control.worker_link import Fact, Order, Passed, Present, Take, decode_fact
 from phalanx.control.zygote_client import ZygoteClient, ZygoteError
 from phalanx.control.zygote_wire import Ended, Spawn, Unframer, framed
 
 ANSWER_SECONDS = 5.0  # a worker that lives answers at once; one that does not is replaced
 
 log = logging.getLogger("phalanx.agent")
-
-Passed = (
-    WorkerRestore
-    | WorkerGo
-    | WorkerAbort
-    | WorkerDrain
-    | WorkerRebalance
-    | WorkerFlush
-    | WorkerReplay
-)
-
-
-class Hand:
-    """One worker process of a job on this node."""
-
-    def __init__(self, index: int, rank: int) -> None:
-        self.index, self.rank = index, rank
-        self.generation = 0
-        self.pid = 0
-        self.step = 0
-        self.take: Take | None = None  # what it was told last
-        self.writer: asyncio.StreamWriter | None = None
-        self.answered = False
-        self.left = False  # it has said its last word of this generation
-        self.status: int | None = None  # of a process that ended
-
-
-class Here:
-    """One job on this node."""
-
-    def __init__(self, job: int, folder: Path, sockets: Path) -> None:
-        self.job, self.folder, self.sockets = job, folder, sockets
-        self.agent_socket, self.keeper_socket = sockets / "agent", sockets / "keeper"
-        self.server: asyncio.Server | None = None
-        self.form: Form | None = None
-        self.store = ""  # host:port where the ranks of its generation meet
-        self.generation = 0
-        self.restored = 0  # step that a program is to continue from
-        self.work: Train | Script | None = None
-        self.hands: dict[int, Hand] = {}
-        self.watch: KeeperWatch | None = None
-
-    def key(self, index: int) -> str:
-        """The zygote's name of a worker."""
-        return f"job{self.job}/worker{index}"
-
-    @property
-    def keeper_key(self) -> str:
-        return f"job{self.job}/keeper"
-
-    def log(self, index: int) -> Path:
-        """Where a worker's output goes."""
-        return self.folder / f"worker-{index}.log"
-
-    def close(self) -> None:
-        """Hear no more of it."""
-        if self.server is not None:
-            self.server.close()
-        if self.watch is not None:
-            self.watch.close()
-
-
-class Place(NamedTuple):
-    """Where a crew works."""
-
-    name: str
-    state: Path
-    address: str  # that other nodes reach this one at
-    switch_users: bool  # workers run as whoever submitted the job
 
 
 class Crew:
@@ -520,19 +447,6 @@ class Crew:
             log.error("an order failed", exc_info=task.exception())
 
 
-def explained(status: int) -> tuple[str, str]:
-    """Cause and words for the exit status of a worker that said nothing."""
-    if status >= 0:
-        cause = "" if status == 0 else "user_error"
-        return cause, f"exit code {status}" if status else ""
-    name = signal.Signals(-status).name
-    outside = -status in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-    return "worker_killed" if outside else "software_bug", f"ended by {name}"
-
-
 def at_server_time(fact: LocalFact, skew_ns: int) -> LocalFact:
     """A fact with its time as the server's clock would tell it."""
     return structs.replace(fact, at_ns=fact.at_ns + skew_ns) if isinstance(fact, Sealed) else fact
-
-
-__all__ = ["Crew", "Hand", "Here", "WardSealed", "at_server_time"]

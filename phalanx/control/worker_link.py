@@ -68,9 +68,8 @@ class Take(Frame, frozen=True, tag=True):
     payload: str = ""
 
 
-Order = (
-    Take
-    | WorkerRestore
+Passed = (  # orders of the core that an agent hands on as they are
+    WorkerRestore
     | WorkerGo
     | WorkerAbort
     | WorkerDrain
@@ -78,6 +77,7 @@ Order = (
     | WorkerFlush
     | WorkerReplay
 )
+Order = Take | Passed
 Fact = Present | WorkerUp | Restored | Sealed | WorkerLeft
 
 decode_order = msgspec.msgpack.Decoder(Order).decode
