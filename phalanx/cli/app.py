@@ -35,6 +35,7 @@ COMMANDS = {
     "quota": ("phalanx.cli.fleet:quota", "Show or set what teams own."),
     "top": ("phalanx.cli.fleet:top", "The fleet at a glance, as it changes."),
     "token": ("phalanx.cli.token:app", "Make, list and revoke tokens."),
+    "doctor": ("phalanx.cli.doctor:app", "Check a node, with evidence."),
     "demo": ("phalanx.cli.demo", "Train a small model on four CPU ranks, start to end."),
 }
 

@@ -43,11 +43,12 @@ from phalanx.cluster.messages import (
 from phalanx.control import wire
 from phalanx.control.agent_logs import LogReader
 from phalanx.control.crew import Crew, at_server_time
+from phalanx.control.examiner import Examiner
 from phalanx.control.hands import Place
 from phalanx.control.runtime import make_runtime_folder
 from phalanx.control.secret_file import write_secret
 from phalanx.control.zygote_client import ZygoteClient
-from phalanx.control.zygote_wire import Spawn
+from phalanx.control.zygote_wire import Ended, Spawn
 
 FOUND_SECONDS = 1.0  # for workers that outlived an agent to say where they stand
 PAUSES = (0.05, 0.1, 0.2, 0.5, 1.0)  # between tries to connect
@@ -87,7 +88,7 @@ class AgentProcess:
         self.zygote = ZygoteClient(
             make_runtime_folder(options.state) / "zygote.sock",
             options.state / "zygote.log",
-            lambda end: self.crew.ended(end),
+            lambda end: self._ended(end),
         )
         self.crew = Crew(
             Place(options.node.name, options.state, options.address, options.switch_users),
@@ -95,6 +96,8 @@ class AgentProcess:
             self.happened,
         )
         self.logs = LogReader(self.crew, self._send)
+        self.examiner = Examiner(options.node, options.state, self.zygote)
+        self.first_check: CheckDone | None = None  # at start; None: work was going on
         self.store = ""
         self._socket: ClientConnection | None = None
         self._early: list[LocalFact] = []  # before there is a machine
@@ -108,6 +111,8 @@ class AgentProcess:
         await self._open_store()
         if any("/worker" in key for key in self.zygote.children):
             await asyncio.sleep(FOUND_SECONDS)
+        else:
+            self.first_check = await self.examiner.check("quick")
         waking = asyncio.create_task(self._keep_time())
         rotating = asyncio.create_task(self.logs.rotate_forever())
         lost = asyncio.create_task(self.zygote.lost.wait())
@@ -165,21 +170,13 @@ class AgentProcess:
                 self.forms.pop(action.job, None)
                 self.crew.stop(action)
             case RunCheck():
-                asyncio.get_running_loop().call_soon(self._check, action)
+                self.examiner.later(action, self.skew_ns, self.happened)
             case _:
                 self.crew.pass_on(action)  # type: ignore[arg-type]
 
-    def _check(self, action: RunCheck) -> None:
-        """What an agent can tell by itself: its disk takes bytes and gives them back."""
-        problem = disk_problem(self.state)
-        done = CheckDone(
-            check=action.check,
-            passed=not problem,
-            command=action.command,
-            cause="ssd" if problem else "",
-            detail=problem,
-        )
-        self.happened(done)
+    def _ended(self, end: Ended) -> None:
+        self.examiner.ended(end)
+        self.crew.ended(end)
 
     async def _keep_time(self) -> None:
         while True:
@@ -248,6 +245,9 @@ class AgentProcess:
         sending = asyncio.create_task(self._pump(connection, self._outgoing))
         try:
             self.happened(Connected())
+            if self.first_check is not None and not self.first_check.passed:
+                self.happened(self.first_check)
+            self.first_check = None
             async for data in connection:
                 assert isinstance(data, bytes)
                 message = wire.decode_down(data)
@@ -269,6 +269,7 @@ class AgentProcess:
             inventory=inventory,
             version=__version__,
             clock_ns=time.time_ns(),
+            healthy=self.first_check is None or self.first_check.passed,
             store=self.store,
         )
 
@@ -394,21 +395,6 @@ def _next_incarnation(state: Path) -> int:
     draft.write_text(str(number))
     draft.rename(path)
     return number
-
-
-def disk_problem(folder: Path) -> str:
-    """What is wrong with the disk below a folder; "" when bytes come back as they were."""
-    path, data = folder / ".check", secrets.token_bytes(1 << 20)
-    try:
-        with path.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        same = path.read_bytes() == data
-        path.unlink()
-    except OSError as error:
-        return f"{folder}: {error.strerror}"
-    return "" if same else f"{folder} gives back other bytes than were written"
 
 
 def own_address(url: str) -> str:

@@ -279,6 +279,10 @@ def play(order: Spawn, serving: socket.socket | None) -> int:
         case "store":
             assert serving is not None
             host_store(serving)
+        case "doctor":
+            from phalanx.control.examiner import examine
+
+            examine(*order.argv)
         case "zygote":
             run(order.socket)
     return 0

@@ -8,7 +8,7 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
-Role = Literal["member", "program", "keeper", "store", "zygote"]
+Role = Literal["member", "program", "keeper", "store", "zygote", "doctor"]
 
 LENGTH = struct.Struct("<I")
 MOST_BYTES = 64 << 20
@@ -30,7 +30,7 @@ class Spawn(Frame, frozen=True, tag=True):
     environment: dict[str, str] = {}
     folder: str = ""
     user: str = ""  # whom it runs as, where the zygote is root
-    argv: tuple[str, ...] = ()  # of a program
+    argv: tuple[str, ...] = ()  # of a program; what a doctor is to examine, and where to report
     socket: str = ""  # of a keeper, a zygote, or the agent that a member talks to
     host: str = ""  # where a store or a keeper listens
     lease_seconds: float = 60.0  # of a keeper

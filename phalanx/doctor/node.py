@@ -1,0 +1,133 @@
+"""All checks of a node, in order; one that breaks is a finding, never the end of the others."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+from msgspec import Struct, structs
+
+from phalanx.doctor.collective import GLOO_RANKS, check_collective
+from phalanx.doctor.compute import check_product, check_repeats, devices
+from phalanx.doctor.finding import Finding, Report
+from phalanx.doctor.gpus import check_gpus, read_gpus
+from phalanx.doctor.memory import check_memory
+from phalanx.doctor.storage import check_disk, check_mounts
+from phalanx.doctor.system import check_clock, check_limits, read_clock
+
+
+class Patient(Struct, frozen=True, kw_only=True):
+    """What is examined, and how thoroughly."""
+
+    node: str
+    folder: Path  # on the disk that is to be written
+    quick: bool = False
+    mounts: tuple[Path, ...] = ()  # that must answer, beside all network mounts
+    gpus: int = 0  # that must be there
+    skew_seconds: float | None = None  # of its clock, ahead of the server's
+    inject: tuple[str, ...] = ()  # checks that shall fail: a drill
+
+
+Check = Callable[[Patient], Iterable[Finding]]
+
+
+def _collectives(patient: Patient) -> Iterator[Finding]:
+    # First, because ranks are forked: no other check may have made threads or a CUDA context.
+    if patient.quick:
+        return
+    yield check_collective("gloo", GLOO_RANKS)
+    from phalanx.hardware import count_cuda
+
+    gpus = count_cuda()
+    if gpus > 1:
+        yield check_collective("nccl", gpus)
+
+
+def _compute(patient: Patient) -> Iterator[Finding]:
+    for device in devices():
+        yield check_product(device, quick=patient.quick, inject="matmul" in patient.inject)
+        yield check_repeats(device, quick=patient.quick)
+
+
+def _memory(patient: Patient) -> Iterator[Finding]:
+    if not patient.quick:
+        for device in devices():
+            yield from check_memory(device)
+
+
+def _disk(patient: Patient) -> Iterator[Finding]:
+    yield check_disk(patient.folder, quick=patient.quick)
+
+
+def _mounts(patient: Patient) -> Iterator[Finding]:
+    table = Path("/proc/self/mounts")
+    yield check_mounts(patient.mounts, table.read_text() if table.exists() else "")
+
+
+def _clock(patient: Patient) -> Iterator[Finding]:
+    yield check_clock(read_clock(), patient.skew_seconds)
+
+
+def _limits(_: Patient) -> Iterator[Finding]:
+    yield check_limits()
+
+
+def _gpus(patient: Patient) -> Iterator[Finding]:
+    yield from check_gpus(read_gpus(), patient.gpus)
+
+
+CHECKS: dict[str, Check] = {
+    "collective": _collectives,
+    "matmul": _compute,
+    "memory": _memory,
+    "disk": _disk,
+    "mounts": _mounts,
+    "clock": _clock,
+    "limits": _limits,
+    "gpu": _gpus,
+}
+
+
+def check_node(
+    patient: Patient,
+    checks: Iterable[str] = tuple(CHECKS),
+    say: Callable[[Finding], None] = lambda _: None,
+) -> Report:
+    """Run checks by name; ``say`` hears of each finding as it is made."""
+    findings: list[Finding] = []
+    for name in checks:
+        for finding in _timed(name, CHECKS[name], patient):
+            findings.append(finding)
+            say(finding)
+    depth = "quick" if patient.quick else "full"
+    return Report(node=patient.node, time_ns=time.time_ns(), depth=depth, findings=findings)  # type: ignore[arg-type]
+
+
+def _timed(name: str, check: Check, patient: Patient) -> Iterator[Finding]:
+    began = time.perf_counter()
+    if name in patient.inject and name != "matmul":  # which shows it in its numbers
+        suggestion = "nothing: somebody asked for a drill"
+        yield Finding(check=name, verdict="fail", expected="no drill", suggestion=suggestion)
+        return
+    try:
+        for finding in check(patient):
+            now = time.perf_counter()
+            yield structs.replace(finding, seconds=round(now - began, 4))
+            began = now
+    except Exception as error:  # a device that throws is a finding
+        yield Finding(
+            check=name,
+            verdict="fail",
+            measured={"problem": f"{type(error).__name__}: {str(error)[:500]}"},
+            expected="the check to run",
+            suggestion="if the device is gone see `dmesg -T`; otherwise report this",
+            cause="gpu_fault" if "CUDA" in str(error) else "failed_check",
+        )
+
+
+def default_folder() -> Path:
+    """Where a person's checks write: the current folder, if they may."""
+    here = Path.cwd()
+    return here if os.access(here, os.W_OK) else Path("/tmp")

@@ -1,0 +1,140 @@
+"""Disks and mounts: whether bytes come back as they were, how fast, and whether anything hangs."""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import threading
+import time
+from pathlib import Path
+
+from phalanx.doctor.finding import Finding
+
+QUICK_BYTES, FULL_BYTES = 1 << 20, 64 << 20
+WARN_FREE_SHARE, FAIL_FREE_BYTES = 0.05, 256 << 20
+WARN_FSYNC_SECONDS = 1.0
+PROBE_SECONDS = 5.0
+NETWORK_KINDS = (
+    "nfs",
+    "lustre",
+    "gpfs",
+    "beegfs",
+    "ceph",
+    "cifs",
+    "smb",
+    "wekafs",
+    "9p",
+    "glusterfs",
+)
+
+
+def check_disk(folder: Path, *, quick: bool) -> Finding:
+    """Write, sync, read back and compare; and how much room is left."""
+    size = QUICK_BYTES if quick else FULL_BYTES
+    name = f"disk {folder}"
+    try:
+        measured, same = _round_trip(folder, size)
+        room = os.statvfs(folder)
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        return Finding(
+            check=name,
+            verdict="fail",
+            measured={"problem": error.strerror or str(error)},
+            expected="bytes that were written come back",
+            suggestion="make room" if full else "see the kernel's log (`dmesg -T`)",
+            cause="dependency" if full else "ssd",
+        )
+    free, share = room.f_bavail * room.f_frsize, room.f_bavail / max(1, room.f_blocks)
+    measured |= {"free_gib": free / 2**30, "free_share": share}
+    if not same:
+        suggestion, verdict, cause = "replace the disk", "fail", "ssd"
+    elif free < FAIL_FREE_BYTES:
+        suggestion, verdict, cause = "make room", "fail", "dependency"
+    elif share < WARN_FREE_SHARE or float(measured["fsync_seconds"]) > WARN_FSYNC_SECONDS:
+        suggestion, verdict, cause = "make room, or see what else writes there", "warn", ""
+    else:
+        suggestion, verdict, cause = "", "pass", ""
+    if not same:
+        measured["problem"] = "other bytes came back than were written"
+    return Finding(
+        check=name,
+        verdict=verdict,  # type: ignore[arg-type]
+        measured=measured,
+        expected=f"the same bytes, fsync below {WARN_FSYNC_SECONDS:.0f} s, "
+        f"{WARN_FREE_SHARE:.0%} and {FAIL_FREE_BYTES >> 20} MiB free",
+        suggestion=suggestion,
+        cause=cause,
+    )
+
+
+def _round_trip(folder: Path, size: int) -> tuple[dict[str, float | int | str], bool]:
+    data = secrets.token_bytes(1 << 20) * (size >> 20)
+    path = folder / f".doctor-{os.getpid()}"
+    try:
+        began = time.perf_counter()
+        with path.open("wb", buffering=0) as file:
+            file.write(data)
+            written = time.perf_counter()
+            os.fsync(file.fileno())
+            synced = time.perf_counter()
+            # Read from the disk, not from the memory that still has it.
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        read_from = time.perf_counter()
+        same = path.read_bytes() == data
+        ended = time.perf_counter()
+    finally:
+        path.unlink(missing_ok=True)
+    return {
+        "write_mb_per_second": size / (synced - began) / 1e6,
+        "read_mb_per_second": size / (ended - read_from) / 1e6,
+        "fsync_seconds": synced - written,
+    }, same
+
+
+def network_mounts(table: str) -> list[Path]:
+    """Mount points of network file systems in a table such as /proc/self/mounts."""
+    found = []
+    for line in table.splitlines():
+        fields = line.split()
+        if len(fields) >= 3 and fields[2].split(".")[-1].startswith(NETWORK_KINDS):
+            found.append(Path(fields[1].replace("\\040", " ")))
+    return found
+
+
+def probe(path: Path, seconds: float = PROBE_SECONDS) -> str:
+    """What is wrong with a mount; "" when it answers in time.
+
+    A hanging mount never gives the thread back, so it is left behind.
+    """
+    answer: list[str] = []
+
+    def look() -> None:
+        try:
+            os.statvfs(path)
+            next(os.scandir(path), None)
+            answer.append("")
+        except OSError as error:
+            answer.append(error.strerror or str(error))
+
+    thread = threading.Thread(target=look, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return answer[0] if answer else f"no answer within {seconds:.0f} s"
+
+
+def check_mounts(wanted: tuple[Path, ...], table: str) -> Finding:
+    """All network mounts, and the folders that a site names, answer."""
+    paths = [*dict.fromkeys([*wanted, *network_mounts(table)])]
+    problems = {str(path): problem for path in paths if (problem := probe(path))}
+    if not paths:
+        return Finding(check="mounts", verdict="skip", expected="(no network mount, none named)")
+    return Finding(
+        check="mounts",
+        verdict="fail" if problems else "pass",
+        measured={"mounts": len(paths), **problems},
+        expected=f"each answers within {PROBE_SECONDS:.0f} s",
+        suggestion="mount it again, or see its server" if problems else "",
+        cause="filesystem_mount" if problems else "",
+    )

@@ -1,0 +1,171 @@
+"""Each check passes where all is well, and fails with evidence where something is wrong."""
+
+from __future__ import annotations
+
+import errno
+import resource
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+from phalanx.doctor import CHECKS, Patient, check_node
+from phalanx.doctor.collective import Outcome, check_collective, judge
+from phalanx.doctor.compute import check_product, check_repeats, known_product
+from phalanx.doctor.gpus import check_gpu, check_gpus, parse_smi
+from phalanx.doctor.memory import check_memory, graded
+from phalanx.doctor.storage import check_disk, check_mounts, network_mounts, probe
+from phalanx.doctor.system import Clock, check_clock, check_limits, read_clock
+from tests.ranks import run_alone
+
+SMI = """\
+0, NVIDIA H100 80GB HBM3, 550.54.15, 41, 0, 0, 0, 0x0000000000000000, 5, 5, 16, 16
+1, NVIDIA H100 80GB HBM3, 550.54.15, 44, 3, 0, 1, 0x0000000000000000, 5, 5, 16, 16
+2, NVIDIA H100 80GB HBM3, 550.54.15, 93, 0, 0, 0, 0x0000000000000040, 5, 5, 8, 16
+3, NVIDIA H100 80GB HBM3, 550.54.15, [N/A], [N/A], [N/A], [N/A], 0x0000000000000004, 5, 5, 16, 16
+"""
+
+
+@pytest.mark.parametrize("side", [1, 2, 17, 128])
+def test_the_known_answer_is_the_product(side: int) -> None:
+    left, right, answer = known_product(side)
+    assert torch.equal(left @ right, answer)
+
+
+def test_one_wrong_bit_in_one_product_fails_the_node() -> None:
+    assert check_product("cpu", quick=True).verdict == "pass"
+    found = check_product("cpu", quick=True, inject=True)
+    assert found.verdict == "fail" and found.measured["wrong_elements"] == 1
+    assert found.cause == "silent_corruption"
+    assert "(1, 1)" in str(found.measured["first"])
+
+
+def test_arbitrary_products_repeat_to_the_bit() -> None:
+    assert check_repeats("cpu", quick=True).verdict == "pass"
+
+
+def test_a_collective_reports_both_bandwidths() -> None:
+    found = run_alone(check_collective, "gloo", 2)
+    assert found.verdict in ("pass", "warn"), found
+    assert found.measured["busbw_gb_per_second"] == found.measured["algbw_gb_per_second"]
+
+
+def test_bus_bandwidth_is_what_each_link_carries() -> None:
+    found = judge("nccl", 8_000_000_000, [Outcome(2.0, True)] * 8)
+    assert found.measured["algbw_gb_per_second"] == 4.0
+    assert found.measured["busbw_gb_per_second"] == 7.0
+
+
+def test_a_wrong_sum_or_a_rank_that_hangs_fails_the_collective() -> None:
+    assert judge("gloo", 8, [Outcome(1.0, True), Outcome(1.0, False)]).cause == "silent_corruption"
+    hung = judge("gloo", 8, [Outcome(1.0, True), Outcome(0.0, False, "did not end")])
+    assert hung.verdict == "fail" and hung.cause == "system_service"
+
+
+def test_memory_is_measured_and_graded() -> None:
+    (found,) = check_memory("cpu")
+    assert float(found.measured["gb_per_second"]) > 0
+    assert [graded(share) for share in (0.9, 0.6, 0.3)] == ["pass", "warn", "fail"]
+
+
+def test_a_disk_gives_back_what_was_written_and_leaves_nothing(tmp_path: Path) -> None:
+    found = check_disk(tmp_path, quick=True)
+    assert found.verdict in ("pass", "warn"), found
+    assert float(found.measured["fsync_seconds"]) >= 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_that_cannot_be_written_fails() -> None:
+    found = check_disk(Path("/proc"), quick=True)
+    assert found.verdict == "fail" and found.cause == "ssd"
+
+
+def test_a_full_disk_is_not_taken_for_a_broken_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("phalanx.doctor.storage.os.fsync", full)
+    found = check_disk(tmp_path, quick=True)
+    assert found.verdict == "fail" and found.suggestion == "make room"
+    assert found.cause != "ssd"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_network_mounts_are_found_and_probed(tmp_path: Path) -> None:
+    table = (
+        "proc /proc proc rw 0 0\n"
+        "10.0.0.1:/data /mnt/my\\040data nfs4 rw 0 0\n"
+        f"weka {tmp_path} wekafs rw 0 0\n"
+        "fuse /mnt/f fuse.glusterfs rw 0 0\n"
+        "half a line\n"
+    )
+    assert network_mounts(table) == [Path("/mnt/my data"), tmp_path, Path("/mnt/f")]
+    found = check_mounts((), table)
+    assert found.verdict == "fail" and found.cause == "filesystem_mount"
+    assert "/mnt/my data" in found.measured and str(tmp_path) not in found.measured
+    assert check_mounts((tmp_path,), "").verdict == "pass"
+
+
+def test_a_mount_that_hangs_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stuck = threading.Event()
+    monkeypatch.setattr("phalanx.doctor.storage.os.statvfs", lambda _: stuck.wait())
+    assert "no answer" in probe(tmp_path, seconds=0.05)
+    stuck.set()
+
+
+def test_a_clock_that_nobody_keeps_is_a_warning() -> None:
+    assert check_clock(Clock(True, 0.001, 0.01)).verdict == "pass"
+    assert check_clock(Clock(False, 0.0, 16.0)).verdict == "warn"
+    assert check_clock(Clock(True, 0.0, 0.01), server_skew_seconds=7200.0).verdict == "warn"
+    assert check_clock(None).verdict == "skip"
+    assert read_clock() is not None
+
+
+def test_low_limits_are_named_with_what_to_set(tmp_path: Path) -> None:
+    def few() -> tuple[str, str]:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
+        found = check_limits(rdma=tmp_path)
+        return found.verdict, found.suggestion
+
+    verdict, suggestion = run_alone(few)
+    assert verdict == "fail" and "nofile" in suggestion
+
+
+def test_what_nvidia_smi_prints_is_judged_gpu_by_gpu() -> None:
+    facts = parse_smi(SMI)
+    assert [fact.uncorrected for fact in facts] == [0, 3, 0, -1]
+    found = [check_gpu(fact) for fact in facts]
+    assert [each.verdict for each in found] == ["pass", "fail", "warn", "pass"]
+    assert found[1].cause == "hbm_ecc"
+    assert "PCIe" in found[2].suggestion and "cooling" in found[2].suggestion
+
+
+def test_a_gpu_that_is_gone_is_missed() -> None:
+    found = check_gpus(parse_smi(SMI)[:1], expected=2)
+    assert found[-1].verdict == "fail" and found[-1].cause == "gpu_unavailable"
+    assert [each.verdict for each in check_gpus([], expected=0)] == ["skip"]
+
+
+def test_a_check_that_throws_is_a_finding_and_the_others_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(_: Patient) -> list[object]:
+        raise RuntimeError("CUDA error: unspecified launch failure")
+
+    monkeypatch.setitem(CHECKS, "matmul", broken)  # type: ignore[arg-type]
+    report = check_node(
+        Patient(node="n", folder=tmp_path, quick=True), ("matmul", "disk", "limits")
+    )
+    assert report.findings[0].check == "matmul"
+    assert len(report.findings) == 3
+    assert not report.passed and report.cause == "gpu_fault"
+    assert "unspecified launch failure" in report.detail
+
+
+def test_a_drill_fails_the_check_it_names(tmp_path: Path) -> None:
+    patient = Patient(node="n", folder=tmp_path, quick=True, inject=("disk", "matmul"))
+    report = check_node(patient, ("matmul", "disk", "limits"))
+    assert {finding.check for finding in report.failed} == {"matmul cpu", "disk"}
