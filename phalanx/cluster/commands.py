@@ -35,8 +35,9 @@ class Form(Order, frozen=True, tag=True):
     replicas: int = 1
     slot_gpus: int = 0
     store: int = 0  # node that hosts the rendezvous
-    wards: dict[int, int] = {}  # lost slot of the last generation: node that keeps its snapshot
     kept_generation: int = 0  # the last one that ran: older snapshots are of a branch given up
+    kept_nodes: tuple[int, ...] = ()  # by slot of that one; (): the same as ``nodes``
+    kept_shift: int = 0  # its ``buddy_shift``
     buddy_shift: int = 0  # slot i's snapshots are kept by slot (i + shift) % slots; 0: by nobody
     deadline_ns: int = 0  # until all have joined
     micro_batches: tuple[int, ...] = ()  # by replica, where they are unequal
@@ -50,7 +51,6 @@ class Restore(Order, frozen=True, tag=True):
     generation: int
     step: int
     source: Source  # for those without their own
-    wards: dict[int, int] = {}  # lost slot of the last generation: node that keeps its snapshot
     skip_samples: tuple[int, int] = (0, 0)  # [first, last) of a batch to leave out
     deadline_ns: int = 0
 

@@ -92,36 +92,14 @@ def form_order(ctx: Context, job: Job) -> Form:
         replicas=placement.replicas,
         slot_gpus=job.spec.gang.slot_gpus,
         store=placement.nodes[0],
-        wards=wards(job),
         kept_generation=gang.kept_generation,
+        kept_nodes=() if gang.keepers == placement.nodes else gang.keepers,
+        kept_shift=gang.buddy_shift,
         buddy_shift=buddy_shift(ctx.fleet, placement.nodes),
         deadline_ns=gang.deadline_ns,
         micro_batches=gang.micro_batches,
         payload=job.spec.payload,
     )
-
-
-def wards(job: Job) -> dict[int, int]:
-    """Slots of the last generation that cannot speak for themselves, with who keeps their snapshot.
-
-    -1: nobody does. A node that left with its memory intact is spoken for by its buddy too, if that
-    one is in the gang: its newest snapshot may be older than those of the others.
-    """
-    gang, placement = gang_of(job), job.placement
-    assert placement is not None
-    found: dict[int, int] = {}
-    if not gang.lost and gang.keepers == placement.nodes:
-        return found
-    count, present = len(gang.keepers), dict.fromkeys(placement.nodes)
-    for slot, node in enumerate(gang.keepers):
-        if node in present and node not in gang.lost:
-            continue
-        buddy = gang.keepers[(slot + gang.buddy_shift) % count]
-        if gang.buddy_shift and buddy not in gang.lost and (node in gang.lost or buddy in present):
-            found[slot] = buddy
-        elif node in gang.lost:
-            found[slot] = -1
-    return found
 
 
 def in_memory(gang: Gang, empty: tuple[int, ...] = ()) -> bool:
@@ -143,10 +121,15 @@ def on_joined(ctx: Context, fact: GangJoined) -> None:
     job = ctx.live(fact.job, fact.generation)
     if job is None or gang_of(job).phase != "joining":
         return
-    gang = gang_of(job)
-    lost = [node for node in fact.empty if node in gang.keepers]
-    for node in lost:
-        gang.lost[node] = "empty"
+    gang, placement = gang_of(job), job.placement
+    assert placement is not None
+    # Whoever joined speaks for itself: a node that was given up may be back with all it kept.
+    empty, present = dict.fromkeys(fact.empty), dict.fromkeys(placement.nodes)
+    for node in gang.keepers:
+        if node in empty:
+            gang.lost[node] = "empty"
+        elif node in present:
+            gang.lost.pop(node, None)
     gang.memory_step = fact.step if fact.step >= 0 and in_memory(gang) else -1
     restore(ctx, job)
 
@@ -170,7 +153,6 @@ def restore_order(job: Job) -> Restore:
         generation=job.generation,
         step=gang.restored,
         source=gang.source,
-        wards=wards(job),
         skip_samples=gang.skip,
         deadline_ns=gang.deadline_ns,
     )

@@ -50,8 +50,9 @@ class Expected(Struct):
     generation: int
     phase: Phase
     nodes: dict[int, None]
-    wards: dict[int, int]
     deadline_ns: int
+    kept_nodes: tuple[int, ...] = ()  # by slot of the last generation that ran
+    kept_shift: int = 0
     answers: dict[int, AgentMessage] = {}
     steps: dict[int, Steps] = {}
     reported: int = -1
@@ -75,7 +76,7 @@ class Gather:
             gang = self.gangs.get(body.job)
             if gang is None or gang.generation != body.generation:
                 nodes = dict.fromkeys(command.target)
-                gang = Expected(body.generation, phase, nodes, {}, body.deadline_ns)
+                gang = Expected(body.generation, phase, nodes, body.deadline_ns)
                 self.gangs[body.job] = gang
             if gang.phase != phase:
                 gang.phase, gang.answers = phase, {}
@@ -91,16 +92,19 @@ class Gather:
         if gang is not None and gang.generation == body.generation:
             gang.deadline_ns = body.deadline_ns  # sent again
             return
-        nodes = dict.fromkeys(body.nodes)
+        kept = (body.kept_nodes or body.nodes) if body.kept_generation else ()
         self.gangs[body.job] = Expected(
-            body.generation, "join", nodes, body.wards, body.deadline_ns
+            body.generation,
+            "join",
+            dict.fromkeys(body.nodes),
+            body.deadline_ns,
+            kept,
+            body.kept_shift,
         )
 
     def running(self, job: int, generation: int, nodes: tuple[int, ...], now_ns: int) -> None:
         """A controller took over while this gang runs: its progress and its end are waited for."""
-        self.gangs[job] = Expected(
-            generation, "run", dict.fromkeys(nodes), {}, 0, reported_ns=now_ns
-        )
+        self.gangs[job] = Expected(generation, "run", dict.fromkeys(nodes), 0, reported_ns=now_ns)
 
     def receive(self, message: AgentMessage, now_ns: int) -> list[EventBody]:
         """Takes in a message; returns the events it completes."""
@@ -172,23 +176,9 @@ class Gather:
         return [*events, JobFinished(job=job, generation=generation, step=step)]
 
     def _joined(self, job: int, gang: Expected, answers: list[Joined]) -> list[EventBody]:
-        """The least committed step over ranks; lost slots count by what their buddies keep."""
-        kept = {a.node: (a.committed, a.previous) for a in answers if a.committed >= 0}
-        by_node = {a.node: a for a in answers}
-        found = list(kept.values())
-        for node in gang.wards.values():
-            buddy = by_node.get(node)
-            found.append((buddy.ward, buddy.ward_previous) if buddy else (-1, -1))
-        if len(kept) < len(answers):
-            # A node that lost its memory unnoticed is spoken for by a buddy, whichever that is.
-            # What was committed is in every ward, so counting all of them loses nothing of it; a
-            # ward that lies further back is nobody's any more.
-            found += [(a.ward, a.ward_previous) for a in answers if a.ward >= max(0, a.previous)]
-        step = min((newest for newest, _ in found), default=-1)
-        short = any(step not in pair for pair in found)
-        empty = tuple(a.node for a in answers if step not in (a.committed, a.previous) or step < 0)
-        if short:
-            step = -1
+        """The newest step of which every slot of the last generation has a copy here."""
+        step = _common_step(gang, {a.node: a for a in answers})
+        empty = tuple(a.node for a in answers if not _holds(a, step))
         events: list[EventBody] = []
         reached = [(a.reached, a.reached_ns) for a in answers if a.reached_ns]
         if reached:
@@ -259,6 +249,34 @@ class Gather:
                 busy_ns=max(each.busy_ns for each in said),
             )
         ]
+
+
+def _common_step(gang: Expected, answers: dict[int, Joined]) -> int:
+    """The newest step that each slot's own node or its buddy holds; -1: there is none.
+
+    A slot of which neither is in the gang any more does not count: whether what it kept can still
+    be had is the core's to know.
+    """
+    common: set[int] | None = None
+    slots = len(gang.kept_nodes)
+    for slot, node in enumerate(gang.kept_nodes):
+        own = answers.get(node)
+        buddy = gang.kept_nodes[(slot + gang.kept_shift) % slots] if gang.kept_shift else -1
+        other = answers.get(buddy)
+        if own is None and other is None:
+            continue
+        copies = {own.committed, own.previous} if own else set()
+        if other:
+            copies |= {other.ward, other.ward_previous}
+        common = copies if common is None else common & copies
+    return max(common, default=-1) if common else -1
+
+
+def _holds(answer: Joined, step: int) -> bool:
+    """Whether a node keeps anything of a step; of none: anything at all."""
+    if step < 0:
+        return answer.committed >= 0
+    return step in (answer.committed, answer.previous, answer.ward, answer.ward_previous)
 
 
 def _sum(before: Steps, after: Steps) -> Steps:

@@ -20,7 +20,7 @@ from phalanx.cluster.events import (
     ReadmitNode,
 )
 from phalanx.cluster.fleet import NodeState
-from phalanx.cluster.gangs import gang_of, go_order, outstanding
+from phalanx.cluster.gangs import gang_of, go_order, outstanding, stop_on
 from phalanx.cluster.job import Job
 from phalanx.cluster.messages import Holding, Inventory
 from phalanx.cluster.reasons import Reason, reason, sentences
@@ -115,14 +115,24 @@ def reconcile(ctx: Context, node: int, inventory: Inventory) -> None:
         job = ctx.view.jobs.get(number)
         wanted = job is not None and number in ctx.fleet.held[node]
         if job is None or not wanted or holding.generation > job.generation:
-            generation = max(holding.generation, job.generation if job else 0)
-            told = reason("stop")
-            ctx.emit((node,), Stop(reason=told, job=number, generation=generation))
+            end_there(ctx, node, holding, job)
         elif holding.generation == job.generation and gang_of(job).phase == "running":
             ctx.emit((node,), go_order(job))  # it may have missed it
     for number in list(ctx.fleet.held[node]):
         kept = any(job == number for job, _ in inventory.snapshots)
         missing(ctx, ctx.view.jobs[number], node, reported.get(number), kept=kept)
+
+
+def end_there(ctx: Context, node: int, holding: Holding, job: Job | None) -> None:
+    """A node runs what it should not. What it keeps in memory may be the only copy of a slot."""
+    gang = job.gang if job is not None else None
+    needed = gang is not None and node in gang.keepers and gang.phase != "running"
+    if job is not None and needed and holding.generation <= job.generation:
+        stop_on(ctx, job, (node,), keep_snapshots=True)
+        return
+    generation = max(holding.generation, job.generation if job else 0)
+    stop = Stop(reason=reason("stop"), job=holding.job, generation=generation)
+    ctx.emit((node,), stop)
 
 
 def missing(ctx: Context, job: Job, node: int, holding: Holding | None, *, kept: bool) -> None:

@@ -39,7 +39,7 @@ def broken(ctx: Context, job: Job, node: int, cause: str, *, lost: bool) -> None
     known = gang.broken.get(node, "lost_peer")
     if known == "lost_peer":
         gang.broken[node] = cause
-    if lost:
+    if lost and node in gang.keepers:
         gang.lost[node] = cause
     if gang.ending is not None:
         told = reason("drain_broken", cause=cause)

@@ -28,14 +28,17 @@ SECOND = 10**9
 WHY = reason("test")
 
 
-def form(generation: int = 1, nodes=(0, 1, 2), wards=None) -> Command:
+def form(generation: int = 1, nodes=(0, 1, 2), kept=(), shift: int = 1) -> Command:
+    """``kept``: nodes by slot of the generation before; (): the same."""
     body = Form(
         reason=WHY,
         job=1,
         generation=generation,
         nodes=nodes,
         gpus=(),
-        wards=wards or {},
+        kept_generation=generation,
+        kept_nodes=kept,
+        kept_shift=shift,
         deadline_ns=60 * SECOND,
     )
     return Command(generation, 0, 1, nodes, body)
@@ -108,8 +111,8 @@ def test_the_step_to_restore_is_the_least_that_all_have_committed():
 
 def test_lost_slots_count_by_what_their_buddies_keep():
     gather = Gather()
-    gather.expect(form(wards={1: 2}))  # what slot 1 had is kept by node 2
-    gather.receive(joined(0, 41, 40), 0)
+    gather.expect(form(kept=(0, 9, 2)))  # what slot 1 had on node 9 is kept by node 2
+    gather.receive(joined(0, 41, 40, ward=41), 0)
     gather.receive(joined(1), 0)  # new here
     (event,) = gather.receive(joined(2, 41, 40, ward=40, ward_previous=39), 0)
     assert event == GangJoined(job=1, generation=1, step=40, empty=(1,))
@@ -117,7 +120,7 @@ def test_lost_slots_count_by_what_their_buddies_keep():
 
 def test_a_lost_slot_that_nobody_keeps_leaves_no_step_in_memory():
     gather = Gather()
-    gather.expect(form(wards={1: -1}))
+    gather.expect(form(shift=0))
     gather.receive(joined(0, 41, 40), 0)
     gather.receive(joined(1), 0)
     (event,) = gather.receive(joined(2, 41, 40), 0)

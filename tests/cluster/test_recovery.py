@@ -66,7 +66,7 @@ def test_a_dead_node_is_replaced_by_the_spare_and_its_state_comes_from_the_buddy
     assert job.placement.nodes == (first, spare)
     form = drive.last_form()
     assert form.reason.facts["rung"] == "swap"
-    assert form.wards == {1: first}
+    assert (form.kept_nodes, form.kept_shift) == ((first, second), 1)
     assert drive.core.view.fleet.state(second) is NodeState.DEAD
     assert not drive.core.view.fleet.held[second]
     drive.run(job)
@@ -474,7 +474,7 @@ def test_nodes_that_leave_a_gang_alive_keep_its_snapshots():
     (stop,) = [c for c in drive.sent if isinstance(c.body, Stop)]
     assert stop.target == (node,) and stop.body.keep_snapshots
     # Its memory is not lost, but it does not join: its buddy says how far it was.
-    assert drive.last_form().wards == {0: job.placement.nodes[1]}
+    assert drive.last_form().kept_nodes == (node, job.placement.nodes[1])
 
 
 def test_late_progress_of_the_survivors_shortens_the_detection():

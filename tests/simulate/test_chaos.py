@@ -60,6 +60,12 @@ def test_each_gray_fault_alone_many_times_over_is_survived(kind: str) -> None:
         assert result.jobs_done == result.jobs and result.faults[kind] > 5
 
 
+@pytest.mark.parametrize("seed", (5541, 5605, 6006, 6465, 6488))
+def test_seeds_that_once_lost_a_committed_step_keep_it(seed: int) -> None:
+    # Nodes that were given up came back with their memory; growing gangs went back to a ward's step.
+    assert run_seed(load_scenario("chaos"), seed).found == []
+
+
 def test_messages_that_are_mostly_lost_doubled_and_reordered_are_survived() -> None:
     scenario = load_scenario(
         "chaos",
