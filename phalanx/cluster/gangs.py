@@ -301,7 +301,7 @@ def on_restore_failed(ctx: Context, fact: RestoreFailed) -> None:
 def stop_on(ctx: Context, job: Job, nodes: tuple[int, ...], *, keep_snapshots: bool) -> None:
     """Ends whatever runs of a job on some nodes."""
     if keep_snapshots and job.gang is not None:
-        job.gang.leftover = (*job.gang.leftover, *nodes)
+        job.gang.leftover = tuple(dict.fromkeys((*job.gang.leftover, *nodes)))
     if nodes:
         why = reason("stop")
         order = Stop(

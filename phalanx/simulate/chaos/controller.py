@@ -112,6 +112,7 @@ class Controller:
         try:
             self._dies_here(0)
             self.world.store.append(self.epoch, event)
+            self.world.stored(event)
             self._dies_here(1)
             commands = self.world.handled(self, event)
             for command in commands:

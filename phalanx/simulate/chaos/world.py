@@ -136,12 +136,15 @@ class ChaosWorld:
 
     # Controllers.
 
+    def stored(self, event: Event) -> None:
+        """The log has an event: it holds, even if the controller dies before it acts on it."""
+        if isinstance(event.body, Corruption | LossSpike):
+            self.rolled_back[event.body.job] = None
+
     def handled(self, controller: Controller, event: Event) -> list[Command]:
         """The core takes in an event, under the eyes of all invariants."""
         self.events += 1
         body = event.body
-        if isinstance(body, Corruption | LossSpike):
-            self.rolled_back[body.job] = None
         try:
             commands = controller.core.handle(event)
         except Exception:
