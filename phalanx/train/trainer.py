@@ -180,7 +180,8 @@ class Agreement:
     whether anybody wants to stop.
 
     The tokens stay on the device. The rest is copied to the host behind the step's work and read
-    at its end, when the device passed this point long ago.
+    at its end, when the device passed this point long ago. The copy has a stream of its own: the
+    device copies one thing after the other, and behind a snapshot the step's kernels would wait.
     """
 
     def __init__(self, mesh: Mesh) -> None:
@@ -189,7 +190,7 @@ class Agreement:
         # Pinned, or the copies would make the host wait; reused, which `outcome` makes safe.
         self._host = torch.zeros(3, dtype=torch.float64, pin_memory=cuda)
         self._answer = torch.zeros(3, dtype=torch.float64, pin_memory=cuda)
-        self._event = torch.cuda.Event() if cuda else None
+        self._stream = torch.cuda.Stream(mesh.device) if cuda else None
 
     def start(self, real_tokens: int, damaged: int, stop_requested: bool) -> Tensor:
         """Tell the others; returns the real tokens of the global batch, on the device."""
@@ -197,15 +198,19 @@ class Agreement:
         self._host[1] = damaged / self._mesh.ranks_per_sample
         self._host[2] = float(stop_requested)
         values = all_sum(self._host.to(self._mesh.device, non_blocking=True, copy=True))
-        self._answer.copy_(values, non_blocking=True)
-        if self._event is not None:
-            self._event.record()
+        if self._stream is None:
+            self._answer.copy_(values)
+        else:
+            self._stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self._stream):
+                self._answer.copy_(values, non_blocking=True)
+            values.record_stream(self._stream)
         return values[0].round().float()
 
     def outcome(self) -> tuple[bool, int]:
         """Whether all ranks leave after this step, and the damaged samples of its batch."""
-        if self._event is not None:
-            self._event.synchronize()
+        if self._stream is not None:
+            self._stream.synchronize()
         _, damaged, stop = self._answer.tolist()
         return stop > 0, round(damaged)
 
