@@ -39,13 +39,9 @@ def join_and_serve(
     The join token comes from PHALANX_TOKEN or the file in PHALANX_TOKEN_FILE. SIGINT ends what
     runs here; after SIGTERM it runs on for a while, and the next agent takes it over.
     """
-    from phalanx.control.agent import (
-        AgentOptions,
-        AgentProcess,
-        JoinError,
-        describe_node,
-        own_address,
-    )
+    from phalanx.control.agent import AgentOptions, AgentProcess
+    from phalanx.control.agent_files import describe_node, own_address
+    from phalanx.control.uplink import JoinError
     from phalanx.control.zygote_client import ZygoteError
 
     logging.basicConfig(

@@ -252,6 +252,7 @@ class Job(Struct, kw_only=True, omit_defaults=True):
     budget_warned: bool = False
     failed_step: int = -1  # step of the last failure that was the job's own
     failures_there: int = 0
+    failed_formations: int = 0  # in a row, before a step was tried
     waiting_for: dict[int, None] = {}  # jobs it depends on that have not ended
     never: bool = False  # a dependency can never be satisfied
     evidence: tuple[str, ...] = ()  # last failures, newest last

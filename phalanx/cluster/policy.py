@@ -132,6 +132,7 @@ class RecoveryPolicy(Part, frozen=True):
     settle_ns: int = 50_000_000  # failures that belong together are gathered this long
     repair_ns: int = DAY_NS  # until a node that left is back, usually
     same_step_failures: int = 3  # the same step failing so often stops the job
+    failed_formations: int = 10  # so many in a row, for no part's fault, stop it too
     spike_rollback_steps: int = 0  # behind a loss spike; 0: only say it
     skip_batch: bool = False
     grow_after_ns: int = 10 * 60 * SECOND_NS  # between reshapes that are not forced

@@ -21,6 +21,7 @@ sentences(
     {
         "recover": "{rung} after {cause} on {node}: {loss} GPU-seconds lost, next best {other}",
         "same_step": "step {step} failed {times} times in a row; last: {evidence}",
+        "no_formation": "could not form {times} times in a row; last: {evidence}",
         "retries": "failed more often than its {retries} retries; last: {evidence}",
         "bear": "{rung} for {cause} on {node}: {loss} GPU-seconds lost, next best {other}",
         "abort": "{cause} on {node}",
@@ -72,12 +73,19 @@ def own_failure(ctx: Context, job: Job, cause: str, detail: str) -> bool:
         return False  # one incident, however many workers it took
     words = f"{cause} at step {job.step}" + (f": {detail}" if detail else "")
     job.evidence = (*job.evidence[1 - EVIDENCE_KEPT :], words)
-    job.failures_there = job.failures_there + 1 if job.step <= job.failed_step else 1
+    if domain == "software" and gang.phase in ("joining", "restoring"):
+        # The step was not even tried: whatever disturbs the formation may pass.
+        job.failed_formations += 1
+    else:
+        job.failures_there = job.failures_there + 1 if job.step <= job.failed_step else 1
+        job.failed_formations = 0
     job.failed_step = job.step
     if domain == "user":
         job.retries_used += 1
     why: Reason | None = None
-    if job.failures_there >= ctx.policy.recovery.same_step_failures:
+    if job.failed_formations >= ctx.policy.recovery.failed_formations:
+        why = reason("no_formation", times=job.failed_formations, evidence=words)
+    elif job.failures_there >= ctx.policy.recovery.same_step_failures:
         why = reason("same_step", step=job.step, times=job.failures_there, evidence=words)
     elif job.retries_used > job.spec.retries:
         why = reason("retries", retries=job.spec.retries, evidence=words)

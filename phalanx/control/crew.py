@@ -1,4 +1,4 @@
-"""The processes of jobs on a node: workers, keepers, and what they tell.
+"""The processes of jobs on a node: workers and keepers.
 
 Actions of the agent's machine come in, facts for it go out; nothing is decided here.
 """
@@ -7,41 +7,34 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import pwd
 import shutil
 import signal
+import tomllib
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any
 
-import msgspec
-from msgspec import structs
-
 from phalanx.cluster.commands import Form
 from phalanx.cluster.messages import (
     LocalFact,
-    Restored,
-    Sealed,
-    WorkerAbort,
-    WorkerDrain,
     WorkerForm,
-    WorkerFound,
     WorkerGo,
     WorkerLeft,
-    WorkerRestore,
     WorkerStop,
-    WorkerUp,
 )
-from phalanx.control.hands import Hand, Here, Place, explained
+from phalanx.control.ears import Ears
+from phalanx.control.hands import Hand, Here, Place
 from phalanx.control.keeper_watch import KeeperWatch
 from phalanx.control.payload import Script, Train, decode_payload
+from phalanx.control.programs import Programs
 from phalanx.control.runtime import runtime_folder
-from phalanx.control.worker_link import Fact, Order, Passed, Present, Take, decode_fact
+from phalanx.control.worker_link import Passed, Take
 from phalanx.control.zygote_client import ZygoteClient, ZygoteError
-from phalanx.control.zygote_wire import Ended, Spawn, Unframer, framed
+from phalanx.control.zygote_wire import Ended, Spawn
 
-ANSWER_SECONDS = 5.0  # a worker that lives answers at once; one that does not is replaced
+ANSWER_SECONDS = 2.0  # a worker that lives answers at once; one that does not is replaced
+START_SECONDS = 60.0  # for a new process to come
+GONE_SECONDS = 10.0  # for a killed one to be gone
 
 log = logging.getLogger("phalanx.agent")
 
@@ -56,28 +49,19 @@ class Crew:
         self.state = place.state
         self.lease_seconds = 60.0
         self.jobs: dict[int, Here] = {}
+        self._ears = Ears(fact, self.here, self._give_way)
+        self._programs = Programs(zygote, place.address, fact, self._environment, self._user)
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def open(self) -> None:
         """Listen to workers that outlived an earlier agent."""
         for key in self.zygote.children:
             job, _, role = key.partition("/")
-            if role.startswith("worker"):
+            if role.startswith(("worker", "standby")):
                 here = self.here(int(job.removeprefix("job")))
-                await self._listen(here)
-                await self._watch(here, 0)
-
-    async def _listen(self, here: Here) -> None:
-        """Open the socket that the workers of a job come to; its folder is their user's alone."""
-        if here.server is not None:
-            return
-        here.sockets.mkdir(mode=0o700, exist_ok=True)
-        here.agent_socket.unlink(missing_ok=True)
-        here.server = await asyncio.start_unix_server(self._meet, str(here.agent_socket))
-        if user := self._user(here):
-            entry = pwd.getpwnam(user)
-            for path in (here.folder, here.sockets, here.agent_socket):
-                os.chown(path, entry.pw_uid, entry.pw_gid)
+                await self._ears.listen(here, self._user(here))
+                if here.watch is None:
+                    await self._watch(here, 0)
 
     def _user(self, here: Here) -> str:
         return here.work.user if self.place.switch_users and here.work is not None else ""
@@ -103,26 +87,27 @@ class Crew:
         """Take places in a generation; processes that live keep theirs."""
         here = self.here(action.job)
         here.form, here.generation, here.store = form, action.generation, store
+        here.orders = []
         here.work = decode_payload(action.payload)
         self._later(self._form(here, action, form, store))
 
     async def _form(self, here: Here, action: WorkerForm, form: Form, store: str) -> None:
-        try:
-            await self._listen(here)
-            await self._ensure_keeper(here, len(action.ranks))
-            for index in [i for i in here.hands if i >= len(action.ranks)]:
-                self._end(here, index)
-            for index, rank in enumerate(action.ranks):
-                if isinstance(here.work, Train):
-                    await self._place(here, index, rank, action, form, store)
-                else:
+        async with here.forming:
+            try:
+                await self._ears.listen(here, self._user(here))
+                await self._ensure_keeper(here, len(action.ranks))
+                for index in [i for i in here.hands if i >= len(action.ranks)]:
                     self._end(here, index)
-                    hand = here.hands[index] = Hand(index, rank)
-                    hand.generation = action.generation
-                    up = WorkerUp(job=here.job, generation=action.generation, rank=rank)
-                    self.fact(up)
-        except (ZygoteError, OSError, KeyError) as error:
-            self._cannot(here, action, error)
+                for index, rank in enumerate(action.ranks):
+                    if here.generation != action.generation:
+                        return  # a newer one waits, or the job was stopped
+                    if isinstance(here.work, Train):
+                        await self._place(here, index, rank, action, form, store)
+                    else:
+                        self._end(here, index)
+                        self._programs.place(here, index, rank, action.generation)
+            except (ZygoteError, OSError, KeyError) as error:
+                self._cannot(here, action, error)
 
     def _cannot(self, here: Here, action: WorkerForm, error: Exception) -> None:
         detail = f"cannot start on {self.place.name}: {error}"
@@ -158,40 +143,79 @@ class Crew:
             payload=action.payload,
         )
         hand = here.hands.get(index)
-        if hand is None or hand.status is not None:
-            hand = here.hands[index] = Hand(index, rank)
-        hand.rank, hand.generation, hand.take = rank, action.generation, take
-        hand.answered = hand.left = False
+        if hand is not None and hand.status is None:
+            await self._give(here, hand, take)
+        else:
+            await self._replace(here, index, take)
+
+    async def _give(self, here: Here, hand: Hand, take: Take) -> None:
+        """A process, or one that is about to be, gets its place."""
+        hand.rank, hand.generation, hand.take = take.rank, take.generation, take
+        hand.answered = hand.restored = hand.left = False
         if hand.writer is not None:
-            self._say(hand, take)
+            hand.say(take)
+            for order in here.orders:
+                hand.say(order)
         elif not hand.pid:
             await self._spawn(here, hand)
         self._later(self._insist(here, hand, take))
 
+    async def _replace(self, here: Here, index: int, take: Take) -> None:
+        """Another process for a place: one that stands by, else a new one."""
+        hand = here.standbys.pop(index, None)
+        if hand is None or hand.writer is None:
+            hand = here.hand(index, take.rank)
+        here.hands[index] = hand
+        await self._give(here, hand, take)
+
     async def _insist(self, here: Here, hand: Hand, take: Take) -> None:
         """A worker that does not answer (stopped, or stuck for good) gives way to a new one."""
-        await asyncio.sleep(ANSWER_SECONDS)
+        waited = 0.0
+        while not hand.answered and waited < START_SECONDS:
+            await asyncio.sleep(ANSWER_SECONDS)
+            waited += ANSWER_SECONDS
+            if hand.writer is not None:
+                break
         if hand.take is take and not hand.answered and here.hands.get(hand.index) is hand:
             log.warning("job %d: rank %d does not answer and is replaced", here.job, hand.rank)
             self._end(here, hand.index)
-            fresh = here.hands[hand.index] = Hand(hand.index, hand.rank)
-            fresh.generation, fresh.take = hand.generation, take
-            await self._spawn(here, fresh)
+            await self._take_over(here, hand, take)
 
-    async def _spawn(self, here: Here, hand: Hand) -> None:
+    def _give_way(self, here: Here, hand: Hand) -> None:
+        """A worker left because it could not follow: the next one takes its place."""
+        take = hand.take
+        assert take is not None
+        log.info("job %d: rank %d left its process for a new one", here.job, hand.rank)
+        self._later(self._take_over(here, hand, take))
+
+    async def _take_over(self, here: Here, hand: Hand, take: Take) -> None:
+        """A new process takes a place of the current generation, once the old one is gone."""
+        for _ in range(int(GONE_SECONDS / 0.01)):
+            if hand.key not in self.zygote.children:
+                break
+            await asyncio.sleep(0.01)
+        async with here.forming:
+            held = here.hands.get(hand.index)
+            if here.generation == take.generation and held in (None, hand):
+                with suppress(ZygoteError):
+                    await self._replace(here, hand.index, take)
+
+    async def _spawn(self, here: Here, hand: Hand, *, standby: bool = False) -> None:
         work = here.work
         assert work is not None
+        environment = {**work.environment, **self._environment(here, hand)}
+        if standby:
+            environment["PHALANX_STANDBY"] = str(here.log(hand.index))
         order = Spawn(
-            key=here.key(hand.index),
+            key=hand.key,
             role="member",
-            log=str(here.log(hand.index)),
-            environment={**work.environment, **self._environment(here, hand)},
+            log=str(here.folder / f"standby-{hand.index}.log" if standby else here.log(hand.index)),
+            environment=environment,
             folder=work.folder,
             user=self._user(here),
             socket=str(here.agent_socket),
         )
-        child = await self.zygote.spawn(order)
-        hand.pid = child.pid
+        await self.zygote.spawn(order, hand.started)
 
     def _environment(self, here: Here, hand: Hand) -> dict[str, str]:
         return {
@@ -208,93 +232,34 @@ class Crew:
         if here is None:
             return
         if isinstance(here.work, Script):
-            self._later(self._pass_to_program(here, action))
+            self._later(self._programs.obey(here, action))
             return
+        here.orders.append(action)
         for hand in here.hands.values():
-            self._say(hand, action)
+            hand.say(action)
+        if isinstance(action, WorkerGo) and uses_cuda(here.work):
+            self._later(self._stand_by(here))
 
-    async def _pass_to_program(self, here: Here, action: Passed) -> None:
-        """A program knows nothing of generations: it is started, or ended."""
-        match action:
-            case WorkerRestore():
-                here.restored = action.step
-                for hand in here.hands.values():
-                    restored = Restored(
-                        job=here.job,
-                        generation=action.generation,
-                        rank=hand.rank,
-                        step=action.step,
-                        source=action.source,
-                    )
-                    self.fact(restored)
-            case WorkerGo():
-                await self._start_programs(here)
-            case WorkerAbort() | WorkerDrain():
-                for hand in here.hands.values():
-                    self.zygote.signal(here.key(hand.index), signal.SIGTERM)
-
-    async def _start_programs(self, here: Here) -> None:
-        work, form = here.work, here.form
-        assert isinstance(work, Script) and form is not None
-        host, _, port = here.store.rpartition(":")
-        own_port = 0
-        if any(hand.rank == 0 for hand in here.hands.values()):
-            own_port = await self._own_store(here)
-        for hand in here.hands.values():
-            order = Spawn(
-                key=here.key(hand.index),
-                role="program",
-                log=str(here.log(hand.index)),
-                environment={
-                    **work.environment,
-                    **self._environment(here, hand),
-                    **self._torchrun_environment(here, hand, form),
-                },
-                folder=work.folder or str(here.folder),
-                user=self._user(here),
-                argv=work.argv,
-                rank=hand.rank,
-                store=(host, int(port or 0), f"job{here.job}/{here.generation}"),
-                own_port=own_port,
-            )
-            hand.pid = (await self.zygote.spawn(order)).pid
-
-    async def _own_store(self, here: Here) -> int:
-        """A store for one generation of a program, hosted outside of its ranks."""
-        key = f"job{here.job}/store{here.generation}"
-        self.zygote.signal(f"job{here.job}/store{here.generation - 1}", signal.SIGKILL)
-        child = await self.zygote.spawn(Spawn(key=key, role="store", host=self.place.address))
-        return child.port
-
-    def _torchrun_environment(self, here: Here, hand: Hand, form: Form) -> dict[str, str]:
-        local = len(here.hands)
-        world = str(local * len(form.nodes))
-        return {
-            "RANK": str(hand.rank),
-            "WORLD_SIZE": world,
-            "LOCAL_RANK": str(hand.index),
-            "LOCAL_WORLD_SIZE": str(local),
-            "GROUP_RANK": str(hand.rank // local),
-            "GROUP_WORLD_SIZE": str(len(form.nodes)),
-            "ROLE_RANK": str(hand.rank),
-            "ROLE_WORLD_SIZE": world,
-            "ROLE_NAME": "default",
-            "TORCHELASTIC_RESTART_COUNT": str(here.generation - 1),
-            "TORCHELASTIC_RUN_ID": f"phalanx-{here.job}",
-            "PHALANX_GENERATION": str(here.generation),
-            "PHALANX_RESTORE_STEP": str(here.restored),
-            "PHALANX_BUDDY_SHIFT": str(form.buddy_shift),
-            "PHALANX_FOLDER": str(here.folder),
-            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
-        }
+    async def _stand_by(self, here: Here) -> None:
+        """Processes with a CUDA context made, for the next generation of a job that runs."""
+        async with here.forming:
+            for index in here.hands:
+                if index not in here.standbys:
+                    hand = here.standbys[index] = here.standby(index)
+                    with suppress(ZygoteError):
+                        await self._spawn(here, hand, standby=True)
 
     def stop(self, action: WorkerStop) -> None:
         """Nothing of a job stays here but, if so ordered, the keeper's memory."""
         here = self.jobs.get(action.job)
         if here is None:
             return
+        here.generation, here.orders = 0, []
         for index in list(here.hands):
             self._end(here, index)
+        for hand in here.standbys.values():
+            self.zygote.signal(hand.key, signal.SIGKILL)
+        here.standbys.clear()
         if not action.keep_snapshots:
             self.zygote.signal(here.keeper_key, signal.SIGKILL)
             here.close()
@@ -305,13 +270,13 @@ class Crew:
         hand = here.hands.pop(index, None)
         if hand is not None:
             hand.left = True
-            self.zygote.signal(here.key(index), signal.SIGKILL)
+            self.zygote.signal(hand.key, signal.SIGKILL)
 
     def signal_workers(self, job: int, number: int) -> None:
         """For the stacks of a hang."""
         here = self.jobs.get(job)
-        for index in here.hands if here else ():
-            self.zygote.signal(self.here(job).key(index), number)
+        for hand in here.hands.values() if here else ():
+            self.zygote.signal(hand.key, number)
 
     # Keepers.
 
@@ -342,62 +307,7 @@ class Crew:
             return True
         return False
 
-    # Facts of the workers.
-
-    async def _meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        unframer, hand, here = Unframer(), None, None
-        try:
-            while data := await reader.read(1 << 16):
-                for body in unframer.feed(data):
-                    fact = decode_fact(body)
-                    if isinstance(fact, Present):
-                        here = self.here(fact.job)
-                        hand = self._present(here, fact, writer)
-                    elif here is not None and hand is not None:
-                        self._heard(here, hand, fact)
-        except (OSError, msgspec.MsgspecError, ValueError) as error:
-            log.warning("a worker's words: %s", error)
-        finally:
-            writer.close()
-            if hand is not None and here is not None and hand.writer is writer:
-                hand.writer = None
-                self._mourn(here, hand)
-
-    def _present(self, here: Here, fact: Present, writer: asyncio.StreamWriter) -> Hand:
-        hand = here.hands.get(fact.index)
-        if hand is None or (hand.pid and hand.pid != fact.pid):
-            if hand is not None or fact.generation <= 0:
-                log.warning("job %d: process %d is not expected", here.job, fact.pid)
-            hand = Hand(fact.index, fact.rank)
-            hand.generation = fact.generation
-            here.hands[fact.index] = hand
-        hand.pid, hand.writer, hand.step = fact.pid, writer, fact.step
-        if fact.running:
-            here.generation = max(here.generation, fact.generation)
-            found = WorkerFound(
-                job=here.job,
-                generation=fact.generation,
-                rank=fact.rank,
-                step=fact.step,
-                committed=fact.committed,
-                durable=fact.durable,
-            )
-            if hand.take is None:
-                self.fact(found)
-        if hand.take is not None and hand.take.generation > fact.generation:
-            self._say(hand, hand.take)
-        return hand
-
-    def _heard(self, here: Here, hand: Hand, fact: Fact) -> None:
-        match fact:
-            case WorkerUp():
-                hand.answered = True
-            case Sealed():
-                hand.step = fact.step
-            case WorkerLeft():
-                hand.left = True
-        if not isinstance(fact, Present):
-            self.fact(fact)
+    # Ends.
 
     def ended(self, end: Ended) -> None:
         """The zygote says that a process is gone."""
@@ -405,36 +315,10 @@ class Crew:
         here = self.jobs.get(int(job.removeprefix("job"))) if role else None
         if here is None:
             return
-        if role.startswith("store"):
-            return
         if role == "keeper":
             log.warning("job %d: its keeper ended (%d)", here.job, end.status)
-            return
-        hand = here.hands.get(int(role.removeprefix("worker")))
-        if hand is not None and hand.pid == end.pid:
-            hand.status = end.status
-            self._mourn(here, hand)
-
-    def _mourn(self, here: Here, hand: Hand) -> None:
-        """A process is gone and all its words are read: if none of them explained it, we do."""
-        if hand.status is None or hand.writer is not None or hand.left:
-            return
-        hand.left = True
-        cause, detail = explained(hand.status)
-        left = WorkerLeft(
-            job=here.job,
-            generation=hand.generation,
-            rank=hand.rank,
-            step=hand.step,
-            cause=cause,
-            detail=detail,
-        )
-        self.fact(left)
-
-    def _say(self, hand: Hand, order: Order) -> None:
-        if hand.writer is not None:
-            with suppress(OSError):
-                hand.writer.write(framed(order))
+        elif not role.startswith("store"):
+            self._ears.ended(here, end)
 
     def _later(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(work)
@@ -447,6 +331,10 @@ class Crew:
             log.error("an order failed", exc_info=task.exception())
 
 
-def at_server_time(fact: LocalFact, skew_ns: int) -> LocalFact:
-    """A fact with its time as the server's clock would tell it."""
-    return structs.replace(fact, at_ns=fact.at_ns + skew_ns) if isinstance(fact, Sealed) else fact
+def uses_cuda(work: Train | Script | None) -> bool:
+    """Whether the workers of a job have a context on a GPU, which is slow to make."""
+    from phalanx.hardware import count_cuda
+
+    if not isinstance(work, Train) or not count_cuda():
+        return False
+    return bool(tomllib.loads(work.toml).get("train", {}).get("device", "auto") != "cpu")

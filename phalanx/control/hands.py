@@ -4,28 +4,41 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from phalanx.cluster.commands import Form
 from phalanx.control.keeper_watch import KeeperWatch
 from phalanx.control.payload import Script, Train
-from phalanx.control.worker_link import Take
+from phalanx.control.worker_link import Order, Passed, Take
+from phalanx.control.zygote_wire import Child, framed
 
 
 class Hand:
-    """One worker process of a job on this node."""
+    """One worker process of a job on this node; ``key``: the zygote's name of it."""
 
-    def __init__(self, index: int, rank: int) -> None:
-        self.index, self.rank = index, rank
+    def __init__(self, index: int, rank: int, key: str) -> None:
+        self.index, self.rank, self.key = index, rank, key
         self.generation = 0
         self.pid = 0
         self.step = 0
         self.take: Take | None = None  # what it was told last
         self.writer: asyncio.StreamWriter | None = None
         self.answered = False
+        self.restored = False  # in the generation of ``take``
         self.left = False  # it has said its last word of this generation
         self.status: int | None = None  # of a process that ended
+
+    def started(self, child: Child) -> None:
+        """The zygote has forked it."""
+        self.pid = child.pid
+
+    def say(self, order: Order) -> None:
+        """Tell the process, if it listens."""
+        if self.writer is not None:
+            with suppress(OSError):
+                self.writer.write(framed(order))
 
 
 class Here:
@@ -41,11 +54,25 @@ class Here:
         self.restored = 0  # step that a program is to continue from
         self.work: Train | Script | None = None
         self.hands: dict[int, Hand] = {}
+        self.standbys: dict[int, Hand] = {}  # warm processes that wait for a place
         self.watch: KeeperWatch | None = None
+        self.forming = asyncio.Lock()  # generations form one after the other
+        self.orders: list[Passed] = []  # of this generation, for whoever comes late to it
+        self.serial = 0  # of standbys
 
-    def key(self, index: int) -> str:
-        """The zygote's name of a worker."""
-        return f"job{self.job}/worker{index}"
+    def hand(self, index: int, rank: int) -> Hand:
+        """A new worker, without a process so far."""
+        return Hand(index, rank, f"job{self.job}/worker{index}")
+
+    def standby(self, index: int) -> Hand:
+        """A new process that waits for a place."""
+        self.serial += 1
+        return Hand(index, -1, f"job{self.job}/standby{index}.{self.serial}")
+
+    def find(self, pid: int) -> Hand | None:
+        """The worker, or the one that waits, with this process."""
+        known = (*self.hands.values(), *self.standbys.values())
+        return next((hand for hand in known if hand.pid == pid), None)
 
     @property
     def keeper_key(self) -> str:

@@ -25,13 +25,16 @@ from phalanx.cluster.messages import (
 )
 from phalanx.config import ConfigError, Job, job_from_table
 from phalanx.control.payload import Train, decode_payload
-from phalanx.control.worker_link import Link, Order, Present, Take
+from phalanx.control.worker_link import GIVE_WAY, Link, Order, Present, Take
 from phalanx.train.exits import ExitCode, ExitInfo
 from phalanx.train.member import Formation, GenerationOver, Member, RestorePoint
 from phalanx.train.sockets import shut_network_sockets
 from phalanx.train.stop import StopFlag
 
 SHUT_AGAIN_SECONDS = 0.02
+# Where the main thread does not wake up (gloo waits for ever for a peer that has yet to connect),
+# the process gives way to a new one: soon while it forms, since it has nothing to lose yet.
+FORMING_SECONDS, RUNNING_SECONDS = 0.3, 3.0
 LOST_PEER_SECONDS = 0.2  # to be told why by somebody else, before it is reported as a fault
 BYE_SECONDS = 5.0
 
@@ -59,6 +62,7 @@ class AgentOrders:
         self._generation = 0  # of the main thread
         self._over = 0  # generations up to this one are over
         self._out = True  # the main thread is in no group
+        self._formed = False  # it has met the others of its generation
         self._restore: WorkerRestore | None = None
         self._go = 0
         self._running = False
@@ -110,8 +114,16 @@ class AgentOrders:
 
     def _break_out(self, generation: int) -> None:
         """Wake the main thread wherever it waits in the group, until it is out of it."""
-        while not self._out and self._generation == generation:
-            shut_network_sockets()
+        began = time.monotonic()
+        patience = RUNNING_SECONDS if self._formed else FORMING_SECONDS
+        while True:
+            with self._changed:  # it may not open sockets of the next generation meanwhile
+                if self._out or self._generation != generation:
+                    return
+                shut_network_sockets()
+            if time.monotonic() - began > patience:
+                log.warning("generation %d cannot be left: a new process goes on", generation)
+                os._exit(GIVE_WAY)
             time.sleep(SHUT_AGAIN_SECONDS)
 
     # The main thread.
@@ -126,11 +138,12 @@ class AgentOrders:
     def formation(self) -> Formation | None:
         """The newest place to take."""
         with self._changed:
-            while self._take is None or self._take.generation <= self._generation:
+            # One that is over already is not entered: nobody would call us back.
+            while self._take is None or self._take.generation <= max(self._generation, self._over):
                 self._changed.wait()
             take = self._take
             self._generation, self._out = take.generation, False
-            self._running = False
+            self._running = self._formed = False
         return Formation(
             generation=take.generation,
             rank=take.rank,
@@ -146,6 +159,7 @@ class AgentOrders:
     def restore_point(self) -> RestorePoint:
         """Waits until everybody has joined."""
         with self._changed:
+            self._formed = True
             while True:
                 self._leave_if_over()
                 order = self._restore

@@ -30,6 +30,7 @@ from phalanx.cluster.messages import (
 from phalanx.control.zygote_wire import Unframer, framed
 
 AGAIN_SECONDS = 0.1  # between two tries to reach the agent
+GIVE_WAY = 75  # exit code of a process that leaves its place to another one (EX_TEMPFAIL)
 SEND_SECONDS = 5.0  # an agent that takes nothing for so long counts as gone
 
 

@@ -59,6 +59,8 @@ class Zygote:
         self._children: dict[str, Child] = {}
         self._keys: dict[int, str] = {}  # by pid
         self._unheard: list[Ended] = []
+        self._ending: dict[str, None] = {}  # children that were killed and are not gone yet
+        self._next: dict[str, Spawn] = {}  # who takes their place then
         self._lease_seconds = START_SECONDS
         self._alone_since = time.monotonic()
         self._leaving = False
@@ -120,6 +122,7 @@ class Zygote:
             self._selector.unregister(self._agent)
             self._agent.close()
             self._agent = None
+            self._next.clear()
             self._alone_since = time.monotonic()
 
     def _listen(self) -> None:
@@ -147,15 +150,26 @@ class Zygote:
             case Spawn():
                 self._spawn(message)
             case Signal():
-                child = self._children.get(message.key)
-                if child is not None:
-                    signal_group(child.pid, message.number)
+                self._signal(message)
             case Lease():
                 self._lease_seconds = message.seconds
             case Leave():
                 self._leaving = True
 
+    def _signal(self, order: Signal) -> None:
+        child = self._children.get(order.key)
+        if child is None:
+            return
+        if order.number == signal.SIGKILL:
+            self._ending[order.key] = None
+            if self._next.pop(order.key, None) is not None:
+                self._tell(NotStarted(key=order.key, problem="it was ended before it began"))
+        signal_child(child.pid, order.number)
+
     def _spawn(self, order: Spawn) -> None:
+        if order.key in self._ending:
+            self._next[order.key] = order  # whoever was killed is not taken for its successor
+            return
         if order.key in self._children:
             self._tell(self._children[order.key])
             return
@@ -193,10 +207,13 @@ class Zygote:
                 signal_group(pid, signal.SIGKILL)  # what it started ends with it
                 code = os.waitstatus_to_exitcode(status)
                 self._tell(Ended(key=key, pid=pid, status=code))
+                self._ending.pop(key, None)
+                if key in self._next:
+                    self._spawn(self._next.pop(key))
 
     def _end_children(self) -> None:
         for child in self._children.values():
-            signal_group(child.pid, signal.SIGKILL)
+            signal_child(child.pid, signal.SIGKILL)
         with suppress(ChildProcessError):
             while self._keys:
                 pid, _ = os.waitpid(-1, 0)
@@ -217,9 +234,19 @@ class Zygote:
 
 
 def signal_group(pid: int, number: int) -> None:
-    """Signal a child that leads its own group, and the group."""
+    """Signal the group that a child led."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, number)
+
+
+def signal_child(pid: int, number: int) -> None:
+    """Signal a child that was not reaped, and its group, if it has come so far as to lead one."""
+    try:
+        os.killpg(pid, number)
+    except ProcessLookupError:
+        os.kill(pid, number)
+    except PermissionError:
+        pass
 
 
 def be_child(zygote: Zygote, order: Spawn, serving: socket.socket | None, parent: int) -> NoReturn:

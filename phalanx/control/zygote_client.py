@@ -45,7 +45,7 @@ class ZygoteClient:
         self._ended = ended
         self._writer: asyncio.StreamWriter | None = None
         self._listening: asyncio.Task[None] | None = None
-        self._waiting: dict[str, asyncio.Future[Child]] = {}
+        self._waiting: dict[str, tuple[asyncio.Future[Child], Callable[[Child], None]]] = {}
         self._ready = asyncio.Event()
         self._process: subprocess.Popen[bytes] | None = None  # where we started it
 
@@ -79,10 +79,17 @@ class ZygoteClient:
                 env={**os.environ, "OMP_NUM_THREADS": "1"},
             )
 
-    async def spawn(self, order: Spawn) -> Child:
-        """Fork a child; returns when it is there."""
+    async def spawn(
+        self, order: Spawn, started: Callable[[Child], None] = lambda child: None
+    ) -> Child:
+        """Fork a child; returns when it is there.
+
+        ``started`` is called before anything else of it is heard: it may end at once.
+        """
+        if self.lost.is_set():
+            raise ZygoteError("the zygote is gone")
         future: asyncio.Future[Child] = asyncio.get_running_loop().create_future()
-        self._waiting[order.key] = future
+        self._waiting[order.key] = (future, started)
         self._send(order)
         return await future
 
@@ -126,7 +133,7 @@ class ZygoteClient:
                 for body in unframer.feed(data):
                     self._hear(decode_from_zygote(body))
         self.lost.set()
-        for future in self._waiting.values():
+        for future, _ in self._waiting.values():
             if not future.done():
                 future.set_exception(ZygoteError("the zygote is gone"))
 
@@ -134,14 +141,15 @@ class ZygoteClient:
         match message:
             case Child():
                 self.children[message.key] = message
-                future = self._waiting.pop(message.key, None)
-                if future is not None and not future.done():
+                future, started = self._waiting.pop(message.key, (None, None))
+                if future is not None and started is not None and not future.done():
+                    started(message)
                     future.set_result(message)
             case Ended():
                 self.children.pop(message.key, None)
                 self._ended(message)
             case NotStarted():
-                future = self._waiting.pop(message.key, None)
+                future, _ = self._waiting.pop(message.key, (None, None))
                 if future is not None and not future.done():
                     future.set_exception(ZygoteError(message.problem))
             case Ready():

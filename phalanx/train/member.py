@@ -20,6 +20,7 @@ import msgspec
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, TCPStore
+from torch.distributed import distributed_c10d
 
 from phalanx.checkpoint import Checkpointer, CheckpointError, Manifest, list_checkpoints
 from phalanx.config import Job
@@ -283,6 +284,9 @@ def join_group(formation: Formation, job: Job, device: torch.device) -> None:
     backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
     timeout = timedelta(seconds=job.train.collective_timeout_seconds)
     meeting = TCPStore(formation.host, formation.port, is_master=False, timeout=timeout)
+    # torch names groups by a counter that only a complete group sets back: ranks that failed to
+    # form the last generation would look for each other under another name than new ones.
+    distributed_c10d._world.group_count = 0
     dist.init_process_group(
         backend,
         store=PrefixStore(formation.prefix, meeting),

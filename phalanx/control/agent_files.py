@@ -1,0 +1,63 @@
+"""What an agent is and keeps on its node: its identity, and how the fleet sees it."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+from contextlib import suppress
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from phalanx.cluster.fleet import Node
+
+
+def read_text(path: Path) -> str:
+    """What a small file says; "" where there is none."""
+    with suppress(OSError):
+        return path.read_text().strip()
+    return ""
+
+
+def machine_id(state: Path) -> str:
+    """Made once: tells two agents of one name apart."""
+    state.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path = state / "machine"
+    if not path.exists():
+        path.write_text(secrets.token_hex(16))
+    return read_text(path)
+
+
+def next_incarnation(state: Path) -> int:
+    """Rises with every start of the agent."""
+    path = state / "incarnation"
+    number = int(read_text(path) or 0) + 1
+    draft = path.with_suffix(".new")
+    draft.write_text(str(number))
+    draft.rename(path)
+    return number
+
+
+def own_address(url: str) -> str:
+    """The address of this machine that the server, and so other nodes, can reach."""
+    where = urlsplit(url)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((where.hostname or "127.0.0.1", where.port or 80))  # sends nothing
+            return str(probe.getsockname()[0])
+        except OSError:
+            return "127.0.0.1"
+
+
+def describe_node(name: str, gpus: int | None, **more: str) -> Node:
+    """This machine as the fleet sees it."""
+    from phalanx.hardware import count_cuda
+
+    pages, size = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
+    return Node(
+        name=name,
+        gpus=count_cuda() if gpus is None else gpus,
+        cpus=len(os.sched_getaffinity(0)),
+        memory_bytes=pages * size,
+        **more,  # type: ignore[arg-type]
+    )

@@ -1,0 +1,151 @@
+"""What the workers of a node say, and what their end says: facts for the agent's machine."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import pwd
+from collections.abc import Callable
+
+import msgspec
+from msgspec import structs
+
+from phalanx.cluster.messages import (
+    LocalFact,
+    Restored,
+    Sealed,
+    WorkerFound,
+    WorkerLeft,
+    WorkerUp,
+)
+from phalanx.control.hands import Hand, Here, explained
+from phalanx.control.worker_link import GIVE_WAY, Fact, Present, decode_fact
+from phalanx.control.zygote_wire import Ended, Unframer
+
+log = logging.getLogger("phalanx.agent")
+
+
+class Ears:
+    """Listens to the workers of all jobs. ``give_way`` starts another process for a worker."""
+
+    def __init__(
+        self,
+        fact: Callable[[LocalFact], None],
+        here: Callable[[int], Here],
+        give_way: Callable[[Here, Hand], None],
+    ) -> None:
+        self._fact, self._here, self._give_way = fact, here, give_way
+
+    async def listen(self, here: Here, user: str) -> None:
+        """Open the socket that the workers of a job come to; its folder is their user's alone."""
+        if here.server is not None:
+            return
+        here.sockets.mkdir(mode=0o700, exist_ok=True)
+        here.agent_socket.unlink(missing_ok=True)
+        here.server = await asyncio.start_unix_server(self._meet, str(here.agent_socket))
+        if user:
+            entry = pwd.getpwnam(user)
+            for path in (here.folder, here.sockets, here.agent_socket):
+                os.chown(path, entry.pw_uid, entry.pw_gid)
+
+    async def _meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        unframer, hand, here = Unframer(), None, None
+        try:
+            while data := await reader.read(1 << 16):
+                for body in unframer.feed(data):
+                    fact = decode_fact(body)
+                    if isinstance(fact, Present):
+                        here = self._here(fact.job)
+                        hand = self._present(here, fact, writer)
+                    elif here is not None and hand is not None:
+                        self._heard(hand, fact)
+        except (OSError, msgspec.MsgspecError, ValueError) as error:
+            log.warning("a worker's words: %s", error)
+        finally:
+            writer.close()
+            if hand is not None and here is not None and hand.writer is writer:
+                hand.writer = None
+                self._mourn(here, hand)
+
+    def _present(self, here: Here, fact: Present, writer: asyncio.StreamWriter) -> Hand:
+        hand = here.find(fact.pid)
+        if hand is None:
+            expected = here.hands.get(fact.index)
+            if expected is not None and not expected.pid:
+                hand = expected  # it speaks before the zygote has told us who it is
+            else:
+                if expected is not None or fact.generation <= 0:
+                    log.warning("job %d: process %d is not expected", here.job, fact.pid)
+                hand = here.hand(fact.index, fact.rank)
+                hand.generation = fact.generation
+                here.hands[fact.index] = hand
+        hand.pid, hand.writer, hand.step = fact.pid, writer, fact.step
+        if fact.running:
+            here.generation = max(here.generation, fact.generation)
+            if hand.take is None:
+                found = WorkerFound(
+                    job=here.job,
+                    generation=fact.generation,
+                    rank=fact.rank,
+                    step=fact.step,
+                    committed=fact.committed,
+                    durable=fact.durable,
+                )
+                self._fact(found)
+        if hand.take is not None and hand.take.generation > fact.generation:
+            hand.say(hand.take)
+            for order in here.orders:
+                hand.say(order)
+        return hand
+
+    def _heard(self, hand: Hand, fact: Fact) -> None:
+        match fact:
+            case WorkerUp():
+                hand.answered = True
+            case Restored(refused=""):
+                hand.restored = True
+            case Sealed():
+                hand.step = fact.step
+            case WorkerLeft():
+                hand.left = True
+        if not isinstance(fact, Present):
+            self._fact(fact)
+
+    def ended(self, here: Here, end: Ended) -> None:
+        """The zygote says that a process of a job is gone."""
+        hand = here.find(end.pid)
+        if hand is None:
+            return
+        hand.status = end.status
+        if here.standbys.get(hand.index) is hand:
+            log.warning("job %d: a standby ended (%d)", here.job, end.status)
+            del here.standbys[hand.index]
+        elif end.status == GIVE_WAY:
+            hand.left = True
+            # One that never got out of an older generation: its place in the new one is free.
+            if hand.take is not None and not hand.restored:
+                self._give_way(here, hand)
+        else:
+            self._mourn(here, hand)
+
+    def _mourn(self, here: Here, hand: Hand) -> None:
+        """A process is gone and all its words are read: if none of them explained it, we do."""
+        if hand.status is None or hand.writer is not None or hand.left:
+            return
+        hand.left = True
+        cause, detail = explained(hand.status)
+        left = WorkerLeft(
+            job=here.job,
+            generation=hand.generation,
+            rank=hand.rank,
+            step=hand.step,
+            cause=cause,
+            detail=detail,
+        )
+        self._fact(left)
+
+
+def at_server_time(fact: LocalFact, skew_ns: int) -> LocalFact:
+    """A fact with its time as the server's clock would tell it."""
+    return structs.replace(fact, at_ns=fact.at_ns + skew_ns) if isinstance(fact, Sealed) else fact

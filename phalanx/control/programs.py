@@ -1,0 +1,123 @@
+"""Programs of a user's own: started and ended, since they know nothing of generations."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+
+from phalanx.cluster.commands import Form
+from phalanx.cluster.messages import (
+    LocalFact,
+    Restored,
+    WorkerAbort,
+    WorkerDrain,
+    WorkerGo,
+    WorkerRestore,
+    WorkerUp,
+)
+from phalanx.control.hands import Hand, Here
+from phalanx.control.payload import Script
+from phalanx.control.worker_link import Passed
+from phalanx.control.zygote_client import ZygoteClient
+from phalanx.control.zygote_wire import Spawn
+
+
+class Programs:
+    """The programs of a node; ``environment`` is what every worker of a job finds."""
+
+    def __init__(
+        self,
+        zygote: ZygoteClient,
+        address: str,
+        fact: Callable[[LocalFact], None],
+        environment: Callable[[Here, Hand], dict[str, str]],
+        user: Callable[[Here], str],
+    ) -> None:
+        self._zygote, self._address, self._fact = zygote, address, fact
+        self._environment, self._user = environment, user
+
+    def place(self, here: Here, index: int, rank: int, generation: int) -> None:
+        """A rank is taken; its process starts when the whole gang may go."""
+        hand = here.hands[index] = here.hand(index, rank)
+        hand.generation = generation
+        self._fact(WorkerUp(job=here.job, generation=generation, rank=rank))
+
+    async def obey(self, here: Here, order: Passed) -> None:
+        """Carry out an order of the core for a program's ranks."""
+        match order:
+            case WorkerRestore():
+                here.restored = order.step
+                for hand in here.hands.values():
+                    restored = Restored(
+                        job=here.job,
+                        generation=order.generation,
+                        rank=hand.rank,
+                        step=order.step,
+                        source=order.source,
+                    )
+                    self._fact(restored)
+            case WorkerGo():
+                async with here.forming:
+                    if order.generation == here.generation:
+                        await self._start(here)
+            case WorkerAbort() | WorkerDrain():
+                for hand in here.hands.values():
+                    self._zygote.signal(hand.key, signal.SIGTERM)
+
+    async def _start(self, here: Here) -> None:
+        work, form = here.work, here.form
+        assert isinstance(work, Script) and form is not None
+        host, _, port = here.store.rpartition(":")
+        own_port = 0
+        if any(hand.rank == 0 for hand in here.hands.values()):
+            own_port = await self._own_store(here)
+        for hand in list(here.hands.values()):
+            order = Spawn(
+                key=hand.key,
+                role="program",
+                log=str(here.log(hand.index)),
+                environment={
+                    **work.environment,
+                    **self._environment(here, hand),
+                    **torchrun_environment(here, hand, form),
+                },
+                folder=work.folder or str(here.folder),
+                user=self._user(here),
+                argv=work.argv,
+                rank=hand.rank,
+                store=(host, int(port or 0), f"job{here.job}/{here.generation}"),
+                own_port=own_port,
+            )
+            await self._zygote.spawn(order, hand.started)
+
+    async def _own_store(self, here: Here) -> int:
+        """A store for one generation of a program, hosted outside of its ranks."""
+        key = f"job{here.job}/store{here.generation}"
+        self._zygote.signal(f"job{here.job}/store{here.generation - 1}", signal.SIGKILL)
+        child = await self._zygote.spawn(Spawn(key=key, role="store", host=self._address))
+        return child.port
+
+
+def torchrun_environment(here: Here, hand: Hand, form: Form) -> dict[str, str]:
+    """What torchrun would give a rank, and what ``phalanx.worker()`` asks for."""
+    local = len(here.hands)
+    world = str(local * len(form.nodes))
+    return {
+        "RANK": str(hand.rank),
+        "WORLD_SIZE": world,
+        "LOCAL_RANK": str(hand.index),
+        "LOCAL_WORLD_SIZE": str(local),
+        "GROUP_RANK": str(hand.rank // local),
+        "GROUP_WORLD_SIZE": str(len(form.nodes)),
+        "ROLE_RANK": str(hand.rank),
+        "ROLE_WORLD_SIZE": world,
+        "ROLE_NAME": "default",
+        "TORCHELASTIC_RESTART_COUNT": str(here.generation - 1),
+        "TORCHELASTIC_RUN_ID": f"phalanx-{here.job}",
+        "PHALANX_GENERATION": str(here.generation),
+        "PHALANX_RESTORE_STEP": str(here.restored),
+        "PHALANX_BUDDY_SHIFT": str(form.buddy_shift),
+        "PHALANX_FOLDER": str(here.folder),
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+    }

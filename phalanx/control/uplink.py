@@ -1,0 +1,185 @@
+"""An agent's connection to its server: joins, connects, stays connected, or says why it cannot."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import ssl
+import urllib.error
+import urllib.request
+from contextlib import suppress
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
+
+from phalanx import __version__
+from phalanx.control import wire
+from phalanx.control.agent_files import read_text
+from phalanx.control.secret_file import write_secret
+
+PAUSES = (0.05, 0.1, 0.2, 0.5, 1.0)  # between tries to connect
+FRAME_BYTES = 64 << 20
+
+log = logging.getLogger("phalanx.agent")
+
+
+class JoinError(Exception):
+    """The server does not let this agent in, and trying again would not help."""
+
+
+class Listener(Protocol):
+    """Whom the connection is for."""
+
+    def register(self) -> wire.Register:
+        """The first word of a connection."""
+
+    def welcomed(self, welcome: wire.Welcome) -> None:
+        """The server let us in; what is sent from here on arrives."""
+
+    def heard(self, message: wire.Down) -> None:
+        """The server said something."""
+
+    def parted(self) -> None:
+        """The connection is gone."""
+
+
+class Uplink:
+    """One agent's connections, one at a time; ``name`` and ``machine`` are what it joins as."""
+
+    def __init__(
+        self, urls: tuple[str, ...], state: Path, join: wire.JoinRequest, join_token: str, ca: str
+    ) -> None:
+        self._urls, self._join_request, self._join_token, self._ca = urls, join, join_token, ca
+        self._token_file = state / "agent.token"
+        self._token = read_text(self._token_file)
+        self._connected = False
+        self._outgoing: asyncio.Queue[bytes] = asyncio.Queue()
+
+    def send(self, message: msgspec.Struct) -> None:
+        """Tell the server; without a connection the word is lost."""
+        if self._connected:
+            self._outgoing.put_nowait(wire.encode(message))
+
+    async def serve(self, listener: Listener) -> None:
+        """Stay connected until cancelled; raises JoinError where the server refuses for good."""
+        tries = 0
+        while True:
+            for url in self._urls:
+                try:
+                    if await self._once(url, listener):
+                        tries = 0
+                except (OSError, ConnectionClosed, InvalidHandshake, TimeoutError) as error:
+                    level = logging.WARNING if tries == 0 else logging.DEBUG
+                    log.log(level, "%s: %s; trying again", url, error)
+            await asyncio.sleep(PAUSES[min(tries, len(PAUSES) - 1)])
+            tries += 1
+
+    async def _once(self, url: str, listener: Listener) -> bool:
+        """One connection, until it ends; whether it was let in."""
+        if not self._token:
+            await asyncio.to_thread(self._join, url)
+        try:
+            connecting = connect(
+                url.replace("http", "ws", 1) + wire.AGENT_PATH,
+                additional_headers={"Authorization": f"Bearer {self._token}"},
+                compression=None,
+                max_size=FRAME_BYTES,
+                ping_interval=None,
+                open_timeout=10,
+                ssl=_tls(url, self._ca),
+                proxy=None,
+            )
+            async with connecting as connection:
+                return await self._talk(connection, listener)
+        except InvalidStatus as error:
+            if error.response.status_code not in (401, 403):
+                raise
+            if not self._join_token:
+                raise JoinError(_why(error.response.body)) from None
+            log.warning("the server no longer knows this node's token: joining again")
+            self._token = ""
+            self._token_file.unlink(missing_ok=True)
+            return False
+
+    async def _talk(self, connection: ClientConnection, listener: Listener) -> bool:
+        await connection.send(wire.encode(listener.register()))
+        first = wire.decode_down(await connection.recv(decode=False))
+        if isinstance(first, wire.Rejected):
+            return _rejected(first)
+        assert isinstance(first, wire.Welcome)
+        self._outgoing = asyncio.Queue()
+        self._connected = True
+        sending = asyncio.create_task(_pump(connection, self._outgoing))
+        try:
+            listener.welcomed(first)
+            async for data in connection:
+                assert isinstance(data, bytes)
+                message = wire.decode_down(data)
+                if isinstance(message, wire.Rejected):
+                    return _rejected(message)
+                listener.heard(message)
+        finally:
+            sending.cancel()
+            self._connected = False
+            listener.parted()
+        return True
+
+    def _join(self, url: str) -> None:
+        """Exchanges the join token for one that is good for this node alone."""
+        if not self._join_token:
+            raise JoinError(
+                "no join token: set PHALANX_TOKEN_FILE to a file that has one "
+                "(`phalanx token create --role agent`, or join.token in the server's state folder)"
+            )
+        headers = {
+            "Authorization": f"Bearer {self._join_token}",
+            "Content-Type": "application/json",
+        }
+        call = urllib.request.Request(
+            f"{url}/v1/join", msgspec.json.encode(self._join_request), headers, method="POST"
+        )
+        try:
+            with urllib.request.urlopen(call, timeout=10, context=_tls(url, self._ca)) as got:
+                answer = msgspec.json.decode(got.read(), type=wire.JoinAnswer)
+        except urllib.error.HTTPError as error:
+            if error.code in (429, 503):
+                raise OSError(_why(error.read())) from None
+            raise JoinError(_why(error.read())) from None
+        self._token = answer.token
+        write_secret(self._token_file, answer.token)
+
+
+async def _pump(connection: ClientConnection, outgoing: asyncio.Queue[bytes]) -> None:
+    with suppress(ConnectionClosed):
+        while True:
+            await connection.send(await outgoing.get())
+
+
+def _rejected(rejected: wire.Rejected) -> bool:
+    """False where trying again may help."""
+    if not rejected.retry and rejected.code == "replaced":
+        raise JoinError("another process has connected as this agent")
+    if not rejected.retry:
+        raise JoinError(
+            f"the server (phalanx {rejected.version}) refuses this agent (phalanx "
+            f"{__version__}): {rejected.message}"
+        )
+    log.info("the server: %s", rejected.message)
+    return False
+
+
+def _why(body: bytes | bytearray | None) -> str:
+    try:
+        return str(json.loads(body or b"")["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return f"the server refused: {(body or b'')[:200]!r}"
+
+
+def _tls(url: str, ca: str) -> ssl.SSLContext | None:
+    if not url.startswith("https:"):
+        return None
+    return ssl.create_default_context(cafile=ca or None)

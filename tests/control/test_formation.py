@@ -1,0 +1,115 @@
+"""Forming a generation: nobody enters one that is over, meets under another name, or is mistaken."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import threading
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed import TCPStore
+
+from phalanx.cluster.messages import WorkerAbort
+from phalanx.config import Job, Train
+from phalanx.control.member import AgentOrders
+from phalanx.control.worker_link import Take, decode_fact
+from phalanx.control.zygote_client import ZygoteClient
+from phalanx.control.zygote_wire import Ended, Spawn, Unframer, framed
+from phalanx.train.member import Formation, join_group
+from tests.ranks import run_ranks
+
+WAIT_SECONDS = 30.0
+
+
+def take(generation: int) -> Take:
+    return Take(
+        job=1,
+        generation=generation,
+        rank=0,
+        world_size=2,
+        local_rank=0,
+        local_world_size=1,
+        host="127.0.0.1",
+        port=1,
+    )
+
+
+def test_a_generation_that_is_over_is_not_entered(tmp_path: Path) -> None:
+    """The worker is still leaving the one before when it is told of this one and of its end."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as agent:
+        agent.bind(str(tmp_path / "agent"))
+        agent.listen()
+        orders = AgentOrders(str(tmp_path / "agent"), 1, 0)
+        link, _ = agent.accept()
+        with link:
+            link.sendall(framed(take(1)) + framed(WorkerAbort(job=1, generation=1)))
+            _heard(link, count=2)  # who it is, and that it has taken its first place
+            entered: list[Formation | None] = []
+            waiting = threading.Thread(target=lambda: entered.append(orders.formation()))
+            waiting.start()
+            link.sendall(framed(take(2)))
+            waiting.join(WAIT_SECONDS)
+            orders.close()
+    (found,) = entered
+    assert found is not None and found.generation == 2
+
+
+def _heard(link: socket.socket, count: int) -> None:
+    unframer, facts = Unframer(), []
+    while len(facts) < count:
+        facts += [decode_fact(body) for body in unframer.feed(link.recv(1 << 16))]
+
+
+def test_ranks_that_could_not_form_a_generation_meet_new_ones_in_the_next() -> None:
+    assert run_ranks(2, _meet_after_a_failure) == [3.0, 3.0]
+
+
+def _meet_after_a_failure() -> float:
+    rank = dist.get_rank()
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) if rank else None
+    told = [store.port if store is not None else 0]
+    dist.broadcast_object_list(told, src=1)
+    dist.destroy_process_group()
+    job = msgspec.structs.replace(Job(name="x"), train=Train(collective_timeout_seconds=2.0))
+    device = torch.device("cpu")
+    place = Formation(1, rank, 2, 0, "127.0.0.1", told[0], "first")
+    if rank == 0:
+        with pytest.raises((RuntimeError, dist.DistError)):
+            join_group(place, job, device)  # the other one is not there
+    place = place._replace(generation=2, prefix="second")
+    job = msgspec.structs.replace(job, train=Train(collective_timeout_seconds=WAIT_SECONDS))
+    join_group(place, job, device)
+    total = torch.tensor(rank + 1.0)
+    dist.all_reduce(total)
+    return float(total)
+
+
+def test_a_child_that_was_killed_is_not_taken_for_its_successor(tmp_path: Path) -> None:
+    asyncio.run(_spawn_kill_spawn(tmp_path))
+
+
+async def _spawn_kill_spawn(root: Path) -> None:
+    ends: list[Ended] = []
+    zygote = ZygoteClient(root / "zygote.sock", root / "zygote.log", ends.append)
+    await zygote.open()
+    try:
+        order = Spawn(key="job1/store", role="store", host="127.0.0.1")
+        for _ in range(5):
+            first = await zygote.spawn(order)
+            os.kill(first.pid, signal.SIGSTOP)  # it cannot be gone yet when the next one is asked
+            zygote.signal(order.key, signal.SIGKILL)
+            second = await zygote.spawn(order)
+            assert second.pid != first.pid
+            assert [end.pid for end in ends] == [first.pid]
+            zygote.signal(order.key, signal.SIGKILL)
+            while len(ends) < 2:
+                await asyncio.sleep(0.01)
+            ends.clear()
+    finally:
+        await zygote.leave()
