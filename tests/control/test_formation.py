@@ -1,4 +1,4 @@
-"""Forming a generation: nobody enters one that is over, meets under another name, or is mistaken."""
+"""Forming a generation: nobody enters one that is over, or misses those who failed before."""
 
 from __future__ import annotations
 
