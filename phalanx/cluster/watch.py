@@ -57,7 +57,8 @@ class Watched(Struct):
     placement: Placement
     hang_ns: int
     due_ns: int
-    step: int = 0
+    step: int = 0  # of the newest record
+    reached: int = 0  # that the gang is known to have completed
     collectives: dict[int, int] = {}
     compute: deque[Ints] = deque()
     transfer: deque[Ints] = deque()
@@ -102,13 +103,22 @@ class Watch:
         if job in self.gangs:
             self.gangs[job].collectives[rank] = collectives
 
+    def alive(self, job: int, generation: int, step: int, now_ns: int) -> None:
+        """The gang is at a step; what it was like, its records tell later."""
+        gang = self.gangs.get(job)
+        if gang is not None and gang.generation == generation and step > gang.reached:
+            gang.reached = step
+            gang.due_ns = now_ns + gang.hang_ns
+
     def record(self, fact: GangRecord, now_ns: int) -> list[EventBody]:
         """A step was made; what it says about the gang."""
         gang = self.gangs.get(fact.job)
         if gang is None or gang.generation != fact.generation or fact.step <= gang.step:
             return []
         gang.step = fact.step
-        gang.due_ns = now_ns + gang.hang_ns
+        if fact.step > gang.reached:
+            gang.reached = fact.step
+            gang.due_ns = now_ns + gang.hang_ns
         gang.steps = [*gang.steps[1 - SERIES_KEPT :], fact.step_ns]
         gang.waits = [*gang.waits[1 - SERIES_KEPT :], fact.data_wait_ns]
         if fact.compute_ns is not None:
@@ -144,7 +154,9 @@ class Watch:
             late = behind(entered) if gang.collectives else []
             nodes = dict.fromkeys(self._node(gang, rank) for rank in late)
             found.append(
-                NoProgress(job=job, generation=gang.generation, step=gang.step, nodes=tuple(nodes))
+                NoProgress(
+                    job=job, generation=gang.generation, step=gang.reached, nodes=tuple(nodes)
+                )
             )
         return found
 

@@ -36,6 +36,7 @@ from phalanx.control.ears import at_server_time
 from phalanx.control.examiner import Examiner
 from phalanx.control.hands import Place
 from phalanx.control.runtime import make_runtime_folder
+from phalanx.control.telemetry import Telemetry
 from phalanx.control.uplink import JoinError, Uplink
 from phalanx.control.zygote_client import ZygoteClient
 from phalanx.control.zygote_wire import Ended, Spawn
@@ -83,6 +84,8 @@ class AgentProcess:
         self.logs = LogReader(self.crew, self.uplink.send)
         self.examiner = Examiner(options.node, options.state, self.zygote)
         self.first_check: CheckDone | None = None  # at start; None: work was going on
+        self.telemetry = Telemetry(self.crew.jobs, self.uplink.send, self._telemetry_clock)
+        self.crew.before_stop = lambda job: self.telemetry.collect(job, last=True)
         self.store = ""
         self._early: list[LocalFact] = []  # before there is a machine
         self._changed = asyncio.Event()
@@ -98,6 +101,7 @@ class AgentProcess:
             self.first_check = await self.examiner.check("quick")
         waking = asyncio.create_task(self._keep_time())
         rotating = asyncio.create_task(self.logs.rotate_forever())
+        telling = asyncio.create_task(self.telemetry.run())
         lost = asyncio.create_task(self.zygote.lost.wait())
         serving = asyncio.create_task(self.uplink.serve(self))
         try:
@@ -107,7 +111,7 @@ class AgentProcess:
             else:
                 raise JoinError("the zygote is gone, and with it everything that ran here")
         finally:
-            for task in (waking, rotating, lost, serving):
+            for task in (waking, rotating, telling, lost, serving):
                 task.cancel()
             self.crew.close()
 
@@ -143,6 +147,10 @@ class AgentProcess:
             else:
                 self._act(output)
         self._changed.set()
+
+    def _telemetry_clock(self) -> tuple[int, int, int]:
+        connected = self.agent is not None and self.agent.connected
+        return self.agent.node if self.agent and connected else -1, self.now_ns(), self.skew_ns
 
     def _act(self, action: Message) -> None:
         match action:
@@ -225,6 +233,8 @@ class AgentProcess:
                 self.logs.read(message)
             case wire.StopLog():
                 self.logs.stop(message.request)
+            case wire.WantDetail():
+                self.telemetry.want_detail(message.job, message.seconds)
 
     def _remember(self, form: Form, store: str) -> None:
         known = self.forms.get(form.job)

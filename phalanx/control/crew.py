@@ -49,6 +49,7 @@ class Crew:
         self.state = place.state
         self.lease_seconds = 60.0
         self.jobs: dict[int, Here] = {}
+        self.before_stop: Callable[[int], None] = lambda job: None
         self._ears = Ears(fact, self.here, self._give_way)
         self._programs = Programs(zygote, place.address, fact, self._environment, self._user)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -254,6 +255,7 @@ class Crew:
         here = self.jobs.get(action.job)
         if here is None:
             return
+        self.before_stop(action.job)
         here.generation, here.orders = 0, []
         for index in list(here.hands):
             self._end(here, index)

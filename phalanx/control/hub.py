@@ -31,12 +31,16 @@ from phalanx.control.connection import Connection
 from phalanx.control.controller import Controller
 from phalanx.control.fast_socket import framed
 from phalanx.control.log_requests import LogRequests
+from phalanx.control.metrics import Metrics
 from phalanx.control.views import job_of
 from phalanx.control.wire import Deliver, LogPart, Rejected, Up, encode
+from phalanx.observe.node_records import NodeRecords
 
 logger = logging.getLogger("phalanx.server")
 
 SWEEP_SECONDS = 0.25  # between two looks at deadlines
+LAST_WORDS_SECONDS = 15.0  # nodes of an ended job may still tell of its last steps
+ENDED = ("done", "failed", "cancelled")
 
 
 class Hub:
@@ -54,6 +58,7 @@ class Hub:
         self.gather = Gather()
         self.outbox = Outbox(2 * round_trip)
         self.watch = Watch()
+        self.metrics = Metrics(self.watch, controller.tell)
         self.logs = LogRequests(self.push)
         self.connections: dict[int, Connection] = {}
         self.skew_ns: dict[int, int] = {}  # of each node's clock, ahead of the server's
@@ -114,6 +119,9 @@ class Hub:
             connection.close(self.rejected("wrong_node", text))
             return
         now = self.controller.clock.now_ns()
+        if isinstance(message, NodeRecords):
+            self.metrics.receive(message, now)
+            return
         if isinstance(message, Heartbeat):
             if self.liveness.heartbeat(connection.node, now, message.incarnation):
                 # It was given up, so what it runs may be wrong by now: it is asked by connecting.
@@ -158,14 +166,26 @@ class Hub:
         if job is None or job.placement is None or job.gang is None or job.gang.phase != "running":
             if known is not None:
                 self.watch.end(number)
+                if job is None or job.state in ENDED:
+                    loop = asyncio.get_running_loop()
+                    loop.call_later(LAST_WORDS_SECONDS, self._forget, number)
         elif known is None or known.generation != job.generation:
             expected = job.spec.expected
             limits = derive(view.policy.timeouts, expected, job.step_ns or expected.step_ns)
             now = self.controller.clock.now_ns()
             hang = limits.hang_ns
             self.watch.begin(number, job.generation, job.spec.gang, job.placement, hang, now)
+            slot_ranks = job.spec.gang.slot_gpus
+            self.metrics.begin(number, job.generation, job.placement.nodes, slot_ranks)
+
+    def _forget(self, number: int) -> None:
+        if number not in self.watch.gangs:
+            self.metrics.end(number)
 
     def _record(self, body: Progress, now_ns: int) -> None:
+        if self.metrics.tells_steps(body.job, body.generation):
+            self.watch.alive(body.job, body.generation, body.step, now_ns)
+            return
         job = self.controller.core.view.jobs.get(body.job)
         record = GangRecord(
             job=body.job,

@@ -26,6 +26,7 @@ from phalanx.cluster.messages import (
 from phalanx.config import ConfigError, Job, job_from_table
 from phalanx.control.payload import Train, decode_payload
 from phalanx.control.worker_link import GIVE_WAY, Link, Order, Present, Take
+from phalanx.observe.worker_ring import RingSink, ring_path
 from phalanx.train.exits import ExitCode, ExitInfo
 from phalanx.train.member import Formation, GenerationOver, Member, RestorePoint
 from phalanx.train.sockets import shut_network_sockets
@@ -275,7 +276,8 @@ def run_member(path: str) -> int:
         log.error("%s", error)
         orders.bye(ExitInfo(code=ExitCode.CONFIG, reason="config", message=str(error)))
         return ExitCode.CONFIG
-    member = Member(config, run_path(config, job), orders)
+    ring = ring_path(Path(path).parent, index)
+    member = Member(config, run_path(config, job), orders, [RingSink(ring)])
     code = member.run()
     orders.bye(member.info)
     orders.close()

@@ -1,7 +1,8 @@
 """What agents and the server say to each other on ``/v1/agent``: msgpack, one message a frame.
 
-Up: ``Register`` first, then the agent's messages of the gang's protocol and answers to requests for
-logs. Down: ``Welcome`` or ``Rejected`` first, then commands and those requests.
+Up: ``Register`` first, then the agent's messages of the gang's protocol, records of steps and
+answers to requests for logs. Down: ``Welcome`` or ``Rejected`` first, then commands and those
+requests.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from msgspec import Struct
 from phalanx.cluster.commands import Command
 from phalanx.cluster.fleet import Node
 from phalanx.cluster.messages import AgentMessage, Inventory
+from phalanx.observe.node_records import NodeRecords
 
 PROTOCOL = 1  # both sides must speak the same
 AGENT_PATH = "/v1/agent"
@@ -106,8 +108,15 @@ class StopLog(Frame, frozen=True, tag=True):
     request: int
 
 
-Up = Register | LogPart | AgentMessage
-Down = Welcome | Rejected | Deliver | ReadLog | StopLog
+class WantDetail(Frame, frozen=True, tag=True):
+    """For so long, tell of a job's steps rank by rank, however large its gang is."""
+
+    job: int
+    seconds: float
+
+
+Up = Register | LogPart | NodeRecords | AgentMessage
+Down = Welcome | Rejected | Deliver | ReadLog | StopLog | WantDetail
 
 encode = msgspec.msgpack.Encoder().encode
 decode_up = msgspec.msgpack.Decoder(Up).decode

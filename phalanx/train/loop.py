@@ -138,7 +138,8 @@ class _Run:
 
     def report_steps(self) -> None:
         records = self.meter.records()
-        self.sinks.write(records)
+        with self.trainer.timer.phase("report"):
+            self.sinks.write(records)
         self.meter.check_finite(records)
 
     def validate(self) -> None:

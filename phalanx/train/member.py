@@ -12,6 +12,7 @@ import logging
 import os
 import time
 import traceback
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -34,7 +35,7 @@ from phalanx.train.parent import find_parents
 from phalanx.train.resume import load_start
 from phalanx.train.run_folder import RunFolder
 from phalanx.train.saving import keepers_home, open_checkpointer, seal
-from phalanx.train.sinks import Sinks, open_sinks
+from phalanx.train.sinks import Sink, Sinks, open_sinks
 from phalanx.train.stop import StopFlag
 from phalanx.train.trainer import Trainer
 from phalanx.train.worker import choose_device, prepare
@@ -97,8 +98,9 @@ class Orders(Protocol):
 class Member:
     """A rank's life through generations; ``run`` never raises, it reports."""
 
-    def __init__(self, job: Job, folder: Path, orders: Orders) -> None:
+    def __init__(self, job: Job, folder: Path, orders: Orders, sinks: Sequence[Sink] = ()) -> None:
         self._unresolved, self._orders = job, orders
+        self._sinks = sinks  # of every rank, beside those of the run's folder
         self.job = job
         self.folder = RunFolder(folder)
         self.info: ExitInfo | None = None  # how it ended
@@ -221,7 +223,8 @@ class Member:
         return None if path is None else checkpointer.load(path, trainer.tensors())
 
     def _loop(self, trainer: Trainer, checkpointer: Checkpointer) -> ExitInfo:
-        sinks = Sinks(open_sinks(self.job, self.folder) if self._rank == 0 else [])
+        own = open_sinks(self.job, self.folder) if self._rank == 0 else []
+        sinks = Sinks([*own, *self._sinks])
         try:
             info = loop.train(
                 trainer, self.folder, sinks, self._orders.stop, checkpointer, self._orders.stepped

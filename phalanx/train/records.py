@@ -24,6 +24,8 @@ class StepParts(msgspec.Struct, frozen=True, kw_only=True):
     optimizer: float = 0.0
     snapshot: float = 0.0
     exposed_communication: float | None = None  # None: unknown; lies within the parts above
+    peer_wait: float | None = None  # blocked in collectives; None: unknown; within the parts above
+    own: float | None = None  # the rank's own work: no waits for peers, data, cores; None: unknown
 
 
 class StepRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="step"):

@@ -10,11 +10,12 @@ from typing import Literal, NamedTuple
 import torch
 
 from phalanx.train.records import StepParts
+from phalanx.train.waits import PeerWaits, Waits
 
-Phase = Literal["data", "forward", "backward", "optimizer", "snapshot", "tracing"]
+Phase = Literal["data", "forward", "backward", "optimizer", "snapshot", "tracing", "report"]
 
 # In these the host itself waits, so the host's clock is the one that counts.
-HOST_PHASES = frozenset({"data", "snapshot", "tracing"})
+HOST_PHASES = frozenset({"data", "snapshot", "tracing", "report"})
 
 
 class StepTime(NamedTuple):
@@ -31,13 +32,14 @@ class StepTimer:
     until ``drain``, which the loop calls at the log interval after its one transfer to the host.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, *, peer_waits: bool = False) -> None:
+        self._waits = PeerWaits() if peer_waits and device.type == "cpu" else None
         self._clock: _HostClock | _CudaClock = (
             _CudaClock() if device.type == "cuda" else _HostClock()
         )
         self._started = self._clock.mark()
         self._open: list[tuple[str, _Mark, _Mark]] = []
-        self._closed: list[tuple[_Mark, _Mark, list[tuple[str, _Mark, _Mark]]]] = []
+        self._closed: list[_Closed] = []
 
     @contextmanager
     def phase(self, name: Phase) -> Iterator[None]:
@@ -54,37 +56,52 @@ class StepTimer:
         """The next step begins now: what passed since the last one (a validation) is not its."""
         self._clock.release(self._started)
         self._started = self._clock.mark()
+        if self._waits is not None:
+            self._waits.take()
 
     def close_step(self) -> None:
         """The step ends here and the next one begins."""
         now = self._clock.mark()
-        self._closed.append((self._started, now, self._open))
+        waited = self._waits.take() if self._waits is not None else None
+        self._closed.append(_Closed(self._started, now, self._open, waited))
         self._open = []
         self._started = self._clock.mark()
 
     def drain(self) -> list[StepTime]:
         """Times of the steps closed since the last call; waits for the device at most once."""
         if self._closed:
-            self._clock.wait(self._closed[-1][1])
-        times = [self._resolve(*step) for step in self._closed]
+            self._clock.wait(self._closed[-1].after)
+        times = [self._resolve(step) for step in self._closed]
         self._closed = []
         return times
 
-    def _resolve(
-        self, before: _Mark, after: _Mark, phases: list[tuple[str, _Mark, _Mark]]
-    ) -> StepTime:
+    def _resolve(self, step: _Closed) -> StepTime:
         totals: dict[str, float] = {}
-        for name, start, end in phases:
+        for name, start, end in step.phases:
             clock = _HOST_CLOCK if name in HOST_PHASES else self._clock
             totals[name] = totals.get(name, 0.0) + clock.seconds(start, end)
             clock.release(start, end)
         # Starting and reading a trace is no part of the step that it looks at.
-        seconds = self._clock.seconds(before, after) - totals.pop("tracing", 0.0)
-        self._clock.release(before, after)
-        return StepTime(seconds, StepParts(**totals))
+        seconds = self._clock.seconds(step.before, step.after) - totals.pop("tracing", 0.0)
+        self._clock.release(step.before, step.after)
+        reporting = totals.pop("report", 0.0)
+        if step.waits is None:
+            return StepTime(seconds, StepParts(**totals))
+        away = sum(step.waits) + totals.get("data", 0.0) + totals.get("snapshot", 0.0) + reporting
+        own = max(0.0, seconds - away)
+        return StepTime(seconds, StepParts(**totals, peer_wait=step.waits.peers, own=own))
 
 
 _Mark = float | torch.cuda.Event
+
+
+class _Closed(NamedTuple):
+    """A step whose marks have not been read."""
+
+    before: _Mark
+    after: _Mark
+    phases: list[tuple[str, _Mark, _Mark]]
+    waits: Waits | None
 
 
 class _HostClock:

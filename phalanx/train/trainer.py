@@ -52,7 +52,8 @@ class Trainer:
         self.loss_scale = LossScale(job.precision, device)
         self.guard = Guard(job.optimizer, device, always_finite=self.loss_scale.active)
         self.agreement = Agreement(mesh)
-        self.timer = StepTimer(device)
+        # Context parallelism waits inside of operators, out of the host's sight.
+        self.timer = StepTimer(device, peer_waits=job.parallel.context == 1)
         self.feed = feed or self._open_feed("train", batch_ramp(job))
         self.cursor = self.feed.start()
         self.step = 0

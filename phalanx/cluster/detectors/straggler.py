@@ -35,8 +35,7 @@ def slow_compute(compute_ns: Ints, stages: Ints | None = None) -> list[Slow]:
     """
     if compute_ns.shape[0] < LEAST_STEPS:
         return []
-    usual = middle(compute_ns)
-    return _outliers(usual, stages, "compute")
+    return _outliers(compute_ns, stages, "compute")
 
 
 def slow_transfer(transfer_ns: Ints) -> list[Slow]:
@@ -47,19 +46,23 @@ def slow_transfer(transfer_ns: Ints) -> list[Slow]:
     """
     if transfer_ns.shape[0] < LEAST_STEPS:
         return []
-    found = _outliers(middle(transfer_ns), None, "communication")
+    found = _outliers(transfer_ns, None, "communication")
     return [slow for slow in found if 2 * slow.slowdown_ppm >= found[0].slowdown_ppm]
 
 
 def _outliers(
-    usual: Ints, stages: Ints | None, part: Literal["compute", "communication"]
+    times_ns: Ints, stages: Ints | None, part: Literal["compute", "communication"]
 ) -> list[Slow]:
+    usual = middle(times_ns)
+    restless = middle(np.abs(times_ns - usual))  # how much a rank varies from step to step
     found: list[Slow] = []
     classes = [np.arange(len(usual))] if stages is None else _members(stages)
     for ranks in classes:
         if len(ranks) < 3:
             continue  # nobody to compare with
         center, spread = middle_and_spread(usual[ranks])
+        # Few peers may agree by chance; their own restlessness says how far chance reaches.
+        spread = max(spread, int(middle(restless[ranks])) // 2)
         excess = usual[ranks] - center
         late = (excess > LEAST_DEVIATIONS * spread) & (
             excess * MILLION > LEAST_SLOWDOWN_PPM * max(1, center)

@@ -1,0 +1,80 @@
+"""The server's side of metrics: nodes' records in, steps of gangs out to the detectors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from phalanx.cluster.detectors.robust import Ints
+from phalanx.cluster.events import EventBody
+from phalanx.cluster.watch import GangRecord, Watch
+from phalanx.observe.gang_steps import GangStep, GangSteps
+from phalanx.observe.node_records import PARTS, Floats, NodeRecords
+
+DATA = PARTS.index("data")
+NS = 1_000_000_000
+
+
+class Metrics:
+    """What running gangs report of their steps. One instance a leadership."""
+
+    def __init__(self, watch: Watch, tell: Callable[[Sequence[EventBody]], None]) -> None:
+        self.steps = GangSteps()
+        self._watch, self._tell = watch, tell
+
+    def begin(self, job: int, generation: int, nodes: Sequence[int], slot_ranks: int) -> None:
+        """A gang runs from now on."""
+        known = self.steps.gangs.get(job)
+        if known is None or known.generation != generation:
+            self.steps.begin(job, generation, nodes, slot_ranks)
+
+    def end(self, job: int) -> None:
+        """A job is over, and the last words of its nodes have had time to come."""
+        for step in self.steps.end(job):
+            self._made(step, step.first_ns)
+
+    def tells_steps(self, job: int, generation: int) -> bool:
+        """Whether this gang reports its steps one by one."""
+        gang = self.steps.gangs.get(job)
+        return gang is not None and gang.generation == generation and gang.told
+
+    def receive(self, message: NodeRecords, now_ns: int) -> None:
+        """A node's words."""
+        merged = self.steps.receive(message, now_ns)
+        for step in merged.steps:
+            self._made(step, now_ns)
+
+    def _made(self, step: GangStep, now_ns: int) -> None:
+        found = self._watch.record(gang_record(step), now_ns)
+        if found:
+            self._tell(found)
+
+
+def gang_record(step: GangStep) -> GangRecord:
+    """A step as the detectors want it."""
+    head = step.head
+    return GangRecord(
+        job=step.job,
+        generation=step.generation,
+        step=step.step,
+        step_ns=int(_largest(step.step_seconds) * NS),
+        loss=head.loss if head is not None else None,
+        has_loss=head is not None,
+        data_wait_ns=int(_largest(step.parts[DATA]) * NS),
+        compute_ns=_whole(step.compute_seconds),
+    )
+
+
+def _largest(seconds: Floats) -> float:
+    return 0.0 if np.isnan(seconds).all() else float(np.nanmax(seconds))
+
+
+def _whole(seconds: Floats) -> Ints | None:
+    """Nanoseconds by rank; one that did not tell counts as the middle. None: nobody told."""
+    unknown = np.isnan(seconds)
+    if unknown.all():
+        return None
+    if unknown.any():
+        seconds = np.where(unknown, np.nanmedian(seconds), seconds)
+    return (seconds.astype(np.float64) * NS).astype(np.int64)

@@ -1,0 +1,169 @@
+"""Puts the words of a gang's nodes together, step by step.
+
+A step is whole when every node has told of it. One that some node never tells of (its ring
+overflowed, it was cut off) is given out with what there is, once the others are far ahead; what
+only few nodes claim to have done is no step of the gang.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from msgspec import Struct
+
+from phalanx.observe.node_records import PARTS, Floats, NodeRecords, unpack
+from phalanx.train.records import CheckpointRecord, StepRecord, ValidationRecord
+
+LATE_STEPS = 64  # the gang is so far ahead of a step that somebody does not tell of
+LATE_NS = 15_000_000_000
+MOST_OPEN = 2048  # steps that wait for the rest of their nodes
+MOST_RANKS = 1 << 20
+
+
+class GangStep(Struct, kw_only=True):
+    """One step of a gang. Columns are ranks; NaN where one did not tell."""
+
+    job: int
+    generation: int
+    step: int
+    time_ns: int
+    first_ns: int  # when the server first heard of it
+    step_seconds: Floats
+    compute_seconds: Floats
+    parts: Floats  # [parts, ranks]
+    slots: set[int] = set()  # whose nodes have told
+    memory_bytes: int = 0
+    head: StepRecord | None = None  # rank 0's
+
+
+class Gang:
+    """One generation of a job."""
+
+    def __init__(self, job: int, generation: int, nodes: Sequence[int], slot_ranks: int) -> None:
+        self.job, self.generation = job, generation
+        self.nodes = {node: slot for slot, node in enumerate(nodes)}
+        self.slot_ranks = slot_ranks
+        self.world = min(len(nodes) * slot_ranks, MOST_RANKS)
+        self.newest = [0] * len(nodes)  # step, by slot
+        self.open: dict[int, GangStep] = {}
+        self.done = 0  # steps up to this one are given out
+        self.told = False  # somebody has
+        self._middle_step = self._heard = 0
+
+    def take(self, message: NodeRecords, now_ns: int) -> int:
+        """Takes in a node's words; returns how many of its steps cannot be meant."""
+        slot = self.nodes.get(message.node)
+        first = 0 if slot is None else slot * self.slot_ranks
+        own = range(first, first + self.slot_ranks)
+        if slot is None or any(rank not in own for rank in message.ranks):
+            return len(message.steps)
+        matrices = unpack(message)
+        self._heard += 1
+        columns = np.asarray(message.ranks, np.int64)
+        heads = {record.step: record for record in message.head} if 0 in message.ranks else {}
+        middle, refused = self._middle(), 0
+        # The first words of a gang may come at any step, as after a restart of the server.
+        most = middle + MOST_OPEN if middle else 1 << 53
+        for row, step in enumerate(message.steps):
+            if step <= self.done:
+                continue
+            if step > most or (step not in self.open and len(self.open) >= MOST_OPEN):
+                refused += 1
+                continue
+            self.told = True
+            found = self.open.get(step) or self._begin(step, now_ns)
+            found.step_seconds[columns] = matrices.step_seconds[row]
+            found.compute_seconds[columns] = matrices.compute_seconds[row]
+            found.parts[:, columns] = matrices.parts[row]
+            found.time_ns = max(found.time_ns, min(message.times_ns[row], now_ns))
+            found.slots.add(slot)
+            if message.memory_bytes:
+                found.memory_bytes = max(found.memory_bytes, message.memory_bytes[row])
+            found.head = heads.get(step, found.head)
+            self.newest[slot] = max(self.newest[slot], step)
+        return refused
+
+    def whole(self, now_ns: int) -> Iterator[GangStep]:
+        """Steps that are whole, or will not become so, in order."""
+        for step in sorted(self.open):
+            found = self.open[step]
+            if len(found.slots) < len(self.nodes):
+                late = self._middle() - step > LATE_STEPS or now_ns - found.first_ns > LATE_NS
+                if not late:
+                    return
+            del self.open[step]
+            if 2 * len(found.slots) > len(self.nodes):
+                self.done = step
+                yield found
+
+    def rest(self) -> Iterator[GangStep]:
+        """What is left when the gang is over."""
+        for step in sorted(self.open):
+            found = self.open.pop(step)
+            if 2 * len(found.slots) > len(self.nodes):
+                self.done = step
+                yield found
+
+    def _middle(self) -> int:
+        """The step that half of the nodes have reached: a node's lie about its own moves it not.
+
+        Looked up anew when an eighth of the nodes have spoken.
+        """
+        if self._heard >= len(self.newest) // 8:
+            self._heard = 0
+            self._middle_step = sorted(self.newest)[(len(self.newest) - 1) // 2]
+        return self._middle_step
+
+    def _begin(self, step: int, now_ns: int) -> GangStep:
+        found = self.open[step] = GangStep(
+            job=self.job,
+            generation=self.generation,
+            step=step,
+            time_ns=0,
+            first_ns=now_ns,
+            step_seconds=np.full(self.world, np.nan, np.float32),
+            compute_seconds=np.full(self.world, np.nan, np.float32),
+            parts=np.full((len(PARTS), self.world), np.nan, np.float32),
+        )
+        return found
+
+
+class Merged(Struct):
+    """What a message completed."""
+
+    steps: list[GangStep]
+    other: tuple[ValidationRecord | CheckpointRecord, ...] = ()
+
+
+class GangSteps:
+    """All gangs. Not logged: a server that takes over begins with what it hears."""
+
+    def __init__(self) -> None:
+        self.gangs: dict[int, Gang] = {}
+        self.refused = 0  # steps and messages that cannot be meant
+        self.lost_bytes = 0  # that agents could not read in time
+
+    def begin(self, job: int, generation: int, nodes: Sequence[int], slot_ranks: int) -> None:
+        """A gang runs from now on; the one before it is over."""
+        self.gangs[job] = Gang(job, generation, nodes, max(1, slot_ranks))
+
+    def end(self, job: int) -> list[GangStep]:
+        """A job is over and nobody will tell more of it."""
+        gang = self.gangs.pop(job, None)
+        return list(gang.rest()) if gang is not None else []
+
+    def receive(self, message: NodeRecords, now_ns: int) -> Merged:
+        """A node's words; returns the steps that they made whole."""
+        self.lost_bytes += message.lost_bytes
+        self.refused += message.refused
+        gang = self.gangs.get(message.job)
+        if gang is None or gang.generation != message.generation:
+            return Merged([])
+        try:
+            self.refused += gang.take(message, now_ns)
+        except ValueError:
+            self.refused += 1
+            return Merged([])
+        other = message.other if 0 in message.ranks else ()
+        return Merged(list(gang.whole(now_ns)), other)

@@ -1,0 +1,148 @@
+"""A ring of frames in a file: a worker appends, its agent reads, and neither waits for the other.
+
+The writer overwrites what nobody has read; the reader counts what it missed. A frame is length,
+checksum, body; the header's position moves only behind a whole frame, so that a writer killed half
+way leaves nothing half said. The reader never maps the file: a worker that cuts it off does it no
+harm.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import zlib
+from contextlib import suppress
+from mmap import mmap
+from pathlib import Path
+from typing import NamedTuple
+
+MAGIC = b"PHXRING1"
+CAPACITY_BYTES = 1 << 20  # of frames: about 2,000 records
+MOST_CAPACITY_BYTES = 4 << 20  # that a reader believes
+
+_HEADER = struct.Struct("<8sQQQ")  # magic, capacity, position written, position read
+_FRAME = struct.Struct("<II")
+_POSITION = struct.Struct("<Q")
+_WRITTEN_AT, _READ_AT = 16, 24
+HEADER_BYTES = 64
+
+
+class RingWriter:
+    """The worker's end. Opening one that exists goes on behind what it holds."""
+
+    def __init__(self, path: Path, capacity_bytes: int = CAPACITY_BYTES) -> None:
+        self.capacity_bytes = capacity_bytes
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            whole = os.fstat(file).st_size == HEADER_BYTES + capacity_bytes
+            os.ftruncate(file, HEADER_BYTES + capacity_bytes)
+            self._map = mmap(file, HEADER_BYTES + capacity_bytes)
+        finally:
+            os.close(file)
+        magic, capacity, self._at, _ = _HEADER.unpack_from(self._map)
+        if not whole or magic != MAGIC or capacity != capacity_bytes:
+            self._at = 0
+            _HEADER.pack_into(self._map, 0, MAGIC, capacity_bytes, 0, 0)
+
+    def append(self, body: bytes) -> bool:
+        """Append a frame; False when it is larger than the ring can hold."""
+        frame = _FRAME.pack(len(body), zlib.crc32(body)) + body
+        if len(frame) > self.capacity_bytes:
+            return False
+        start = self._at % self.capacity_bytes
+        first = min(len(frame), self.capacity_bytes - start)
+        self._map[HEADER_BYTES + start : HEADER_BYTES + start + first] = frame[:first]
+        if first < len(frame):
+            self._map[HEADER_BYTES : HEADER_BYTES + len(frame) - first] = frame[first:]
+        self._at += len(frame)
+        _POSITION.pack_into(self._map, _WRITTEN_AT, self._at)
+        return True
+
+    def close(self) -> None:
+        """Append no more; what is in the file stays."""
+        self._map.close()
+
+
+class Found(NamedTuple):
+    """What a look at a ring gave."""
+
+    bodies: list[bytes]
+    lost_bytes: int  # overwritten before they were read, or damaged
+
+
+class RingReader:
+    """The agent's end. Its place is kept in the file, for the agent that comes after it."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file = -1
+        self._at: int | None = None
+
+    def read(self) -> Found:
+        """Frames since the last call: never more than the ring holds, however fast it is filled."""
+        try:
+            if self._file < 0:
+                flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+                self._file = os.open(self._path, flags)
+            return self._read()
+        except FileNotFoundError:
+            return Found([], 0)
+        except (OSError, ValueError):
+            self.close()
+            return Found([], 0)
+
+    def close(self) -> None:
+        """Read no more."""
+        if self._file >= 0:
+            with suppress(OSError):
+                os.close(self._file)
+            self._file = -1
+
+    def _read(self) -> Found:
+        magic, capacity, written, kept = _HEADER.unpack(self._pread(_HEADER.size, 0))
+        if magic != MAGIC or not 0 < capacity <= MOST_CAPACITY_BYTES:
+            raise ValueError("not a ring")
+        at = kept if self._at is None else self._at
+        if at > written:
+            at = 0  # the ring was made anew
+        if written - at > capacity:
+            self._settle(written)
+            return Found([], written - at)
+        data = self._between(at, written - at, capacity)
+        (now,) = _POSITION.unpack(self._pread(_POSITION.size, _WRITTEN_AT))
+        if now - at > capacity:  # overtaken while reading: what we hold is a mixture
+            self._settle(now)
+            return Found([], now - at)
+        bodies, whole_bytes = _frames(data)
+        self._settle(written)  # nothing behind a damaged frame can be told apart
+        return Found(bodies, len(data) - whole_bytes)
+
+    def _settle(self, at: int) -> None:
+        self._at = at
+        os.pwrite(self._file, _POSITION.pack(at), _READ_AT)
+
+    def _between(self, at: int, size: int, capacity: int) -> bytes:
+        start = at % capacity
+        first = min(size, capacity - start)
+        return self._pread(first, HEADER_BYTES + start) + self._pread(size - first, HEADER_BYTES)
+
+    def _pread(self, size: int, at: int) -> bytes:
+        data = os.pread(self._file, size, at) if size else b""
+        if len(data) < size:
+            raise ValueError("the ring was cut off")
+        return data
+
+
+def _frames(data: bytes) -> tuple[list[bytes], int]:
+    """Frames up to the first damaged one, and how many bytes they take."""
+    bodies: list[bytes] = []
+    at = 0
+    while at + _FRAME.size <= len(data):
+        length, checksum = _FRAME.unpack_from(data, at)
+        end = at + _FRAME.size + length
+        body = data[at + _FRAME.size : end]
+        if end > len(data) or zlib.crc32(body) != checksum:
+            break
+        bodies.append(body)
+        at = end
+    return bodies, at

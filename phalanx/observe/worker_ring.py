@@ -1,0 +1,115 @@
+"""Records on their way from a worker to its agent, through the node's ring."""
+
+from __future__ import annotations
+
+import math
+import time
+from pathlib import Path
+
+import msgspec
+from msgspec import structs
+
+from phalanx.observe.node_records import Said
+from phalanx.observe.ring import RingReader, RingWriter
+from phalanx.train.records import Record, StepRecord
+
+MOST_STEP_SECONDS = 86_400.0
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Said).decode
+
+
+def ring_path(folder: Path, index: int) -> Path:
+    """The ring of a job's worker on this node."""
+    return folder / f"steps-{index}"
+
+
+class RingSink:
+    """A sink of the training loop: its records go into the ring, and it never waits."""
+
+    def __init__(self, path: Path) -> None:
+        self._ring = RingWriter(path)
+        self._waiting: list[Record] = []
+
+    def write(self, record: Record) -> None:
+        self._waiting.append(record)
+
+    def flush(self) -> None:
+        """Steps of one flush ended one after the other: the last of them just now."""
+        waiting, self._waiting = self._waiting, []
+        times_ns, at_ns = [], time.time_ns()
+        for record in reversed(waiting):
+            times_ns.append(at_ns)
+            if isinstance(record, StepRecord):
+                at_ns -= int(record.step_seconds * 1e9)
+        for record, time_ns in zip(waiting, reversed(times_ns), strict=True):
+            self._ring.append(_encode(Said(time_ns, record)))
+
+    def close(self) -> None:
+        self.flush()  # a generation is over; the ring stays for the next one
+
+
+class RingRecords:
+    """The agent's end: only records that make sense come out of it."""
+
+    def __init__(self, path: Path) -> None:
+        self._ring = RingReader(path)
+        self.lost_bytes = 0
+        self.refused = 0
+
+    def read(self, generation: int, now_ns: int) -> list[Said]:
+        """New records of a generation."""
+        found = self._ring.read()
+        self.lost_bytes += found.lost_bytes
+        said: list[Said] = []
+        for body in found.bodies:
+            try:
+                time_ns, record = _decode(body)
+            except (msgspec.MsgspecError, OverflowError):
+                self.refused += 1
+                continue
+            if record.generation != generation:
+                continue  # of a gang that is over
+            clean = sensible(record)
+            if clean is None:
+                self.refused += 1
+            else:
+                said.append(Said(min(time_ns, now_ns), clean))
+        return said
+
+    def close(self) -> None:
+        """Read no more."""
+        self._ring.close()
+
+
+def sensible(record: Record) -> Record | None:
+    """The record with what is no finite number left out; None where it cannot be meant."""
+    if not 0 <= record.step < 1 << 53:
+        return None
+    if not isinstance(record, StepRecord):
+        return record
+    parts = structs.asdict(record.parts)
+    times = [record.step_seconds, *(value for value in parts.values() if value is not None)]
+    if not all(0 <= seconds <= MOST_STEP_SECONDS for seconds in times):  # NaN too
+        return None
+    return structs.replace(
+        record,
+        loss=finite(record.loss),
+        grad_norm=finite(record.grad_norm),
+        learning_rate=finite(record.learning_rate) or 0.0,
+        tokens_per_second=finite(record.tokens_per_second) or 0.0,
+        mfu=finite(record.mfu),
+        hfu=finite(record.hfu),
+        eta_seconds=finite(record.eta_seconds),
+        non_finite=record.non_finite
+        or any(value is not None and not math.isfinite(value) for value in _values(record)),
+    )
+
+
+def _values(record: StepRecord) -> tuple[float | None, float | None]:
+    return record.loss, record.grad_norm
+
+
+def finite(value: float | None) -> float | None:
+    """The value, or None where it is not a finite number."""
+    return value if value is not None and math.isfinite(value) else None
