@@ -8,12 +8,12 @@ SOAK_STAMP := $(VENV)/.installed-soak
 # One compute thread a rank: several ranks share a machine in tests and in the demo.
 export OMP_NUM_THREADS = 1
 
-.PHONY: demo test lint soak bench clean postgres
+.PHONY: demo test lint soak bench clean postgres chromium
 
 demo: $(STAMP)
 	$(BIN)/phalanx demo
 
-test: lint postgres
+test: lint postgres chromium
 	$(BIN)/pytest
 
 # Tests of a pair of servers need a real PostgreSQL: Debian's package, where we may install it.
@@ -25,12 +25,20 @@ postgres:
 			apt-get install -qq -y --no-install-recommends postgresql >/dev/null; \
 	else echo "PostgreSQL is not installed: tests of a standby will be skipped"; fi
 
+# The page is tested in a real browser: Debian's Chromium, where we may install it.
+chromium:
+	@if command -v chromium >/dev/null || command -v chromium-browser >/dev/null; then :; \
+	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		apt-get update -qq && DEBIAN_FRONTEND=noninteractive \
+			apt-get install -qq -y --no-install-recommends chromium >/dev/null; \
+	else echo "Chromium is not installed: tests of the page will be skipped"; fi
+
 lint: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy --strict
 
-soak: $(SOAK_STAMP) postgres
+soak: $(SOAK_STAMP) postgres chromium
 	$(BIN)/pytest -m soak --timeout=1800 -rs
 
 # What each one measures: benchmarks/README.md.

@@ -34,6 +34,7 @@ COMMANDS = {
     "events": ("phalanx.cli.fleet:events", "Read the log: events and what was decided."),
     "quota": ("phalanx.cli.fleet:quota", "Show or set what teams own."),
     "top": ("phalanx.cli.fleet:top", "The fleet at a glance, as it changes."),
+    "page": ("phalanx.cli.page:page", "Print a link that opens the page and signs you in."),
     "token": ("phalanx.cli.token:app", "Make, list and revoke tokens."),
     "doctor": ("phalanx.cli.doctor:app", "Check a node, with evidence."),
     "demo": ("phalanx.cli.demo", "Train a small model on four CPU ranks, start to end."),

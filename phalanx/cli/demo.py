@@ -38,6 +38,10 @@ def demo(
     kills: Annotated[
         bool, typer.Option("--kills/--no-kills", help="Run it again on a cluster, and kill things.")
     ] = True,
+    keep: Annotated[
+        bool | None,
+        typer.Option("--keep/--no-keep", help="Leave the page up (default: on a terminal)."),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Train a small model on Python's own sources: two pipeline stages on two replicas each.
@@ -67,18 +71,21 @@ def demo(
         if kills and job.train.steps < FEWEST_STEPS:
             say(f"with fewer than {FEWEST_STEPS} steps nothing is killed")
         elif kills:
-            code = _kill_things(job, folder, json, say)
+            stays = sys.stdout.isatty() if keep is None else keep
+            code = _kill_things(job, folder, json, say, stays and not json)
         say(_what_next(job, folder))
     raise typer.Exit(code)
 
 
-def _kill_things(job: Job, folder: RunFolder, json: bool, say: Callable[[str], None]) -> int:
+def _kill_things(
+    job: Job, folder: RunFolder, json: bool, say: Callable[[str], None], keep: bool
+) -> int:
     from phalanx.cli.demo_cluster import kill_things, table
 
-    outcome = kill_things(job, folder.path, say)
+    outcome = kill_things(job, folder.path, say, keep)
     if json:
         print(msgspec.json.encode(outcome).decode(), flush=True)
-    else:
+    elif not keep:
         say(table(outcome))
     return 0 if outcome.identical and outcome.state == "done" else 1
 

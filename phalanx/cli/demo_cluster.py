@@ -6,6 +6,7 @@ import signal
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ Say = Callable[[str], None]
 
 NODES, SPARES = 4, 1
 END_SECONDS = 600.0
+KEPT_SECONDS = 1800
 
 
 class Incident(Struct, kw_only=True):
@@ -48,16 +50,40 @@ class Outcome(Struct, kw_only=True, tag_field="kind", tag="recovery"):
     differences: list[str] = []
 
 
-def kill_things(job: Job, undisturbed: Path, say: Say) -> Outcome:
-    """Run the job on a cluster of this machine, kill a worker and a node, compare."""
+def kill_things(job: Job, undisturbed: Path, say: Say, keep: bool = False) -> Outcome:
+    """Run the job on a cluster of this machine, kill a worker and a node, compare.
+
+    ``keep``: the cluster and its page stay until somebody has seen enough.
+    """
     from phalanx.control.stage import Stage
 
     with tempfile.TemporaryDirectory(prefix="phalanx-demo-", ignore_cleanup_errors=True) as folder:
         root = Path(folder)
         say(f"\n== The same job on {NODES} nodes and a spare, each a set of processes of its own")
         with Stage(root, nodes=NODES, spares=SPARES) as stage:
-            say(f"its page: {stage.url}/ (token in {stage.state / 'admin.token'})")
-            return _disturb(stage, job, undisturbed, say)
+            say(f"watch it: {_link(stage, 'job/1')}\n          (a link that is good once)")
+            outcome = _disturb(stage, job, undisturbed, say)
+            if keep:
+                say(table(outcome))
+                _stay(stage, say)
+            return outcome
+
+
+def _link(stage: Stage, view: str) -> str:
+    """The address of a view that signs its reader in."""
+    return f"{stage.client.post('/v1/login-links', None, dict)['url']}/{view}"
+
+
+def _stay(stage: Stage, say: Say) -> None:
+    """Leaves the page up for whoever wants to look, until Ctrl-C or for half an hour."""
+    say(f"""
+== See it on the page
+  the kills, and what was decided    {_link(stage, "job/1")}
+  what they cost                     {_link(stage, "goodput")}
+  the fleet as it was, with a slider {_link(stage, "events")}
+Each link is good once. The page stays for {KEPT_SECONDS // 60} minutes; Ctrl-C ends it.""")
+    with suppress(KeyboardInterrupt):
+        time.sleep(KEPT_SECONDS)
 
 
 def _disturb(stage: Stage, job: Job, undisturbed: Path, say: Say) -> Outcome:

@@ -112,15 +112,21 @@ async def _local(server: Server, *, nodes: int, gpus: int) -> None:
 
 
 def _say(json: bool, server: Server) -> None:
+    from phalanx.control.api_page import login_url
+
     admin, join = (server.options.state / name for name in ("admin.token", "join.token"))
+    page = login_url(server)
     if json:
-        print_json({"url": server.url, "admin_token": str(admin), "join_token": str(join)})
+        paths = {"admin_token": str(admin), "join_token": str(join)}
+        print_json({"url": server.url, **paths, "page": page})
         sys.stdout.flush()
         return
     print(f"server:     {server.url}")
     print(f"your token: {admin} (the command line finds it by itself)")
     print(f"add a node: phalanx agent --join {server.url} (token in {join})")
-    print(f"look:       {server.url}/ in a browser, or `phalanx top`", flush=True)
+    print(f"look:       {page}")
+    print("            (good once; `phalanx page` prints another, `phalanx top` needs no browser)")
+    sys.stdout.flush()
 
 
 def _is_loopback(host: str) -> bool:

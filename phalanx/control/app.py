@@ -14,7 +14,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 
-from phalanx.control import api_jobs, api_nodes, api_server, page
+from phalanx.control import api_jobs, api_nodes, api_page, api_plan, api_server, page_files
 from phalanx.control.agent_endpoint import serve_agent
 from phalanx.control.api_types import Failure, Health, Problem
 from phalanx.control.auth import AuthError, Token, bearer, require
@@ -30,7 +30,13 @@ if TYPE_CHECKING:
 
     from phalanx.control.server import Server
 
-ENDPOINTS: list[Endpoint] = [*api_jobs.ENDPOINTS, *api_nodes.ENDPOINTS, *api_server.ENDPOINTS]
+ENDPOINTS: list[Endpoint] = [
+    *api_jobs.ENDPOINTS,
+    *api_nodes.ENDPOINTS,
+    *api_server.ENDPOINTS,
+    *api_page.ENDPOINTS,
+    *api_plan.ENDPOINTS,
+]
 KEY = re.compile(r"[A-Za-z0-9._-]{1,128}")
 HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 
@@ -67,7 +73,7 @@ def _people_app(server: Server) -> Starlette:
     for each in [*ENDPOINTS, *public_endpoints()]:
         by_path.setdefault(each.path, {})[each.method] = each
     routes: list[BaseRoute] = [_Resource(server, path, known) for path, known in by_path.items()]
-    routes += page.routes()
+    routes += page_files.routes()
     routes.append(WebSocketRoute("/v1/live", lambda socket: serve_live(server, socket)))
     return Starlette(routes=routes, exception_handlers={HTTPException: _http, Exception: _bug})
 

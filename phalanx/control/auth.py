@@ -17,10 +17,12 @@ from msgspec import Struct, structs
 
 from phalanx.control.store import Store
 
-Role = Literal["admin", "user", "read", "agent", "join"]
+Role = Literal["admin", "user", "read", "agent", "join", "login"]
 PREFIX = "phx_"
 HOUR_NS = 3600 * 10**9
 JOIN_HOURS = 24
+LINK_HOURS = 0.5  # until a login link is useless; it is good once
+SESSION_HOURS = 12  # of the token that a page gets for it
 
 
 class Token(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -32,6 +34,7 @@ class Token(Struct, frozen=True, kw_only=True, omit_defaults=True):
     team: str = ""
     node: str = ""
     machine: str = ""
+    grants: Role = "read"  # what a login link is exchanged for
     created_ns: int = 0
     expires_ns: int = 0  # 0: never
     revoked: bool = False
@@ -61,6 +64,7 @@ class Tokens:
         self._by_digest: dict[bytes, Token] = {}
         self._digests: dict[str, bytes] = {}
         self._of_node: dict[str, str] = {}  # id of the token that a node's agent has
+        self._spent: set[str] = set()  # login links whose revocation is on its way into the store
         self.reload()
 
     def reload(self) -> None:
@@ -85,6 +89,7 @@ class Tokens:
         hours: float = 0,
         node: str = "",
         machine: str = "",
+        grants: Role = "read",
     ) -> tuple[str, Token]:
         """A new token, in words that only its owner will know, and its record."""
         secret = f"{PREFIX}{role}_{secrets.token_urlsafe(32)}"
@@ -96,6 +101,7 @@ class Tokens:
             team=team,
             node=node,
             machine=machine,
+            grants=grants,
             created_ns=now,
             expires_ns=now + int(hours * HOUR_NS) if hours else 0,
         )
@@ -110,6 +116,13 @@ class Tokens:
         token = structs.replace(self._by_digest[digest], revoked=True)
         self._keep(digest, token)
         return token
+
+    def spend(self, number: str) -> bool:
+        """Use up a token that is good once; False where somebody was faster."""
+        if number in self._spent:
+            return False
+        self._spent.add(number)
+        return True
 
     def revoke_node(self, node: str) -> None:
         """The agent token of a node that joins anew is worthless from now on."""

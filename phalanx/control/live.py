@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING
 import msgspec
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
+from phalanx import __version__
 from phalanx.cluster.commands import Command
 from phalanx.cluster.events import Event
 from phalanx.control.auth import AuthError, Token, bearer, may_see, require
 from phalanx.control.endpoints import EVERYBODY
 from phalanx.control.views import event_out, visible
+from phalanx.observe import page
 
 if TYPE_CHECKING:
     from phalanx.control.server import Leading, Server
@@ -52,7 +54,8 @@ async def _send(server: Server, leading: Leading, token: Token, socket: WebSocke
     waiting: asyncio.Queue[Entry] = asyncio.Queue(MOST_WAITING)
     leading.readers.append(waiting)
     listening = asyncio.ensure_future(_until_gone(socket))
-    await socket.send_text('{"kind":"ready"}')
+    ready = {"kind": "ready", "page": page.load().version, "version": __version__}
+    await socket.send_text(msgspec.json.encode(ready).decode())
     try:
         while not listening.done() and server.leading is leading:
             try:

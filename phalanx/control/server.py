@@ -21,6 +21,8 @@ from phalanx.cluster.policy import Policy
 from phalanx.control.audit import Audit
 from phalanx.control.auth import JOIN_HOURS, AuthError, Tokens
 from phalanx.control.controller import Controller, CoreFailedError
+from phalanx.control.fleet_history import FleetHistory
+from phalanx.control.helper import Helper
 from phalanx.control.hub import Hub
 from phalanx.control.limits import RateLimit
 from phalanx.control.recovery import recover
@@ -33,6 +35,7 @@ from phalanx.control.store import (
     StoreLostError,
     open_store,
 )
+from phalanx.observe.planning import JobPlan
 
 logger = logging.getLogger("phalanx.server")
 
@@ -69,6 +72,7 @@ class Leading:
         self.controller, self.hub, self.tokens = controller, hub, tokens
         self.recent: deque[tuple[Event, Sequence[Command]]] = deque(maxlen=RECENT_EVENTS)
         self.readers: list[asyncio.Queue[tuple[Event, Sequence[Command]]]] = []
+        self.changed = asyncio.Event()
         controller.listeners.append(self._note)
 
     @property
@@ -78,6 +82,7 @@ class Leading:
 
     def _note(self, event: Event, commands: Sequence[Command]) -> None:
         self.recent.append((event, commands))
+        self.changed.set()
         for reader in self.readers:
             with suppress(asyncio.QueueFull):
                 reader.put_nowait((event, commands))
@@ -91,6 +96,9 @@ class Server:
         options.state.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.store: Store = open_store(options.store, options.state)
         self.audit = Audit(options.state / "audit.jsonl")
+        self.history = FleetHistory(options.state / "history.sqlite")
+        self.helper = Helper()
+        self.plans: dict[int, JobPlan] = {}  # by job
         self.leading: Leading | None = None
         self.leader = ""  # URL of whoever leads instead
         self.settled = asyncio.Event()  # it leads, or it stands by
@@ -156,7 +164,12 @@ class Server:
         logger.info(text, lead.epoch, found.core.sequence, found.replayed, nodes, jobs)
         tasks = [
             asyncio.create_task(work)
-            for work in (controller.run(), hub.sweep(), self._renew(controller))
+            for work in (
+                controller.run(),
+                hub.sweep(),
+                self._renew(controller),
+                self.history.follow(controller.core, leading.changed),
+            )
         ]
         self.leading = leading
         self.settled.set()
@@ -195,4 +208,6 @@ class Server:
     def close(self) -> None:
         """Let go of the store and the audit log."""
         self.store.close()
+        self.history.close()
+        self.helper.close()
         self.audit.close()

@@ -1,0 +1,30 @@
+"""``phalanx page``: a link to the page that signs its reader in, once."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from phalanx.cli.options import Json, print_json
+from phalanx.cli.remote import ServerUrl, State, connected
+from phalanx.control.api_page import LoginLink
+
+page = typer.Typer()
+
+
+@page.command()
+def link(
+    view: Annotated[str, typer.Argument(help="Where it leads, e.g. job/7, goodput.")] = "",
+    server: ServerUrl = "",
+    state: State = None,
+    json: Json = False,
+) -> None:
+    """Print a link that opens the page with your rights; it is good once, for half an hour."""
+    with connected(server, json, state) as client:
+        made = client.post("/v1/login-links", None, LoginLink)
+    address = made.url + (f"/{view.strip('/#')}" if view else "")
+    if json:
+        print_json({"url": address, "expires_ns": made.expires_ns})
+    else:
+        print(address)

@@ -1,0 +1,202 @@
+"""Endpoints that the page alone needs: login links, and the fleet as columns, now and then."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import numpy as np
+from msgspec import Meta
+
+from phalanx.cluster.fleet import Column, NodeState
+from phalanx.control import api_types as t
+from phalanx.control.api_server import token_out
+from phalanx.control.auth import LINK_HOURS, SESSION_HOURS
+from phalanx.control.endpoints import EVERYBODY, ApiError, Call, Endpoint
+from phalanx.control.fleet_history import Frame, frame_of
+from phalanx.control.views import team_of
+
+if TYPE_CHECKING:
+    from phalanx.control.server import Server
+
+STATES = tuple(state.name.lower() for state in NodeState)
+HIDDEN = -1  # a job that the caller may not know of
+Nanoseconds = Annotated[int, Meta(ge=0, le=1 << 62)]
+
+
+class FleetQuery(t.In, frozen=True):
+    at_ns: Nanoseconds = 0  # 0: now
+
+
+class FleetJob(t.Out, frozen=True):
+    id: int
+    name: str
+    team: str
+    state: str
+    generation: int
+    gpus: int
+
+
+class FleetOut(t.Out, frozen=True):
+    """A fleet as columns, one entry a node: 12,500 nodes are a few hundred kilobytes."""
+
+    time_ns: int
+    sequence: int  # of the last event; 0: this is the past
+    first_ns: int  # the past begins here
+    states: tuple[str, ...]
+    names: list[str]
+    state: list[int]  # index of ``states``
+    job: list[int]  # 0: none; -1: one that the caller may not know of
+    gpus: list[int]
+    free_gpus: list[int]
+    leaf: list[int]
+    pod: list[int]
+    leaves: list[str]
+    pods: list[str]
+    connected: list[int]  # 1: its agent speaks to this server; empty in the past
+    jobs: list[FleetJob]
+
+
+class LoginLink(t.Out, frozen=True):
+    """Good once, and not for long: the page exchanges it for a token of its own."""
+
+    url: str
+    code: str
+    expires_ns: int
+
+
+class Session(t.Out, frozen=True):
+    secret: str
+    token: t.TokenOut
+
+
+async def fleet(call: Call) -> FleetOut:
+    """The fleet now, or as it was."""
+    core, history = call.leading.core, call.server.history
+    first, _ = await call.server.read(history.bounds)
+    frame: Frame | None = None
+    if call.query.at_ns:
+        frame = await call.server.read(history.at, call.query.at_ns)
+    past = frame is not None
+    if frame is None:
+        frame = frame_of(core, call.leading.controller.clock.now_ns())
+    known, count = core.view.fleet, len(frame.state)
+    columns = known.columns
+    connected = np.zeros(0 if past else count, np.int64)
+    if not past and count:
+        connected[np.fromiter(call.leading.hub.connections, np.int64)] = 1
+    return FleetOut(
+        time_ns=frame.time_ns,
+        sequence=0 if past else core.sequence,
+        first_ns=first,
+        states=STATES,
+        names=[node.name for node in known.nodes[:count]],
+        state=frame.state.tolist(),
+        job=_seen(call, frame.job),
+        gpus=columns.gpus[:count].tolist(),
+        free_gpus=frame.free_gpus.tolist(),
+        leaf=columns.leaf[:count].tolist(),
+        pod=columns.pod[:count].tolist(),
+        leaves=known.places["leaf"],
+        pods=known.places["pod"],
+        connected=connected.tolist(),
+        jobs=_jobs(call, frame),
+    )
+
+
+def _seen(call: Call, job: Column) -> list[int]:
+    if not call.token.team:
+        return list(job.tolist())
+    core = call.leading.core
+    hidden = [n for n in np.unique(job).tolist() if n and not call.sees(team_of(core, n))]
+    return list(np.where(np.isin(job, hidden), HIDDEN, job).tolist())
+
+
+def _jobs(call: Call, frame: Frame) -> list[FleetJob]:
+    found = []
+    for number, state, generation in frame.jobs:
+        job = call.leading.core.view.jobs.get(number)
+        if not call.sees(team_of(call.leading.core, number)):
+            continue
+        found.append(
+            FleetJob(
+                id=number,
+                name=job.spec.name if job else f"job {number}",
+                team=job.spec.team if job else "",
+                state=state,
+                generation=generation,
+                gpus=job.spec.gang.gpus(job.wanted_replicas) if job else 0,
+            )
+        )
+    return found
+
+
+async def login_link(call: Call) -> LoginLink:
+    """A link that opens the page once for whoever has it, with the rights of the caller."""
+    token = call.token
+    secret, made = await call.server.read(
+        lambda: call.leading.tokens.create(
+            "login", token.name, team=token.team, hours=LINK_HOURS, grants=token.role
+        )
+    )
+    return LoginLink(url=_address(call.server.url, secret), code=secret, expires_ns=made.expires_ns)
+
+
+def login_url(server: Server) -> str:
+    """A link for the administrator who has just started a server."""
+    if server.leading is None:
+        return server.url + "/"
+    create = server.leading.tokens.create
+    return _address(server.url, create("login", "admin", hours=LINK_HOURS, grants="admin")[0])
+
+
+def _address(url: str, secret: str) -> str:
+    # Behind the hash: a browser does not send it, so that no proxy or log keeps it.
+    return f"{url}/#/login/{secret}"
+
+
+async def login(call: Call) -> Session:
+    """A token for a page, for the code of a link. The code is worthless from now on."""
+    tokens, link = call.leading.tokens, call.token
+    if not tokens.spend(link.id):
+        raise ApiError(409, "link_used", "this link was used already: ask for another")
+    await call.server.read(tokens.revoke, link.id)
+    secret, made = await call.server.read(
+        lambda: tokens.create(link.grants, link.name, team=link.team, hours=SESSION_HOURS)
+    )
+    return Session(secret=secret, token=token_out(made))
+
+
+ENDPOINTS = [
+    Endpoint(
+        method="GET",
+        path="/v1/fleet",
+        name="fleet",
+        summary="Show the fleet as columns, now or as it was.",
+        roles=EVERYBODY,
+        handler=fleet,
+        answer=FleetOut,
+        query=FleetQuery,
+    ),
+    Endpoint(
+        method="POST",
+        path="/v1/login-links",
+        name="login_link",
+        summary="Make a link that opens the page once, with the caller's rights.",
+        roles=EVERYBODY,
+        handler=login_link,
+        answer=LoginLink,
+        status=201,
+        audited=True,
+    ),
+    Endpoint(
+        method="POST",
+        path="/v1/login",
+        name="login",
+        summary="Exchange the code of a login link for a token.",
+        roles=("login",),
+        handler=login,
+        answer=Session,
+        status=201,
+        audited=True,
+    ),
+]

@@ -1,0 +1,126 @@
+// The server: requests with the token, and the live socket that comes back by itself.
+const KEY = "phalanx-token";
+let token = "";
+try { token = sessionStorage.getItem(KEY) ?? ""; } catch { /* storage may be forbidden */ }
+
+export class Refused extends Error {
+  constructor(status, code, message) {
+    super(message);
+    this.status = status;
+    this.code = code;
+  }
+}
+
+export const hasToken = () => Boolean(token);
+
+export function keepToken(secret) {
+  token = secret;
+  try {
+    if (secret) sessionStorage.setItem(KEY, secret);
+    else sessionStorage.removeItem(KEY);
+  } catch { /* then it lasts as long as this page */ }
+}
+
+async function call(path, options = {}, bearer = token) {
+  const headers = { Authorization: `Bearer ${bearer}`, ...(options.body ? { "Content-Type": "application/json" } : {}) };
+  let answer;
+  try {
+    answer = await fetch(path, { ...options, headers });
+  } catch (problem) {
+    if (problem.name === "AbortError") throw problem;
+    throw new Refused(0, "unreachable", "the server does not answer");
+  }
+  if (answer.ok) return answer;
+  const body = await answer.json().catch(() => ({}));
+  const { code = "refused", message = `the server says ${answer.status}` } = body.error ?? {};
+  if (answer.status === 401 && bearer === token) dispatchEvent(new CustomEvent("phalanx:login", { detail: message }));
+  throw new Refused(answer.status, code, message);
+}
+
+export const get = async (path, options) => (await call(path, options)).json();
+export const post = async (path, body, bearer) =>
+  (await call(path, { method: "POST", body: body === undefined ? undefined : JSON.stringify(body) }, bearer)).json();
+
+export async function* stream(path, signal) {
+  const reader = (await call(path, { signal })).body.pipeThrough(new TextDecoderStream()).getReader();
+  try {
+    for (;;) {
+      const { value, done } = await reader.read();
+      if (done) return;
+      yield value;
+    }
+  } finally {
+    reader.cancel().catch(() => {});
+  }
+}
+
+// What an optional endpoint says; null where this server does not have it (yet).
+export async function maybe(path, options) {
+  try {
+    return await get(path, options);
+  } catch (problem) {
+    if (problem.status === 404 || problem.status === 409 || problem.status === 405) return null;
+    throw problem;
+  }
+}
+
+const LONGEST_MS = 15_000;
+const SILENT_MS = 40_000; // the server says something at least every 15 s
+
+export class Live extends EventTarget {
+  constructor() {
+    super();
+    this.state = "connecting"; // live, away
+    this.tries = 0;
+    addEventListener("online", () => this.hurry());
+    document.addEventListener("visibilitychange", () => { if (!document.hidden) this.hurry(); });
+  }
+
+  open() {
+    this.close();
+    const socket = new WebSocket(`${location.origin.replace(/^http/, "ws")}/v1/live`);
+    this.socket = socket;
+    socket.onopen = () => { socket.send(token); this.watch(); };
+    socket.onmessage = ({ data }) => {
+      this.watch();
+      const message = JSON.parse(data);
+      if (message.kind === "ready") {
+        this.tries = 0;
+        this.set("live");
+      }
+      this.dispatchEvent(new CustomEvent("message", { detail: message }));
+    };
+    socket.onclose = ({ code }) => {
+      if (this.socket !== socket) return;
+      this.socket = null;
+      clearTimeout(this.silence);
+      if (code === 4401) return;
+      this.set("away");
+      const wait = Math.min(LONGEST_MS, 400 * 1.7 ** this.tries++) * (0.7 + 0.6 * Math.random());
+      this.retry = setTimeout(() => this.open(), wait);
+    };
+  }
+
+  watch() {
+    clearTimeout(this.silence);
+    this.silence = setTimeout(() => this.socket?.close(), SILENT_MS);
+  }
+
+  hurry() {
+    if (this.state === "away" && !this.socket) { this.tries = 0; this.open(); }
+  }
+
+  close() {
+    clearTimeout(this.retry);
+    clearTimeout(this.silence);
+    const socket = this.socket;
+    this.socket = null;
+    socket?.close();
+  }
+
+  set(state) {
+    if (state === this.state) return;
+    this.state = state;
+    this.dispatchEvent(new CustomEvent("state", { detail: state }));
+  }
+}

@@ -1,0 +1,225 @@
+// Curves over steps, with incidents marked on them. Charts of one group share crosshair and zoom.
+import { h } from "./dom.js";
+import { short, whole } from "./format.js";
+import { before, fitCanvas, ticks } from "./scale.js";
+import { colours, seriesColour } from "./theme.js";
+
+const LEFT = 52, RIGHT = 12, TOP = 16, BOTTOM = 24;
+
+export class Chart {
+  // options: label, unit, format, group (array shared by charts), floor (lowest y), x: name of the x axis
+  constructor(options) {
+    this.options = { format: short, unit: "", group: [], x: "step", ...options };
+    this.canvas = h("canvas", { role: "img", "aria-label": `${options.label}: no data yet`, tabIndex: 0 });
+    this.hint = h("div", { class: "hint", hidden: true });
+    this.node = h("div", { class: `chart ${options.tall ? "tall" : ""}` }, this.canvas, this.hint);
+    this.canvas.chart = this;
+    this.series = [];
+    this.marks = [];
+    this.lines = [];
+    this.zoom = null;
+    this.cursor = null;
+    this.options.group.push(this);
+    this.watch = new ResizeObserver(() => this.draw());
+    this.watch.observe(this.canvas);
+    this.listen();
+  }
+
+  // series: [{name, x, y, min?, max?, colour?}]; marks: [{x, tone, text}]; lines: [{y, text}]
+  show(series, marks = [], lines = []) {
+    this.series = series.filter((each) => each.x.length);
+    this.marks = marks;
+    this.lines = lines.filter((line) => Number.isFinite(line.y));
+    const told = this.series.map((each) => `${each.name} ${this.options.format(each.y.findLast((v) => v !== null && v !== undefined))}`);
+    this.canvas.setAttribute("aria-label", `${this.options.label}: ${told.join(", ") || "no data yet"}; ${marks.length} incidents marked`);
+    this.draw();
+  }
+
+  ranges() {
+    let low = Infinity, high = -Infinity, from = Infinity, to = -Infinity;
+    for (const { x } of this.series) { from = Math.min(from, x[0]); to = Math.max(to, x[x.length - 1]); }
+    if (this.zoom) [from, to] = this.zoom;
+    for (const { x, y, min, max } of this.series) {
+      for (let i = 0; i < x.length; i++) {
+        if (x[i] < from || x[i] > to) continue;
+        const least = min?.[i] ?? y[i], most = max?.[i] ?? y[i];
+        if (least === null || least === undefined) continue;
+        if (least < low) low = least;
+        if (most > high) high = most;
+      }
+    }
+    for (const { y } of this.lines) { low = Math.min(low, y); high = Math.max(high, y); }
+    if (!(high > -Infinity)) [low, high] = [0, 1];
+    if (this.options.floor !== undefined) low = Math.min(low, this.options.floor);
+    if (high === low) { high += Math.abs(high) * 0.1 || 1; low -= this.options.floor === undefined ? Math.abs(low) * 0.1 : 0; }
+    const room = (high - low) * 0.06;
+    return { from, to: to > from ? to : from + 1, low: this.options.floor === low ? low : low - room, high: high + room };
+  }
+
+  draw() {
+    this.frame ??= requestAnimationFrame(() => { this.frame = null; this.paint(); });
+  }
+
+  paint() {
+    const { c, width, height } = fitCanvas(this.canvas);
+    if (!width) return;
+    const theme = colours();
+    c.font = "11px Inter, sans-serif";
+    if (!this.series.length) {
+      c.fillStyle = theme.faint;
+      c.textAlign = "center";
+      c.fillText(this.options.waiting ?? "no data yet", width / 2, height / 2);
+      return;
+    }
+    const range = this.ranges();
+    const px = (x) => LEFT + ((x - range.from) / (range.to - range.from)) * (width - LEFT - RIGHT);
+    const py = (y) => height - BOTTOM - ((y - range.low) / (range.high - range.low)) * (height - TOP - BOTTOM);
+    this.px = px;
+    this.at = (x) => range.from + ((x - LEFT) / (width - LEFT - RIGHT)) * (range.to - range.from);
+    this.axes(c, theme, range, px, py, width, height);
+    c.save();
+    c.beginPath();
+    c.rect(LEFT, 0, width - LEFT - RIGHT, height - BOTTOM + 1);
+    c.clip();
+    this.series.forEach((each, i) => this.curve(c, each, each.colour ?? seriesColour(i), px, py));
+    for (const mark of this.marks) this.mark(c, theme, mark, px(mark.x), height);
+    c.restore();
+    for (const { y, text } of this.lines) {
+      c.strokeStyle = theme.soft;
+      c.setLineDash([4, 3]);
+      line(c, LEFT, py(y), width - RIGHT, py(y));
+      c.setLineDash([]);
+      c.fillStyle = theme.soft;
+      c.textAlign = "right";
+      c.fillText(text, width - RIGHT, py(y) - 4);
+    }
+    if (this.cursor !== null) this.crosshair(c, theme, px, py, width, height);
+  }
+
+  axes(c, theme, range, px, py, width, height) {
+    c.strokeStyle = theme.line;
+    c.fillStyle = theme.faint;
+    c.lineWidth = 1;
+    c.textBaseline = "middle";
+    c.textAlign = "right";
+    for (const y of ticks(range.low, range.high, height / 48)) {
+      line(c, LEFT, Math.round(py(y)) + 0.5, width - RIGHT, Math.round(py(y)) + 0.5);
+      c.fillText(this.options.format(y), LEFT - 7, py(y));
+    }
+    c.textBaseline = "alphabetic";
+    c.textAlign = "center";
+    for (const x of ticks(range.from, range.to, width / 110)) c.fillText((this.options.formatX ?? whole)(x), px(x), height - 7);
+    c.textAlign = "left";
+    c.fillText(this.options.unit, 2, 9);
+  }
+
+  curve(c, { x, y, min, max, dash }, colour, px, py) {
+    c.lineJoin = "round";
+    if (min && max) {
+      c.globalAlpha = 0.16;
+      c.fillStyle = colour;
+      runs(y, (from, to) => {
+        c.beginPath();
+        for (let i = from; i < to; i++) c.lineTo(px(x[i]), py(max[i] ?? y[i]));
+        for (let i = to - 1; i >= from; i--) c.lineTo(px(x[i]), py(min[i] ?? y[i]));
+        c.fill();
+      });
+      c.globalAlpha = 1;
+    }
+    c.strokeStyle = c.fillStyle = colour;
+    c.lineWidth = 1.6;
+    c.setLineDash(dash ? [5, 4] : []);
+    runs(y, (from, to) => {
+      c.beginPath();
+      for (let i = from; i < to; i++) c.lineTo(px(x[i]), py(y[i]));
+      c.stroke();
+      if (to - from === 1) c.fillRect(px(x[from]) - 1.5, py(y[from]) - 1.5, 3, 3);
+    });
+    c.setLineDash([]);
+    c.lineWidth = 1;
+  }
+
+  mark(c, theme, mark, x, height) {
+    c.strokeStyle = c.fillStyle = theme[mark.tone] ?? theme.bad;
+    c.setLineDash([2, 3]);
+    line(c, x, TOP - 4, x, height - BOTTOM);
+    c.setLineDash([]);
+    c.beginPath();
+    c.moveTo(x, TOP - 2);
+    c.lineTo(x - 5, 3);
+    c.lineTo(x + 5, 3);
+    c.fill();
+  }
+
+  crosshair(c, theme, px, py, width, height) {
+    const x = px(this.cursor);
+    if (x < LEFT || x > width - RIGHT) { this.hint.hidden = true; return; }
+    c.strokeStyle = theme["strong-line"];
+    line(c, x, TOP, x, height - BOTTOM);
+    const lines = [];
+    this.series.forEach((each, i) => {
+      const index = before(each.x, this.cursor);
+      const value = each.y[index];
+      if (value === null || value === undefined) { lines.push([each.name, "not finite"]); return; }
+      c.fillStyle = each.colour ?? seriesColour(i);
+      c.beginPath();
+      c.arc(px(each.x[index]), py(value), 3, 0, 7);
+      c.fill();
+      lines.push([each.name, `${this.options.format(value)} ${this.options.unit}`]);
+    });
+    const near = this.marks.filter((mark) => Math.abs(px(mark.x) - x) < 7);
+    this.hint.replaceChildren(h("strong", {}, `${this.options.x} ${(this.options.formatX ?? whole)(this.cursor)}`),
+      ...lines.map(([name, text]) => h("span", {}, `${name} ${text}`)), ...near.slice(0, 4).map((mark) => h("span", { class: "bad" }, mark.text)));
+    this.hint.hidden = !this.own;
+    this.hint.style.left = `${x > width * 0.6 ? Math.max(0, x - this.hint.offsetWidth - 12) : x + 12}px`;
+  }
+
+  listen() {
+    const { canvas } = this;
+    const each = (act) => this.options.group.forEach((chart) => { act(chart); chart.draw(); });
+    const where = (event) => event.clientX - canvas.getBoundingClientRect().left;
+    const point = (value, own) => each((chart) => { chart.cursor = value; chart.own = own && chart === this; if (value === null) chart.hint.hidden = true; });
+    canvas.addEventListener("pointermove", (event) => {
+      if (!this.at) return;
+      point(Math.round(this.at(where(event))), true);
+    });
+    canvas.addEventListener("pointerleave", () => point(null));
+    canvas.addEventListener("pointerdown", (event) => { this.from = this.at?.(where(event)); });
+    canvas.addEventListener("pointerup", (event) => {
+      if (this.from === undefined) return;
+      const to = this.at(where(event));
+      const [low, high] = [Math.min(this.from, to), Math.max(this.from, to)];
+      if (Math.abs(this.px(high) - this.px(low)) > 12) each((chart) => { chart.zoom = [low, high]; });
+      this.from = undefined;
+    });
+    canvas.addEventListener("dblclick", () => each((chart) => { chart.zoom = null; }));
+    canvas.addEventListener("keydown", (event) => {
+      const x = this.series[0]?.x;
+      if (!x) return;
+      const at = before(x, this.cursor ?? x[x.length - 1]);
+      const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+      if (step) { point(x[Math.max(0, Math.min(x.length - 1, at + step))], true); event.preventDefault(); }
+      if (event.key === "Escape") { point(null); each((chart) => { chart.zoom = null; }); }
+    });
+    canvas.addEventListener("blur", () => point(null));
+  }
+
+  close() { this.watch.disconnect(); }
+}
+
+function line(c, x, y, toX, toY) {
+  c.beginPath();
+  c.moveTo(x, y);
+  c.lineTo(toX, toY);
+  c.stroke();
+}
+
+// Stretches without holes: a value that is not finite interrupts the curve.
+function runs(values, act) {
+  let from = -1;
+  for (let i = 0; i <= values.length; i++) {
+    const there = i < values.length && values[i] !== null && values[i] !== undefined;
+    if (there && from < 0) from = i;
+    if (!there && from >= 0) { act(from, i); from = -1; }
+  }
+}

@@ -1,0 +1,151 @@
+// Rank × step: each cell is a rank's step time over the median of that step. Most cells are pale;
+// a rank that holds the others up is a line that one cannot miss, and it is named beside it.
+import { h } from "./dom.js";
+import { heatScale } from "./fleetcolour.js";
+import { counted, span, whole } from "./format.js";
+import { fitCanvas, ticks } from "./scale.js";
+import { colours } from "./theme.js";
+
+const LEFT = 64, BOTTOM = 24, RIGHT = 10;
+const HIGHEST = 1.2; // times the median: the strongest colour
+
+const rgb = (hex) => [1, 3, 5].map((i) => parseInt(hex.slice(i, i + 2), 16));
+
+export function medians(rows, columns) {
+  const found = new Float64Array(columns);
+  for (let column = 0; column < columns; column++) {
+    const values = rows.map((row) => row[column]).filter((value) => value !== null && value !== undefined).sort((a, b) => a - b);
+    found[column] = values.length ? values[values.length >> 1] : NaN;
+  }
+  return found;
+}
+
+// Rows that are slower than the rest, for good: the median over their steps of the ratio.
+export function outliers(rows, middle, least = 1.08) {
+  const found = [];
+  rows.forEach((row, index) => {
+    const ratios = [];
+    for (let i = 0; i < row.length; i++) if (row[i] !== null && row[i] !== undefined && middle[i] > 0) ratios.push(row[i] / middle[i]);
+    const recent = ratios.slice(-20).sort((a, b) => a - b);
+    if (recent.length < 3) return;
+    const ratio = recent[recent.length >> 1];
+    if (ratio >= least) found.push({ index, ratio });
+  });
+  return found.sort((a, b) => b.ratio - a.ratio);
+}
+
+export class HeatMap {
+  constructor() {
+    this.canvas = h("canvas", { role: "img", tabIndex: 0, "aria-label": "Step time by rank: no data yet" });
+    this.hint = h("div", { class: "hint", hidden: true });
+    this.node = h("div", { class: "heat" }, this.canvas, this.hint);
+    this.canvas.heat = this;
+    this.watch = new ResizeObserver(() => this.draw());
+    this.watch.observe(this.canvas);
+    this.canvas.addEventListener("pointermove", (event) => this.point(event));
+    this.canvas.addEventListener("pointerleave", () => { this.hint.hidden = true; });
+  }
+
+  // data: {steps, rows (node|rank), ranks, nodes, step_seconds}
+  show(data) {
+    this.data = data;
+    this.columns = data.steps.length;
+    this.middle = medians(data.step_seconds, this.columns);
+    this.slow = outliers(data.step_seconds, this.middle);
+    this.pixels();
+    const told = this.slow.slice(0, 3).map((each) => `${this.name(each.index)} is ${Math.round((each.ratio - 1) * 100)} % slower`).join(", ");
+    this.canvas.setAttribute("aria-label", `Step time of ${counted(data.ranks.length, data.rows === "node" ? "node" : "rank")} over ${counted(this.columns, "step")}: ${told || "no rank is slower than the others"}`);
+    this.draw();
+  }
+
+  name(index) {
+    const { ranks, nodes, rows } = this.data;
+    return rows === "node" ? nodes[index] : `rank ${ranks[index]}${nodes[index] ? ` on ${nodes[index]}` : ""}`;
+  }
+
+  // One pixel a cell, at most 2,000 rows: of rows that fall together the slowest is shown.
+  pixels() {
+    const { step_seconds: rows } = this.data;
+    const tall = Math.min(rows.length, 2000);
+    this.tall = tall;
+    const scale = heatScale().map(rgb);
+    const theme = colours();
+    const empty = rgb(theme.sunken.length === 7 ? theme.sunken : "#eeeeee");
+    const image = new ImageData(Math.max(1, this.columns), Math.max(1, tall));
+    for (let row = 0; row < rows.length; row++) {
+      const y = Math.floor((row * tall) / rows.length);
+      for (let column = 0; column < this.columns; column++) {
+        const value = rows[row][column];
+        const at = 4 * (y * this.columns + column);
+        const [r, g, b, weight] = value === null || value === undefined || !(this.middle[column] > 0) ? [...empty, 1] : shade(scale, value / this.middle[column]);
+        if (image.data[at + 3] >= weight && image.data[at + 3]) continue;
+        image.data[at] = r;
+        image.data[at + 1] = g;
+        image.data[at + 2] = b;
+        image.data[at + 3] = weight;
+      }
+    }
+    for (let i = 3; i < image.data.length; i += 4) image.data[i] = 255;
+    this.image = new OffscreenCanvas(image.width, image.height);
+    this.image.getContext("2d").putImageData(image, 0, 0);
+  }
+
+  draw() { this.frame ??= requestAnimationFrame(() => { this.frame = null; this.paint(); }); }
+
+  paint() {
+    const { c, width, height } = fitCanvas(this.canvas);
+    const theme = colours();
+    c.font = "11px Inter, sans-serif";
+    c.textBaseline = "middle";
+    if (!this.data || !this.columns) {
+      c.fillStyle = theme.faint;
+      c.textAlign = "center";
+      c.fillText("no step has been reported yet", width / 2, height / 2);
+      return;
+    }
+    const count = this.data.step_seconds.length;
+    const w = width - LEFT - RIGHT, tall = height - BOTTOM;
+    c.imageSmoothingEnabled = false;
+    c.drawImage(this.image, LEFT, 0, w, tall);
+    c.fillStyle = theme.faint;
+    c.textAlign = "right";
+    for (const tick of ticks(0, count - 1, tall / 40)) if (Number.isInteger(tick)) c.fillText(whole(this.data.ranks[tick]), LEFT - 8, ((tick + 0.5) / count) * tall);
+    c.textAlign = "center";
+    for (const tick of ticks(0, this.columns - 1, w / 100)) if (Number.isInteger(tick)) c.fillText(whole(this.data.steps[tick]), LEFT + ((tick + 0.5) / this.columns) * w, height - 8);
+    for (const { index } of this.slow.slice(0, 8)) {
+      const y = ((index + 0.5) / count) * tall, half = Math.max(3, tall / count / 2);
+      c.fillStyle = theme.bad;
+      c.beginPath();
+      c.moveTo(LEFT - 1, y);
+      c.lineTo(LEFT - 8, y - 5);
+      c.lineTo(LEFT - 8, y + 5);
+      c.fill();
+      c.strokeStyle = theme.bad;
+      c.lineWidth = 1.5;
+      c.strokeRect(LEFT, y - half, w, half * 2);
+    }
+  }
+
+  point(event) {
+    if (!this.columns) return;
+    const box = this.canvas.getBoundingClientRect();
+    const column = Math.floor(((event.clientX - box.left - LEFT) / (box.width - LEFT - RIGHT)) * this.columns);
+    const row = Math.floor(((event.clientY - box.top) / (box.height - BOTTOM)) * this.data.step_seconds.length);
+    const value = this.data.step_seconds[row]?.[column];
+    this.hint.hidden = value === undefined || value === null;
+    if (this.hint.hidden) return;
+    const ratio = value / this.middle[column];
+    this.hint.replaceChildren(h("strong", {}, this.name(row)), h("span", {}, `step ${whole(this.data.steps[column])}: ${span(value)}`), h("span", {}, `${ratio.toFixed(2)}× the median`));
+    this.hint.style.left = `${Math.min(event.clientX - box.left + 14, box.width - 180)}px`;
+    this.hint.style.top = `${event.clientY - box.top + 14}px`;
+  }
+
+  close() { this.watch.disconnect(); }
+}
+
+function shade(scale, ratio) {
+  const t = Math.max(0, Math.min(1, (ratio - 0.97) / (HIGHEST - 0.97))) * (scale.length - 1);
+  const i = Math.min(scale.length - 2, Math.floor(t));
+  const mix = scale[i].map((part, k) => Math.round(part + (scale[i + 1][k] - part) * (t - i)));
+  return [...mix, Math.max(2, Math.min(255, Math.round(60 + 120 * (ratio - 0.97))))];
+}

@@ -1,0 +1,33 @@
+// Ticks that people read easily.
+export function ticks(low, high, wanted) {
+  const rough = (high - low) / Math.max(1, wanted);
+  if (!(rough > 0) || !Number.isFinite(rough)) return [low];
+  const power = 10 ** Math.floor(Math.log10(rough));
+  const step = [1, 2, 2.5, 5, 10].map((each) => each * power).find((each) => each >= rough);
+  const found = [];
+  for (let value = Math.ceil(low / step - 1e-9) * step; value <= high + step * 1e-9; value += step) found.push(Math.abs(value) < step * 1e-9 ? 0 : value);
+  return found;
+}
+
+// Index of the last entry that is not above a value.
+export function before(sorted, value) {
+  let low = 0, high = sorted.length - 1;
+  while (low < high) {
+    const middle = (low + high + 1) >> 1;
+    if (sorted[middle] <= value) low = middle;
+    else high = middle - 1;
+  }
+  return low;
+}
+
+// Sharp lines whatever the density of the screen.
+export function fitCanvas(canvas) {
+  const { width, height } = canvas.getBoundingClientRect();
+  const ratio = Math.min(devicePixelRatio || 1, 2);
+  const w = Math.round(width * ratio), tall = Math.round(height * ratio);
+  if (canvas.width !== w || canvas.height !== tall) { canvas.width = w; canvas.height = tall; }
+  const c = canvas.getContext("2d");
+  c.setTransform(ratio, 0, 0, ratio, 0, 0);
+  c.clearRect(0, 0, width, height);
+  return { c, width, height };
+}

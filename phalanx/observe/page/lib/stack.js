@@ -1,0 +1,89 @@
+// GPU time by bucket over time, stacked: each column is one bin of the timeline.
+import { ORDER, tint } from "./buckets.js";
+import { h } from "./dom.js";
+import { clock, gpuHours, percent, words } from "./format.js";
+import { fitCanvas } from "./scale.js";
+import { colours } from "./theme.js";
+
+const LEFT = 8, BOTTOM = 22, RIGHT = 8;
+
+export class Stack {
+  constructor(onpick) {
+    this.canvas = h("canvas", { role: "img", tabIndex: 0, "aria-label": "GPU time by bucket over time" });
+    this.hint = h("div", { class: "hint", hidden: true });
+    this.node = h("div", { class: "chart tall" }, this.canvas, this.hint);
+    this.canvas.stack = this;
+    this.bins = [];
+    this.watch = new ResizeObserver(() => this.draw());
+    this.watch.observe(this.canvas);
+    this.canvas.addEventListener("pointermove", (event) => this.point(event));
+    this.canvas.addEventListener("pointerleave", () => { this.hint.hidden = true; });
+    this.canvas.addEventListener("click", (event) => { const found = this.under(event); if (found) onpick(found.bin, found.name); });
+  }
+
+  show(bins) {
+    this.bins = bins.map((bin) => {
+      const parts = ORDER.map((name) => [name, Number(bin.buckets[name] ?? 0)]).filter(([, value]) => value > 0);
+      return { from: Number(bin.from_ns), to: Number(bin.to_ns), parts, sum: parts.reduce((a, [, value]) => a + value, 0) };
+    });
+    this.draw();
+  }
+
+  draw() { this.frame ??= requestAnimationFrame(() => { this.frame = null; this.paint(); }); }
+
+  paint() {
+    const { c, width, height } = fitCanvas(this.canvas);
+    const theme = colours();
+    c.font = "11px Inter, sans-serif";
+    c.fillStyle = theme.faint;
+    if (!this.bins.length) { c.textAlign = "center"; c.fillText("no GPU time yet", width / 2, height / 2); return; }
+    const first = this.bins[0].from, last = this.bins[this.bins.length - 1].to;
+    // Height is the share of GPUs in use of the most that there ever were.
+    const most = Math.max(...this.bins.map((bin) => bin.sum / Math.max(1, bin.to - bin.from)));
+    this.px = (time) => LEFT + ((time - first) / Math.max(1, last - first)) * (width - LEFT - RIGHT);
+    this.tall = height - BOTTOM - 6;
+    this.most = most;
+    for (const bin of this.bins) {
+      const x = this.px(bin.from), w = Math.max(1, this.px(bin.to) - x - (this.bins.length < 120 ? 1 : 0));
+      let y = height - BOTTOM;
+      for (const [name, value] of bin.parts) {
+        const part = (value / Math.max(1, bin.to - bin.from) / most) * this.tall;
+        c.fillStyle = tint(name);
+        c.fillRect(x, y - part, w, part + 0.5);
+        y -= part;
+      }
+    }
+    c.fillStyle = theme.faint;
+    c.textAlign = "left";
+    c.fillText(clock(first), LEFT, height - 7);
+    c.textAlign = "right";
+    c.fillText(clock(last), width - RIGHT, height - 7);
+  }
+
+  under(event) {
+    if (!this.bins.length || !this.px) return null;
+    const box = this.canvas.getBoundingClientRect();
+    const x = event.clientX - box.left;
+    const bin = this.bins.find((each) => x >= this.px(each.from) && x < this.px(each.to));
+    if (!bin) return null;
+    let y = box.height - BOTTOM;
+    for (const [name, value] of bin.parts) {
+      y -= (value / Math.max(1, bin.to - bin.from) / this.most) * this.tall;
+      if (event.clientY - box.top >= y) return { bin, name, value };
+    }
+    return { bin, name: "", value: 0 };
+  }
+
+  point(event) {
+    const found = this.under(event);
+    this.hint.hidden = !found;
+    if (!found) return;
+    const { bin, name } = found;
+    this.hint.replaceChildren(h("strong", {}, `${clock(bin.from)} to ${clock(bin.to)}`),
+      ...bin.parts.toReversed().map(([each, value]) => h("span", { class: each === name ? "strong" : "" }, `${words(each)} ${gpuHours(Math.round(value)).join(" ")}, ${percent(value / bin.sum, 0)}`)));
+    const box = this.canvas.getBoundingClientRect(), x = event.clientX - box.left;
+    this.hint.style.left = `${x > box.width * 0.6 ? Math.max(0, x - this.hint.offsetWidth - 14) : x + 14}px`;
+  }
+
+  close() { this.watch.disconnect(); }
+}

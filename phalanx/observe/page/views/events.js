@@ -1,0 +1,79 @@
+// Every decision with its reason; the slider shows the fleet as it was.
+import { get } from "../lib/api.js";
+import { card, empty, fill, h, segmented } from "../lib/dom.js";
+import { eventNode, isCalm, toneOf } from "../lib/eventlist.js";
+import { colourBy } from "../lib/fleetcolour.js";
+import { FleetMap } from "../lib/fleetmap.js";
+import { counted, moment } from "../lib/format.js";
+import { Travel } from "../lib/travel.js";
+import { describe } from "./fleet.js";
+
+const SHOWN = 150, KEPT = 5000;
+
+export function eventsView({ go, query }) {
+  let fleet = null;
+  let events = [];
+  let which = "decisions";
+  const job = Number(query.get("job") ?? 0);
+  const cause = query.get("cause") ?? "";
+  let serial = 0;
+  const map = new FleetMap({
+    pick: (node) => go(`node/${encodeURIComponent(fleet.names[node])}`), describe: (node) => describe(fleet, node),
+  });
+  map.node.classList.add("low");
+  const travel = new Travel((at) => { go("events", { job: job || "", cause, at: at || "" }, true); look(); });
+  if (Number(query.get("at"))) travel.jump(Number(query.get("at")));
+  const mapCard = card("The fleet as it was", "", h("div", {}, map.node, travel.node), "flush");
+  const list = h("ol", { class: "events" });
+  const listCard = card("Events", "", list, "flush");
+  const none = empty("Nothing happened yet", "Every event and every decision about it will stand here.");
+  const tabs = segmented("Events", [["decisions", "With decisions"], ["trouble", "Trouble"], ["all", "All"]], which, (value) => { which = value; show(); });
+  const filter = job || cause ? h("span", { class: "tag other" }, [job ? `job ${job}` : "", cause].filter(Boolean).join(", "), " ",
+    h("a", { href: "#/events", "aria-label": "Show all events" }, "✕")) : "";
+  const node = h("div", {}, h("div", { class: "title" }, h("h1", {}, "Events"), tabs, filter),
+    h("div", { class: "grid" }, mapCard, listCard));
+  listCard.append(none);
+
+  const nodeName = (number) => fleet?.names[number];
+  const fits = (event) => {
+    if (cause && !JSON.stringify(event).includes(cause)) return false;
+    if (which === "all") return true;
+    return which === "trouble" ? Boolean(toneOf(event.kind)) : !isCalm(event);
+  };
+
+  function show() {
+    const until = travel.at || Infinity;
+    const fitting = events.filter(fits);
+    const past = fitting.filter((event) => event.time_ns <= until);
+    const shown = past.slice(-SHOWN).reverse();
+    fill(list, shown, (event) => event.sequence, (event) => eventNode(event, nodeName, (at) => { travel.jump(at); travel.onmove(at); scrollTo(0, 0); }));
+    listCard.note(`${travel.at ? `until ${moment(travel.at)}, ` : ""}newest first; ${counted(past.length, "event")}${past.length > SHOWN ? `, ${SHOWN} shown` : ""}`);
+    none.hidden = shown.length > 0;
+    travel.times = fitting.map((event) => [event.time_ns, toneOf(event.kind)]);
+  }
+
+  async function look() {
+    const mine = ++serial;
+    const next = await get(`/v1/fleet${travel.at ? `?at_ns=${travel.at}` : ""}`);
+    if (mine !== serial) return; // the slider has moved on
+    fleet = next;
+    map.show(fleet, colourBy("state", fleet));
+    mapCard.note(fleet.jobs.length ? fleet.jobs.slice(0, 6).map((each) => `${each.name}: ${each.state}, generation ${each.generation}`).join("; ") : "no job");
+    mapCard.dataset.at = String(fleet.time_ns);
+    show();
+    travel.span(fleet.first_ns, Math.max(Date.now() * 1e6, fleet.time_ns));
+  }
+
+  async function more() {
+    const last = events.length ? events[events.length - 1].sequence : -1;
+    const part = await get(`/v1/events?limit=1000&after=${last}${job ? `&job=${job}` : ""}`);
+    const fresh = part.events.filter((event) => event.sequence > last);
+    events = [...events, ...fresh].slice(-KEPT);
+  }
+  const refresh = async () => { await more(); await look(); };
+  return {
+    node, refresh, repaint: () => { if (fleet) { map.show(fleet, colourBy("state", fleet)); travel.paint(); } },
+    moved: (next) => { if (Number(next.get("at") ?? 0) !== travel.at) travel.jump(Number(next.get("at") ?? 0)); },
+    close: () => map.close(),
+  };
+}

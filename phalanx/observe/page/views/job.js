@@ -1,0 +1,141 @@
+// One job: is it learning, is it fast, is it healthy, and what happened to it.
+import { get, maybe } from "../lib/api.js";
+import { Chart } from "../lib/chart.js";
+import { card, empty, fill, figure, h, setText, table } from "../lib/dom.js";
+import { HeatMap } from "../lib/heatmap.js";
+import { incidentsOf, sentence, stepAt } from "../lib/incidents.js";
+import { clock, counted, percent, short, span, whole, words } from "../lib/format.js";
+import { LogPane } from "../lib/logpane.js";
+import { meshNode } from "../lib/mesh.js";
+import { state } from "../lib/state.js";
+import { waterfall } from "../lib/waterfall.js";
+
+const CURVES = [
+  ["loss", "Loss", "", short], ["grad_norm", "Gradient norm", "", short],
+  ["tokens_per_second", "Tokens per second", "", short], ["mfu", "MFU", "", (v) => percent(v, v < 0.1 ? 2 : 1)],
+];
+const LATER = [];
+const last = (series) => series?.value?.findLast((value) => value !== null);
+
+export function jobView({ rest: [id] }) {
+  const number = Number(id);
+  const group = [];
+  const charts = Object.fromEntries(CURVES.map(([name, label, unit, format]) => [name, new Chart({ label, unit, format, group })]));
+  const curveCards = CURVES.map(([name, label]) => card(label, "", charts[name].node, "half"));
+  const now = h("span");
+  const title = h("h1", {}, `Job ${id}`);
+  const why = h("p");
+  const figures = Object.fromEntries([["step", "step"], ["loss", "loss"], ["speed", "tokens per second"], ["mfu", "MFU"], ["time", "step time"],
+    ["goodput", "goodput"], ["generation", "generation"]].map(([key, name]) => [key, figure(name)]));
+  const heat = new HeatMap();
+  const named = h("div", { class: "named", role: "status" });
+  const heatCard = card("Step time by rank", "", h("div", {}, named, heat.node));
+  const incidents = h("ul", { class: "list" });
+  const incidentCard = card("Incidents", "", incidents, "half");
+  const planBox = h("div");
+  const planCard = card("Predicted and measured", "", planBox, "half");
+  const meshBox = h("div");
+  const saves = table(["step", "where", "proof"]);
+  const savesCard = card("Checkpoints", "", saves, "half flush");
+  const logs = new LogPane(number);
+  const spec = h("pre", { class: "log" });
+  let logOpen = false;
+  const node = h("div", {},
+    h("div", { class: "title" }, h("a", { href: "#/jobs" }, "Jobs"), h("span", { class: "faint" }, "/"), title, now, why),
+    h("div", { class: "grid" },
+      card("Now", "", h("dl", { class: "figures" }, Object.values(figures))), incidentCard, planCard, ...curveCards, heatCard,
+      card("Mesh", "which rank holds what, and where", meshBox, "half"), savesCard, card("Logs", "read from the node that runs the rank", logs.node),
+      card("As submitted", "", h("details", {}, h("summary", {}, "Show"), spec))));
+
+  async function refresh() {
+    const [detail, events, fleet, metrics, ranks, ledger, plan, found, kept] = await Promise.all([
+      get(`/v1/jobs/${id}`), get(`/v1/events?job=${id}&limit=1000`), get("/v1/fleet"), ...LATER.map((path) => maybe(path(id))),
+    ]);
+    const { job } = detail;
+    setText(title, `${job.id} ${job.name}`);
+    now.replaceChildren(state(job.state, job.phase && job.phase !== job.state ? `${job.state}, ${job.phase}` : job.state));
+    setText(why, job.why.text);
+    const series = metrics?.series ?? {};
+    const states = new Map(fleet.names.map((name, i) => [name, fleet.states[fleet.state[i]]]));
+    const nodeName = (at) => fleet.names[at];
+    const happened = found?.length ? found.map(given) : incidentsOf(events.events, number).map((each) => told(each, nodeName));
+    glance(job, series, ledger);
+    curves(series, happened, plan);
+    showIncidents(happened, job);
+    showHeat(ranks);
+    planBox.replaceChildren(waterfall(plan, series, job));
+    const gang = JSON.parse(JSON.stringify(detail.spec)).gang ?? {};
+    meshBox.replaceChildren(job.nodes.length ? meshNode(gang, job.replicas, job.nodes, (name) => states.get(name))
+      : empty(job.ended_ns ? "It holds no nodes any more" : "Not placed yet", job.why.text));
+    showSaves(job, kept);
+    setText(spec, JSON.stringify(detail.spec, null, 1));
+    if (!logOpen && job.started_ns) { logOpen = true; logs.open(); }
+  }
+
+  const told = (incident, nodeName) => ({
+    time: incident.time_ns / 1e9, tone: incident.tone, text: sentence(incident, nodeName), decision: incident.decision,
+    away: incident.resumed_ns > 0 ? (incident.resumed_ns - incident.time_ns) / 1e9 : null,
+  });
+  const given = (finding) => ({
+    time: finding.time, tone: finding.tone ?? "bad", text: finding.sentence, decision: finding.suggestion, away: finding.away_seconds ?? null, step: finding.step,
+  });
+
+  function glance(job, series, ledger) {
+    figures.step.set(whole(job.step), job.steps ? `of ${whole(job.steps)}` : "", `${whole(job.committed)} safe in memory, ${whole(job.durable)} on disk`);
+    figures.loss.set(short(last(series.loss), 4));
+    figures.speed.set(short(last(series.tokens_per_second)));
+    figures.mfu.set(percent(last(series.mfu), 1));
+    figures.time.set(job.step_seconds ? span(job.step_seconds) : "–");
+    const share = ledger?.goodput_ppm;
+    figures.goodput.set(share === undefined ? "–" : percent(share / 1e6, 1));
+    figures.generation.set(job.generation, "", job.generation > 1 ? counted(job.generation - 1, "re-formation") : "never re-formed");
+  }
+
+  function curves(series, happened, plan) {
+    const marks = happened.flatMap((each) => {
+      const x = each.step ?? stepAt(series.loss, each.time);
+      return x === null || x === undefined ? [] : [{ x, tone: each.tone, text: each.text }];
+    });
+    for (const [name, label] of CURVES) {
+      const one = series[name];
+      const lines = name === "mfu" && plan ? [{ y: plan.prediction.mfu, text: "planned" }]
+        : name === "tokens_per_second" && plan ? [{ y: plan.prediction.tokens_per_second, text: "planned" }] : [];
+      charts[name].show(one ? [{ name: label.toLowerCase(), x: one.step, y: one.value, min: one.min, max: one.max }] : [], marks, lines);
+    }
+  }
+
+  function showIncidents(happened, job) {
+    incidentCard.note(happened.length ? counted(happened.length, "incident") : "");
+    const items = happened.length ? happened.toReversed().slice(0, 12) : [null];
+    fill(incidents, items, (each) => (each ? each.time + each.text : ""), (each) => (each
+      ? h("li", {}, h("div", { class: `finding ${each.tone}` }, h("div", {}, h("time", {}, clock(each.time * 1e9)), h("span", { class: "strong" }, each.text)),
+        each.decision ? h("p", {}, each.decision) : "",
+        each.away !== null ? h("p", {}, `Steps could go on after ${span(each.away)}.`) : "",
+        h("a", { class: "small", href: `#/events?job=${job.id}&at=${Math.round(each.time * 1e9)}` }, "See the fleet at that moment")))
+      : h("li", { class: "muted" }, "None. What goes wrong is listed here, with what was decided and how long it took.")));
+  }
+
+  function showHeat(ranks) {
+    if (!ranks) { heat.draw(); return; }
+    heat.show(ranks);
+    heatCard.note(`each cell over the median of its step; ${counted(ranks.ranks.length, ranks.rows === "node" ? "node" : "rank")}, last ${counted(ranks.steps.length, "step")}`);
+    fill(named, heat.slow.slice(0, 3).map((each) => [heat.name(each.index), Math.round((each.ratio - 1) * 100), ranks.nodes[each.index]]), ([name]) => name,
+      ([name, slower, on]) => h("p", {}, h("span", { class: "tag bad" }, `${slower} % slower`), " ",
+        on ? h("a", { class: "strong", href: `#/node/${encodeURIComponent(on)}` }, name) : h("strong", {}, name)));
+  }
+
+  function showSaves(job, kept) {
+    const rows = (kept?.checkpoints ?? [
+      ...(job.committed ? [{ step: job.committed, where: "memory, here and at a neighbour", proof: "sealed by every rank" }] : []),
+      ...(job.durable ? [{ step: job.durable, where: "durable storage", proof: "committed" }] : []),
+    ]).toReversed().slice(0, 12);
+    savesCard.note(rows.length ? "" : "none yet");
+    fill(saves.body, rows, (each) => each.step + each.where, (each) => h("tr", {}, h("td", { class: "nowrap" }, whole(each.step)),
+      h("td", {}, words(each.where)), h("td", {}, h("span", { class: `tag ${each.tone ?? "good"}` }, each.proof))));
+  }
+
+  return {
+    node, refresh, repaint: () => { group.forEach((chart) => chart.draw()); if (heat.data) { heat.pixels(); heat.draw(); } },
+    close: () => { group.forEach((chart) => chart.close()); heat.close(); logs.close(); },
+  };
+}

@@ -1,0 +1,64 @@
+// Who waits, why, until when; what teams own and use.
+import { get } from "../lib/api.js";
+import { card, empty, fill, h, rowLink, table } from "../lib/dom.js";
+import { counted, moment, span, whole, words } from "../lib/format.js";
+import { state } from "../lib/state.js";
+
+const MOST_ASKED = 40;
+
+export function queueView() {
+  const list = table(["job", "team", ["GPUs", "num"], ["waits since", "num"], "waits for", "estimated start", "priority"]);
+  const none = empty("Nobody waits", "A job that does not start at once stands here, with the reason and an estimated start.");
+  const listCard = card("Waiting", "in the order of their priority", h("div", {}, none, list), "flush");
+  const teams = h("div", { class: "teams" });
+  const running = table(["job", "state", "team", ["GPUs", "num"], ["priority", "num"], "may be asked to leave"]);
+  const shut = table(["name", "from", "until", "for", "nodes"]);
+  const shutCard = card("Reservations", "", shut, "half flush");
+  const node = h("div", {}, h("div", { class: "title" }, h("h1", {}, "Queue")),
+    h("div", { class: "grid" }, listCard, card("Teams", "GPUs held, beside what each owns and its fair share", teams, "half"), card("Holding nodes", "", running, "half flush"), shutCard));
+
+  async function refresh() {
+    const [{ jobs }, { quotas }, { reservations }, status] = await Promise.all([
+      get("/v1/jobs?state=live&limit=1000"), get("/v1/quotas"), get("/v1/reservations"), get("/v1/status"),
+    ]);
+    const pending = jobs.filter((job) => job.state === "pending");
+    const asked = await Promise.all(pending.slice(0, MOST_ASKED).map((job) => get(`/v1/jobs/${job.id}/why`)));
+    const rows = pending.slice(0, MOST_ASKED).map((job, i) => ({ job, why: asked[i], total: Object.values(asked[i].priority).reduce((a, b) => a + b, 0) }))
+      .sort((a, b) => b.total - a.total);
+    none.hidden = rows.length > 0;
+    list.hidden = !rows.length;
+    listCard.note(rows.length ? `${counted(pending.length, "job")}, the next one first${pending.length > MOST_ASKED ? `; ${MOST_ASKED} shown` : ""}` : "");
+    const nowNs = status.time_ns;
+    fill(list.body, rows.map((row) => ({ ...row, waited: Math.floor((nowNs - row.job.submitted_ns) / 1e9) })), ({ job }) => job.id, ({ job, why, total, waited }) => rowLink(`#/job/${job.id}`,
+      h("td", {}, h("a", { href: `#/job/${job.id}` }, `${job.id} ${job.name}`), h("div", { class: "faint small" }, job.user)), h("td", {}, job.team),
+      h("td", { class: "num" }, whole(job.gpus)), h("td", { class: "num" }, span(waited)), h("td", {}, (why.waits_for ?? why.why).text),
+      h("td", { class: "nowrap" }, why.estimated_start_ns ? `${moment(why.estimated_start_ns)}` : "not known",
+        why.estimated_start_ns ? h("div", { class: "faint small" }, `in ${span(Math.max(0, (why.estimated_start_ns - nowNs) / 1e9))}`) : ""),
+      h("td", {}, whole(total), h("div", { class: "faint small" }, Object.entries(why.priority).filter(([, v]) => v).map(([k, v]) => `${words(k)} ${whole(v)}`).join(", ")))));
+    showTeams(quotas, status.gpus);
+    fill(running.body, jobs.filter((job) => job.state !== "pending").slice(0, 100), (job) => job.id, (job) => rowLink(`#/job/${job.id}`,
+      h("td", {}, h("a", { href: `#/job/${job.id}` }, `${job.id} ${job.name}`)), h("td", {}, state(job.state)), h("td", {}, job.team),
+      h("td", { class: "num" }, whole(job.gpus)), h("td", { class: "num" }, whole(job.priority)), h("td", {}, job.preemptible ? "yes" : "no")));
+    shutCard.hidden = !reservations.length;
+    fill(shut.body, reservations, (each) => each.name, (each) => h("tr", {}, h("td", {}, each.name), h("td", {}, moment(each.start_ns)), h("td", {}, moment(each.end_ns)),
+      h("td", {}, each.teams.length ? each.teams.join(", ") : "maintenance"), h("td", {}, each.nodes.length ? counted(each.nodes.length, "node") : counted(each.gpus, "GPU"))));
+  }
+
+  function showTeams(quotas, gpus) {
+    const weights = quotas.reduce((sum, each) => sum + each.weight, 0) || 1;
+    const most = Math.max(1, gpus, ...quotas.map((each) => Math.max(each.used_gpus, each.gpus)));
+    if (!quotas.length) { teams.replaceChildren(empty("No team holds anything", h("p", {}, "Give one a quota: ", h("code", {}, "phalanx quota research --gpus 512")))); teams.keyed = null; return; }
+    fill(teams, quotas, (each) => each.team, (each) => {
+      const share = Math.round((gpus * each.weight) / weights);
+      const at = (value) => `${(100 * value) / most}%`;
+      return h("div", { class: "team" },
+        h("div", { class: "bar" }, h("strong", {}, each.team), h("span", { class: "muted small" },
+          `${whole(each.used_gpus)} held, ${whole(each.gpus)} owned${each.ceiling ? `, at most ${whole(each.ceiling)}` : ""}, fair share ${whole(share)}`)),
+        h("div", { class: "meter", role: "img", "aria-label": `${each.team} holds ${each.used_gpus} of ${each.gpus} owned GPUs` },
+          h("div", { class: "part held", style: { width: at(Math.min(each.used_gpus, each.gpus || each.used_gpus)) } }),
+          each.gpus && each.used_gpus > each.gpus ? h("div", { class: "part borrowed", style: { left: at(each.gpus), width: at(each.used_gpus - each.gpus) } }) : "",
+          h("div", { class: "pin owned", title: "owned", style: { left: at(each.gpus) } }), h("div", { class: "pin", title: "fair share", style: { left: at(share) } })));
+    });
+  }
+  return { node, refresh };
+}

@@ -1,0 +1,97 @@
+"""A real headless Chromium for tests of the page, and what it complained about."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+SIZES = {"phone": (390, 844), "desk": (1440, 900), "wall": (2560, 1440)}
+READY = "name => document.documentElement.dataset.ready === name"
+
+
+def chromium() -> str:
+    """Path of Debian's Chromium; the test is skipped where it is not installed."""
+    found = shutil.which("chromium") or shutil.which("chromium-browser")
+    if found is None:
+        pytest.skip("Chromium is not installed: `make chromium` as root, or apt install it")
+    return found
+
+
+class Tab:
+    """A page of the browser with everything that went wrong in it."""
+
+    def __init__(self, page: Any, url: str) -> None:
+        self.page, self.url = page, url
+        self.problems: list[str] = []
+        self.requested: list[str] = []
+        page.on("console", self._console)
+        page.on("pageerror", lambda error: self.problems.append(str(error)))
+        page.on("request", lambda request: self.requested.append(request.url))
+
+    def _console(self, message: Any) -> None:
+        if message.type in ("error", "warning"):
+            self.problems.append(f"{message.text} {message.location}")
+
+    @property
+    def elsewhere(self) -> list[str]:
+        """Requests to anything but this server."""
+        own = urlsplit(self.url).netloc
+        return [each for each in self.requested if urlsplit(each).netloc != own]
+
+    def sign_in(self, token: str, view: str = "fleet") -> None:
+        """Open a view with a token that the page already has."""
+        self.page.goto(self.url + "/")
+        self.page.evaluate("token => sessionStorage.setItem('phalanx-token', token)", token)
+        self.page.goto("about:blank")
+        self.requested.clear()
+        self.show(view)
+
+    def show(self, view: str) -> None:
+        """Go to a view and wait until it has its data."""
+        self.page.goto(f"{self.url}/#/{view}")
+        path = view.split("?")[0]
+        self.page.wait_for_function(READY, arg=path if "/" in path else path + "/")
+
+    def text(self) -> str:
+        """What the view says."""
+        return str(self.page.inner_text("#main"))
+
+    def wait_for_text(self, text: str) -> None:
+        """Until the view says something."""
+        self.page.get_by_text(text).first.wait_for()
+
+
+# Answers that a test changes on their way count as coming from the open network, from which
+# Chromium would not let a page speak to loopback.
+ARGUMENTS = ["--no-sandbox", "--disable-features=LocalNetworkAccessChecks"]
+
+
+@contextmanager
+def browser() -> Iterator[Any]:
+    """Chromium without a window."""
+    program = chromium()
+    sync_api = pytest.importorskip("playwright.sync_api")
+    with sync_api.sync_playwright() as driver:
+        running = driver.chromium.launch(executable_path=program, args=ARGUMENTS)
+        yield running
+        running.close()
+
+
+@contextmanager
+def tab(running: Any, url: str, size: str = "desk", dark: bool = False) -> Iterator[Tab]:
+    """A page of a visitor whom the browser has never seen."""
+    width, height = SIZES[size]
+    context = running.new_context(
+        viewport={"width": width, "height": height}, color_scheme="dark" if dark else "light"
+    )
+    page = context.new_page()
+    page.set_default_timeout(30_000)
+    try:
+        yield Tab(page, url)
+    finally:
+        context.close()

@@ -1,0 +1,207 @@
+"""The page in a real browser, fed by a real run on a cluster of processes with kills."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from phalanx.control.stage import Stage
+from tests.control.jobs import write_job
+from tests.observe.browser import Tab, browser, chromium, tab
+
+STEPS = 3000  # more than any test waits for
+STATES = "document.querySelector('canvas.map').map.fleet"
+
+
+class Run:
+    """A job that runs on two nodes and a spare; one of its workers was killed."""
+
+    def __init__(self, stage: Stage, job: int) -> None:
+        self.stage, self.job = stage, job
+        self.commits = stage.commits(job, 4)
+
+    def wait_steps(self, count: int) -> None:
+        """Until so many more steps are safe."""
+        newest = self.commits.newest()
+        until = (newest.step if newest else 0) + count
+        self.stage.wait(lambda: (n := self.commits.newest()) and n.step >= until, "steps", 60)
+
+    def kill_worker(self, slot: int) -> None:
+        """SIGKILL, and wait until the gang goes on."""
+        generation = self.stage.job(self.job)["generation"]
+        self.stage.signal_worker(slot, self.job, signal.SIGKILL)
+        self.stage.wait(lambda: self.commits.first_after(generation), "the run to go on", 60)
+
+    @property
+    def token(self) -> str:
+        return (self.stage.state / "admin.token").read_text().strip()
+
+    def events(self) -> list[dict[str, Any]]:
+        return list(self.stage.get(f"/v1/events?job={self.job}&limit=1000")["events"])
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    """The run that all tests look at."""
+    chromium()
+    root = tmp_path_factory.mktemp("stage")
+    with Stage(root, nodes=2, gpus_per_node=2, spares=1) as stage:
+        found = Run(stage, stage.submit(str(write_job(root, "watched", STEPS))))
+        found.wait_steps(5)
+        found.kill_worker(1)
+        yield found
+
+
+@pytest.fixture(scope="module")
+def chrome(run: Run) -> Iterator[Any]:
+    """One browser for all tests; every test is a new visitor."""
+    with browser() as running:
+        yield running
+
+
+@pytest.fixture
+def at(run: Run, chrome: Any) -> Iterator[Tab]:
+    """A browser of which nothing may go wrong, and which asks nobody else for anything."""
+    with tab(chrome, run.stage.url) as opened:
+        yield opened
+        assert opened.problems == []
+        assert opened.elsewhere == []
+
+
+def test_a_login_link_signs_in_once_and_leaves_the_address(run: Run, chrome: Any) -> None:
+    link = run.stage.client.post("/v1/login-links", None, dict)["url"]
+    with tab(chrome, run.stage.url) as first:
+        first.page.goto(link + f"/job/{run.job}")
+        first.wait_for_text("watched")
+        code = link.rsplit("/", 1)[1]
+        assert first.page.url == f"{run.stage.url}/#/job/{run.job}"
+        assert code not in first.page.evaluate("JSON.stringify([sessionStorage, localStorage])")
+        assert not any(code in each for each in first.requested)
+        first.page.reload()
+        first.wait_for_text("watched")
+        assert first.problems == []
+    with tab(chrome, run.stage.url) as second:
+        second.page.goto(link)
+        second.wait_for_text("This link was used already")
+
+
+def test_a_wrong_token_is_refused_and_the_right_one_opens_the_fleet(run: Run, chrome: Any) -> None:
+    with tab(chrome, run.stage.url) as opened:
+        opened.page.goto(run.stage.url)
+        opened.page.fill("#token", "phx_admin_guess")
+        opened.page.keyboard.press("Enter")
+        opened.wait_for_text("this token is not known here")
+        opened.page.fill("#token", run.token)
+        opened.page.keyboard.press("Enter")
+        opened.wait_for_text("Needs attention")
+
+
+def test_the_fleet_shows_every_node_and_leads_to_its_history(run: Run, at: Tab) -> None:
+    at.sign_in(run.token)
+    label = at.page.get_attribute("canvas.map", "aria-label")
+    assert "3 nodes" in label
+    at.page.focus("canvas.map")
+    at.page.keyboard.press("ArrowRight")
+    at.page.keyboard.press("Enter")
+    at.wait_for_text("History")
+    assert "/#/node/" in at.page.url
+
+
+def test_a_killed_worker_appears_as_an_incident_while_one_looks(run: Run, at: Tab) -> None:
+    at.sign_in(run.token, f"job/{run.job}")
+    before = at.page.locator(".finding").count()
+    node = run.stage.node_of(0, run.job).name
+    run.kill_worker(0)
+    at.page.wait_for_function("n => document.querySelectorAll('.finding').length > n", arg=before)
+    newest = at.page.locator(".finding").first
+    newest.get_by_text("Steps could go on after").wait_for()
+    assert "worker exited rank" in newest.inner_text() and node in newest.inner_text()
+
+
+def test_events_carry_their_decisions_and_reasons(run: Run, at: Tab) -> None:
+    at.sign_in(run.token, "events")
+    exits = [each for each in run.events() if each["kind"] == "WorkerExited"]
+    shown = at.page.locator('.event[data-kind="WorkerExited"]')
+    assert shown.count() == len(exits) >= 1
+    formed = [
+        command["why"]["text"]
+        for each in run.events()
+        for command in each["commands"]
+        if command["kind"] == "Form"
+    ]
+    assert formed[-1] in at.text()
+
+
+def test_the_slider_shows_the_fleet_as_it_was(run: Run, at: Tab) -> None:
+    first = next(each for each in run.events() if each["kind"] == "GangReady")
+    earlier = run.stage.get("/v1/fleet")["first_ns"]
+    at.sign_in(run.token, f"events?at={earlier}")
+    assert run.job not in at.page.evaluate(f"() => {STATES}.job")
+    at.show(f"events?at={first['time_ns'] + 300_000_000}")
+    at.page.wait_for_function(f"job => {STATES}.job.includes(job)", arg=run.job)
+    assert at.page.evaluate(f"{STATES}.jobs[0].generation") == 1
+    at.page.click("text=Back to now")
+    at.page.wait_for_function(f"() => {STATES}.sequence > 0")
+    assert at.page.evaluate(f"{STATES}.jobs[0].generation") >= 2
+
+
+def test_names_from_users_are_text_and_never_markup(run: Run, at: Tab) -> None:
+    name = "<img src=x onerror='window.harmed=1'><script>window.harmed=2</script>"
+    spec = {"name": name, "gang": {"slot_gpus": 1, "replicas": 3}, "team": "<b>team</b>"}
+    body = {"spec": spec, "work": {"kind": "Script", "argv": ["true"]}}
+    job = run.stage.client.post("/v1/jobs", body, dict)["jobs"][0]
+    try:
+        at.sign_in(run.token, "jobs")
+        assert name in at.text() and "<b>team</b>" in at.text()
+        for view in (f"job/{job}", "events", "fleet"):
+            at.show(view)
+        assert at.page.evaluate("window.harmed") is None
+        assert at.page.locator("#main img, #main script").count() == 0
+    finally:
+        run.stage.client.post(f"/v1/jobs/{job}/cancel", None, dict)
+
+
+def test_a_page_of_an_older_version_says_so(run: Run, at: Tab) -> None:
+    def older(route: Any) -> None:
+        answer = route.fetch()
+        version = answer.text().split('name="page-base" content="/page/')[1].split('"')[0]
+        text = answer.text().replace(f'content="/page/{version}"', 'content="/page/older"')
+        route.fulfill(response=answer, body=text)
+
+    at.page.route(run.stage.url + "/", older)
+    at.sign_in(run.token)
+    at.wait_for_text("this page is of an older version")
+    at.page.unroute(run.stage.url + "/")
+    at.page.click("text=Reload")
+    at.wait_for_text("Needs attention")
+    assert "older version" not in at.text()
+
+
+def test_the_page_survives_a_restart_of_the_server(run: Run, chrome: Any) -> None:
+    with tab(chrome, run.stage.url) as opened:
+        opened.sign_in(run.token, f"job/{run.job}")
+        run.stage.kill_server()
+        opened.wait_for_text("the server is away")
+        run.stage.start_server()
+        opened.page.wait_for_function(
+            "() => document.querySelector('.live').textContent === 'live'"
+        )
+        step = "Number(document.querySelector('.figure dd').firstChild.textContent.replace(',',''))"
+        before = opened.page.evaluate(step)
+        opened.page.wait_for_function(f"before => {step} > before", arg=before)
+        lost = ("ERR_CONNECTION_REFUSED", "WebSocket", "ERR_EMPTY_RESPONSE", "ERR_CONNECTION_RESET")
+        assert [each for each in opened.problems if not any(one in each for one in lost)] == []
+
+
+@pytest.mark.parametrize("size", ["phone", "wall"])
+def test_no_view_is_wider_than_its_screen(run: Run, chrome: Any, size: str) -> None:
+    with tab(chrome, run.stage.url, size, dark=True) as opened:
+        opened.sign_in(run.token)
+        for view in ("fleet", "jobs", f"job/{run.job}", "events"):
+            opened.show(view)
+            wide = opened.page.evaluate("document.documentElement.scrollWidth - innerWidth")
+            assert wide <= 0, view
+        assert opened.problems == []
