@@ -10,10 +10,13 @@ import { jobView } from "./views/job.js";
 import { jobsView } from "./views/jobs.js";
 import { loginView } from "./views/login.js";
 import { nodeView } from "./views/node.js";
+import { planView } from "./views/plan.js";
 import { queueView } from "./views/queue.js";
+import { simulateView } from "./views/simulate.js";
 
 const VIEWS = {
   fleet: ["Fleet", fleetView], jobs: ["Jobs", jobsView], events: ["Events", eventsView], queue: ["Queue", queueView],
+  plan: ["Plan", planView], simulate: ["Simulate", simulateView],
 };
 const INNER = { job: ["Job", jobView, "jobs"], node: ["Node", nodeView, "fleet"] };
 const LEAST_MS = 700; // between two refreshes of a view

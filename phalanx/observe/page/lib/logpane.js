@@ -4,6 +4,7 @@ import { h, setText } from "./dom.js";
 import { counted } from "./format.js";
 
 const MOST_CHARACTERS = 200_000;
+const AGAIN_MS = 2000;
 
 export class LogPane {
   constructor(job) {
@@ -20,7 +21,7 @@ export class LogPane {
   }
 
   async open() {
-    this.abort?.abort();
+    this.close();
     const abort = this.abort = new AbortController();
     this.text = "";
     this.dropped = 0;
@@ -38,7 +39,10 @@ export class LogPane {
       }
       setText(this.state, "the log has ended");
     } catch (problem) {
-      if (problem.name !== "AbortError") setText(this.state, problem.message);
+      if (problem.name === "AbortError") return;
+      const refused = problem.status > 0;
+      setText(this.state, refused ? problem.message : "the log broke off, trying again");
+      if (!refused || problem.status === 503) this.retry = setTimeout(() => this.open(), AGAIN_MS);
     }
   }
 
@@ -53,5 +57,8 @@ export class LogPane {
     if (this.follow.checked) this.pane.scrollTop = this.pane.scrollHeight;
   }
 
-  close() { this.abort?.abort(); }
+  close() {
+    clearTimeout(this.retry);
+    this.abort?.abort();
+  }
 }
