@@ -89,12 +89,21 @@ class FleetHistory:
         """Keeps what changes, until it is cancelled."""
         while True:
             changed.clear()
-            frame = frame_of(core, core.view.now_ns)
-            stored = self._difference(frame) if frame.time_ns else None  # 0: no event yet
+            frame, stored = self._next(core)
             if stored is not None:
-                await asyncio.to_thread(self._keep, frame.time_ns, stored)
+                await asyncio.to_thread(self._store, frame.time_ns, stored)
             await asyncio.sleep(LEAST_SECONDS)
             await changed.wait()
+
+    def keep(self, core: Core) -> None:
+        """Keeps the fleet as it is now."""
+        frame, stored = self._next(core)
+        if stored is not None:
+            self._store(frame.time_ns, stored)
+
+    def _next(self, core: Core) -> tuple[Frame, Stored | None]:
+        frame = frame_of(core, core.view.now_ns)
+        return frame, self._difference(frame) if frame.time_ns else None  # 0: no event yet
 
     def _difference(self, frame: Frame) -> Stored | None:
         last, self._last = self._last, frame
@@ -120,7 +129,7 @@ class FleetHistory:
             frame.jobs,
         )
 
-    def _keep(self, time_ns: int, stored: Stored) -> None:
+    def _store(self, time_ns: int, stored: Stored) -> None:
         data = zlib.compress(msgspec.msgpack.encode(stored), 1)
         whole = stored.nodes is None
         try:
