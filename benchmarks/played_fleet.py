@@ -17,7 +17,13 @@ from phalanx.control.memory import Memory
 from phalanx.control.store import Snapshot, command_row, event_row
 from phalanx.control.store_sqlite import SqliteStore
 
-POLICY = "[timeouts]\nheartbeat_ns = 3_600_000_000_000\n[spares]\nnodes = 60\n"
+POLICY = """
+[timeouts]
+heartbeat_ns = 3_600_000_000_000
+reconnect_ns = 3_600_000_000_000
+[spares]
+nodes = 60
+"""
 FRAME_NS = 10 * 10**9
 EVENT_NS = 7_000_000  # one comes about so often, so that the log ends about now
 

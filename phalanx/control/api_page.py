@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
@@ -13,12 +14,13 @@ from phalanx.control.api_server import token_out
 from phalanx.control.auth import LINK_HOURS, SESSION_HOURS
 from phalanx.control.endpoints import EVERYBODY, ApiError, Call, Endpoint
 from phalanx.control.fleet_history import Frame, frame_of
-from phalanx.control.views import team_of
+from phalanx.control.views import job_out, team_of, waits
 
 if TYPE_CHECKING:
     from phalanx.control.server import Server
 
 STATES = tuple(state.name.lower() for state in NodeState)
+QUEUE_SHOWN = 60
 HIDDEN = -1  # a job that the caller may not know of
 Nanoseconds = Annotated[int, Meta(ge=0, le=1 << 62)]
 
@@ -54,6 +56,19 @@ class FleetOut(t.Out, frozen=True):
     pods: list[str]
     connected: list[int]  # 1: its agent speaks to this server; empty in the past
     jobs: list[FleetJob]
+
+
+class QueueRow(t.Out, frozen=True):
+    job: t.JobOut
+    waits: t.Waits
+
+
+class QueueOut(t.Out, frozen=True):
+    """Who waits, the next one first, as many as a person reads."""
+
+    time_ns: int
+    pending: int
+    rows: list[QueueRow]
 
 
 class LoginLink(t.Out, frozen=True):
@@ -130,6 +145,26 @@ def _jobs(call: Call, frame: Frame) -> list[FleetJob]:
     return found
 
 
+async def queue(call: Call) -> QueueOut:
+    """Who waits for what, and until when."""
+    core = call.leading.core
+    seen = [
+        job for number in core.view.pending if call.sees((job := core.view.jobs[number]).spec.team)
+    ]
+    held = [
+        job
+        for job in core.view.jobs.values()
+        if job.state == "pending" and job.id not in core.view.pending and call.sees(job.spec.team)
+    ]
+    rows = []
+    for job in [*seen[:QUEUE_SHOWN], *held[:QUEUE_SHOWN]][:QUEUE_SHOWN]:
+        rows.append(QueueRow(job=job_out(core, job), waits=waits(core, job, [])))
+        await asyncio.sleep(0)  # a long queue must not hold up the sockets
+    rows.sort(key=lambda row: -sum(row.waits.priority.values()))
+    now = call.leading.controller.clock.now_ns()
+    return QueueOut(time_ns=now, pending=len(seen) + len(held), rows=rows)
+
+
 async def login_link(call: Call) -> LoginLink:
     """A link that opens the page once for whoever has it, with the rights of the caller."""
     token = call.token
@@ -176,6 +211,15 @@ ENDPOINTS = [
         handler=fleet,
         answer=FleetOut,
         query=FleetQuery,
+    ),
+    Endpoint(
+        method="GET",
+        path="/v1/queue",
+        name="queue",
+        summary="Say who waits, for what, and until when.",
+        roles=EVERYBODY,
+        handler=queue,
+        answer=QueueOut,
     ),
     Endpoint(
         method="POST",

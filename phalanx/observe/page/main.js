@@ -36,7 +36,9 @@ let timer = 0;
 // The frame.
 const links = Object.entries(VIEWS).map(([name, [title]]) =>
   h("li", {}, h("a", { href: `#/${name}`, "data-view": name }, svg("0 0 24 24", ...ICONS[name]), h("span", {}, title))));
-const themeButton = h("button", { type: "button", onclick: () => { toggleTheme(); tellTheme(); view?.repaint?.(); } });
+const changeTheme = () => { toggleTheme(); tellTheme(); view?.repaint?.(); };
+const themeButton = h("button", { type: "button", onclick: changeTheme });
+const themeIcon = h("button", { type: "button", class: "icon", onclick: changeTheme }, "◐");
 const leave = h("button", { type: "button", onclick: () => { keepToken(""); live.close(); location.reload(); } }, "Sign out");
 const about = h("span", {}, "");
 const rail = h("aside", { class: "rail" },
@@ -45,13 +47,13 @@ const rail = h("aside", { class: "rail" },
   h("div", { class: "foot" }, themeButton, leave, about));
 const liveNode = h("span", { class: "live", role: "status" }, "connecting");
 const facts = h("span", { class: "facts" });
-const top = h("div", { class: "top" }, facts, h("span", { class: "spring" }), liveNode);
+const top = h("div", { class: "top" }, facts, h("span", { class: "spring" }), liveNode, themeIcon);
 const notices = h("div", { "aria-live": "polite" });
 const content = h("div", { class: "content" });
 
 function tellTheme() {
   setText(themeButton, `Theme: ${themeName()}`);
-  themeButton.setAttribute("aria-label", `Theme: ${themeName()}. Change to ${nextTheme()}.`);
+  for (const each of [themeButton, themeIcon]) each.setAttribute("aria-label", `Theme: ${themeName()}. Change to ${nextTheme()}.`);
 }
 
 function notice(key, text, tone = "", ...actions) {

@@ -18,13 +18,22 @@ export function colourBy(mode, fleet) {
   return { of, palette, legend: [] };
 }
 
+// The largest jobs have hues of their own; the many small ones share three quiet shades.
+const OWN = 8;
+const QUIET = { light: ["#a8b3bf", "#bfb5a6", "#93a39a"], dark: ["#4d5964", "#5f574b", "#4a5a52"] };
+
 function byJob(fleet, theme) {
-  const numbers = [...new Set(fleet.job.filter((job) => job > 0))].sort((a, b) => a - b);
-  const index = new Map(numbers.map((job, i) => [job, i]));
-  const palette = [...numbers.map((_, i) => seriesColour(i)), theme.idle, theme["strong-line"]];
-  const none = numbers.length, hidden = none + 1;
-  const of = fleet.job.map((job) => (job > 0 ? index.get(job) : job < 0 ? hidden : none));
-  return { of, palette, legend: numbers.slice(0, 12).map((job, i) => [palette[i], `job ${job}`]) };
+  const sizes = new Map();
+  for (const job of fleet.job) if (job > 0) sizes.set(job, (sizes.get(job) ?? 0) + 1);
+  const jobs = [...sizes].sort((a, b) => b[1] - a[1] || a[0] - b[0]).map(([job]) => job);
+  const own = jobs.slice(0, OWN);
+  const palette = [...own.map((_, i) => seriesColour(i)), ...QUIET[theme.dark ? "dark" : "light"], theme.idle, theme["strong-line"]];
+  const index = new Map(jobs.map((job, i) => [job, i < OWN ? i : own.length + (job % 3)]));
+  const of = fleet.job.map((job) => (job > 0 ? index.get(job) : own.length + (job < 0 ? 4 : 3)));
+  const names = new Map(fleet.jobs.map((job) => [job.id, job.name]));
+  const legend = own.map((job, i) => [palette[i], `${job} ${names.get(job) ?? ""}`]);
+  if (jobs.length > OWN) legend.push([palette[own.length], `${jobs.length - OWN} smaller jobs`]);
+  return { of, palette, legend: [...legend, [theme.idle, "no job"]] };
 }
 
 function byValue(fleet, values, low, high, theme, name) {

@@ -4,8 +4,6 @@ import { card, empty, fill, h, rowLink, table } from "../lib/dom.js";
 import { counted, moment, span, whole, words } from "../lib/format.js";
 import { state } from "../lib/state.js";
 
-const MOST_ASKED = 40;
-
 export function queueView() {
   const list = table(["job", "team", ["GPUs", "num"], ["waits since", "num"], "waits for", "estimated start", "priority"]);
   const none = empty("Nobody waits", "A job that does not start at once stands here, with the reason and an estimated start.");
@@ -18,17 +16,14 @@ export function queueView() {
     h("div", { class: "grid" }, listCard, card("Teams", "GPUs held, beside what each owns and its fair share", teams, "half"), card("Holding nodes", "", running, "half flush"), shutCard));
 
   async function refresh() {
-    const [{ jobs }, { quotas }, { reservations }, status] = await Promise.all([
-      get("/v1/jobs?state=live&limit=1000"), get("/v1/quotas"), get("/v1/reservations"), get("/v1/status"),
+    const [{ jobs }, { quotas }, { reservations }, status, queue] = await Promise.all([
+      get("/v1/jobs?state=live&limit=1000"), get("/v1/quotas"), get("/v1/reservations"), get("/v1/status"), get("/v1/queue"),
     ]);
-    const pending = jobs.filter((job) => job.state === "pending");
-    const asked = await Promise.all(pending.slice(0, MOST_ASKED).map((job) => get(`/v1/jobs/${job.id}/why`)));
-    const rows = pending.slice(0, MOST_ASKED).map((job, i) => ({ job, why: asked[i], total: Object.values(asked[i].priority).reduce((a, b) => a + b, 0) }))
-      .sort((a, b) => b.total - a.total);
+    const rows = queue.rows.map(({ job, waits }) => ({ job, why: waits, total: Object.values(waits.priority).reduce((a, b) => a + b, 0) }));
     none.hidden = rows.length > 0;
     list.hidden = !rows.length;
-    listCard.note(rows.length ? `${counted(pending.length, "job")}, the next one first${pending.length > MOST_ASKED ? `; ${MOST_ASKED} shown` : ""}` : "");
-    const nowNs = status.time_ns;
+    listCard.note(rows.length ? `${counted(queue.pending, "job")}, the next one first${queue.pending > rows.length ? `; ${rows.length} shown` : ""}` : "");
+    const nowNs = queue.time_ns;
     fill(list.body, rows.map((row) => ({ ...row, waited: Math.floor((nowNs - row.job.submitted_ns) / 1e9) })), ({ job }) => job.id, ({ job, why, total, waited }) => rowLink(`#/job/${job.id}`,
       h("td", {}, h("a", { href: `#/job/${job.id}` }, `${job.id} ${job.name}`), h("div", { class: "faint small" }, job.user)), h("td", {}, job.team),
       h("td", { class: "num" }, whole(job.gpus)), h("td", { class: "num" }, span(waited)), h("td", {}, (why.waits_for ?? why.why).text),
