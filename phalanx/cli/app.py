@@ -33,7 +33,7 @@ COMMANDS = {
     "resume": ("phalanx.cli.fleet:resume", "Give a node back, or let a held job go on."),
     "events": ("phalanx.cli.fleet:events", "Read the log: events and what was decided."),
     "quota": ("phalanx.cli.fleet:quota", "Show or set what teams own."),
-    "top": ("phalanx.cli.fleet:top", "The fleet at a glance, as it changes."),
+    "top": ("phalanx.cli.top:top", "The fleet at a glance, as it changes."),
     "page": ("phalanx.cli.page:page", "Print a link that opens the page and signs you in."),
     "token": ("phalanx.cli.token:app", "Make, list and revoke tokens."),
     "doctor": ("phalanx.cli.doctor:app", "Check a node, with evidence."),

@@ -1,4 +1,4 @@
-"""``phalanx nodes|drain|resume|events|quota|top``: the fleet and its log."""
+"""``phalanx nodes|drain|resume|events|quota``: the fleet and its log."""
 
 from __future__ import annotations
 
@@ -7,10 +7,6 @@ from typing import Annotated
 from urllib.parse import quote
 
 import typer
-from rich.console import Group
-from rich.live import Live
-from rich.table import Table
-from rich.text import Text
 
 from phalanx.cli.options import Json, print_json
 from phalanx.cli.remote import (
@@ -19,7 +15,6 @@ from phalanx.cli.remote import (
     add_row,
     connected,
     show,
-    span,
     table,
     when,
 )
@@ -28,17 +23,14 @@ from phalanx.control.api_types import (
     Drain,
     EventList,
     EventOut,
-    JobList,
     NodeDetail,
     NodeList,
     QuotaIn,
     QuotaList,
     Readmit,
-    Status,
 )
-from phalanx.control.client import Client
 
-nodes, drain, resume, events, quota, top = (typer.Typer() for _ in range(6))
+nodes, drain, resume, events, quota = (typer.Typer() for _ in range(5))
 
 
 @nodes.command()
@@ -192,42 +184,3 @@ def show_or_set_quota(
     for each in found.quotas:
         add_row(made, each.team, each.gpus, each.ceiling or "-", each.weight, each.used_gpus)
     show(made)
-
-
-@top.command()
-def glance(
-    once: Annotated[bool, typer.Option(help="Print once and end.")] = False,
-    server: ServerUrl = "",
-    state: State = None,
-    json: Json = False,
-) -> None:
-    """The fleet at a glance, as it changes."""
-    with connected(server, json, state) as client:
-        if json:
-            print_json(client.get("/v1/status", Status))
-            return
-        if once:
-            show(_glance(client))
-            return
-        with Live(_glance(client), auto_refresh=False, screen=True) as live:
-            while True:
-                time.sleep(1.0)
-                live.update(_glance(client), refresh=True)
-
-
-def _glance(client: Client) -> Table:
-    status = client.get("/v1/status", Status)
-    jobs = client.get("/v1/jobs", JobList, limit=30).jobs
-    states = ", ".join(f"{count} {name}" for name, count in status.nodes.items() if count)
-    head = Text(
-        f"phalanx {status.version}, epoch {status.epoch}, event {status.sequence}\n"
-        f"nodes: {states or 'none'}; GPUs: {status.free_gpus} of {status.gpus} free"
-    )
-    made = table("JOB", "NAME", "TEAM", "STATE", "GPUS", "STEP", "RAN", "WHY")
-    for job in jobs:
-        ran = span(job.ran_seconds)
-        add_row(made, job.id, job.name, job.team, job.state, job.gpus, job.step, ran, job.why.text)
-    notes = Text("\n".join(f"{when(n.time_ns)} {n.text}" for n in status.notices[-8:]))
-    whole = Table.grid()
-    whole.add_row(Group(head, "", made, "", notes))
-    return whole
