@@ -151,6 +151,7 @@ class PricePolicy(Part, frozen=True):
     micro_dollars_per_gpu_hour: int = 2_500_000
     watts_per_gpu: int = 1_200
     idle_watts_per_gpu: int = 300
+    grams_co2_per_kwh: int = 400
     budget_warning_ppm: int = 800_000
 
 

@@ -14,7 +14,15 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 
-from phalanx.control import api_jobs, api_nodes, api_page, api_plan, api_server, page_files
+from phalanx.control import (
+    api_jobs,
+    api_nodes,
+    api_observe,
+    api_page,
+    api_plan,
+    api_server,
+    page_files,
+)
 from phalanx.control.agent_endpoint import serve_agent
 from phalanx.control.api_types import Failure, Health, Problem
 from phalanx.control.auth import AuthError, Token, bearer, require
@@ -33,6 +41,7 @@ if TYPE_CHECKING:
 ENDPOINTS: list[Endpoint] = [
     *api_jobs.ENDPOINTS,
     *api_nodes.ENDPOINTS,
+    *api_observe.ENDPOINTS,
     *api_server.ENDPOINTS,
     *api_page.ENDPOINTS,
     *api_plan.ENDPOINTS,

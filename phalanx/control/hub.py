@@ -32,9 +32,10 @@ from phalanx.control.controller import Controller
 from phalanx.control.fast_socket import framed
 from phalanx.control.log_requests import LogRequests
 from phalanx.control.metrics import Metrics
-from phalanx.control.views import job_of
+from phalanx.control.views import job_of, names_of
 from phalanx.control.wire import Deliver, LogPart, Rejected, Up, encode
 from phalanx.observe.node_records import NodeRecords
+from phalanx.observe.recorder import Recorder
 
 logger = logging.getLogger("phalanx.server")
 
@@ -46,7 +47,9 @@ ENDED = ("done", "failed", "cancelled")
 class Hub:
     """Everything of the agents that is not logged. One instance a leadership."""
 
-    def __init__(self, controller: Controller, version: str) -> None:
+    def __init__(
+        self, controller: Controller, version: str, recorder: Recorder | None = None
+    ) -> None:
         self.controller = controller
         self.version = version
         core = controller.core
@@ -58,7 +61,7 @@ class Hub:
         self.gather = Gather()
         self.outbox = Outbox(2 * round_trip)
         self.watch = Watch()
-        self.metrics = Metrics(self.watch, controller.tell)
+        self.metrics = Metrics(self.watch, controller.tell, recorder)
         self.logs = LogRequests(self.push)
         self.connections: dict[int, Connection] = {}
         self.skew_ns: dict[int, int] = {}  # of each node's clock, ahead of the server's
@@ -175,8 +178,7 @@ class Hub:
             now = self.controller.clock.now_ns()
             hang = limits.hang_ns
             self.watch.begin(number, job.generation, job.spec.gang, job.placement, hang, now)
-            slot_ranks = job.spec.gang.slot_gpus
-            self.metrics.begin(number, job.generation, job.placement.nodes, slot_ranks)
+            self.metrics.begin(job, names_of(view.fleet, job.placement.nodes))
 
     def _forget(self, number: int) -> None:
         if number not in self.watch.gangs:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 from starlette.websockets import WebSocket, WebSocketDisconnect
@@ -20,7 +20,16 @@ from phalanx.observe import page
 if TYPE_CHECKING:
     from phalanx.control.server import Leading, Server
 
-Entry = tuple[Event, Sequence[Command]]
+
+class Pushed(NamedTuple):
+    """Something that is not in the log."""
+
+    kind: str
+    team: str  # whose it is
+    body: dict[str, Any]
+
+
+Entry = tuple[Event, Sequence[Command]] | Pushed
 
 MOST_WAITING = 1_000  # entries for a slow reader, who is cut off behind them
 FIRST_SECONDS = 5.0
@@ -60,20 +69,33 @@ async def _send(server: Server, leading: Leading, token: Token, socket: WebSocke
         while not listening.done() and server.leading is leading:
             try:
                 async with asyncio.timeout(QUIET_SECONDS):
-                    event, commands = await waiting.get()
+                    entry = await waiting.get()
             except TimeoutError:
                 await socket.send_text('{"kind":"quiet"}')
                 continue
             if waiting.full():
                 await socket.close(1013, "too slow")
                 return
-            if visible(leading.core, event, commands, lambda team: may_see(token, team)):
-                await socket.send_text(msgspec.json.encode(event_out(event, commands)).decode())
+            text = _text(leading, token, entry)
+            if text:
+                await socket.send_text(text)
     except (WebSocketDisconnect, RuntimeError):
         return
     finally:
         leading.readers.remove(waiting)
         listening.cancel()
+
+
+def _text(leading: Leading, token: Token, entry: Entry) -> str:
+    """What a reader is sent; "" for what it may not see."""
+    if isinstance(entry, Pushed):
+        if not may_see(token, entry.team):
+            return ""
+        return msgspec.json.encode({"kind": entry.kind, **entry.body}).decode()
+    event, commands = entry
+    if not visible(leading.core, event, commands, lambda team: may_see(token, team)):
+        return ""
+    return msgspec.json.encode(event_out(event, commands)).decode()
 
 
 async def _until_gone(socket: WebSocket) -> None:

@@ -1,4 +1,4 @@
-"""The server's side of metrics: nodes' records in, steps of gangs out to the detectors."""
+"""The server's side of metrics: nodes' records in, steps of gangs out to detectors and store."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ import numpy as np
 
 from phalanx.cluster.detectors.robust import Ints
 from phalanx.cluster.events import EventBody
+from phalanx.cluster.job import Job
 from phalanx.cluster.watch import GangRecord, Watch
 from phalanx.observe.gang_steps import GangStep, GangSteps
 from phalanx.observe.node_records import PARTS, Floats, NodeRecords
+from phalanx.observe.recorder import RecordedGang, Recorder
 
 DATA = PARTS.index("data")
 NS = 1_000_000_000
@@ -19,20 +21,44 @@ NS = 1_000_000_000
 class Metrics:
     """What running gangs report of their steps. One instance a leadership."""
 
-    def __init__(self, watch: Watch, tell: Callable[[Sequence[EventBody]], None]) -> None:
+    def __init__(
+        self,
+        watch: Watch,
+        tell: Callable[[Sequence[EventBody]], None],
+        recorder: Recorder | None = None,
+    ) -> None:
         self.steps = GangSteps()
+        self.recorder = recorder  # None: nothing is kept
         self._watch, self._tell = watch, tell
 
-    def begin(self, job: int, generation: int, nodes: Sequence[int], slot_ranks: int) -> None:
-        """A gang runs from now on."""
-        known = self.steps.gangs.get(job)
-        if known is None or known.generation != generation:
-            self.steps.begin(job, generation, nodes, slot_ranks)
+    def begin(self, job: Job, names: Sequence[str]) -> None:
+        """A gang runs from now on, on nodes of these names."""
+        placement, shape = job.placement, job.spec.gang
+        assert placement is not None
+        known = self.steps.gangs.get(job.id)
+        if known is not None and known.generation == job.generation:
+            return
+        slot_ranks = max(1, shape.slot_gpus)
+        self.steps.begin(job.id, job.generation, placement.nodes, slot_ranks)
+        if self.recorder is not None:
+            self.recorder.begin(
+                RecordedGang(
+                    job=job.id,
+                    generation=job.generation,
+                    world=len(placement.nodes) * slot_ranks,
+                    gpus=shape.gpus(placement.replicas),
+                    planned_step_seconds=job.spec.expected.step_ns / NS,
+                    node_names=names,
+                    slot_ranks=slot_ranks,
+                )
+            )
 
     def end(self, job: int) -> None:
         """A job is over, and the last words of its nodes have had time to come."""
         for step in self.steps.end(job):
             self._made(step, step.first_ns)
+        if self.recorder is not None:
+            self.recorder.end(job)
 
     def tells_steps(self, job: int, generation: int) -> bool:
         """Whether this gang reports its steps one by one."""
@@ -44,11 +70,16 @@ class Metrics:
         merged = self.steps.receive(message, now_ns)
         for step in merged.steps:
             self._made(step, now_ns)
+        if self.recorder is not None:
+            for record in merged.other:
+                self.recorder.other(message.job, record, now_ns)
 
     def _made(self, step: GangStep, now_ns: int) -> None:
         found = self._watch.record(gang_record(step), now_ns)
         if found:
             self._tell(found)
+        if self.recorder is not None:
+            self.recorder.step(step)
 
 
 def gang_record(step: GangStep) -> GangRecord:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import sqlite3
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -25,6 +27,7 @@ from phalanx.control.fleet_history import FleetHistory
 from phalanx.control.helper import Helper
 from phalanx.control.hub import Hub
 from phalanx.control.limits import RateLimit
+from phalanx.control.live import Entry, Pushed
 from phalanx.control.recovery import recover
 from phalanx.control.secret_file import write_secret
 from phalanx.control.store import (
@@ -35,7 +38,10 @@ from phalanx.control.store import (
     StoreLostError,
     open_store,
 )
+from phalanx.control.views import team_of
 from phalanx.observe.planning import JobPlan
+from phalanx.observe.recorder import Recorder
+from phalanx.observe.store import open_metrics
 
 logger = logging.getLogger("phalanx.server")
 
@@ -45,6 +51,9 @@ T = TypeVar("T")
 STANDBY_SECONDS = 0.5  # between two tries to lead
 RENEW_SECONDS = 1.0
 RECENT_EVENTS = 2_000
+FLUSH_SECONDS = 2.0  # of metrics; a killed server loses at most so many
+KEEP_SECONDS = 60.0
+PUSH_SECONDS = 0.5  # between two pushes of a job's newest step to pages
 
 
 class Options(Struct, frozen=True, kw_only=True):
@@ -63,6 +72,7 @@ class Options(Struct, frozen=True, kw_only=True):
     request_burst: int = 400
     failures_per_second: float = 5.0  # of one address without a good token
     failure_burst: int = 50
+    most_metric_bytes: int = 20 << 30  # beyond it the oldest go, whatever their tier
 
 
 class Leading:
@@ -71,7 +81,7 @@ class Leading:
     def __init__(self, controller: Controller, hub: Hub, tokens: Tokens) -> None:
         self.controller, self.hub, self.tokens = controller, hub, tokens
         self.recent: deque[tuple[Event, Sequence[Command]]] = deque(maxlen=RECENT_EVENTS)
-        self.readers: list[asyncio.Queue[tuple[Event, Sequence[Command]]]] = []
+        self.readers: list[asyncio.Queue[Entry]] = []
         self.changed = asyncio.Event()
         controller.listeners.append(self._note)
 
@@ -79,6 +89,23 @@ class Leading:
     def core(self) -> Core:
         """The core, to be read."""
         return self.controller.core
+
+    async def push_steps(self) -> None:
+        """Tells pages of the newest step of every job, a few times a second."""
+        told: dict[int, object] = {}
+        while True:
+            await asyncio.sleep(PUSH_SECONDS)
+            recorder = self.hub.metrics.recorder
+            for job, row in list(recorder.latest.items()) if recorder is not None else ():
+                if self.readers and told.get(job) != row["step"]:
+                    told[job] = row["step"]
+                    self.push(Pushed("step", team_of(self.core, job), {"job": job, **row}))
+
+    def push(self, pushed: Pushed) -> None:
+        """Something for pages that is not in the log."""
+        for reader in self.readers:
+            with suppress(asyncio.QueueFull):
+                reader.put_nowait(pushed)
 
     def _note(self, event: Event, commands: Sequence[Command]) -> None:
         self.recent.append((event, commands))
@@ -99,6 +126,7 @@ class Server:
         self.history = FleetHistory(options.state / "history.sqlite")
         self.helper = Helper()
         self.plans: dict[int, JobPlan] = {}  # by job
+        self.metrics = open_metrics(options.state / "metrics.sqlite")
         self.leading: Leading | None = None
         self.leader = ""  # URL of whoever leads instead
         self.settled = asyncio.Event()  # it leads, or it stands by
@@ -151,7 +179,8 @@ class Server:
         policy = self.options.policy
         found = await asyncio.to_thread(recover, self.store, policy or Policy())
         controller = Controller(self.store, found, lead.epoch)
-        hub = Hub(controller, __version__)
+        recorder = Recorder(self.metrics, found.core.view.policy.price)
+        hub = Hub(controller, __version__, recorder)
         tokens = await asyncio.to_thread(Tokens, self.store)
         await controller.start(policy)
         self._first_tokens(tokens)
@@ -169,6 +198,8 @@ class Server:
                 hub.sweep(),
                 self._renew(controller),
                 self.history.follow(controller.core, leading.changed),
+                self._keep_metrics(),
+                leading.push_steps(),
             )
         ]
         self.leading = leading
@@ -195,6 +226,23 @@ class Server:
             except StoreError as error:
                 logger.warning("the store does not answer: %s", error)
 
+    async def _keep_metrics(self) -> None:
+        """Metrics go to disk every few seconds; a disk that takes none costs nothing else."""
+        kept, problem = time.monotonic(), ""
+        while True:
+            await asyncio.sleep(FLUSH_SECONDS)
+            try:
+                await asyncio.to_thread(self.metrics.flush)
+                if time.monotonic() - kept > KEEP_SECONDS:
+                    kept = time.monotonic()
+                    most = self.options.most_metric_bytes
+                    await asyncio.to_thread(self.metrics.keep, time.time_ns(), most)
+                problem = ""
+            except (sqlite3.Error, OSError) as error:
+                if str(error) != problem:
+                    logger.error("metrics cannot be stored: %s", error)
+                problem = str(error)
+
     def _first_tokens(self, tokens: Tokens) -> None:
         """The administrator's token at the very first start; a join token that is still good."""
         admin, join = self.options.state / "admin.token", self.options.state / "join.token"
@@ -211,3 +259,5 @@ class Server:
         self.history.close()
         self.helper.close()
         self.audit.close()
+        with suppress(sqlite3.Error):
+            self.metrics.close()

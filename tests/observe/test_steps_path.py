@@ -195,7 +195,7 @@ def watching(world: int) -> tuple[Metrics, list[object]]:
     shape = GangShape(slot_gpus=1)
     placement = Placement(nodes=tuple(range(world)), gpus=(1,) * world, replicas=world)
     watch.begin(1, 1, shape, placement, 60 * SECOND_NS, NOW)
-    metrics.begin(1, 1, placement.nodes, 1)
+    metrics.steps.begin(1, 1, placement.nodes, 1)
     return metrics, found
 
 

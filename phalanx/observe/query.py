@@ -1,0 +1,237 @@
+"""Questions that the page asks of the metric store, in the shapes that its JSON has."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from msgspec import Struct
+
+from phalanx.observe.store import MetricStore, Read, TableInfo
+from phalanx.observe.tables import SECOND_NS, TIERS, Array
+
+MOST_VALUES = 6_000_000  # read for one answer
+MOST_ROWS = 40_000
+
+Numbers = list[float | None]
+
+
+class Series(Struct):
+    """One metric over time; None where it is not known."""
+
+    step: list[int] = []
+    time: list[float] = []  # seconds since 1970
+    value: Numbers = []
+    min: Numbers = []
+    max: Numbers = []
+
+
+class SeriesAnswer(Struct):
+    """Several metrics of one owner."""
+
+    tier: str
+    series: dict[str, Series]
+
+
+class RankAnswer(Struct):
+    """Ranks (or, of large gangs, nodes) over time; a row each, a column a step."""
+
+    tier: str = "raw"
+    rows: str = "rank"  # or "node"
+    steps: list[int] = []
+    time: list[float] = []
+    ranks: list[int] = []
+    nodes: list[str] = []  # by row
+    step_seconds: list[Numbers] = []
+    own_seconds: list[Numbers] = []  # without waiting for peers: what makes a straggler jump out
+    parts: dict[str, Numbers] = {}  # by row: mean seconds of the time asked for
+
+
+def series(
+    store: MetricStore,
+    owner: str,
+    kinds: Sequence[str],
+    names: Sequence[str],
+    span: tuple[int, int],
+    points: int,
+) -> SeriesAnswer:
+    """Metrics between two times, at most so many points each."""
+    tables = [table for kind in kinds for table in store.find(owner, kind)]
+    tier = choose_tier(store, tables[:1], span, points, width=1)
+    found: dict[str, Series] = {}
+    for name in names:
+        reads = [
+            store.read(table, name, tier, *span)
+            for table in tables
+            if table.column(name) is not None
+        ]
+        if reads:
+            found[name] = _series(_together(reads), tier, points)
+    return SeriesAnswer(TIERS[tier].name, found)
+
+
+def ranks(
+    store: MetricStore, owner: str, span: tuple[int, int], columns: int, *, parts: bool = False
+) -> RankAnswer | None:
+    """What ranks did between two times; of the newest gang, and those before it that were as it."""
+    tables = [table for table in store.find(owner, "ranks") if _overlaps(store, table, span)]
+    if not tables:
+        return None
+    newest = tables[-1]
+    column = newest.column("own_seconds")
+    assert column is not None
+    alike = [table for table in tables if table.facts == newest.facts]
+    tier = choose_tier(store, alike, span, columns, width=column.width)
+    statistic = "mean" if tier == 0 else "max"
+    read = {
+        name: _together([store.read(table, name, tier, *span) for table in alike])
+        for name in ("step_seconds", "own_seconds")
+    }
+    own = read["own_seconds"]
+    edges = _edges(len(own.times_ns), columns)
+    last = edges[1:] - 1
+    facts: dict[str, Any] = newest.facts
+    return RankAnswer(
+        tier=TIERS[tier].name,
+        rows=facts.get("rows", "rank"),
+        steps=own.steps[last].tolist(),
+        time=(own.times_ns[last] / SECOND_NS).tolist(),
+        ranks=facts.get("ranks", []),
+        nodes=facts.get("nodes", []),
+        step_seconds=_matrix(read["step_seconds"].values[statistic], edges),
+        own_seconds=_matrix(own.values[statistic], edges),
+        parts=_parts(store, alike, tier, span) if parts else {},
+    )
+
+
+def _parts(
+    store: MetricStore, tables: Sequence[TableInfo], tier: int, span: tuple[int, int]
+) -> dict[str, Numbers]:
+    found = {}
+    for column in tables[-1].columns:
+        if column.name not in ("step_seconds", "own_seconds"):
+            read = _together([store.read(table, column.name, tier, *span) for table in tables])
+            found[column.name] = numbers(_mean(read.values["mean"].astype(np.float64)))
+    return found
+
+
+def choose_tier(
+    store: MetricStore,
+    tables: Sequence[TableInfo],
+    span: tuple[int, int],
+    points: int,
+    *,
+    width: int,
+) -> int:
+    """The finest tier that reaches back far enough and is not too much to read."""
+    spans = [[store.span(table, tier) for table in tables] for tier in range(len(TIERS))]
+    known = [[each for each in found if each[2]] for found in spans]
+    starts = [min((first for first, _, _ in found), default=0) for found in known]
+    oldest = min((start for start in starts if start), default=0)
+    wanted = max(span[0], oldest)
+    most_rows = min(MOST_ROWS, max(points * 4, MOST_VALUES // max(1, width)))
+    chosen = 0
+    for tier, found in enumerate(known):
+        if not found:
+            continue
+        chosen = tier
+        bucket = max(TIERS[tier].bucket_ns, 60 * SECOND_NS)
+        rows = sum(rows * _share(first, last, span) for first, last, rows in found)
+        if starts[tier] <= wanted + bucket and rows <= most_rows:
+            break
+    return chosen
+
+
+def _share(first: int, last: int, span: tuple[int, int]) -> float:
+    inside = min(last, span[1]) - max(first, span[0])
+    return max(0.0, min(1.0, inside / max(1, last - first)))
+
+
+def _overlaps(store: MetricStore, table: TableInfo, span: tuple[int, int]) -> bool:
+    return any(
+        rows and first <= span[1] and last >= span[0]
+        for first, last, rows in (store.span(table, tier) for tier in range(len(TIERS)))
+    )
+
+
+def _together(reads: Sequence[Read]) -> Read:
+    if len(reads) == 1:
+        return reads[0]
+    return Read(
+        np.concatenate([read.times_ns for read in reads]),
+        np.concatenate([read.steps for read in reads]),
+        {name: np.concatenate([read.values[name] for read in reads]) for name in reads[0].values},
+    )
+
+
+def _series(read: Read, tier: int, points: int) -> Series:
+    times, steps = read.times_ns, read.steps
+    mean = read.values["mean"][:, 0].astype(np.float64)
+    known = ~np.isnan(mean)
+    least = read.values.get("min", read.values["mean"])[:, 0].astype(np.float64)
+    most = read.values.get("max", read.values["mean"])[:, 0].astype(np.float64)
+    order = np.arange(len(times))
+    if tier == 0:  # a step that was made again counts as it was in the end
+        _, index = np.unique(steps[::-1], return_index=True)
+        order = len(steps) - 1 - index
+    if known.sum() < len(known) // 2:  # rows that are of something else
+        order = order[known[order]]
+    times, steps, mean, least, most = (each[order] for each in (times, steps, mean, least, most))
+    edges = _edges(len(times), points)
+    last = edges[1:] - 1
+    return Series(
+        step=steps[last].tolist(),
+        time=(times[last] / SECOND_NS).tolist(),
+        value=numbers(_binned(mean, edges, "mean")),
+        min=numbers(_binned(least, edges, "min")),
+        max=numbers(_binned(most, edges, "max")),
+    )
+
+
+def _edges(rows: int, points: int) -> Array:
+    """Where bins of rows begin and end: at most so many, of equal length."""
+    if rows <= points:
+        return np.arange(rows + 1)
+    return np.linspace(0, rows, points + 1).astype(np.int64)
+
+
+def _binned(values: Array, edges: Array, how: str) -> Array:
+    if len(edges) - 1 == len(values):
+        return values
+    starts = edges[:-1]
+    if how == "min":
+        found: Array = np.fmin.reduceat(values, starts)
+    elif how == "max":
+        found = np.fmax.reduceat(values, starts)
+    else:
+        known = ~np.isnan(values)
+        total = np.add.reduceat(np.where(known, values, 0.0), starts)
+        with np.errstate(invalid="ignore"):
+            found = total / np.add.reduceat(known.astype(np.float64), starts)
+    return found
+
+
+def _matrix(values: Array, edges: Array) -> list[Numbers]:
+    """Rows of time by columns of ranks, as rows of ranks; of several steps the slowest."""
+    if len(values) == 0:
+        return [[] for _ in range(values.shape[1])]
+    if len(edges) - 1 < len(values):
+        values = np.fmax.reduceat(values, edges[:-1], axis=0)
+    turned = np.round(values.astype(np.float64), 6).T
+    return [numbers(row) for row in turned]
+
+
+def _mean(values: Array) -> Array:
+    known = ~np.isnan(values)
+    with np.errstate(invalid="ignore"):
+        mean: Array = np.where(known, values, 0.0).sum(axis=0) / known.sum(axis=0)
+    return mean
+
+
+def numbers(values: Array) -> Numbers:
+    """For JSON, which knows neither NaN nor infinity."""
+    finite = np.isfinite(values)
+    if finite.all():
+        return values.tolist()  # type: ignore[no-any-return]
+    return [value if good else None for value, good in zip(values.tolist(), finite, strict=True)]

@@ -1,0 +1,251 @@
+"""Steps of gangs become rows of the metric store, with what is derived from them.
+
+Derived: tokens a second and GPU beside the smallest world that the job ever had, and beside the
+plan; joules, CO2 and dollars a million tokens, by the site's prices and (where GPUs tell it)
+measured power.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from msgspec import Struct, field
+
+from phalanx.cluster.policy import PricePolicy
+from phalanx.observe.gang_steps import GangStep
+from phalanx.observe.node_records import DETAIL_WORLD, PARTS, Floats
+from phalanx.observe.store import MetricStore
+from phalanx.observe.tables import DAY_NS, Array, Column, Table
+from phalanx.train.records import CheckpointRecord, StepRecord, ValidationRecord
+
+MILLION = 1_000_000
+BASELINE_STEPS = 64  # of one world size, whose median stands for it
+
+SCALARS = (
+    "loss",
+    "grad_norm",
+    "learning_rate",
+    "tokens_per_second",
+    "tokens_seen",
+    "mfu",
+    "hfu",
+    "step_seconds",
+    *(f"{name}_seconds" for name in PARTS),
+    "own_seconds_middle",
+    "own_seconds_most",
+    "peak_memory_bytes",
+    "skipped",
+    "damaged",
+    "world_size",
+    "generation",
+    "tokens_per_second_per_gpu",
+    "scaling_efficiency",
+    "plan_efficiency",
+    "joules_per_million_tokens",
+    "co2_grams_per_million_tokens",
+    "dollars_per_million_tokens",
+    "eta_seconds",
+)
+RARE = ("validation_loss", "checkpoint_seconds")  # in a table of their own: not of every step
+JOB_TABLES = ("scalars", "rare")
+
+
+class RecordedGang(Struct, kw_only=True):
+    """What the recorder must know of a running gang."""
+
+    job: int
+    generation: int
+    world: int
+    gpus: int  # 0: a gang of CPUs
+    planned_step_seconds: float = 0.0  # by the plan; 0: there is none
+    node_names: Sequence[str] = ()
+    slot_ranks: int = 1
+    watts: float = 0.0  # measured, of all its GPUs; 0: unknown
+    per_gpu: dict[int, deque[float]] = field(default_factory=dict)  # tokens/s by world size
+
+
+class Recorder:
+    """Writes what gangs do into the store. One instance a leadership."""
+
+    def __init__(self, store: MetricStore, price: PricePolicy) -> None:
+        self.store, self.price = store, price
+        self.gangs: dict[int, RecordedGang] = {}
+        self.latest: dict[int, dict[str, float | int | None]] = {}  # by job: its newest row
+
+    def begin(self, gang: RecordedGang) -> None:
+        """A gang runs from now on."""
+        before = self.gangs.get(gang.job)
+        gang.per_gpu = before.per_gpu if before is not None else self._baselines(gang.job)
+        self.gangs[gang.job] = gang
+
+    def end(self, job: int) -> None:
+        """Nothing more comes of a job."""
+        self.gangs.pop(job, None)
+        self.latest.pop(job, None)
+        self.store.forget(owner_of(job))
+
+    def step(self, step: GangStep) -> None:
+        """A step was made."""
+        gang = self.gangs.get(step.job)
+        if gang is None or gang.generation != step.generation:
+            return
+        row = self._row(gang, step)
+        self._scalars(gang.job).append(step.time_ns, step.step, row)
+        self._ranks(gang).append(step.time_ns, step.step, _rank_row(gang, step))
+        shown = {name: value for name, value in row.items() if value == value}  # no NaN
+        self.latest[gang.job] = {"step": step.step, "time": step.time_ns / 1e9, **shown}
+
+    def other(self, job: int, record: ValidationRecord | CheckpointRecord, time_ns: int) -> None:
+        """A validation, or a checkpoint."""
+        if isinstance(record, ValidationRecord):
+            row = {"validation_loss": _number(record.loss)}
+        elif not record.problem:
+            row = {"checkpoint_seconds": record.seconds}
+        else:
+            return
+        table = self.store.table(owner_of(job), "rare", 0, [Column(name) for name in RARE])
+        table.append(time_ns, record.step, row)
+
+    def _scalars(self, job: int) -> Table:
+        columns = [Column(name) for name in SCALARS]
+        return self.store.table(owner_of(job), "scalars", 0, columns)
+
+    def _ranks(self, gang: RecordedGang) -> Table:
+        by_node = gang.world > DETAIL_WORLD
+        names = list(gang.node_names)
+        if by_node:
+            columns = [Column(name, len(names)) for name in ("step_seconds", "own_seconds")]
+            facts = {
+                "rows": "node",
+                "ranks": [slot * gang.slot_ranks for slot in range(len(names))],
+                "nodes": names,
+            }
+        else:
+            wide = ("step_seconds", "own_seconds", *(f"{name}_seconds" for name in PARTS))
+            columns = [Column(name, gang.world) for name in wide]
+            ranks = list(range(gang.world))
+            nodes = [names[rank // gang.slot_ranks] if names else "" for rank in ranks]
+            facts = {"rows": "rank", "ranks": ranks, "nodes": nodes}
+        return self.store.table(owner_of(gang.job), "ranks", gang.generation, columns, facts)
+
+    def _row(self, gang: RecordedGang, step: GangStep) -> dict[str, float]:
+        head, seconds = step.head, _most(step.step_seconds)
+        row = {
+            "step_seconds": seconds,
+            **{f"{name}_seconds": _mean(step.parts[i]) for i, name in enumerate(PARTS)},
+            "own_seconds_middle": _middle(step.compute_seconds),
+            "own_seconds_most": _most(step.compute_seconds),
+            "peak_memory_bytes": float(step.memory_bytes),
+            "world_size": float(gang.world),
+            "generation": float(gang.generation),
+        }
+        if gang.planned_step_seconds and seconds > 0:
+            row["plan_efficiency"] = gang.planned_step_seconds / seconds
+        if head is not None:
+            row |= _head_row(head)
+            row |= self._derived(gang, head, seconds)
+        return row
+
+    def _derived(self, gang: RecordedGang, head: StepRecord, seconds: float) -> dict[str, float]:
+        if not head.tokens or not seconds > 0:
+            return {}
+        per_gpu = head.tokens / seconds / gang.world
+        known = gang.per_gpu.setdefault(gang.world, deque(maxlen=BASELINE_STEPS))
+        known.append(per_gpu)
+        found = {
+            "tokens_per_second_per_gpu": per_gpu,
+            "scaling_efficiency": per_gpu / statistics.median(gang.per_gpu[min(gang.per_gpu)]),
+        }
+        if gang.gpus:
+            watts = gang.watts or float(gang.gpus * self.price.watts_per_gpu)
+            joules = watts * seconds / head.tokens * MILLION
+            hours = gang.gpus * seconds / 3600 / head.tokens * MILLION
+            found |= {
+                "joules_per_million_tokens": joules,
+                "co2_grams_per_million_tokens": joules / 3.6e6 * self.price.grams_co2_per_kwh,
+                "dollars_per_million_tokens": hours
+                * self.price.micro_dollars_per_gpu_hour
+                / MILLION,
+            }
+        return found
+
+    def _baselines(self, job: int) -> dict[int, deque[float]]:
+        """Speeds by world size that the store remembers, after a restart of the server."""
+        found: dict[int, deque[float]] = {}
+        for table in self.store.find(owner_of(job), "scalars"):
+            _, last, rows = self.store.span(table, 1)
+            if not rows:
+                continue
+            span = (last - 2 * DAY_NS, last)
+            worlds = self.store.read(table, "world_size", 1, *span).values["mean"][:, 0]
+            speeds = self.store.read(table, "tokens_per_second_per_gpu", 1, *span)
+            for world, speed in zip(worlds, speeds.values["mean"][:, 0], strict=True):
+                if world == world and speed == speed and world == int(world):
+                    kept = found.setdefault(int(world), deque(maxlen=BASELINE_STEPS))
+                    kept.append(float(speed))
+        return found
+
+
+def owner_of(job: int) -> str:
+    """The name of a job's tables."""
+    return f"job:{job}"
+
+
+def _head_row(head: StepRecord) -> dict[str, float]:
+    return {
+        "loss": _number(head.loss),
+        "grad_norm": _number(head.grad_norm),
+        "learning_rate": head.learning_rate,
+        "tokens_per_second": head.tokens_per_second,
+        "tokens_seen": float(head.tokens_seen),
+        "mfu": _number(head.mfu),
+        "hfu": _number(head.hfu),
+        "skipped": float(head.skipped),
+        "damaged": float(head.damaged),
+        "eta_seconds": _number(head.eta_seconds),
+    }
+
+
+def _rank_row(gang: RecordedGang, step: GangStep) -> Mapping[str, float | Array]:
+    if gang.world <= DETAIL_WORLD:
+        return {
+            "step_seconds": step.step_seconds,
+            "own_seconds": step.compute_seconds,
+            **{f"{name}_seconds": step.parts[index] for index, name in enumerate(PARTS)},
+        }
+    nodes = len(gang.node_names)
+    return {
+        "step_seconds": _most_by_node(step.step_seconds, nodes),
+        "own_seconds": _most_by_node(step.compute_seconds, nodes),
+    }
+
+
+def _most_by_node(values: Floats, nodes: int) -> Array:
+    most: Array = np.fmax.reduce(values.reshape(nodes, -1), axis=1)
+    return most
+
+
+def _number(value: float | None) -> float:
+    return float("nan") if value is None else value
+
+
+def _known(values: Floats) -> Floats:
+    return values[~np.isnan(values)]
+
+
+def _mean(values: Floats) -> float:
+    known = _known(values)
+    return float(known.mean()) if len(known) else float("nan")
+
+
+def _middle(values: Floats) -> float:
+    known = _known(values)
+    return float(np.median(known)) if len(known) else float("nan")
+
+
+def _most(values: Floats) -> float:
+    known = _known(values)
+    return float(known.max()) if len(known) else float("nan")

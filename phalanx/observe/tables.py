@@ -1,0 +1,164 @@
+"""Tables of metrics on their way into the store: rows in, rows of every tier out.
+
+A table has one row a step (or a sample) and named columns; a matrix of ranks is one column of some
+width. Coarser tiers keep mean, least and most of each bucket of time, or for wide columns mean and
+most in half precision: a straggler stays visible at any distance.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from msgspec import Struct
+
+SECOND_NS = 1_000_000_000
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class Tier(NamedTuple):
+    """A resolution and how long it is kept."""
+
+    name: str
+    bucket_ns: int  # 0: every row
+    keep_ns: int
+
+
+HOUR_NS, DAY_NS = 3600 * SECOND_NS, 86_400 * SECOND_NS
+RAW = Tier("raw", 0, 6 * HOUR_NS)
+TIERS = (
+    RAW,
+    Tier("10s", 10 * SECOND_NS, 2 * DAY_NS),
+    Tier("1min", 60 * SECOND_NS, 60 * DAY_NS),
+    Tier("30min", 1800 * SECOND_NS, 800 * DAY_NS),
+)
+
+
+class Column(Struct, frozen=True):
+    """A metric: one number a row, or ``width`` of them."""
+
+    name: str
+    width: int = 1
+
+
+class Rows(NamedTuple):
+    """Rows of one tier that are ready to be stored."""
+
+    tier: int
+    times_ns: Array  # int64
+    steps: Array  # int64: of the last row in the bucket
+    values: dict[str, Array]  # by column: [rows, statistics, width]
+
+
+def statistics(tier: int, column: Column) -> tuple[str, ...]:
+    """What is kept of a column in a tier."""
+    if tier == 0:
+        return ("mean",)
+    return ("mean", "max") if column.width > 1 else ("mean", "min", "max")
+
+
+def kind_of(tier: int, column: Column) -> str:
+    """The numbers' type in the store."""
+    return "<f2" if tier and column.width > 1 else "<f8" if column.width == 1 else "<f4"
+
+
+class Bucket:
+    """The rows of one bucket of time, added up."""
+
+    def __init__(self, number: int, columns: Sequence[Column]) -> None:
+        self.number, self.step = number, 0
+        self.count = {c.name: np.zeros(c.width) for c in columns}
+        self.sum = {c.name: np.zeros(c.width) for c in columns}
+        self.least = {c.name: np.full(c.width, np.nan) for c in columns}
+        self.most = {c.name: np.full(c.width, np.nan) for c in columns}
+
+    def add(self, step: int, name: str, value: Array) -> None:
+        known = ~np.isnan(value)
+        self.step = max(self.step, step)
+        self.count[name] += known
+        with np.errstate(over="ignore"):  # a sum beyond all numbers is shown as unknown
+            self.sum[name] += np.where(known, value, 0.0)
+        self.least[name] = np.fmin(self.least[name], value)
+        self.most[name] = np.fmax(self.most[name], value)
+
+    def row(self, name: str, wanted: Sequence[str]) -> Array:
+        with np.errstate(invalid="ignore", divide="ignore"):
+            found = {
+                "mean": self.sum[name] / self.count[name],
+                "min": self.least[name],
+                "max": self.most[name],
+            }
+        return np.stack([found[each] for each in wanted])
+
+
+class Table:
+    """One table's rows that are not stored yet, in every tier."""
+
+    def __init__(self, number: int, columns: Sequence[Column]) -> None:
+        self.number = number
+        self.columns = tuple(columns)
+        self._raw: list[tuple[int, int, dict[str, Array]]] = []
+        self._open: list[Bucket | None] = [None] * len(TIERS)
+        self._closed: list[list[Bucket]] = [[] for _ in TIERS]
+
+    def append(self, time_ns: int, step: int, values: Mapping[str, float | Array]) -> None:
+        """One row; what is missing is unknown, what is not finite counts as unknown."""
+        row: dict[str, Array] = {}
+        for column in self.columns:
+            given = np.asarray(values.get(column.name, np.nan), np.float64)
+            finite = np.where(np.isfinite(given), given, np.nan)
+            row[column.name] = np.broadcast_to(finite, column.width)
+        self._raw.append((time_ns, step, row))
+        for index, tier in enumerate(TIERS[1:], 1):
+            self._add(index, time_ns // tier.bucket_ns, step, row)
+
+    def _add(self, tier: int, number: int, step: int, row: dict[str, Array]) -> None:
+        bucket = self._open[tier]
+        if bucket is None or bucket.number != number:
+            if bucket is not None:
+                self._closed[tier].append(bucket)
+            bucket = self._open[tier] = Bucket(number, self.columns)
+        for name, value in row.items():
+            bucket.add(step, name, value)
+
+    def take(self, *, everything: bool = False) -> Iterator[Rows]:
+        """Rows to be stored; with ``everything`` also buckets that are not full."""
+        raw, self._raw = self._raw, []
+        if raw:
+            yield Rows(
+                0,
+                np.asarray([time for time, _, _ in raw], np.int64),
+                np.asarray([step for _, step, _ in raw], np.int64),
+                {c.name: np.stack([row[c.name][None] for *_, row in raw]) for c in self.columns},
+            )
+        for index, tier in enumerate(TIERS):
+            buckets, self._closed[index] = self._closed[index], []
+            last = self._open[index]
+            if everything and last is not None:
+                buckets.append(last)
+                self._open[index] = None
+            if buckets:
+                yield _bucket_rows(index, tier, buckets, self.columns)
+
+    def shape(self, tier: int, column: Column, rows: int) -> tuple[int, int, int]:
+        """Of a column's values in so many rows."""
+        return rows, len(statistics(tier, column)), column.width
+
+
+def _bucket_rows(
+    tier: int, kept: Tier, buckets: Sequence[Bucket], columns: Sequence[Column]
+) -> Rows:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # beyond half precision: infinite
+        values = {
+            column.name: np.stack(
+                [each.row(column.name, statistics(tier, column)) for each in buckets]
+            )
+            for column in columns
+        }
+    times = np.asarray([each.number * kept.bucket_ns for each in buckets], np.int64)
+    steps = np.asarray([each.step for each in buckets], np.int64)
+    return Rows(tier, times, steps, values)
