@@ -35,6 +35,7 @@ COMMANDS = {
     "quota": ("phalanx.cli.fleet:quota", "Show or set what teams own."),
     "top": ("phalanx.cli.top:top", "The fleet at a glance, as it changes."),
     "page": ("phalanx.cli.page:page", "Print a link that opens the page and signs you in."),
+    "slurm": ("phalanx.cli.slurm", "A private Slurm to try things, and what runs on nodes."),
     "token": ("phalanx.cli.token:app", "Make, list and revoke tokens."),
     "doctor": ("phalanx.cli.doctor:app", "Check a node, with evidence."),
     "demo": ("phalanx.cli.demo", "Train a small model on four CPU ranks, start to end."),
