@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from phalanx.config.backend import Backend, Kubernetes, Ray, Slurm
 from phalanx.config.check import check
 from phalanx.config.check_mesh import micro_batches
 from phalanx.config.errors import ConfigError, Problem, problem
@@ -26,16 +27,17 @@ from phalanx.config.schema import (
     Precision,
     RopeScaling,
     Schedule,
-    Section,
     Stage,
     Store,
     Train,
     gate_up_groups,
 )
+from phalanx.config.section import Section
 from phalanx.config.show import to_toml
 
 __all__ = [
     "PRESETS",
+    "Backend",
     "BatchRamp",
     "BatchStage",
     "BlendSource",
@@ -44,6 +46,7 @@ __all__ = [
     "Data",
     "Job",
     "KeyDoc",
+    "Kubernetes",
     "LatentAttention",
     "Log",
     "Memory",
@@ -53,9 +56,11 @@ __all__ = [
     "Parallel",
     "Precision",
     "Problem",
+    "Ray",
     "RopeScaling",
     "Schedule",
     "Section",
+    "Slurm",
     "Stage",
     "Store",
     "Train",

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import msgspec
 
+from phalanx.config.check_backend import backend_problems
 from phalanx.config.check_data import data_problems
 from phalanx.config.check_mesh import mesh_problems
 from phalanx.config.check_text import text_problems
@@ -32,7 +33,8 @@ def check(job: Job, world_size: int) -> None:
     if all(getattr(job.model, name) for name in SHAPE):
         problems += mesh_problems(job, world_size)
         problems += _precision(job)
-    for rules in (text_problems, data_problems, _memory, _optimizer, _schedule, _train, _start):
+    apart = (text_problems, data_problems, backend_problems)
+    for rules in (*apart, _memory, _optimizer, _schedule, _train, _start):
         problems += rules(job)
     if problems:
         raise ConfigError.of(problems)

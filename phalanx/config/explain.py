@@ -11,7 +11,8 @@ from functools import cache
 from msgspec import Struct
 
 from phalanx.config.errors import ConfigError, did_you_mean, near
-from phalanx.config.schema import Job, Section
+from phalanx.config.schema import Job
+from phalanx.config.section import Section
 from phalanx.config.tree import allowed, below_field, default_of, fields, paths, section_in
 
 

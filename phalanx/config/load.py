@@ -11,7 +11,8 @@ import msgspec
 
 from phalanx.config.errors import ConfigError, Problem, did_you_mean, problem
 from phalanx.config.presets import PRESETS
-from phalanx.config.schema import Job, Section
+from phalanx.config.schema import Job
+from phalanx.config.section import Section
 from phalanx.config.tree import (
     build,
     did_you_mean_key,

@@ -9,31 +9,30 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from msgspec import Meta, Struct
+from msgspec import Meta
 
-# Upper bounds refuse slips of the hand, such as a zero too many; they lie well above any job.
-Count = Annotated[int, Meta(ge=1, le=10**15)]
-Natural = Annotated[int, Meta(ge=0, le=10**15)]
-Layers = Annotated[int, Meta(ge=0, le=10_000)]
-Width = Annotated[int, Meta(ge=0, le=10_000_000)]
-Heads = Annotated[int, Meta(ge=0, le=100_000)]
-Vocabulary = Annotated[int, Meta(ge=0, le=100_000_000)]
-Experts = Annotated[int, Meta(ge=1, le=100_000)]
-Batch = Annotated[int, Meta(ge=1, le=10**9)]
-Ranks = Annotated[int, Meta(ge=1, le=10_000_000)]
-RanksOrAuto = Annotated[int, Meta(ge=0, le=10_000_000)]
-Threads = Annotated[int, Meta(ge=1, le=4096)]
-Seconds = Annotated[float, Meta(gt=0, le=1e8)]
-Megabytes = Annotated[float, Meta(gt=0, le=1e6)]
-Positive = Annotated[float, Meta(gt=0, le=1e30)]  # what float32 holds, with room to calculate
-NonNegative = Annotated[float, Meta(ge=0, le=1e30)]
-Fraction = Annotated[float, Meta(ge=0, le=1)]
-Below1 = Annotated[float, Meta(ge=0, lt=1)]
-Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]
-
-
-class Section(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Base of all sections: immutable, keyword-only, unknown keys refused."""
+from phalanx.config.backend import Backend
+from phalanx.config.section import (
+    Batch,
+    Below1,
+    Count,
+    Experts,
+    Fraction,
+    Heads,
+    Layers,
+    Megabytes,
+    Natural,
+    NonNegative,
+    Positive,
+    Ranks,
+    RanksOrAuto,
+    Seconds,
+    Section,
+    Seed,
+    Threads,
+    Vocabulary,
+    Width,
+)
 
 
 class RopeScaling(Section, frozen=True, kw_only=True):
@@ -435,6 +434,7 @@ class Job(Section, frozen=True, kw_only=True):
     train: Train = Train()
     checkpoint: Checkpoint = Checkpoint()
     log: Log = Log()
+    backend: Backend = Backend()
 
 
 def gate_up_groups(ffn: int) -> int:

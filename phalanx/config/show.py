@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from phalanx.config.errors import written
-from phalanx.config.schema import Section
+from phalanx.config.section import Section
 
 
 def to_toml(section: Section, name: str = "") -> str:

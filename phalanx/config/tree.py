@@ -13,7 +13,8 @@ import msgspec
 
 from phalanx.config.errors import Problem, did_you_mean, near, problem, written
 from phalanx.config.fixes import fix_for
-from phalanx.config.schema import Job, Section
+from phalanx.config.schema import Job
+from phalanx.config.section import Section
 
 S = TypeVar("S", bound=Section)
 

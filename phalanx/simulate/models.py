@@ -13,7 +13,7 @@ from msgspec import Meta, structs
 from phalanx.cluster.causes import CAUSES
 from phalanx.config.errors import ConfigError, did_you_mean, problem
 from phalanx.config.load import read_table
-from phalanx.config.schema import Count, NonNegative, Positive, Section
+from phalanx.config.section import Count, NonNegative, Positive, Section
 from phalanx.config.tree import build, mistakes
 from phalanx.plan.failures import NODE_GPUS, failures_per_day
 

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, field
 
-from phalanx.config.schema import Below1, Count, Fraction, Natural, NonNegative, Positive, Section
+from phalanx.config.section import Below1, Count, Fraction, Natural, NonNegative, Positive, Section
 
 
 class FleetPart(Section, frozen=True, kw_only=True):

@@ -138,7 +138,9 @@ def topology_conf(options: SandboxOptions) -> str:
     lines, leaf = [], 0
     for first in range(1, options.nodes + 1, size):
         leaf += 1
-        lines.append(f"SwitchName=leaf{leaf} Nodes=n[{first}-{min(first + size - 1, options.nodes)}]")
+        lines.append(
+            f"SwitchName=leaf{leaf} Nodes=n[{first}-{min(first + size - 1, options.nodes)}]"
+        )
     lines.append(f"SwitchName=spine Switches=leaf[1-{leaf}]")
     return "\n".join(lines) + "\n"
 
