@@ -27,7 +27,7 @@ sentences(
         "queued": "in the queue",
         "no_such_job": "there is no job {job}",
         "job_ended": "job {job} has already ended ({state})",
-        "not_pending": "job {job} is {state}; only a pending job can be held",
+        "not_pending": "job {job} is {state}; only a pending or draining job can be held",
         "not_running": "job {job} is {state}; only a running job can be sent back to the queue",
         "cancelled": "cancelled by a person",
         "requeued": "sent back to the queue by a person",
@@ -264,21 +264,21 @@ def depart(ctx: Context, job: Job, limit_ns: int, ending: JobState, why: Reason)
 
 
 def hold(ctx: Context, fact: Hold) -> None:
-    """Keeps a pending job out of the queue, or lets it in again."""
+    """Keeps a job out of the queue, or lets it in again; one that drains stays out afterwards."""
     job = known(ctx, fact.job, fact.request)
     if job is None:
         return
-    if job.state != "pending":
+    if job.state not in ("pending", "draining"):
         why = reason("not_pending", job=job.id, state=job.state)
         ctx.emit((), Refuse(reason=why, request=fact.request, job=job.id))
         return
     changed, job.held = job.held != fact.held, fact.held
-    if changed and fact.held and job.eligible:
+    if changed and fact.held and job.id in ctx.view.pending:
         job.eligible = False
         del ctx.view.pending[job.id]
         ctx.queue.on_withdrawn(ctx.view, job)
         job.why = reason("held")
-    elif changed and not fact.held and not blocked(ctx, job):
+    elif changed and not fact.held and job.state == "pending" and not blocked(ctx, job):
         let_in(ctx, job)
     ctx.emit((), Accept(reason=reason("accepted"), request=fact.request, job=job.id))
 

@@ -286,4 +286,5 @@ def run_member(path: str) -> int:
 
 def run_path(config: Job, job: int) -> Path:
     """The folder of a submitted job's run: the same for all its generations."""
-    return (Path(config.runs) / config.name / f"job-{job}").absolute()
+    run = os.environ.get("PHALANX_RUN") or f"job-{job}"  # an engine has a number of its own
+    return (Path(config.runs) / config.name / run).absolute()

@@ -1,0 +1,304 @@
+"""One job inside an allocation of another engine: from its agents to its end or its next turn.
+
+Runs beside the agents: keeps a controller (or uses one elsewhere), submits the job once, tells the
+core which nodes the engine wants back, and turns the engine's warning into a checkpoint.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType
+from urllib.parse import quote, urlsplit
+
+from msgspec import Struct, structs
+
+from phalanx.cluster.job import ENDED
+from phalanx.control.api_types import (
+    Done,
+    Drain,
+    JobDetail,
+    JobList,
+    JobOut,
+    NodeList,
+    NodeOut,
+    Readmit,
+    Status,
+)
+from phalanx.control.backends.site import Site
+from phalanx.control.client import Client, ClientError
+from phalanx.control.submission import Wanted, submission
+
+AGAIN = 75  # exit code: not done, to be continued in another allocation
+POLL_SECONDS = 0.1
+SITE_SECONDS = 5.0  # between two questions to the engine
+JOIN_SECONDS = 120.0  # for the agents of a gang
+SPARE_SECONDS = 20.0  # more, for those that would only stand by
+
+log = logging.getLogger("phalanx.lead")
+
+
+class LeadError(Exception):
+    """The job cannot run in this allocation, and why."""
+
+
+class LeadOptions(Struct, frozen=True, kw_only=True):
+    """How a job is led."""
+
+    state: Path  # on storage that every later allocation sees as well
+    url: str
+    wanted: Wanted
+    node_gpus: int
+    slots: int  # nodes that the gang needs
+    policy: Path | None = None
+    own_server: bool = True
+    feature: str = ""  # that tells this allocation's nodes from others at a shared controller
+
+
+class Lead:
+    """``run`` returns the exit code of the batch script."""
+
+    def __init__(self, options: LeadOptions, site: Site) -> None:
+        self.options, self.site = options, site
+        self.state = options.state
+        self._server: subprocess.Popen[bytes] | None = None
+        self._leaving = ""  # why
+        self._emptied: dict[str, str] = {}  # nodes that we asked to be empty
+        self._ask_site_at = 0.0
+
+    def run(self) -> int:
+        """Until the job has ended (0 or 1), or must wait for another allocation (AGAIN)."""
+        for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._warned)
+        self.state.mkdir(mode=0o700, parents=True, exist_ok=True)
+        spares = self._spares()
+        try:
+            self._keep_server()
+            self.client = self._connect()
+            self._settle_nodes()
+            self._wait_for_nodes(spares)
+            number = self._submit(spares)
+            return self._follow(number)
+        finally:
+            self._end_server()
+
+    def _warned(self, number: int, frame: FrameType | None) -> None:
+        self._leaving = signal.Signals(number).name
+
+    def _spares(self) -> int:
+        """How many of the nodes stand by: fewer than asked for in a small allocation."""
+        have, need = len(self.site.nodes()), self.options.slots
+        if have < need:
+            raise LeadError(
+                f"the allocation has {have} nodes and the gang needs {need}: ask for {need} and "
+                f"{self.options.wanted.spares} spares"
+            )
+        spares = min(self.options.wanted.spares, have - need)
+        if spares < self.options.wanted.spares:
+            log.warning("only %d of %d spares were allocated", spares, self.options.wanted.spares)
+        return spares
+
+    # The controller.
+
+    def _keep_server(self) -> None:
+        """Start the controller of this allocation, or start it again."""
+        if not self.options.own_server:
+            return
+        if self._server is not None:
+            log.warning("the controller ended (%s): starting it again", self._server.poll())
+        where = urlsplit(self.options.url)
+        local = (where.hostname or "").startswith("127.")
+        command = [sys.executable, "-m", "phalanx", "up", "--state", str(self.state)]
+        command += ["--host", where.hostname or "" if local else "0.0.0.0"]
+        command += ["--port", str(where.port), "--url", self.options.url]
+        command += ["--follow", str(os.getpid())]
+        if self.options.policy is not None:
+            command += ["--policy", str(self.options.policy)]
+        with (self.state / "server.log").open("ab") as output:
+            self._server = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,  # a warning to our group is ours to act on
+            )
+
+    def _end_server(self) -> None:
+        if self._server is not None:
+            self._server.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                self._server.wait(10)
+            self._server.kill()
+
+    def _look_after_server(self) -> None:
+        if self._server is not None and self._server.poll() is not None:
+            self._keep_server()
+
+    def _connect(self) -> Client:
+        deadline = time.monotonic() + JOIN_SECONDS
+        while True:
+            if self._server is not None and self._server.poll() is not None:
+                said = (self.state / "server.log").read_text(errors="replace").splitlines()
+                raise LeadError("the controller does not start: " + " ".join(said[-2:]))
+            with suppress(ClientError):
+                client = Client(self.options.url, self.state)
+                client.get("/v1/status", Status)
+                return client
+            if time.monotonic() > deadline:
+                raise LeadError(f"no controller answers at {self.options.url}")
+            time.sleep(POLL_SECONDS)
+
+    def _ask(self, call: Callable[[], object]) -> bool:
+        """Ask the controller for something it may refuse, or not be there for."""
+        try:
+            call()
+        except ClientError as error:
+            log.warning("%s", error)
+            return False
+        return True
+
+    # Nodes.
+
+    def _nodes(self) -> dict[str, NodeOut]:
+        found = self.client.get("/v1/nodes", NodeList, limit=20_000).nodes
+        return {node.name: node for node in found}
+
+    def _settle_nodes(self) -> None:
+        """Nodes of an earlier allocation get no work; those that are back are taken again."""
+        here = self.site.nodes()
+        for name, node in self._nodes().items() if self.options.own_server else ():
+            if name not in here and node.state in ("healthy", "spare", "suspect"):
+                self._empty(name, "it is not part of this allocation")
+            elif name in here and node.state == "draining":
+                self._readmit(name)
+
+    def _empty(self, name: str, why: str) -> None:
+        log.info("%s is to be empty: %s", name, why)
+        path = f"/v1/nodes/{quote(name, safe='')}/drain"
+        if self._ask(lambda: self.client.post(path, Drain(), Done)):
+            self._emptied[name] = why
+
+    def _readmit(self, name: str) -> None:
+        log.info("%s may be used again", name)
+        path = f"/v1/nodes/{quote(name, safe='')}/readmit"
+        if self._ask(lambda: self.client.post(path, Readmit(), Done)):
+            self._emptied.pop(name, None)
+
+    def _wait_for_nodes(self, spares: int) -> None:
+        began = time.monotonic()
+        here = self.site.nodes()
+        while not self._leaving:
+            self._look_after_server()
+            with suppress(ClientError):
+                there = {name for name, node in self._nodes().items() if node.connected}
+                count = len(there.intersection(here))
+                waited = time.monotonic() - began
+                if count == len(here):
+                    log.info("%d agents joined after %.1f s", count, waited)
+                    return
+                if count >= self.options.slots and waited > SPARE_SECONDS:
+                    missing = sorted(set(here) - there)
+                    log.warning("without spares %s, whose agents have not joined", missing)
+                    return
+                if waited > JOIN_SECONDS:
+                    missing = sorted(set(here) - there)
+                    raise LeadError(
+                        f"{', '.join(missing[:5])}: no agent joined within {JOIN_SECONDS:.0f} s; "
+                        f"see {self.state}/nodes/{missing[0]}"
+                    )
+            time.sleep(POLL_SECONDS)
+
+    def _ask_site(self) -> None:
+        """What the engine's administrator wants of the nodes, told to the core."""
+        if time.monotonic() < self._ask_site_at:
+            return
+        self._ask_site_at = time.monotonic() + SITE_SECONDS
+        try:
+            unwanted = self.site.unwanted()
+        except Exception as error:  # an engine that does not answer is no reason to stop
+            log.warning("%s", error)
+            return
+        for name, why in unwanted.items():
+            if name not in self._emptied:
+                self._empty(name, why)
+        for name in [each for each in self._emptied if each in self.site.nodes()]:
+            if name not in unwanted:
+                self._readmit(name)
+
+    # The job.
+
+    def _submit(self, spares: int) -> int:
+        """Put the job into the queue, once; in a later allocation it is let in again."""
+        path = self.state / "job"
+        known = [job.id for job in self.client.get("/v1/jobs", JobList, state="all").jobs]
+        number = int(path.read_text()) if path.exists() else 0
+        if self.options.own_server and known:
+            number = known[0]
+        if number:
+            if self._job(number).state == "pending":
+                self._ask(lambda: self.client.post(f"/v1/jobs/{number}/release", None, Done))
+            return number
+        wanted = structs.replace(
+            self.options.wanted, spares=spares, constraint=self.options.feature
+        )
+        made = submission(wanted, self.options.node_gpus)
+        number = self.client.post("/v1/jobs", made, Done).jobs[0]
+        path.write_text(str(number))
+        log.info("job %d: %s", number, wanted.title)
+        return number
+
+    def _job(self, number: int) -> JobOut:
+        return self.client.get(f"/v1/jobs/{number}", JobDetail).job
+
+    def _follow(self, number: int) -> int:
+        seen = ""
+        while not self._leaving:
+            self._look_after_server()
+            with suppress(ClientError):
+                job = self._job(number)
+                if job.state != seen:
+                    log.info("job %d is %s: %s", number, job.state, job.why.text)
+                    seen = job.state
+                if job.state in ENDED:
+                    return 0 if job.state == "done" else 1
+                self._ask_site()
+            time.sleep(POLL_SECONDS)
+        return self._leave(number)
+
+    def _leave(self, number: int) -> int:
+        """The engine wants its nodes back: checkpoint, then out of the queue until the next."""
+        log.info("%s: a checkpoint, and on in the next allocation", self._leaving)
+        asked = held = False
+        while True:
+            self._look_after_server()
+            with suppress(ClientError):
+                job = self._job(number)
+                if job.state in ENDED:
+                    return 0 if job.state == "done" else 1
+                if job.state in ("running", "forming") and not asked:
+                    asked = self._ask(
+                        lambda: self.client.post(f"/v1/jobs/{number}/requeue", None, Done)
+                    )
+                elif job.state in ("pending", "draining") and not held:
+                    held = self._ask(
+                        lambda: self.client.post(f"/v1/jobs/{number}/hold", None, Done)
+                    )
+                elif job.state == "pending":
+                    log.info("step %d is on disk", job.durable)
+                    self._note_quarantined()
+                    return AGAIN
+                elif job.state == "forming":
+                    asked = False  # it was quicker than we
+            time.sleep(POLL_SECONDS / 5)
+
+    def _note_quarantined(self) -> None:
+        """For the next allocation: nodes that did harm."""
+        bad = [name for name, node in self._nodes().items() if node.state == "quarantined"]
+        (self.state / "exclude").write_text(",".join(bad))

@@ -1,0 +1,86 @@
+"""What a job needs of an engine: nodes, GPUs, cores, memory and time, from the job and its plan."""
+
+from __future__ import annotations
+
+import math
+
+from msgspec import Struct
+
+from phalanx.config import Job
+from phalanx.control.submission import slot_of
+from phalanx.plan import AxisTraffic, Prediction, mapping_of, predict, traffic, workload_of
+
+USUAL_NODE_GPUS = 8
+MARGIN = 0.15  # on the predicted time
+LEAST_SHARE = 0.25  # of it that is worth starting with, since the job goes on by itself
+LEAST_HOURS = 0.5
+SNAPSHOTS = 6  # of a rank's state in host memory: four of its own, two of its neighbour's
+BASE_BYTES = 8 << 30  # of a worker: torch, CUDA, buffers
+
+
+class Need(Struct, frozen=True, kw_only=True):
+    """One gang, as an engine is asked for it."""
+
+    ranks: int
+    slots: int  # nodes of the gang
+    spares: int
+    gpus_per_node: int
+    wants_gpus: bool  # False: the job computes on CPUs
+    memory_bytes: int = 0  # of a node; 0: not predicted, all of it
+    hours: float = 0.0  # 0: not known
+    least_hours: float = 0.0
+    predicted: str = ""  # what the time is made of
+    traffic: tuple[AxisTraffic, ...] = ()
+
+    @property
+    def nodes(self) -> int:
+        """Nodes of the gang and spares."""
+        return self.slots + self.spares
+
+
+def need_of(job: Job | None, ranks: int, spares: int = 0, gpus_per_node: int = 0) -> Need:
+    """What a resolved job (None: a program) asks an engine for."""
+    backend = job.backend if job is not None else None
+    node_gpus = gpus_per_node or (backend.gpus_per_node if backend else 0) or USUAL_NODE_GPUS
+    slot = slot_of(ranks, node_gpus)
+    need = Need(
+        ranks=ranks,
+        slots=-(-ranks // slot),
+        spares=spares or (backend.spares if backend else 0),
+        gpus_per_node=slot,
+        wants_gpus=job is None or job.train.device != "cpu",
+        hours=backend.hours if backend else 0.0,
+        least_hours=backend.hours if backend else 0.0,
+    )
+    if job is None or backend is None or not backend.cluster:
+        return need
+    return _predicted(job, need)
+
+
+def _predicted(job: Job, need: Need) -> Need:
+    from msgspec import structs
+
+    from phalanx.hardware import cluster
+
+    where = cluster(job.backend.cluster)
+    workload, mapping = workload_of(job), mapping_of(job)
+    found = predict(workload, mapping, where)
+    hours = found.step_seconds * job.train.steps * (1 + MARGIN) / 3600
+    told = (
+        f"{job.train.steps:,} steps of {found.step_seconds:.3g} s as predicted for {where.name}, "
+        f"and {100 * MARGIN:.0f} % more"
+    )
+    return structs.replace(
+        need,
+        memory_bytes=_memory(found, need),
+        hours=need.hours or hours,
+        least_hours=need.hours or max(LEAST_HOURS, hours * LEAST_SHARE),
+        predicted="" if need.hours else told,
+        traffic=traffic(workload, mapping, where),
+    )
+
+
+def _memory(found: Prediction, need: Need) -> int:
+    state = max(stage.weight_bytes + stage.optimizer_bytes for stage in found.memory)
+    rank = found.host_bytes + SNAPSHOTS * state + BASE_BYTES
+    return math.ceil(rank * need.gpus_per_node)

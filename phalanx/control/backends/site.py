@@ -1,0 +1,74 @@
+"""What an engine tells about nodes, in words that hold for every engine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from msgspec import Struct
+
+
+class NodeFacts(Struct, frozen=True, kw_only=True):
+    """One node as its engine describes it; what is empty, the agent finds out by itself."""
+
+    name: str = ""
+    gpus: int | None = None
+    leaf: str = ""
+    pod: str = ""
+    rack: str = ""
+    first: bool = True  # of several processes on the node, the one that becomes its agent
+
+
+class Site(Protocol):
+    """An engine while one of its allocations runs; asked from time to time."""
+
+    def nodes(self) -> tuple[str, ...]:
+        """The nodes of the allocation, as their agents call themselves."""
+        ...
+
+    def unwanted(self) -> dict[str, str]:
+        """Nodes that somebody wants empty (drained, cordoned), and the reason given."""
+        ...
+
+
+def node_facts(engine: str, environment: Mapping[str, str]) -> NodeFacts:
+    """This node by the environment that an engine gave a process; "auto": whichever it was."""
+    if engine == "auto":
+        engine = recognised(environment)
+    if engine == "slurm":
+        from phalanx.control.backends.slurm.facts import slurm_node
+
+        return slurm_node(environment)
+    if engine == "kubernetes":
+        return kubernetes_node(environment)
+    if engine == "mpi":
+        return mpi_node(environment)
+    return NodeFacts()
+
+
+def recognised(environment: Mapping[str, str]) -> str:
+    """The engine that started this process, by the variables it left; "": none."""
+    marks = {
+        "slurm": ("SLURM_JOB_ID",),
+        "kubernetes": ("PHALANX_POD_NODE",),
+        "mpi": ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "PMI_RANK", "PMIX_RANK"),
+    }
+    found = (name for name, names in marks.items() if any(each in environment for each in names))
+    return next(found, "")
+
+
+def mpi_node(environment: Mapping[str, str]) -> NodeFacts:
+    """Under mpirun the first process of each node becomes its agent; the others leave."""
+    for name in ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID"):
+        if name in environment:
+            return NodeFacts(first=environment[name] == "0")
+    return NodeFacts()
+
+
+def kubernetes_node(environment: Mapping[str, str]) -> NodeFacts:
+    """A pod's node and its block, which the manifest passes on (downward API)."""
+    return NodeFacts(
+        name=environment.get("PHALANX_POD_NAME", ""),
+        leaf=environment.get("PHALANX_POD_BLOCK", ""),
+        rack=environment.get("PHALANX_POD_NODE", ""),
+    )

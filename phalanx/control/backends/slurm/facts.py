@@ -1,0 +1,125 @@
+"""Slurm's facts about nodes: names, switches, states, from its variables and programs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from msgspec import Struct
+
+from phalanx.control.backends.site import NodeFacts
+from phalanx.control.backends.slurm.programs import Programs
+
+# States that mean: an administrator (or a health check) wants the node empty, or it is gone.
+UNWANTED = ("DRAIN", "DRAINING", "DRAINED", "MAINTENANCE", "REBOOT", "FAIL", "FAILING")
+NODE_FIELD = re.compile(r"(\w+)=(.*?)(?=\s+\w+=|\s*$)")
+
+
+class Switch(Struct, frozen=True, kw_only=True):
+    """One line of ``scontrol show topology``."""
+
+    name: str
+    level: int
+    nodes: tuple[str, ...]
+
+
+def slurm_node(environment: Mapping[str, str]) -> NodeFacts:
+    """This node by the variables of its task: SLURM_TOPOLOGY_ADDR is spine.leaf.node."""
+    name = environment.get("SLURMD_NODENAME", "")
+    path = environment.get("SLURM_TOPOLOGY_ADDR", "").split(".")
+    kinds = environment.get("SLURM_TOPOLOGY_ADDR_PATTERN", "").split(".")
+    switches = [each for each, kind in zip(path, kinds, strict=False) if kind != "node"]
+    gpus = environment.get("SLURM_GPUS_ON_NODE", "")
+    return NodeFacts(
+        name=name,
+        gpus=int(gpus) if gpus.isdigit() else None,
+        leaf=switches[-1] if switches else "",
+        pod=switches[-2] if len(switches) > 1 else "",
+        rack=name,  # Slurm does not say which nodes fail together
+        first=environment.get("SLURM_LOCALID", "0") == "0",
+    )
+
+
+def expand(nodes: str) -> tuple[str, ...]:
+    """``n[1-3,7],login`` as single names; widths are kept (``n[01-03]``)."""
+    found: list[str] = []
+    for part in _split(nodes):
+        begin, bracket, rest = part.partition("[")
+        if not bracket:
+            found.append(part)
+            continue
+        ranges, _, end = rest.partition("]")
+        tails = expand(end) if end else ("",)
+        for each in ranges.split(","):
+            first, _, last = each.partition("-")
+            for number in range(int(first), int(last or first) + 1):
+                found += [f"{begin}{number:0{len(first)}d}{tail}" for tail in tails]
+    return tuple(found)
+
+
+def _split(nodes: str) -> list[str]:
+    """Parts between commas that stand outside of brackets."""
+    parts, depth, begin = [], 0, 0
+    for at, char in enumerate(nodes):
+        depth += (char == "[") - (char == "]")
+        if char == "," and not depth:
+            parts.append(nodes[begin:at])
+            begin = at + 1
+    return [part for part in (*parts, nodes[begin:]) if part]
+
+
+def topology(text: str) -> list[Switch]:
+    """Switches of ``scontrol show topology``, leaves first; nothing where there is no tree."""
+    found = []
+    for line in text.splitlines():
+        fields = dict(NODE_FIELD.findall(line.strip()))
+        if "SwitchName" in fields and fields.get("Nodes"):
+            switch = Switch(
+                name=fields["SwitchName"],
+                level=int(fields.get("Level", 0)),
+                nodes=expand(fields["Nodes"]),
+            )
+            found.append(switch)
+    return sorted(found, key=lambda switch: (switch.level, switch.name))
+
+
+def leaves_needed(switches: list[Switch], nodes: int) -> int:
+    """Fewest leaf switches that so many nodes can stand below; 0: there is no tree."""
+    sizes = sorted((len(switch.nodes) for switch in switches if not switch.level), reverse=True)
+    taken = 0
+    for count, size in enumerate(sizes, start=1):
+        taken += size
+        if taken >= nodes:
+            return count
+    return 0
+
+
+def unwanted_nodes(text: str) -> dict[str, str]:
+    """Of ``scontrol --oneliner show node``: those that somebody wants empty, and why."""
+    found = {}
+    for line in text.splitlines():
+        fields = dict(NODE_FIELD.findall(line.strip()))
+        states = fields.get("State", "").rstrip("*").split("+")
+        if any(state in UNWANTED for state in states):
+            reason = fields.get("Reason", "").partition(" [")[0]
+            found[fields.get("NodeName", "")] = reason or fields["State"].lower()
+    return found
+
+
+class SlurmSite:
+    """An allocation, by the variables of its batch script."""
+
+    def __init__(self, environment: Mapping[str, str], programs: Programs | None = None) -> None:
+        self._list = environment.get("SLURM_JOB_NODELIST", "")
+        self.job = environment.get("SLURM_JOB_ID", "")
+        self._programs = programs or Programs()
+
+    def nodes(self) -> tuple[str, ...]:
+        """The nodes of the allocation."""
+        return expand(self._list)
+
+    def unwanted(self) -> dict[str, str]:
+        """Nodes that the administrator drains. One query for all of them."""
+        return unwanted_nodes(
+            self._programs.run("scontrol", "--oneliner", "show", "node", self._list)
+        )

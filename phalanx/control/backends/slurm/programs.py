@@ -1,0 +1,122 @@
+"""Slurm's programs: run with a limit on their rate, and their refusals with what to change."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+
+TIMEOUT_SECONDS = 60.0
+BURST = 10  # calls at once
+CALLS_PER_SECOND = 5.0  # in the long run, of one user on one machine
+
+# What Slurm says, and what helps. The first that matches is told.
+HINTS = (
+    (
+        "Invalid account",
+        "set backend.slurm.account to one of `sacctmgr show associations user=$USER`",
+    ),
+    ("invalid partition", "set backend.slurm.partition to one of `sinfo --format=%P`"),
+    ("Invalid qos", "set backend.slurm.qos to one of `sacctmgr show qos`"),
+    (
+        "Invalid generic resource",
+        "no node of the partition has such GPUs: see `sinfo -o '%P %G'`, and "
+        "set backend.gpus_per_node or backend.slurm.gpu_type",
+    ),
+    (
+        "Requested node configuration is not available",
+        "no set of nodes has what is asked for: see "
+        "`sinfo -o '%P %D %c %m %G %f'`; lower backend.gpus_per_node, backend.spares or the mesh",
+    ),
+    (
+        "Node count specification invalid",
+        "the partition has fewer nodes: lower the mesh or backend.spares",
+    ),
+    (
+        "Requested time limit is invalid",
+        "the partition's limit is shorter: see `sinfo -o '%P %l'`, and set backend.hours",
+    ),
+    ("Invalid feature", "set backend.slurm.constraint to features of `sinfo -o '%P %f'`"),
+    (
+        "Invalid node name",
+        "backend.slurm.nodelist or exclude names a node that Slurm does not know: see `sinfo -N`",
+    ),
+    ("Job dependency problem", "set backend.slurm.dependency to jobs of `squeue --me`"),
+    ("reservation", "set backend.slurm.reservation to one of `scontrol show reservation`"),
+    (
+        "Unable to contact slurm controller",
+        "slurmctld does not answer: is SLURM_CONF right, and does `scontrol ping` work?",
+    ),
+    ("unge", "authentication failed: is munged running on this machine (`munge -n | unmunge`)?"),
+    ("Unexpected message received", "the versions of Slurm here and at the controller differ"),
+)
+
+
+class SlurmError(Exception):
+    """Slurm refused, in its own words, and what to change."""
+
+
+class Programs:
+    """Runs Slurm's programs. All callers of a user on a machine share one limit on the rate."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        default = Path(tempfile.gettempdir()) / f"phalanx-{os.getuid()}"
+        self._ticket = (folder or default) / "slurm-calls"
+
+    def run(self, *command: str, text: str | None = None) -> str:
+        """What a program prints; SlurmError where it fails."""
+        require(command[0])
+        self._wait_turn()
+        try:
+            done = subprocess.run(
+                command,
+                input=text,
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=TIMEOUT_SECONDS,
+            )
+        except subprocess.TimeoutExpired:
+            raise SlurmError(
+                f"{command[0]} did not answer within {TIMEOUT_SECONDS:.0f} s: is slurmctld busy?"
+            ) from None
+        if done.returncode:
+            raise SlurmError(explained(command[0], (done.stderr or done.stdout).strip()))
+        return done.stdout
+
+    def _wait_turn(self) -> None:
+        """A bucket of tokens in a file, so that a loop of submissions leaves slurmctld in peace."""
+        self._ticket.parent.mkdir(mode=0o711, parents=True, exist_ok=True)
+        descriptor = os.open(self._ticket, os.O_RDWR | os.O_CREAT, 0o600)
+        with os.fdopen(descriptor, "r+") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            free_at = time.time()
+            with suppress(ValueError):
+                free_at = max(free_at - BURST / CALLS_PER_SECOND, float(file.read() or 0))
+            file.seek(0)
+            file.truncate()
+            file.write(repr(free_at + 1 / CALLS_PER_SECOND))
+            file.flush()
+            delay = free_at - time.time()
+        if delay > 0:
+            time.sleep(delay)
+
+
+def require(program: str) -> None:
+    """Refuses where a program of Slurm is not installed."""
+    if not shutil.which(program):
+        raise SlurmError(
+            f"{program} not found: this machine is no login node of a Slurm cluster "
+            "(to try it here: `phalanx slurm sandbox up`)"
+        )
+
+
+def explained(program: str, said: str) -> str:
+    """Slurm's own message, and what to change."""
+    hint = next((what for words, what in HINTS if words.lower() in said.lower()), "")
+    return f"{program}: {said}" + (f"\n{hint}" if hint else "")

@@ -1,0 +1,269 @@
+"""The batch script of a job: every line with the reason why it is there."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+from msgspec import Struct
+
+from phalanx.config import Backend
+from phalanx.control.backends.need import Need
+from phalanx.control.backends.slurm.container import container_words
+
+FIRST_PORT, PORTS = 20_000, 20_000  # by the number of the job: two jobs on a node do not meet
+JOB_MARK = "PHALANX_JOB"
+
+
+class ScriptOptions(Struct, frozen=True, kw_only=True):
+    """What a script is made of."""
+
+    name: str
+    backend: Backend
+    need: Need
+    python: str
+    folder: str  # that the job runs in
+    runs: Path  # folder of this name's runs, on shared storage
+    job_toml: str = ""  # "": a program
+    argv: tuple[str, ...] = ()
+    lead: tuple[str, ...] = ()  # more options of the leading process
+    switches: int = 0
+    segment: bool = True  # this Slurm has it
+    exclude: tuple[str, ...] = ()
+    quarantined: int = 0  # of those, how many Phalanx found itself
+    server: str = ""  # "": the controller runs in the job
+    policy: str = ""
+
+
+class Line(Struct, frozen=True):
+    """A line, or several, and why."""
+
+    text: str
+    why: str = ""
+
+
+def render(options: ScriptOptions, comments: bool) -> str:
+    """The script; ``comments``: with the reason above each line."""
+    lines = ["#!/bin/bash"]
+    for made in (*_directives(options), *_body(options)):
+        if comments and made.why:
+            lines += [f"# {line}" for line in made.why.splitlines()]
+        lines.append(made.text)
+    return "\n".join(lines) + "\n"
+
+
+def _directives(options: ScriptOptions) -> Iterator[Line]:
+    for line in (
+        *_who(options),
+        *_nodes(options),
+        *_place(options),
+        *_time(options),
+        *_fate(options),
+    ):
+        yield Line(f"#SBATCH {line.text}", line.why)
+
+
+def _who(options: ScriptOptions) -> Iterator[Line]:
+    slurm = options.backend.slurm
+    yield Line(f"--job-name={options.name}")
+    for name in ("account", "partition", "qos", "reservation"):
+        if value := getattr(slurm, name):
+            yield Line(f"--{name}={value}", f"backend.slurm.{name}")
+    output = f"{options.runs}/slurm-%j.out"
+    yield Line(f"--output={output}", "One file for all turns of the job:")
+    yield Line("--open-mode=append", "a requeued job adds to it")
+
+
+def _nodes(options: ScriptOptions) -> Iterator[Line]:
+    need, slurm = options.need, options.backend.slurm
+    spare = f" and {need.spares} that stand by in the same allocation" if need.spares else ""
+    yield Line(f"--nodes={need.nodes}", f"{need.slots} for the gang of {need.ranks} ranks{spare}")
+    yield Line(
+        "--ntasks-per-node=1",
+        "One task a node: the agent. It starts the workers, and binds each\n"
+        "to its GPU, cores and NUMA node by itself.",
+    )
+    if need.wants_gpus:
+        kind = f"{slurm.gpu_type}:" if slurm.gpu_type else ""
+        gpus = f"{kind}{need.gpus_per_node}"
+        flag = f"--gres=gpu:{gpus}" if slurm.gres else f"--gpus-per-node={gpus}"
+        yield Line(flag, "One rank a GPU")
+    yield Line("--exclusive", "All cores of the node for loaders and keepers, and no noisy guest")
+    if need.memory_bytes:
+        gib = math.ceil(need.memory_bytes / 2**30)
+        yield Line(
+            f"--mem={gib}G",
+            "As predicted: each rank's process, and six snapshots of its state\n"
+            "(four of its own, two of its neighbour's)",
+        )
+    else:
+        yield Line("--mem=0", "All memory of the node: snapshots live there (no backend.cluster)")
+
+
+def _place(options: ScriptOptions) -> Iterator[Line]:
+    slurm = options.backend.slurm
+    if slurm.constraint:
+        yield Line(f"--constraint={slurm.constraint}", "backend.slurm.constraint")
+    if slurm.nodelist:
+        yield Line(f"--nodelist={slurm.nodelist}", "backend.slurm.nodelist")
+    if options.exclude:
+        found = f", {options.quarantined} of which Phalanx quarantined" * bool(options.quarantined)
+        yield Line(f"--exclude={','.join(options.exclude)}", f"Nodes to stay away from{found}")
+    if options.switches:
+        yield Line(
+            f"--switches={options.switches}@{slurm.switches_minutes}",
+            f"As few leaf switches as {options.need.nodes} nodes need; Slurm may wait\n"
+            f"{slurm.switches_minutes} minutes for them. Ranks are ordered by leaf inside.",
+        )
+    if slurm.segment and options.segment:
+        yield Line(f"--segment={slurm.segment}", "Nodes of one block stay together")
+
+
+def _time(options: ScriptOptions) -> Iterator[Line]:
+    need, slurm = options.need, options.backend.slurm
+    if need.hours:
+        why = need.predicted or "backend.hours"
+        yield Line(f"--time={_clock(need.hours)}", why)
+        if need.least_hours < need.hours:
+            yield Line(
+                f"--time-min={_clock(need.least_hours)}",
+                "Backfill may start it with less: it goes on in the next allocation",
+            )
+    yield Line(
+        f"--signal=B:USR1@{slurm.signal_seconds}",
+        f"{slurm.signal_seconds} s before the limit, or when preempted (sites with\n"
+        "preempt_send_user_signal), the script is told: snapshot, flush, requeue.",
+    )
+
+
+def _fate(options: ScriptOptions) -> Iterator[Line]:
+    slurm = options.backend.slurm
+    if slurm.requeue:
+        yield Line("--requeue", "Preempted, or its first node lost: back to the queue")
+    else:
+        yield Line("--no-requeue", "backend.slurm.requeue = false")
+    yield Line("--no-kill", "The loss of a node is ours to deal with: a spare takes its place")
+    if slurm.dependency:
+        yield Line(f"--dependency={slurm.dependency}", "backend.slurm.dependency")
+        yield Line("--kill-on-invalid-dep=yes", "Do not wait for ever for what cannot come")
+    if slurm.array:
+        width = f"%{slurm.array_width}" if slurm.array_width else ""
+        yield Line(f"--array=0-{slurm.array - 1}{width}", "Members, and how many at a time")
+    for option in slurm.options:
+        yield Line(option, "backend.slurm.options")
+
+
+def _clock(hours: float) -> str:
+    minutes = max(1, math.ceil(hours * 60))
+    days, rest = divmod(minutes, 24 * 60)
+    return f"{days}-{rest // 60:02d}:{rest % 60:02d}:00"
+
+
+def _body(options: ScriptOptions) -> Iterator[Line]:
+    yield Line("")
+    yield Line("set -u")
+    yield from (Line(line, "backend.slurm.setup") for line in options.backend.slurm.setup)
+    yield Line(f"cd -- {shlex.quote(options.folder)} || exit 1")
+    if options.backend.network_hints:
+        yield Line(
+            "export NCCL_IB_TIMEOUT=22 NCCL_IB_RETRY_CNT=7 NCCL_IB_QPS_PER_CONNECTION=4\n"
+            "export UCX_TLS=rc,sm,self UCX_RC_TIMEOUT=1s",
+            "backend.network_hints: links that flap for seconds do not end a collective",
+        )
+    yield Line(f"phalanx=({shlex.quote(options.python)} -m phalanx)")
+    run = f"{shlex.quote(str(options.runs))}/slurm-$SLURM_JOB_ID"
+    yield Line(
+        f'run={run}\nstate=$run/control\nmkdir -p -m 700 "$run" "$state"',
+        "The run and its controller's log: shared storage, the same in every turn",
+    )
+    yield from _where(options)
+    yield from _lead(options)
+    yield from _agents(options)
+    yield from _end(options)
+
+
+def _where(options: ScriptOptions) -> Iterator[Line]:
+    if options.server:
+        yield Line(f"url={shlex.quote(options.server)}", "The controller is elsewhere")
+        return
+    port = options.backend.port or f"$(({FIRST_PORT} + SLURM_JOB_ID % {PORTS}))"
+    yield Line(
+        'host=$(scontrol --oneliner show node "$SLURMD_NODENAME" | '
+        "sed -n 's/.* NodeAddr=\\([^ ]*\\).*/\\1/p')\n"
+        f"url=http://${{host:-$(hostname)}}:{port}",
+        "The controller runs on this node, at the address that Slurm itself uses",
+    )
+
+
+def _lead(options: ScriptOptions) -> Iterator[Line]:
+    what = '"$run/job.toml"'
+    if options.job_toml:
+        yield Line(
+            f"cat > \"$run/job.toml\" <<'{JOB_MARK}'\n{options.job_toml.rstrip()}\n{JOB_MARK}",
+            "The job as submitted; later changes of the file do not touch it",
+        )
+    words = ["--nodes", options.need.slots, "--spares", options.need.spares]
+    words += ["--gpus", options.need.gpus_per_node, "--world-size", options.need.ranks]
+    words += ["--policy", options.policy] if options.policy else []
+    words += ["--server"] if options.server else []
+    given = " ".join(shlex.quote(str(word)) for word in (*words, *options.lead))
+    if not options.job_toml:
+        what = "-- " + " ".join(map(shlex.quote, options.argv))
+    yield Line(
+        f'"${{phalanx[@]}}" slurm lead --state "$state" --url "$url" {given} {what} &\nlead=$!',
+        "Controller, submission, and what Slurm wants of nodes, told to the core",
+    )
+    yield Line(
+        "trap 'kill -USR1 \"$lead\" 2>/dev/null' USR1 TERM",
+        "A warning goes to the controller, which has all agents snapshot and flush",
+    )
+
+
+def _agents(options: ScriptOptions) -> Iterator[Line]:
+    join = '"$state/join.token"' if not options.server else '"$PHALANX_JOIN_TOKEN_FILE"'
+    container, before = container_words(options.backend)
+    feature = ' --feature "slurm_$SLURM_JOB_ID"' if options.server else ""
+    program = " ".join((*before, '"${phalanx[@]}"'))
+    yield Line(
+        'agents=(srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1\n'
+        "  --no-kill --kill-on-bad-exit=0 --wait=0\n"
+        "  --cpu-bind=none --gpu-bind=none --mem-bind=none --mpi=none"
+        + "".join(f"\n  {word}" for word in container)
+        + ")",
+        "One step for all agents. A node or an agent that ends takes nobody with it,\n"
+        "and binding is left to the agents.",
+    )
+    yield Line(
+        f"export PHALANX_TOKEN_FILE={join}\n"
+        '"${agents[@]}" bash -c \'while :; do\n'
+        '  "$@" --state "$0/nodes/$SLURMD_NODENAME"; code=$?\n'
+        "  [ $code -ge 128 ] && [ $code -ne 130 ] || exit $code\n"
+        'done\' "$state" '
+        f'{program} agent --site slurm --join "$url" --gpus {options.need.gpus_per_node}'
+        f"{feature} --as-agent &\nstep=$!",
+        "An agent that is killed is started again, and adopts what it left running",
+    )
+
+
+def _end(options: ScriptOptions) -> Iterator[Line]:
+    yield Line(
+        'while :; do wait "$lead"; code=$?; kill -0 "$lead" 2>/dev/null || break; done',
+        "wait returns early when a warning comes",
+    )
+    yield Line(
+        'scancel --signal=INT "$SLURM_JOB_ID.0" 2>/dev/null; sleep 0.2\n'
+        'for _ in $(seq 100); do kill -0 "$step" 2>/dev/null || break; sleep 0.1; done',
+        "Agents end what they started, so that no node lingers in COMPLETING",
+    )
+    if options.backend.slurm.requeue:
+        yield Line(
+            "if [ $code -eq 75 ]; then\n"
+            '  scontrol requeue "$SLURM_JOB_ID"\n'
+            '  bad=$(cat "$state/exclude" 2>/dev/null)\n'
+            '  [ -z "$bad" ] || scontrol update job="$SLURM_JOB_ID" ExcNodeList="$bad"\n'
+            "  exit 0\nfi",
+            "75: not done. The same job waits for its next turn, away from bad nodes",
+        )
+    yield Line("exit $code")

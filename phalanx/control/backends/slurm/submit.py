@@ -1,0 +1,124 @@
+"""A job onto Slurm: facts of the site, the script, sbatch."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+from msgspec import Struct
+
+from phalanx.config import Backend, to_toml
+from phalanx.control.backends.need import Need, need_of
+from phalanx.control.backends.slurm.facts import expand, leaves_needed, topology
+from phalanx.control.backends.slurm.programs import Programs, SlurmError, require
+from phalanx.control.backends.slurm.script import ScriptOptions, render
+from phalanx.control.submission import Wanted
+
+
+class Submitted(Struct, frozen=True, kw_only=True):
+    """What became of a submission."""
+
+    job: int
+    run: str  # folder of the run
+    output: str
+
+
+class SlurmBackend:
+    """Renders and submits; nothing is left behind where Slurm refuses."""
+
+    def __init__(self, programs: Programs | None = None) -> None:
+        self.programs = programs or Programs()
+
+    def script(self, wanted: Wanted, *, comments: bool, server: str = "", policy: str = "") -> str:
+        """The script of a job."""
+        return render(self._options(wanted, server, policy), comments)
+
+    def submit(self, wanted: Wanted, *, server: str = "", policy: str = "") -> Submitted:
+        """Hand it to sbatch; SlurmError in Slurm's words, and what to change."""
+        require("sbatch")
+        options = self._options(wanted, server, policy)
+        options.runs.mkdir(parents=True, exist_ok=True)
+        said = self.programs.run("sbatch", "--parsable", text=render(options, comments=False))
+        number = int(said.strip().partition(";")[0])
+        return Submitted(
+            job=number,
+            run=str(options.runs / f"slurm-{number}"),
+            output=str(options.runs / f"slurm-{number}.out"),
+        )
+
+    def _options(self, wanted: Wanted, server: str, policy: str) -> ScriptOptions:
+        job = wanted.job
+        backend = job.backend if job is not None else Backend()
+        need = need_of(job, wanted.ranks, wanted.spares, wanted.slot_gpus)
+        bad = quarantined()
+        given = expand(backend.slurm.exclude)
+        folder = wanted.folder or str(Path.cwd())
+        runs = Path(folder, job.runs if job is not None else "runs", wanted.title)
+        return ScriptOptions(
+            name=wanted.title,
+            backend=backend,
+            need=need,
+            python=sys.executable,
+            folder=folder,
+            runs=runs,
+            job_toml=to_toml(job) if job is not None else "",
+            argv=wanted.argv,
+            lead=_lead_options(wanted),
+            switches=self._switches(backend, need),
+            segment=self._has_segment(),
+            exclude=tuple(dict.fromkeys((*given, *bad))),
+            quarantined=len(bad),
+            server=server,
+            policy=policy,
+        )
+
+    def _switches(self, backend: Backend, need: Need) -> int:
+        if backend.slurm.switches:
+            return max(0, backend.slurm.switches)
+        with suppress(SlurmError):
+            return leaves_needed(
+                topology(self.programs.run("scontrol", "show", "topology")), need.nodes
+            )
+        return 0
+
+    def _has_segment(self) -> bool:
+        with suppress(SlurmError, ValueError):
+            version = self.programs.run("sbatch", "--version").split()[-1]
+            return tuple(map(int, version.split(".")[:2])) >= (23, 11)
+        return True
+
+
+def _lead_options(wanted: Wanted) -> tuple[str, ...]:
+    plain = Wanted()
+    words: list[str] = ["--name", wanted.title]
+    for name in ("team", "least", "most", "retries"):
+        if getattr(wanted, name) != getattr(plain, name):
+            words += [f"--{name}", str(getattr(wanted, name))]
+    return tuple(words)
+
+
+def memory_file() -> Path:
+    """Where quarantined nodes of this Slurm are remembered between jobs."""
+    conf = os.environ.get("SLURM_CONF", "default").replace("/", "_").strip("_")
+    return Path.home() / ".phalanx" / "slurm" / f"{conf}.json"
+
+
+def quarantined() -> tuple[str, ...]:
+    """Nodes that earlier jobs found to do harm, until somebody repairs them."""
+    with suppress(OSError, ValueError):
+        return tuple(json.loads(memory_file().read_text()))
+    return ()
+
+
+def remember_quarantined(names: list[str]) -> None:
+    """Add nodes to the memory, for the next submission's --exclude."""
+    if not set(names) - set(quarantined()):
+        return
+    path = memory_file()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_suffix(f".{os.getpid()}")
+    draft.write_text(json.dumps(sorted({*quarantined(), *names})))
+    draft.rename(path)

@@ -1,0 +1,101 @@
+"""What is submitted: a job file or a program, as a gang of slots on nodes with so many GPUs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from msgspec import Struct, structs
+
+from phalanx.cluster.job import SECOND_NS, Expected, GangShape, JobSpec
+from phalanx.config import Job, to_toml
+from phalanx.control.api_types import Submission
+from phalanx.control.payload import Payload, Script, Train
+from phalanx.plan import AxisTraffic
+
+
+class Wanted(Struct, frozen=True, kw_only=True):
+    """A job file's job, or a program, and what was asked for beside it."""
+
+    job: Job | None = None  # checked and resolved; None: a program
+    argv: tuple[str, ...] = ()
+    ranks: int = 1
+    folder: str = ""  # that it runs in
+    name: str = ""
+    team: str = "default"
+    qos: str = "normal"
+    priority: int = 0
+    constraint: str = ""
+    slot_gpus: int = 0  # 0: as nodes have
+    slot_cpus: int = 1
+    least: int = 0
+    most: int = 0
+    spares: int = 0
+    retries: int = 3
+    minutes: float = 0.0
+    preemptible: bool = False
+    traffic: tuple[AxisTraffic, ...] = ()
+    environment: dict[str, str] = {}
+
+    @property
+    def title(self) -> str:
+        """Its name, as given or by what it runs."""
+        return self.name or (self.job.name if self.job else Path(self.argv[0]).name)
+
+
+def submission(wanted: Wanted, node_gpus: int) -> Submission:
+    """The submission for a fleet whose nodes have so many GPUs."""
+    shape, expected, work = _described(wanted, wanted.slot_gpus or node_gpus)
+    shape = structs.replace(
+        shape,
+        least_replicas=wanted.least,
+        most_replicas=wanted.most,
+        slot_cpus=wanted.slot_cpus,
+        traffic=wanted.traffic,
+    )
+    spec = JobSpec(
+        name=wanted.title,
+        team=wanted.team,
+        qos=wanted.qos,
+        priority=wanted.priority,
+        constraint=wanted.constraint,
+        gang=shape,
+        expected=expected,
+        spares=wanted.spares,
+        retries=wanted.retries,
+        time_limit_ns=int(wanted.minutes * 60 * SECOND_NS),
+        preemptible=wanted.preemptible,
+    )
+    return Submission(spec=spec, work=work)
+
+
+def _described(wanted: Wanted, node_gpus: int) -> tuple[GangShape, Expected, Payload]:
+    job, ranks = wanted.job, wanted.ranks
+    slot = slot_of(ranks, node_gpus)
+    if job is None:
+        script = Script(argv=wanted.argv, folder=wanted.folder, environment=wanted.environment)
+        return GangShape(replicas=ranks, slot_gpus=slot), Expected(), script
+    axes = job.parallel
+    shape = GangShape(
+        replicas=axes.data,
+        tensor=axes.tensor,
+        context=axes.context,
+        pipeline=axes.pipeline,
+        slot_gpus=slot,
+    )
+    expected = Expected(
+        steps=job.train.steps,
+        checkpoint_steps=job.checkpoint.every,
+        samples_per_step=job.train.global_batch,
+    )
+    work = Train(
+        toml=to_toml(job),
+        world_size=ranks,
+        folder=wanted.folder,
+        environment={**job.backend.environment, **wanted.environment},
+    )
+    return shape, expected, work
+
+
+def slot_of(ranks: int, node_gpus: int) -> int:
+    """The largest share of a node that divides the ranks; nodes without GPUs give CPU slots."""
+    return next((n for n in range(min(ranks, node_gpus), 0, -1) if ranks % n == 0), 0)
