@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from phalanx.control.agent import AgentProcess
 
 agent = typer.Typer()
+
+TOKEN_SECONDS = 60.0
 
 
 @agent.command()
@@ -29,6 +32,10 @@ def join_and_serve(
     leaf: Annotated[str, typer.Option(help="Its first switch.")] = "leaf-0",
     pod: Annotated[str, typer.Option(help="Its spine.")] = "pod-0",
     rack: Annotated[str, typer.Option(help="Its rack, a failure domain.")] = "",
+    feature: Annotated[list[str] | None, typer.Option(help="That constraints may name.")] = None,
+    site: Annotated[
+        str, typer.Option(help="Engine that knows this node: slurm, kubernetes, mpi, auto.")
+    ] = "",
     follow: Annotated[int, typer.Option(hidden=True, help="End with this process.")] = 0,
     as_agent: Annotated[
         bool, typer.Option("--as-agent", help="Run jobs as the agent's own user, even if root.")
@@ -41,6 +48,7 @@ def join_and_serve(
     """
     from phalanx.control.agent import AgentOptions, AgentProcess
     from phalanx.control.agent_files import describe_node, own_address
+    from phalanx.control.backends.site import node_facts
     from phalanx.control.uplink import JoinError
     from phalanx.control.zygote_client import ZygoteError
 
@@ -51,13 +59,23 @@ def join_and_serve(
     if not urls or not all(url.startswith(("http://", "https://")) for url in urls):
         print(f"error: {join!r} is no address of a server: use http://HOST:PORT", file=sys.stderr)
         raise typer.Exit(2)
-    name = name or socket.gethostname()
+    facts = node_facts(site, os.environ)
+    if not facts.first:
+        return  # another process of this node is its agent
+    name = name or facts.name or socket.gethostname()
     options = AgentOptions(
         urls=urls,
         state=(state or Path.home() / ".phalanx" / "agent" / name).absolute(),
-        node=describe_node(name, gpus, leaf=leaf, pod=pod, rack=rack),
+        node=describe_node(
+            name,
+            facts.gpus if gpus is None else gpus,
+            leaf=facts.leaf or leaf,
+            pod=facts.pod or pod,
+            rack=rack or facts.rack,
+            features=tuple(feature or ()),
+        ),
         address=address or own_address(urls[0]),
-        join_token=_join_token(),
+        join_token=_join_token(TOKEN_SECONDS if site else 0.0),
         ca=os.environ.get("PHALANX_CA", ""),
         switch_users=not as_agent and os.getuid() == 0,
     )
@@ -92,12 +110,16 @@ async def _run(process: AgentProcess, parent: int) -> None:
             await process.leave()
 
 
-def _join_token() -> str:
+def _join_token(patience: float) -> str:
+    """The token; inside an allocation its file may be written by a controller that just starts."""
     if token := os.environ.get("PHALANX_TOKEN"):
         return token.strip()
     path = os.environ.get("PHALANX_TOKEN_FILE")
     if not path:
         return ""
+    deadline = time.monotonic() + patience
+    while not Path(path).exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
     try:
         return Path(path).read_text().strip()
     except OSError as error:

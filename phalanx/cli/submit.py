@@ -9,10 +9,9 @@ import typer
 
 from phalanx.cli.options import Json, Set, WorldSize, load, print_json, refused_in_words
 from phalanx.cli.remote import ServerUrl, State, connected
-from phalanx.cluster.job import SECOND_NS, Expected, GangShape, JobSpec
-from phalanx.config import ConfigError, Job, check, resolve, to_toml
-from phalanx.control.api_types import Done, Status, Submission
-from phalanx.control.payload import Payload, Script, Train
+from phalanx.config import ConfigError, Job, check, resolve
+from phalanx.control.api_types import Done, Status
+from phalanx.control.submission import Wanted, submission
 
 submit = typer.Typer()
 
@@ -38,35 +37,56 @@ def put_into_queue(
     retries: Annotated[int, typer.Option(min=0, help="After failures of its own.")] = 3,
     minutes: Annotated[float, typer.Option(min=0, help="Time limit; 0: none.")] = 0.0,
     preemptible: Annotated[bool, typer.Option(help="Others may take its nodes.")] = False,
+    backend: Annotated[
+        str, typer.Option(help="Engine that gives the nodes: slurm, ray, kubernetes.")
+    ] = "",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what it gets.")] = False,
+    policy: Annotated[
+        Path | None, typer.Option(help="TOML of the policy, for a controller in the job.")
+    ] = None,
     server: ServerUrl = "",
     state: State = None,
     json: Json = False,
 ) -> None:
-    """Put a job into the queue: JOB.toml, or `-- python train.py …` (one process a rank)."""
+    """Put a job into the queue: JOB.toml, or `-- python train.py …` (one process a rank).
+
+    With --backend another engine gives the nodes; what it gets is shown by --dry-run.
+    """
     with refused_in_words(json):
         job = _job(what, overrides, world_size)
+    wanted = Wanted(
+        job=job[0] if job else None,
+        argv=() if job else tuple(what),
+        ranks=job[1] if job else world_size or 1,
+        folder=str(Path.cwd()),
+        name=name,
+        team=team,
+        qos=qos,
+        priority=priority,
+        constraint=constraint,
+        slot_gpus=slot_gpus,
+        slot_cpus=slot_cpus,
+        least=least,
+        most=most,
+        spares=spares,
+        retries=retries,
+        minutes=minutes,
+        preemptible=preemptible,
+    )
+    if backend:
+        from phalanx.cli.backends import to_backend
+
+        to_backend(backend, wanted, dry_run=dry_run, server=server, policy=policy, json=json)
+        return
     with connected(server, json, state) as client:
         node_gpus = slot_gpus or client.get("/v1/status", Status).node_gpus
-        shape, expected, work = _described(job, what, world_size or 1, node_gpus)
-        spec = JobSpec(
-            name=name or (job[0].name if job else Path(what[0]).name),
-            team=team,
-            qos=qos,
-            priority=priority,
-            constraint=constraint,
-            gang=_elastic(shape, least, most, slot_cpus),
-            expected=expected,
-            spares=spares,
-            retries=retries,
-            time_limit_ns=int(minutes * 60 * SECOND_NS),
-            preemptible=preemptible,
-        )
-        done = client.post("/v1/jobs", Submission(spec=spec, work=work), Done)
+        made = submission(wanted, node_gpus)
+        done = client.post("/v1/jobs", made, Done)
     if json:
         print_json(done)
     else:
-        number = done.jobs[0]
-        print(f"job {number} ({spec.name}): {shape.gpus(shape.replicas)} GPUs; {done.message}")
+        number, shape = done.jobs[0], made.spec.gang
+        print(f"job {number} ({made.spec.name}): {shape.gpus(shape.replicas)} GPUs; {done.message}")
         print(f"watch it: phalanx why {number}; phalanx logs -f {number}")
 
 
@@ -81,38 +101,3 @@ def _job(
     job, ranks = load(Path(what[0]), overrides, world_size)
     check(job, ranks)
     return resolve(job, ranks), ranks
-
-
-def _described(
-    job: tuple[Job, int] | None, argv: list[str], ranks: int, node_gpus: int
-) -> tuple[GangShape, Expected, Payload]:
-    folder = str(Path.cwd())
-    if job is None:
-        shape = GangShape(replicas=ranks, slot_gpus=_slot(ranks, node_gpus))
-        return shape, Expected(), Script(argv=tuple(argv), folder=folder)
-    config, ranks = job
-    axes = config.parallel
-    shape = GangShape(
-        replicas=axes.data,
-        tensor=axes.tensor,
-        context=axes.context,
-        pipeline=axes.pipeline,
-        slot_gpus=_slot(ranks, node_gpus),
-    )
-    expected = Expected(
-        steps=config.train.steps,
-        checkpoint_steps=config.checkpoint.every,
-        samples_per_step=config.train.global_batch,
-    )
-    return shape, expected, Train(toml=to_toml(config), world_size=ranks, folder=folder)
-
-
-def _slot(ranks: int, node_gpus: int) -> int:
-    """The largest share of a node that divides the ranks; nodes without GPUs give CPU slots."""
-    return next((n for n in range(min(ranks, node_gpus), 0, -1) if ranks % n == 0), 0)
-
-
-def _elastic(shape: GangShape, least: int, most: int, cpus: int) -> GangShape:
-    from msgspec import structs
-
-    return structs.replace(shape, least_replicas=least, most_replicas=most, slot_cpus=cpus)

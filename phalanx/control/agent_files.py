@@ -49,7 +49,7 @@ def own_address(url: str) -> str:
             return "127.0.0.1"
 
 
-def describe_node(name: str, gpus: int | None, **more: str) -> Node:
+def describe_node(name: str, gpus: int | None, **more: object) -> Node:
     """This machine as the fleet sees it."""
     from phalanx.hardware import count_cuda
 

@@ -40,7 +40,7 @@ AGAIN = 75  # exit code: not done, to be continued in another allocation
 POLL_SECONDS = 0.1
 SITE_SECONDS = 5.0  # between two questions to the engine
 JOIN_SECONDS = 120.0  # for the agents of a gang
-SPARE_SECONDS = 20.0  # more, for those that would only stand by
+SPARE_SECONDS = 60.0  # more, for those that would only stand by
 
 log = logging.getLogger("phalanx.lead")
 
@@ -72,19 +72,20 @@ class Lead:
         self._leaving = ""  # why
         self._emptied: dict[str, str] = {}  # nodes that we asked to be empty
         self._ask_site_at = 0.0
+        self.quarantined: list[str] = []  # nodes that did harm, for whoever asks for nodes next
 
     def run(self) -> int:
         """Until the job has ended (0 or 1), or must wait for another allocation (AGAIN)."""
-        for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._warned)
+        for warning in (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT):
+            signal.signal(warning, self._warned)
         self.state.mkdir(mode=0o700, parents=True, exist_ok=True)
         spares = self._spares()
         try:
             self._keep_server()
             self.client = self._connect()
             self._settle_nodes()
-            self._wait_for_nodes(spares)
-            number = self._submit(spares)
+            joined = self._wait_for_nodes()
+            number = self._submit(min(spares, joined - self.options.slots))
             return self._follow(number)
         finally:
             self._end_server()
@@ -191,9 +192,10 @@ class Lead:
         if self._ask(lambda: self.client.post(path, Readmit(), Done)):
             self._emptied.pop(name, None)
 
-    def _wait_for_nodes(self, spares: int) -> None:
+    def _wait_for_nodes(self) -> int:
+        """How many agents have joined: all, or at least the gang's."""
         began = time.monotonic()
-        here = self.site.nodes()
+        here, count = self.site.nodes(), 0
         while not self._leaving:
             self._look_after_server()
             with suppress(ClientError):
@@ -202,11 +204,11 @@ class Lead:
                 waited = time.monotonic() - began
                 if count == len(here):
                     log.info("%d agents joined after %.1f s", count, waited)
-                    return
+                    break
                 if count >= self.options.slots and waited > SPARE_SECONDS:
                     missing = sorted(set(here) - there)
                     log.warning("without spares %s, whose agents have not joined", missing)
-                    return
+                    break
                 if waited > JOIN_SECONDS:
                     missing = sorted(set(here) - there)
                     raise LeadError(
@@ -214,6 +216,7 @@ class Lead:
                         f"see {self.state}/nodes/{missing[0]}"
                     )
             time.sleep(POLL_SECONDS)
+        return count
 
     def _ask_site(self) -> None:
         """What the engine's administrator wants of the nodes, told to the core."""
@@ -267,6 +270,7 @@ class Lead:
                     log.info("job %d is %s: %s", number, job.state, job.why.text)
                     seen = job.state
                 if job.state in ENDED:
+                    self._note_quarantined()
                     return 0 if job.state == "done" else 1
                 self._ask_site()
             time.sleep(POLL_SECONDS)
@@ -300,5 +304,6 @@ class Lead:
 
     def _note_quarantined(self) -> None:
         """For the next allocation: nodes that did harm."""
-        bad = [name for name, node in self._nodes().items() if node.state == "quarantined"]
-        (self.state / "exclude").write_text(",".join(bad))
+        found = self._nodes().items()
+        self.quarantined = [name for name, node in found if node.state == "quarantined"]
+        (self.state / "exclude").write_text(",".join(self.quarantined))

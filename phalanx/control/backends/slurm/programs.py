@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import tempfile
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -64,9 +65,11 @@ class SlurmError(Exception):
 class Programs:
     """Runs Slurm's programs. All callers of a user on a machine share one limit on the rate."""
 
-    def __init__(self, folder: Path | None = None) -> None:
+    def __init__(
+        self, folder: Path | None = None, sleep: Callable[[float], None] = time.sleep
+    ) -> None:
         default = Path(tempfile.gettempdir()) / f"phalanx-{os.getuid()}"
-        self._ticket = (folder or default) / "slurm-calls"
+        self._ticket, self._sleep = (folder or default) / "slurm-calls", sleep
 
     def run(self, *command: str, text: str | None = None) -> str:
         """What a program prints; SlurmError where it fails."""
@@ -104,7 +107,13 @@ class Programs:
             file.flush()
             delay = free_at - time.time()
         if delay > 0:
-            time.sleep(delay)
+            self._sleep(delay)
+
+
+def find_program(name: str) -> str:
+    """Daemons lie where a user's PATH does not look."""
+    places = os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin", "/sbin"))
+    return shutil.which(name, path=places) or ""
 
 
 def require(program: str) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import getpass
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -18,6 +17,8 @@ from pathlib import Path
 
 import msgspec
 
+from phalanx.control.backends.slurm.programs import find_program
+from phalanx.control.backends.slurm.sandbox_database import Database, DatabaseError
 from phalanx.control.backends.slurm.sandbox_files import SandboxOptions, write_files
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "scontrol")
@@ -63,13 +64,16 @@ class Sandbox:
         try:
             self._start_munge()
             if self.options.accounting:
-                from phalanx.control.backends.slurm.sandbox_database import Database
-
                 Database(self.options).start()
             self._daemon("slurmctld", "-f", str(self.options.conf))
             for name in self.options.node_names:
                 self.start_node(name)
             self._wait(self._all_idle, "nodes to be idle", "slurmctld")
+            if self.options.accounting:
+                Database(self.options).register()
+        except DatabaseError as error:
+            self.down()
+            raise SandboxError(str(error)) from None
         except BaseException:
             self.down()
             raise
@@ -81,11 +85,7 @@ class Sandbox:
         self._end([pid for name in names if (pid := self._pid(name))])
         # Once no daemon can start another: the steps of jobs, and what they started.
         self._end([*self.step_daemons(), *self.job_processes()], signal.SIGKILL)
-        if self.options.accounting:
-            from phalanx.control.backends.slurm.sandbox_database import Database
-
-            Database(self.options).stop()
-        self._end([pid for name in ("slurmdbd", "munged") if (pid := self._pid(name))])
+        self._end([pid for name in ("slurmdbd", "mariadbd", "munged") if (pid := self._pid(name))])
         (self.root / "sandbox.json").unlink(missing_ok=True)
 
     def _cancel_jobs(self) -> None:
@@ -200,7 +200,7 @@ class Sandbox:
             )
 
     def _refuse_taken_ports(self) -> None:
-        first = self.options.port - int(self.options.accounting)
+        first = self.options.port - 2 * int(self.options.accounting)
         for port in range(first, self.options.port + self.options.nodes + 1):
             with socket.socket() as probe:
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -258,12 +258,6 @@ def require_programs() -> None:
             f"{', '.join(missing)} not found: install Debian's packages {packages} "
             "(as root: `make slurm`)"
         )
-
-
-def find_program(name: str) -> str:
-    """Daemons lie where a user's PATH does not look."""
-    places = os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin", "/sbin"))
-    return shutil.which(name, path=places) or ""
 
 
 def _processes() -> Iterator[int]:

@@ -37,6 +37,7 @@ SlurmdTimeout={node_timeout}
 KillWait=3
 MpiDefault=none
 MaxArraySize=1001
+EnforcePartLimits=ALL
 SchedulerParameters=batch_sched_delay=0,sched_min_interval=100000
 JobCompType=jobcomp/filetxt
 JobCompLoc={root}/log/jobs.txt

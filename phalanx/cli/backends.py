@@ -1,0 +1,59 @@
+"""``phalanx submit --backend``: a job for an engine that a site already runs."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import typer
+
+from phalanx.cli.options import print_json, refused_in_words
+from phalanx.config import ConfigError
+from phalanx.config.errors import did_you_mean
+from phalanx.control.submission import Wanted
+
+ENGINES = ("slurm", "ray", "kubernetes")
+
+
+def to_backend(
+    engine: str, wanted: Wanted, *, dry_run: bool, server: str, policy: Path | None, json: bool
+) -> None:
+    """Hand a job to an engine, or show what it would get."""
+    with refused_in_words(json):
+        if engine not in ENGINES:
+            rule = "is no engine that Phalanx knows"
+            raise ConfigError("--backend", f'"{engine}"', rule, did_you_mean(engine, ENGINES))
+        path = str(policy.absolute()) if policy else ""
+        _slurm(wanted, dry_run, _server(wanted, server), path, json)
+
+
+def _server(wanted: Wanted, server: str) -> str:
+    """The controller elsewhere, where the job wants one; "": it runs in the allocation."""
+    apart = wanted.job is not None and wanted.job.backend.controller == "server"
+    if apart and not server:
+        rule = "needs the address of that server"
+        raise ConfigError("backend.controller", '"server"', rule, "give --server URL")
+    return server if apart or wanted.job is None else ""
+
+
+def _slurm(wanted: Wanted, dry_run: bool, server: str, policy: str, json: bool) -> None:
+    from phalanx.control.backends.slurm.programs import SlurmError
+    from phalanx.control.backends.slurm.submit import SlurmBackend
+
+    backend = SlurmBackend()
+    if dry_run:
+        print(backend.script(wanted, comments=True, server=server, policy=policy), end="")
+        return
+    try:
+        made = backend.submit(wanted, server=server, policy=policy)
+    except SlurmError as error:
+        if json:
+            print_json({"error": {"code": "refused", "message": str(error)}})
+        else:
+            print(f"error: {error}", file=sys.stderr)
+        raise typer.Exit(1) from None
+    if json:
+        print_json(made)
+        return
+    print(f"Slurm job {made.job} ({wanted.title}): its run is {made.run}")
+    print(f"watch it: phalanx why slurm:{made.job}; tail -f {made.output}")

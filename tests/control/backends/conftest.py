@@ -1,0 +1,54 @@
+"""A private Slurm for tests: the real daemons, or a visible skip."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from phalanx.control.backends.slurm.sandbox import Sandbox, SandboxError, require_programs
+from phalanx.control.backends.slurm.sandbox_files import SandboxOptions
+
+
+def ports_in_a_row(count: int) -> int:
+    """The first of so many ports that nobody uses now."""
+    for first in range(17_000, 32_000, 131):
+        try:
+            for port in range(first, first + count):
+                with socket.socket() as probe:
+                    probe.bind(("127.0.0.1", port))
+        except OSError:
+            continue
+        return first
+    raise AssertionError("no free ports")
+
+
+@pytest.fixture
+def make_sandbox(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., Sandbox]]:
+    try:
+        require_programs()
+    except SandboxError as error:
+        pytest.skip(str(error))
+    made: list[Sandbox] = []
+
+    def make(**settings: object) -> Sandbox:
+        nodes = int(str(settings.get("nodes", 8)))
+        port = ports_in_a_row(nodes + 4) + 3
+        options = SandboxOptions(root=tmp_path / "slurm", port=port, **settings)  # type: ignore[arg-type]
+        sandbox = Sandbox(options)
+        made.append(sandbox)
+        sandbox.up()
+        monkeypatch.setenv("SLURM_CONF", str(options.conf))
+        monkeypatch.setenv("HOME", str(tmp_path))  # where bad nodes are remembered
+        return sandbox
+
+    yield make
+    for sandbox in made:
+        sandbox.down()
+        assert sandbox.job_processes() == []
+        assert sandbox.step_daemons() == []
+        assert not sandbox.running()

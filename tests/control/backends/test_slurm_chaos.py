@@ -1,0 +1,43 @@
+"""Chaos on a real Slurm: what is killed inside an allocation costs seconds and no step."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+from phalanx.control.backends.slurm.sandbox import Sandbox
+from phalanx.control.backends.slurm.stage import SlurmJob
+from tests.control.jobs import assert_same, generations, undisturbed, write_job
+
+END_SECONDS = 240
+SMALL = ("--slot-gpus", "1", "--spares", "1")  # one rank a node
+
+
+def reach(job: SlurmJob, commits: object, step: int) -> None:
+    newest = lambda: (found := commits.newest()) and found.step >= step  # type: ignore[attr-defined]  # noqa: E731
+    job.wait(newest, f"step {step}")
+
+
+def other_slot(job: SlurmJob) -> int:
+    """A slot that is not on the node of the script, whose loss ends the allocation."""
+    return next(s for s, name in enumerate(job.job()["nodes"]) if name != job.batch_host())
+
+
+def test_a_killed_worker_and_a_killed_node_lose_nothing(
+    make_sandbox: Callable[..., Sandbox], tmp_path: Path
+) -> None:
+    sandbox = make_sandbox(nodes=5, gpus_per_node=1)
+    expected = undisturbed(tmp_path)
+    job = SlurmJob(sandbox, tmp_path, str(write_job(tmp_path, "disturbed")), *SMALL)
+    job.wait_running()
+    commits = job.commits(4)
+    reach(job, commits, 5)
+    job.signal_worker(other_slot(job), signal.SIGKILL)
+    job.wait(lambda: commits.first_after(1), "recovery from a killed worker", 60)
+    job.kill_node(job.node_of(other_slot(job)).name)
+    job.wait(lambda: commits.first_after(2), "recovery from a killed node", 60)
+    assert job.wait_ended(END_SECONDS) == "COMPLETED"
+    assert job.restarts() == 0
+    assert set(generations(job.run).values()) == {1, 2, 3}
+    assert_same(job.run, expected)
