@@ -8,6 +8,7 @@ from pathlib import Path
 import typer
 
 from phalanx.cli.options import print_json, refused_in_words
+from phalanx.cli.remote import when
 from phalanx.config import ConfigError
 from phalanx.config.errors import did_you_mean
 from phalanx.control.submission import Wanted
@@ -57,3 +58,32 @@ def _slurm(wanted: Wanted, dry_run: bool, server: str, policy: str, json: bool) 
         return
     print(f"Slurm job {made.job} ({wanted.title}): its run is {made.run}")
     print(f"watch it: phalanx why slurm:{made.job}; tail -f {made.output}")
+
+
+def why_elsewhere(job: str, json: bool) -> None:
+    """Where a job of an engine's queue is: slurm:NUMBER."""
+    from phalanx.control.backends.slurm.programs import Programs, SlurmError
+    from phalanx.control.backends.slurm.queue import place_of
+
+    engine, _, number = job.partition(":")
+    with refused_in_words(json):
+        if engine != "slurm" or not number.isdigit():
+            raise ConfigError("JOB", f'"{job}"', "is no job of an engine", 'e.g. "slurm:123"')
+    try:
+        place = place_of(Programs(), int(number))
+    except SlurmError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise typer.Exit(1) from None
+    if json:
+        print_json(place)
+        return
+    print(f"Slurm job {place.job} ({place.name}) is {place.state}")
+    if place.text:
+        start = when(place.estimated_start * 10**9) if place.estimated_start else "nobody can say"
+        print(f"it waits: {place.text} ({place.reason}); estimated start: {start}")
+        print(f"priority {place.priority}, {place.ahead} jobs before it in its partition")
+        if place.helps:
+            print(f"what helps: {place.helps}")
+    control = Path(place.output.removesuffix(".out")) / "control"
+    if place.state == "running" and (control / "server.json").exists():
+        print(f"inside: phalanx why 1 --state {control}")

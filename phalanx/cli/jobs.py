@@ -84,9 +84,19 @@ def show_job(
 
 @why.command()
 def why_job(
-    job: JobNumber, server: ServerUrl = "", state: State = None, json: Json = False
+    job: Annotated[str, typer.Argument(metavar="JOB", help="Its number, or slurm:NUMBER.")],
+    server: ServerUrl = "",
+    state: State = None,
+    json: Json = False,
 ) -> None:
     """Say why a job is where it is and, while it waits, for what."""
+    if ":" in job:
+        from phalanx.cli.backends import why_elsewhere
+
+        why_elsewhere(job, json)
+        return
+    if not job.isdigit():
+        raise typer.BadParameter(f"{job!r} is no number of a job")
     with connected(server, json, state) as client:
         found = client.get(f"/v1/jobs/{job}/why", Waits)
     if json:

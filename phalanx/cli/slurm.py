@@ -13,6 +13,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from phalanx.cli.options import Json, print_json
+from phalanx.cli.remote import when
 
 app = typer.Typer(no_args_is_help=True, help="Slurm: a sandbox, and what runs inside allocations.")
 sandbox = typer.Typer(no_args_is_help=True, help="A private Slurm on this machine.")
@@ -150,6 +151,33 @@ def lead(
         _refuse(error)
     remember_quarantined(leading.quarantined)
     raise typer.Exit(code)
+
+
+@app.command()
+def account(
+    job: Annotated[int, typer.Argument(min=1, help="Slurm's number of the job.")],
+    state: Annotated[Path, typer.Option(help="Of its controller: …/slurm-NUMBER/control.")],
+    json: Json = False,
+) -> None:
+    """What Slurm charged for a job beside what the ledger says it went to."""
+    from phalanx.control.backends.slurm.accounting import reconciled, turns_of
+    from phalanx.control.backends.slurm.programs import Programs, SlurmError
+    from phalanx.control.ledger_file import stored_buckets
+    from phalanx.control.store import StoreError
+
+    try:
+        found = reconciled(job, turns_of(Programs(), job), stored_buckets(state))
+    except (SlurmError, StoreError, OSError) as error:
+        _refuse(error)
+    if json:
+        print_json(found)
+        return
+    for turn in found.turns:
+        print(f"{when(turn.start * 10**9)}  {turn.elapsed} s on {turn.gpus} GPUs: {turn.state}")
+    print(f"Slurm charged {found.slurm_gpu_seconds} GPU-seconds; the ledger has")
+    for name, seconds in sorted(found.buckets.items(), key=lambda item: -item[1]):
+        print(f"  {name.replace('_', ' '):<24}{seconds:>12.1f}")
+    print(f"  {'before and after agents':<24}{found.outside:>12.1f}")
 
 
 def _refuse(error: Exception) -> NoReturn:

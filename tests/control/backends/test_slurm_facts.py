@@ -54,7 +54,7 @@ def test_a_site_without_a_tree_has_no_leaf() -> None:
 
 def test_drained_nodes_are_unwanted_and_busy_ones_are_not() -> None:
     text = (
-        "NodeName=n1 Arch=x86_64 State=MIXED+DRAIN ThreadsPerCore=1 Reason=bad fan [root@2026-11-15]\n"
+        "NodeName=n1 Arch=x86_64 State=MIXED+DRAIN Cores=1 Reason=bad fan [root@2026-11-15]\n"
         "NodeName=n2 State=ALLOCATED ThreadsPerCore=1\n"
         "NodeName=n3 State=DOWN* Reason=Not responding [slurm@2026-11-15]\n"
     )

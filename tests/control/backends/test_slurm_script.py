@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -119,7 +120,7 @@ def test_network_hints_only_when_asked() -> None:
 
 def test_a_reason_stands_above_every_directive_that_needs_one() -> None:
     lines = made(Backend(spares=1, cluster="h100-512"), comments=True).splitlines()
-    for before, line in zip(lines, lines[1:], strict=False):
+    for before, line in pairwise(lines):
         if line.startswith("#SBATCH") and "--job-name" not in line:
             assert before.startswith("# "), line
 

@@ -49,6 +49,7 @@ HINTS = (
     ),
     ("Job dependency problem", "set backend.slurm.dependency to jobs of `squeue --me`"),
     ("reservation", "set backend.slurm.reservation to one of `scontrol show reservation`"),
+    ("configuration", "no configuration of Slurm: is this a login node, or is SLURM_CONF right?"),
     (
         "Unable to contact slurm controller",
         "slurmctld does not answer: is SLURM_CONF right, and does `scontrol ping` work?",

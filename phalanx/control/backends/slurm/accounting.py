@@ -1,0 +1,81 @@
+"""Slurm's accounting beside the ledger: what was paid for, and where it went."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from msgspec import Struct
+
+from phalanx.control.backends.slurm.programs import Programs
+
+
+class Turn(Struct, frozen=True, kw_only=True):
+    """One allocation of a job: a requeued job has several."""
+
+    state: str
+    start: int  # seconds since 1970
+    elapsed: int  # seconds
+    nodes: int
+    gpus: int
+
+    @property
+    def gpu_seconds(self) -> int:
+        return self.elapsed * self.gpus
+
+
+class Reconciled(Struct, frozen=True, kw_only=True):
+    """Slurm's GPU-seconds of a job, and the ledger's."""
+
+    job: int
+    turns: tuple[Turn, ...]
+    slurm_gpu_seconds: int
+    ledger_gpu_seconds: float
+    buckets: dict[str, float]  # of the ledger, GPU-seconds
+    outside: float  # what Slurm charged while no agent had joined, or after all had left
+
+    @property
+    def share(self) -> float:
+        """Of what was charged, the part that the ledger explains."""
+        return self.ledger_gpu_seconds / self.slurm_gpu_seconds if self.slurm_gpu_seconds else 1.0
+
+
+def turns_of(programs: Programs, job: int) -> tuple[Turn, ...]:
+    """All allocations of a job, requeued ones too (``sacct --duplicates``)."""
+    text = programs.run("sacct", "--json", "--duplicates", "--jobs", str(job))
+    return read_turns(json.loads(text), job)
+
+
+def read_turns(answer: dict[str, Any], job: int) -> tuple[Turn, ...]:
+    """What ``sacct --json`` says of a job."""
+    found = []
+    for each in answer.get("jobs", []):
+        if int(each["job_id"]) != job:
+            continue
+        held = {(part["type"], part.get("name", "")): part for part in each["tres"]["allocated"]}
+        gpus = next((int(part["count"]) for key, part in held.items() if key[1] == "gpu"), 0)
+        nodes = next((int(part["count"]) for key, part in held.items() if key[0] == "node"), 0)
+        state = each["state"]["current"]
+        turn = Turn(
+            state=state if isinstance(state, str) else str(state[0]),
+            start=int(each["time"]["start"]),
+            elapsed=int(each["time"]["elapsed"]),
+            nodes=nodes,
+            gpus=gpus or nodes,
+        )
+        found.append(turn)
+    return tuple(sorted(found, key=lambda turn: turn.start))
+
+
+def reconciled(job: int, turns: tuple[Turn, ...], buckets: dict[str, int]) -> Reconciled:
+    """Slurm's turns beside the ledger's buckets (GPU-nanoseconds of the same job)."""
+    seconds = {name: ns / 1e9 for name, ns in buckets.items() if ns}
+    charged, explained = sum(turn.gpu_seconds for turn in turns), sum(seconds.values())
+    return Reconciled(
+        job=job,
+        turns=turns,
+        slurm_gpu_seconds=charged,
+        ledger_gpu_seconds=explained,
+        buckets=seconds,
+        outside=charged - explained,
+    )

@@ -1,0 +1,123 @@
+"""Why a job waits in Slurm's queue, and what helps: reasons in words, from one batched query."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from msgspec import Struct
+
+from phalanx.control.backends.slurm.programs import Programs, SlurmError
+
+# Slurm's reason (its beginning), in words, and what helps.
+REASONS = (
+    ("Resources", "it is first in line and waits for nodes", "to wait; fewer nodes would start it"),
+    ("Priority", "jobs with a higher priority are before it", "to wait, or another QoS"),
+    ("Dependency", "it waits for other jobs", "see backend.slurm.dependency"),
+    ("DependencyNeverSatisfied", "what it waits for can no longer come", "cancel it"),
+    ("BeginTime", "it may not start yet: Slurm holds a requeued job back for a while", "to wait"),
+    ("JobHeldUser", "its owner holds it", "`scontrol release JOB`"),
+    ("JobHeldAdmin", "an administrator holds it", "to ask them"),
+    ("PartitionNodeLimit", "it asks for more nodes than its partition gives", "fewer nodes"),
+    ("PartitionTimeLimit", "its time limit is above its partition's", "a lower backend.hours"),
+    ("PartitionDown", "its partition is down", "another backend.slurm.partition"),
+    ("PartitionInactive", "its partition takes no jobs", "another backend.slurm.partition"),
+    ("ReqNodeNotAvail", "nodes that it needs are down, drained or reserved", "`sinfo -R` says why"),
+    ("Reservation", "its reservation has not begun, or is full", "backend.slurm.reservation"),
+    ("Licenses", "licences are used up", "to wait"),
+    ("QOS", "a limit of its QoS is reached", "jobs of that QoS that end, or another QoS"),
+    ("Assoc", "a limit of its account is reached", "jobs of that account that end"),
+    ("MaxNodePerAccount", "its account has all nodes it may have", "jobs of it that end"),
+    ("BadConstraints", "no node has the features it asks for", "backend.slurm.constraint"),
+    ("InvalidAccount", "its account is not known", "backend.slurm.account"),
+    ("InvalidQOS", "its QoS is not known", "backend.slurm.qos"),
+    ("JobArrayTaskLimit", "its array runs as many members as it may", "backend.slurm.array_width"),
+    ("NodeDown", "a node that it needs is down", "`sinfo -R` says why"),
+    ("SystemFailure", "Slurm itself failed to start it", "to ask the administrators"),
+    ("launch failed requeued held", "it could not be started", "`scontrol release JOB`"),
+)
+
+
+class Place(Struct, frozen=True, kw_only=True):
+    """Where a job is in the queue."""
+
+    job: int
+    name: str
+    state: str
+    reason: str  # Slurm's word
+    text: str
+    helps: str
+    priority: int
+    estimated_start: int  # seconds since 1970; 0: Slurm does not say
+    nodes: str
+    ahead: int  # pending jobs of a higher priority in its partition
+    output: str
+    restarts: int
+
+
+def queue(programs: Programs) -> list[Place]:
+    """Every job that Slurm still knows, by one call: what asks often must not ask for each."""
+    return places(json.loads(programs.run("squeue", "--json")))
+
+
+def places(answer: dict[str, Any]) -> list[Place]:
+    """What ``squeue --json`` says."""
+    jobs = answer.get("jobs", [])
+    waiting = [job for job in jobs if _word(job["job_state"]) == "PENDING"]
+    found = []
+    for job in jobs:
+        text, helps = in_words(str(job.get("state_reason", "")))
+        priority = _number(job.get("priority"))
+        before = [
+            other
+            for other in waiting
+            if other["partition"] == job["partition"] and _number(other.get("priority")) > priority
+        ]
+        state = _word(job["job_state"])
+        place = Place(
+            job=int(job["job_id"]),
+            name=str(job.get("name", "")),
+            state=state.lower(),
+            reason=str(job.get("state_reason", "")),
+            text=text if state == "PENDING" else "",
+            helps=helps if state == "PENDING" else "",
+            priority=priority,
+            estimated_start=_number(job.get("start_time")),
+            nodes=str(job.get("nodes", "")),
+            ahead=len(before) if state == "PENDING" else 0,
+            output=str(job.get("standard_output", "")),
+            restarts=_number(job.get("restart_cnt")),
+        )
+        found.append(place)
+    return found
+
+
+def place_of(programs: Programs, number: int) -> Place:
+    """One job; SlurmError where Slurm does not know it any more."""
+    for place in queue(programs):
+        if place.job == number:
+            return place
+    raise SlurmError(
+        f"Slurm has no job {number} (any more): `sacct -j {number}` knows older ones, where there "
+        "is accounting"
+    )
+
+
+def in_words(reason: str) -> tuple[str, str]:
+    """A reason of Slurm's, and what helps."""
+    for word, text, helps in sorted(REASONS, key=lambda row: -len(row[0])):
+        if reason.startswith(word):
+            return text, helps
+    return (f"Slurm says {reason}" if reason not in ("", "None") else "it is about to start"), ""
+
+
+def _word(value: object) -> str:
+    """Newer releases of Slurm write a list of states."""
+    return str(value[0]) if isinstance(value, list) and value else str(value)
+
+
+def _number(value: object) -> int:
+    """Newer releases write {"set": …, "number": …}."""
+    if isinstance(value, dict):
+        value = value.get("number", 0) if value.get("set", True) else 0
+    return int(value) if isinstance(value, int | float) else 0
