@@ -18,8 +18,9 @@ from pathlib import Path
 
 import numpy as np
 
+from phalanx.cluster.column import Column
 from phalanx.cluster.communication import cost_of, inside_leaf_ns
-from phalanx.cluster.fleet import Column, Fleet, Node, whole
+from phalanx.cluster.fleet import Fleet, Node, whole
 from phalanx.cluster.job import GangShape, Placement, shape_of
 from phalanx.cluster.placement import Request, place
 from phalanx.cluster.policy import MILLION, FabricPolicy

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
+    from phalanx.cluster.fleet import Node
     from phalanx.control.agent import AgentProcess
 
 agent = typer.Typer()
@@ -36,6 +37,9 @@ def join_and_serve(
     site: Annotated[
         str, typer.Option(help="Engine that knows this node: slurm, kubernetes, mpi, auto.")
     ] = "",
+    standby: Annotated[
+        bool, typer.Option(help="Have torch and a worker ready, or start nothing before a job.")
+    ] = True,
     follow: Annotated[int, typer.Option(hidden=True, help="End with this process.")] = 0,
     as_agent: Annotated[
         bool, typer.Option("--as-agent", help="Run jobs as the agent's own user, even if root.")
@@ -46,11 +50,9 @@ def join_and_serve(
     The join token comes from PHALANX_TOKEN or the file in PHALANX_TOKEN_FILE. SIGINT ends what
     runs here; after SIGTERM it runs on for a while, and the next agent takes it over.
     """
-    from phalanx.control.agent import AgentOptions, AgentProcess
     from phalanx.control.agent_files import describe_node, own_address
     from phalanx.control.backends.site import node_facts
     from phalanx.control.uplink import JoinError
-    from phalanx.control.zygote_client import ZygoteError
 
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
@@ -63,27 +65,53 @@ def join_and_serve(
     if not facts.first:
         return  # another process of this node is its agent
     name = name or facts.name or socket.gethostname()
-    options = AgentOptions(
-        urls=urls,
-        state=(state or Path.home() / ".phalanx" / "agent" / name).absolute(),
-        node=describe_node(
-            name,
-            facts.gpus if gpus is None else gpus,
-            leaf=facts.leaf or leaf,
-            pod=facts.pod or pod,
-            rack=rack or facts.rack,
-            features=tuple(feature or ()),
-        ),
-        address=address or own_address(urls[0]),
-        join_token=_join_token(TOKEN_SECONDS if site else 0.0),
-        ca=os.environ.get("PHALANX_CA", ""),
-        switch_users=not as_agent and os.getuid() == 0,
+    folder = (state or Path.home() / ".phalanx" / "agent" / name).absolute()
+    node = describe_node(
+        name,
+        facts.gpus if gpus is None else gpus,
+        leaf=facts.leaf or leaf,
+        pod=facts.pod or pod,
+        rack=rack or facts.rack,
+        features=tuple(feature or ()),
     )
+    token = _join_token(TOKEN_SECONDS if site else 0.0)
     try:
-        asyncio.run(_run(AgentProcess(options), follow))
-    except (JoinError, ZygoteError, OSError) as error:
+        if not standby:
+            asyncio.run(_wait_for_work(urls, folder, node, token))
+        from phalanx.control.agent import AgentOptions, AgentProcess
+        from phalanx.control.zygote_client import ZygoteError
+
+        options = AgentOptions(
+            urls=urls,
+            state=folder,
+            node=node,
+            address=address or own_address(urls[0]),
+            join_token=token,
+            ca=os.environ.get("PHALANX_CA", ""),
+            switch_users=not as_agent and os.getuid() == 0,
+        )
+        try:
+            asyncio.run(_run(AgentProcess(options), follow))
+        except ZygoteError as error:
+            raise JoinError(str(error)) from None
+    except (JoinError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         raise typer.Exit(1) from None
+    except KeyboardInterrupt:
+        raise typer.Exit(0) from None
+
+
+async def _wait_for_work(urls: tuple[str, ...], folder: Path, node: Node, token: str) -> None:
+    """Join and live, and no more, until there is an order."""
+    from phalanx.control.agent_files import machine_id, next_incarnation
+    from phalanx.control.cold import ColdAgent
+    from phalanx.control.uplink import Uplink
+    from phalanx.control.wire import JoinRequest
+
+    machine = machine_id(folder)
+    join = JoinRequest(name=node.name, machine=machine)
+    uplink = Uplink(urls, folder, join, token, os.environ.get("PHALANX_CA", ""))
+    await ColdAgent(node, machine, next_incarnation(folder), uplink).run()
 
 
 async def _run(process: AgentProcess, parent: int) -> None:

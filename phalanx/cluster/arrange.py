@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from phalanx.cluster.column import Column
 from phalanx.cluster.communication import (
     Cost,
     Exchange,
@@ -21,7 +22,7 @@ from phalanx.cluster.communication import (
     flows_of,
     inside_leaf_ns,
 )
-from phalanx.cluster.fleet import Column, Fleet
+from phalanx.cluster.fleet import Fleet
 from phalanx.cluster.request import Request, tensor_slots
 
 MOST_BANDS = 6  # heights of bands that are tried

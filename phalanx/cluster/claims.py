@@ -13,8 +13,8 @@ import numpy as np
 from msgspec import structs
 
 from phalanx.cluster import windows
+from phalanx.cluster.column import Column
 from phalanx.cluster.decisions import Reserved
-from phalanx.cluster.fleet import Column
 from phalanx.cluster.horizon import earliest, length_ns
 from phalanx.cluster.job import Job
 from phalanx.cluster.preemption import Eviction, choose

@@ -13,7 +13,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from phalanx.cluster.fleet import Column, Fleet
+from phalanx.cluster.column import Column
+from phalanx.cluster.fleet import Fleet
 from phalanx.cluster.job import GangShape
 from phalanx.cluster.policy import MILLION, FabricPolicy
 from phalanx.plan.traffic import AxisTraffic

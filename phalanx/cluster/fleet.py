@@ -12,15 +12,13 @@ from collections.abc import Iterable, Sequence
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
-import numpy as np
 from msgspec import Struct
 
 from phalanx.cluster.reasons import Reason
 
 if TYPE_CHECKING:
+    from phalanx.cluster.column import Column
     from phalanx.cluster.room import Room
-
-Column = np.ndarray[tuple[int], np.dtype[np.int64]]
 
 HISTORY_KEPT = 32  # changes of state remembered of each node
 MOST_NODE_GPUS = 63  # a node's free GPUs are the bits of one signed integer
@@ -153,6 +151,8 @@ class Fleet:
     def columns(self) -> Columns:
         """The columns as numpy arrays over the same memory."""
         if self._views is None:
+            import numpy as np  # here, since agents name nodes and never look at columns
+
             views = (np.frombuffer(column, np.int64) for column in self._columns.values())
             self._views = Columns(*views)
         return self._views

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from phalanx.cluster.fleet import Column, Fleet
+from phalanx.cluster.column import Column
+from phalanx.cluster.fleet import Fleet
 from phalanx.cluster.job import Job
 from phalanx.cluster.request import Request, tensor_slots
 from phalanx.cluster.room import Nodes, array_of, room_of

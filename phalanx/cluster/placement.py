@@ -9,10 +9,11 @@ from __future__ import annotations
 import numpy as np
 
 from phalanx.cluster.arrange import Cells, arrange, cells_of
+from phalanx.cluster.column import Column
 from phalanx.cluster.communication import cost_of, inside_leaf_ns
 from phalanx.cluster.constraints import unknown
 from phalanx.cluster.defragment import defragment
-from phalanx.cluster.fleet import Column, Fleet, lowest_bits
+from phalanx.cluster.fleet import Fleet, lowest_bits
 from phalanx.cluster.job import GangShape, Placement
 from phalanx.cluster.reasons import Reason, reason, sentences
 from phalanx.cluster.request import Refusal, Request, held_by, request_of, tensor_slots

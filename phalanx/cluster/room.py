@@ -10,8 +10,9 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from phalanx.cluster.column import Column
 from phalanx.cluster.constraints import Constraint, matches
-from phalanx.cluster.fleet import Change, Column, Fleet, NodeState
+from phalanx.cluster.fleet import Change, Fleet, NodeState
 from phalanx.cluster.job import HOUR_NS, GangShape
 
 Nodes = int  # a set of nodes: bit n is node n

@@ -6,8 +6,9 @@ from functools import lru_cache
 
 import numpy as np
 
+from phalanx.cluster.column import Column
 from phalanx.cluster.communication import Flows, flows_of
-from phalanx.cluster.fleet import Column, Fleet, NodeState
+from phalanx.cluster.fleet import Fleet, NodeState
 from phalanx.cluster.policy import MILLION, SparePolicy
 from phalanx.cluster.request import Request, tensor_slots
 from phalanx.cluster.room import Nodes, array_of, room_of, with_host_room

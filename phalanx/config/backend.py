@@ -138,6 +138,8 @@ class Backend(Section, frozen=True, kw_only=True):
     """Folders that the container sees: "/path" or "/path:/inside"."""
     controller: Literal["job", "server"] = "job"
     """The controller runs inside the allocation, or is the server of --server."""
+    standby: bool = True
+    """Agents have torch loaded and workers ready, or start nothing before the job does."""
     port: Port = 0
     """Port of a controller inside the allocation; 0: from the engine's number of the job."""
     network_hints: bool = False

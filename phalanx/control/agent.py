@@ -227,6 +227,8 @@ class AgentProcess:
         match message:
             case wire.Deliver(command=command, store=store):
                 if isinstance(command.body, Form):
+                    if not store:
+                        return  # its host is still starting; the order comes again
                     self._remember(command.body, store)
                 self.happened(command)
             case wire.ReadLog():

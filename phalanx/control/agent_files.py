@@ -51,12 +51,14 @@ def own_address(url: str) -> str:
 
 def describe_node(name: str, gpus: int | None, **more: object) -> Node:
     """This machine as the fleet sees it."""
-    from phalanx.hardware import count_cuda
+    if gpus is None:
+        from phalanx.hardware import count_cuda
 
+        gpus = count_cuda()
     pages, size = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
     return Node(
         name=name,
-        gpus=count_cuda() if gpus is None else gpus,
+        gpus=gpus,
         cpus=len(os.sched_getaffinity(0)),
         memory_bytes=pages * size,
         **more,  # type: ignore[arg-type]

@@ -225,6 +225,7 @@ def _agents(options: ScriptOptions) -> Iterator[Line]:
     join = '"$state/join.token"' if not options.server else '"$PHALANX_JOIN_TOKEN_FILE"'
     container, before = container_words(options.backend)
     feature = ' --feature "slurm_$SLURM_JOB_ID"' if options.server else ""
+    feature += "" if options.backend.standby else " --no-standby"
     program = " ".join((*before, '"${phalanx[@]}"'))
     yield Line(
         'agents=(srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1\n'
