@@ -8,12 +8,12 @@ SOAK_STAMP := $(VENV)/.installed-soak
 # One compute thread a rank: several ranks share a machine in tests and in the demo.
 export OMP_NUM_THREADS = 1
 
-.PHONY: demo test lint soak bench clean postgres chromium
+.PHONY: demo test lint soak bench clean postgres chromium slurm
 
 demo: $(STAMP)
 	$(BIN)/phalanx demo
 
-test: lint postgres chromium
+test: lint postgres chromium slurm
 	$(BIN)/pytest
 
 # Tests of a pair of servers need a real PostgreSQL: Debian's package, where we may install it.
@@ -33,12 +33,20 @@ chromium:
 			apt-get install -qq -y --no-install-recommends chromium >/dev/null; \
 	else echo "Chromium is not installed: tests of the page will be skipped"; fi
 
+# Tests of the Slurm backend run a private Slurm of real daemons on loopback.
+slurm:
+	@if PATH="$$PATH:/usr/sbin" command -v slurmctld munged >/dev/null; then :; \
+	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		apt-get update -qq && DEBIAN_FRONTEND=noninteractive \
+			apt-get install -qq -y --no-install-recommends slurm-wlm munge >/dev/null; \
+	else echo "Slurm is not installed: tests of its backend will be skipped"; fi
+
 lint: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy --strict
 
-soak: $(SOAK_STAMP) postgres chromium
+soak: $(SOAK_STAMP) postgres chromium slurm
 	$(BIN)/pytest -m soak --timeout=1800 -rs
 
 # What each one measures: benchmarks/README.md.

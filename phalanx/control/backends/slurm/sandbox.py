@@ -108,6 +108,10 @@ class Sandbox:
         """Start a node's daemon."""
         self._daemon("slurmd", "-f", str(self.options.conf), "-N", name)
 
+    def node_runs(self, name: str) -> bool:
+        """Whether a node's daemon is there."""
+        return bool(self._pid(f"slurmd-{name}"))
+
     def kill_node(self, name: str) -> None:
         """Everything of a node ends at once, as if its power failed: daemon, steps, processes."""
         if pid := self._pid(f"slurmd-{name}"):

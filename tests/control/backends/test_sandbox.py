@@ -1,0 +1,79 @@
+"""The private Slurm: it starts, says why it cannot, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from phalanx.control.backends.slurm import sandbox as module
+from phalanx.control.backends.slurm.sandbox import Sandbox, SandboxError
+from phalanx.control.backends.slurm.sandbox_files import SandboxOptions
+
+
+def test_it_gives_gpus_switches_and_partitions(make_sandbox: Callable[..., Sandbox]) -> None:
+    sandbox = make_sandbox(nodes=4, gpus_per_node=2)
+    shown = sandbox.run("sinfo", "--noheader", "--format=%P %D %G")
+    assert set(shown.split("\n")) >= {"batch* 4 gpu:h100:2", "prod 4 gpu:h100:2"}
+    told = sandbox.run("srun", "--nodes=2", "--gpus-per-node=2", "printenv", "SLURM_TOPOLOGY_ADDR")
+    assert sorted(told.split()) == ["spine.leaf1.n1", "spine.leaf1.n2"]
+
+
+def test_down_ends_jobs_and_all_daemons(make_sandbox: Callable[..., Sandbox]) -> None:
+    sandbox = make_sandbox(nodes=2, gpus_per_node=0)
+    sandbox.run("sbatch", "--nodes=2", "--output=/dev/null", "--wrap=srun sleep 1000")
+    deadline = time.monotonic() + 20
+    while len(sandbox.job_processes()) < 3:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    sandbox.down()
+    assert sandbox.job_processes() == [] and not sandbox.running()
+    with pytest.raises(SandboxError, match="holds no sandbox"):
+        Sandbox.at(sandbox.root)
+
+
+def test_a_dead_node_takes_only_its_own_processes(make_sandbox: Callable[..., Sandbox]) -> None:
+    sandbox = make_sandbox(nodes=2, gpus_per_node=0)
+    wrap = "srun --no-kill sleep 1000"
+    sandbox.run("sbatch", "--nodes=2", "--no-kill", "--output=/dev/null", f"--wrap={wrap}")
+    deadline = time.monotonic() + 20
+    while not (sandbox.job_processes("n1") and sandbox.job_processes("n2")):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    sandbox.kill_node("n2")
+    assert sandbox.job_processes("n2") == [] and sandbox.step_daemons("n2") == []
+    assert sandbox.job_processes("n1")
+
+
+def test_a_taken_port_is_named_and_nothing_stays(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1] - 1
+        sandbox = Sandbox(SandboxOptions(root=tmp_path / "slurm", nodes=2, port=port))
+        with pytest.raises(SandboxError, match=rf"port {port + 1} is taken: choose another --port"):
+            sandbox.up()
+    assert not (tmp_path / "slurm").exists()
+
+
+def test_missing_packages_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "find_program", lambda name: "" if name == "munged" else name)
+    with pytest.raises(SandboxError, match="munged not found: install Debian's packages munge"):
+        Sandbox(SandboxOptions(root=tmp_path)).up()
+
+
+def test_a_second_one_in_the_same_folder_is_refused(make_sandbox: Callable[..., Sandbox]) -> None:
+    sandbox = make_sandbox(nodes=1, gpus_per_node=0)
+    command = [sys.executable, "-m", "phalanx", "slurm", "sandbox", "up", "--dir"]
+    done = subprocess.run(
+        [*command, str(sandbox.root)], capture_output=True, text=True, check=False, env=os.environ
+    )
+    assert done.returncode == 1
+    assert "runs in" in done.stderr and "sandbox down" in done.stderr
+    assert sandbox.running()
