@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from pathlib import Path
 
@@ -24,8 +25,13 @@ def to_backend(
         if engine not in ENGINES:
             rule = "is no engine that Phalanx knows"
             raise ConfigError("--backend", f'"{engine}"', rule, did_you_mean(engine, ENGINES))
-        path = str(policy.absolute()) if policy else ""
-        _slurm(wanted, dry_run, _server(wanted, server), path, json)
+        if engine == "slurm":
+            path = str(policy.absolute()) if policy else ""
+            _slurm(wanted, dry_run, _server(wanted, server), path, json)
+        elif engine == "ray":
+            _ray(wanted, dry_run, policy, json)
+        else:
+            _kubernetes(wanted, dry_run)
 
 
 def _server(wanted: Wanted, server: str) -> str:
@@ -58,6 +64,46 @@ def _slurm(wanted: Wanted, dry_run: bool, server: str, policy: str, json: bool) 
         return
     print(f"Slurm job {made.job} ({wanted.title}): its run is {made.run}")
     print(f"watch it: phalanx why slurm:{made.job}; tail -f {made.output}")
+
+
+def _ray(wanted: Wanted, dry_run: bool, policy: Path | None, json: bool) -> None:
+    from phalanx.control.backends.lead import LeadError
+    from phalanx.control.backends.ray.submit import RayBackend, RayError, describe
+    from phalanx.control.client import ClientError
+
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
+    )
+    backend = RayBackend(wanted)
+    if dry_run:
+        print(describe(backend.need, backend.backend))
+        return
+    try:
+        made = backend.run(policy)
+    except (RayError, LeadError, ClientError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise typer.Exit(1) from None
+    if json:
+        print_json(made)
+    else:
+        print(f"the run is {made.run}")
+    raise typer.Exit(made.code)
+
+
+def _kubernetes(wanted: Wanted, dry_run: bool) -> None:
+    from phalanx.cli.k8s import written
+    from phalanx.control.backends.kubernetes.apply import KubernetesError, apply
+    from phalanx.control.backends.kubernetes.manifests import manifests
+
+    made = manifests(wanted)
+    if dry_run:
+        print(written(made, json=False), end="")
+        return
+    try:
+        print(apply(written(made, json=True)), end="")
+    except KubernetesError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise typer.Exit(1) from None
 
 
 def why_elsewhere(job: str, json: bool) -> None:

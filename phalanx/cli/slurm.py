@@ -1,10 +1,8 @@
-"""``phalanx slurm``: a private Slurm to try things, and what runs inside allocations."""
+"""``phalanx slurm``: a private Slurm to try things, and its accounting beside the ledger."""
 
 from __future__ import annotations
 
 import getpass
-import logging
-import os
 import sys
 import tempfile
 from pathlib import Path
@@ -15,7 +13,7 @@ import typer
 from phalanx.cli.options import Json, print_json
 from phalanx.cli.remote import when
 
-app = typer.Typer(no_args_is_help=True, help="Slurm: a sandbox, and what runs inside allocations.")
+app = typer.Typer(no_args_is_help=True, help="Slurm: a sandbox, and its accounting.")
 sandbox = typer.Typer(no_args_is_help=True, help="A private Slurm on this machine.")
 app.add_typer(sandbox, name="sandbox")
 
@@ -77,80 +75,6 @@ def down(folder: Folder = None) -> None:
     except (SandboxError, OSError) as error:
         _refuse(error)
     print("the sandbox has ended")
-
-
-@app.command()
-def lead(
-    what: Annotated[list[str], typer.Argument(metavar="JOB.toml | -- PROGRAM…")],
-    state: Annotated[Path, typer.Option(help="Of the controller, on shared storage.")],
-    url: Annotated[str, typer.Option(help="Where agents find the controller.")],
-    nodes: Annotated[int, typer.Option(min=1, help="That the gang needs.")],
-    gpus: Annotated[int, typer.Option(min=1, help="Ranks on each of them.")],
-    world_size: Annotated[int, typer.Option(min=1)],
-    spares: Annotated[int, typer.Option(min=0)] = 0,
-    name: Annotated[str, typer.Option()] = "",
-    team: Annotated[str, typer.Option()] = "default",
-    least: Annotated[int, typer.Option(min=0)] = 0,
-    most: Annotated[int, typer.Option(min=0)] = 0,
-    retries: Annotated[int, typer.Option(min=0)] = 3,
-    policy: Annotated[Path | None, typer.Option()] = None,
-    server: Annotated[bool, typer.Option("--server", help="It runs elsewhere.")] = False,
-) -> None:
-    """Lead a job inside an allocation (the batch script runs this; see `submit --dry-run`).
-
-    Ends with 0 or 1 when the job has ended, with 75 when it waits for its next allocation.
-    """
-    from phalanx.cli.options import load, refused_in_words
-    from phalanx.config import resolve
-    from phalanx.control.backends.lead import Lead, LeadError, LeadOptions
-    from phalanx.control.backends.need import need_of
-    from phalanx.control.backends.slurm.facts import SlurmSite
-    from phalanx.control.backends.slurm.submit import remember_quarantined
-    from phalanx.control.client import ClientError
-    from phalanx.control.submission import Wanted
-
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
-    )
-    number = os.environ.get("SLURM_JOB_ID", "")
-    if not number:
-        _refuse(RuntimeError("this runs inside an allocation of Slurm: SLURM_JOB_ID is not set"))
-    job, argv = None, tuple(what)
-    with refused_in_words():
-        if what[0].endswith(".toml"):
-            job, argv = resolve(load(Path(what[0]), None, world_size)[0], world_size), ()
-        traffic = need_of(job, world_size, spares, gpus).traffic
-    wanted = Wanted(
-        job=job,
-        argv=argv,
-        ranks=world_size,
-        folder=str(Path.cwd()),
-        name=name,
-        team=team,
-        least=least,
-        most=most,
-        spares=spares,
-        retries=retries,
-        traffic=traffic,
-        environment={"PHALANX_RUN": f"slurm-{number}"},
-    )
-    options = LeadOptions(
-        state=state,
-        url=url,
-        wanted=wanted,
-        node_gpus=gpus,
-        slots=nodes,
-        policy=policy,
-        own_server=not server,
-        feature=f"slurm_{number}" if server else "",
-    )
-    leading = Lead(options, SlurmSite(os.environ))
-    try:
-        code = leading.run()
-    except (LeadError, ClientError, OSError) as error:
-        _refuse(error)
-    remember_quarantined(leading.quarantined)
-    raise typer.Exit(code)
 
 
 @app.command()

@@ -66,8 +66,8 @@ class Ray(Section, frozen=True, kw_only=True):
 
     address: str = "auto"
     """Address of its head; "auto": as RAY_ADDRESS or this machine says."""
-    cpus_per_node: Count = 1
-    """CPUs that each agent's actor reserves."""
+    cpus_per_node: Natural = 0
+    """CPUs that each agent's actor reserves; 0: all of a node."""
     leaf_resource: str = "leaf:"
     """Beginning of the custom resource that names a node's leaf switch, e.g. "leaf:7"."""
 

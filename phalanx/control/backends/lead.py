@@ -65,8 +65,9 @@ class LeadOptions(Struct, frozen=True, kw_only=True):
 class Lead:
     """``run`` returns the exit code of the batch script."""
 
-    def __init__(self, options: LeadOptions, site: Site) -> None:
-        self.options, self.site = options, site
+    def __init__(self, options: LeadOptions, site: Site | None = None) -> None:
+        self.options = options
+        self.site: Site = site or _Nowhere()
         self.state = options.state
         self._server: subprocess.Popen[bytes] | None = None
         self._leaving = ""  # why
@@ -76,12 +77,24 @@ class Lead:
 
     def run(self) -> int:
         """Until the job has ended (0 or 1), or must wait for another allocation (AGAIN)."""
+        try:
+            self._spares()  # refuses before anything is started
+            self.start()
+            return self.finish()
+        finally:
+            self._end_server()
+
+    def start(self) -> None:
+        """Start the controller and listen to the engine's warnings."""
         for warning in (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT):
             signal.signal(warning, self._warned)
         self.state.mkdir(mode=0o700, parents=True, exist_ok=True)
-        spares = self._spares()
+        self._keep_server()
+
+    def finish(self) -> int:
+        """What ``run`` does once the controller starts; ends it."""
         try:
-            self._keep_server()
+            spares = self._spares()
             self.client = self._connect()
             self._settle_nodes()
             joined = self._wait_for_nodes()
@@ -137,6 +150,7 @@ class Lead:
             with suppress(subprocess.TimeoutExpired):
                 self._server.wait(10)
             self._server.kill()
+            self._server = None
 
     def _look_after_server(self) -> None:
         if self._server is not None and self._server.poll() is not None:
@@ -307,3 +321,13 @@ class Lead:
         found = self._nodes().items()
         self.quarantined = [name for name, node in found if node.state == "quarantined"]
         (self.state / "exclude").write_text(",".join(self.quarantined))
+
+
+class _Nowhere:
+    """Before the engine has placed anything."""
+
+    def nodes(self) -> tuple[str, ...]:
+        return ()
+
+    def unwanted(self) -> dict[str, str]:
+        return {}

@@ -212,7 +212,8 @@ def _lead(options: ScriptOptions) -> Iterator[Line]:
     if not options.job_toml:
         what = "-- " + " ".join(map(shlex.quote, options.argv))
     yield Line(
-        f'"${{phalanx[@]}}" slurm lead --state "$state" --url "$url" {given} {what} &\nlead=$!',
+        f'"${{phalanx[@]}}" lead --engine slurm --state "$state" --url "$url" '
+        f"{given} {what} &\nlead=$!",
         "Controller, submission, and what Slurm wants of nodes, told to the core",
     )
     yield Line(

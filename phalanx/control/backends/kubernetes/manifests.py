@@ -1,0 +1,244 @@
+"""The objects of a job: as a JobSet, a PyTorchJob, Jobs in a Volcano group, or plain Jobs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from phalanx.config import ConfigError, to_toml
+from phalanx.control.backends.kubernetes.pods import (
+    AGENT,
+    JOB,
+    PodOptions,
+    Tree,
+    agent_pod,
+    controller_pod,
+    object_name,
+)
+from phalanx.control.backends.kubernetes.pods import PORT as API_PORT
+from phalanx.control.backends.need import need_of
+from phalanx.control.submission import Wanted
+
+MOST_RESTARTS = 100  # of pods, by infrastructure that fails again and again
+BAD_JOB = [1, 2]  # exit codes of a controller whose job is wrong: doing it again would not help
+
+
+def manifests(wanted: Wanted) -> list[Tree]:
+    """Everything that a job needs in its namespace, beside ``install`` once."""
+    options = pod_options(wanted)
+    kinds = {"jobset": _jobset, "pytorchjob": _pytorchjob, "volcano": _volcano, "job": _jobs}
+    made = [_config_map(options, wanted), *kinds[options.site.kind](options)]
+    for each in made:
+        each["metadata"]["namespace"] = options.site.namespace
+        each["metadata"].setdefault("labels", {})["app.kubernetes.io/name"] = options.name
+    return made
+
+
+def pod_options(wanted: Wanted) -> PodOptions:
+    """What the pods are made of; ConfigError names what is missing."""
+    job = wanted.job
+    if job is None:
+        rule = "Kubernetes runs a job file"
+        raise ConfigError("submit", " ".join(wanted.argv), rule, "name a JOB.toml")
+    site = job.backend.kubernetes
+    for key, value, why in (
+        ("backend.image", job.backend.image, "pods need an image with phalanx in it"),
+        ("backend.kubernetes.runs_claim", site.runs_claim, "every pod must see runs and state"),
+    ):
+        if not value:
+            raise ConfigError(key, '""', why, "name one")
+    need = need_of(job, wanted.ranks, wanted.spares, wanted.slot_gpus)
+    name = object_name(wanted.title)
+    host = {
+        "jobset": f"{name}-controller-0-0.{name}",
+        "pytorchjob": f"{name}-master-0",
+        "volcano": f"{name}-controller-0.{name}",
+        "job": f"{name}-controller-0.{name}",
+    }[site.kind]
+    lead = ["--nodes", need.slots, "--spares", need.spares, "--gpus", need.gpus_per_node]
+    lead += ["--world-size", need.ranks, "--name", wanted.title, f"{JOB}/job.toml"]
+    return PodOptions(
+        name=name,
+        title=wanted.title,
+        backend=job.backend,
+        need=need,
+        url=f"http://{host}:{API_PORT}",
+        lead=tuple(map(str, lead)),
+        index=(
+            "training.kubeflow.org/replica-index"
+            if site.kind == "pytorchjob"
+            else "batch.kubernetes.io/job-completion-index"
+        ),
+    )
+
+
+def _config_map(options: PodOptions, wanted: Wanted) -> Tree:
+    from msgspec import structs
+
+    assert wanted.job is not None
+    here = structs.replace(wanted.job, runs="/runs")
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": f"{options.name}-job"},
+        "data": {"job.toml": to_toml(here)},
+    }
+
+
+def _failure_policy(container: str) -> Tree:
+    """Infrastructure that fails is nobody's fault; a job that is wrong fails at once."""
+    rules: list[Tree] = [
+        {
+            "action": "Ignore",
+            "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}],
+        }
+    ]
+    if container == "controller":
+        codes = {"containerName": container, "operator": "In"}
+        rules.append({"action": "FailJob", "onExitCodes": {**codes, "values": BAD_JOB}})
+        rules.append({"action": "Ignore", "onExitCodes": {**codes, "values": [75]}})
+    return {"rules": rules}
+
+
+def _job_spec(options: PodOptions, role: str) -> Tree:
+    """A Job of one controller, or of all agents with an index each."""
+    agents = role == AGENT
+    count = options.need.nodes if agents else 1
+    return {
+        "completionMode": "Indexed",
+        "completions": count,
+        "parallelism": count,
+        "backoffLimit": MOST_RESTARTS,
+        "podFailurePolicy": _failure_policy(role),
+        "podReplacementPolicy": "Failed",  # never two pods with one index
+        "template": agent_pod(options) if agents else controller_pod(options),
+    }
+
+
+def _jobset(options: PodOptions) -> list[Tree]:
+    metadata: Tree = {"name": options.name}
+    spec: Tree = {
+        "network": {"enableDNSHostnames": True, "subdomain": options.name},
+        "successPolicy": {"operator": "All", "targetReplicatedJobs": ["controller"]},
+        "failurePolicy": {
+            "maxRestarts": 0,  # pods are replaced one by one; the whole is not started again
+            "rules": [
+                {
+                    "name": "bad-job",
+                    "action": "FailJobSet",
+                    "onJobFailureReasons": ["PodFailurePolicy"],
+                }
+            ],
+        },
+        "replicatedJobs": [
+            {
+                "name": "controller",
+                "replicas": 1,
+                "template": {"spec": _job_spec(options, "controller")},
+            },
+            {"name": "agents", "replicas": 1, "template": {"spec": _job_spec(options, AGENT)}},
+        ],
+    }
+    if options.site.queue:
+        metadata["labels"] = {"kueue.x-k8s.io/queue-name": options.site.queue}
+        spec["suspend"] = True  # until Kueue admits all of it
+    return [
+        {
+            "apiVersion": "jobset.x-k8s.io/v1alpha2",
+            "kind": "JobSet",
+            "metadata": metadata,
+            "spec": spec,
+        }
+    ]
+
+
+def _pytorchjob(options: PodOptions) -> list[Tree]:
+    metadata: Tree = {"name": options.name}
+    policy: Tree = {"cleanPodPolicy": "All", "backoffLimit": MOST_RESTARTS}
+    if options.site.queue:
+        metadata["labels"] = {"kueue.x-k8s.io/queue-name": options.site.queue}
+        policy["suspend"] = True
+    master, worker = controller_pod(options), agent_pod(options)
+    for template, name in ((master, "controller"), (worker, AGENT)):
+        # The operator finds its container by this name.
+        next(c for c in template["spec"]["containers"] if c["name"] == name)["name"] = "pytorch"
+        del template["spec"]["restartPolicy"]
+    replicas: Tree = {
+        "Master": {"replicas": 1, "restartPolicy": "ExitCode", "template": master},
+        "Worker": {
+            "replicas": options.need.nodes,
+            "restartPolicy": "ExitCode",
+            "template": worker,
+        },
+    }
+    return [
+        {
+            "apiVersion": "kubeflow.org/v1",
+            "kind": "PyTorchJob",
+            "metadata": metadata,
+            "spec": {"runPolicy": policy, "pytorchReplicaSpecs": replicas},
+        }
+    ]
+
+
+def _jobs(options: PodOptions) -> list[Tree]:
+    """Nothing needs to be installed: Indexed Jobs, and a service that names their pods."""
+    made: list[Tree] = [_service(options)]
+    for role, plural in (("controller", "controller"), (AGENT, "agents")):
+        spec = _job_spec(options, role)
+        spec["template"]["spec"]["subdomain"] = options.name
+        made.append(
+            {
+                "apiVersion": "batch/v1",
+                "kind": "Job",
+                "metadata": {"name": f"{options.name}-{plural}"},
+                "spec": spec,
+            }
+        )
+    return made
+
+
+def _volcano(options: PodOptions) -> list[Tree]:
+    """The same Jobs, started together or not at all by Volcano's scheduler."""
+    count = options.need.slots + 1
+    least = agent_pod(options)["spec"]["containers"][0]["resources"]["requests"]
+    group: Tree = {
+        "apiVersion": "scheduling.volcano.sh/v1beta1",
+        "kind": "PodGroup",
+        "metadata": {"name": options.name},
+        "spec": {"minMember": count, "minResources": _times(least, options.need.slots)},
+    }
+    if options.site.queue:
+        group["spec"]["queue"] = options.site.queue
+    if options.site.priority_class:
+        group["spec"]["priorityClassName"] = options.site.priority_class
+    jobs = _jobs(options)
+    for job in jobs:
+        if job["kind"] == "Job":
+            template = job["spec"]["template"]
+            template["spec"]["schedulerName"] = "volcano"
+            notes = template["metadata"].setdefault("annotations", {})
+            notes["scheduling.k8s.io/group-name"] = options.name
+    return [group, *jobs]
+
+
+def _times(amounts: dict[str, Any], count: int) -> Tree:
+    """Amounts of several pods: a number, and its unit as it was."""
+    found = {}
+    for name, amount in amounts.items():
+        digits = amount.rstrip("G")
+        found[name] = f"{float(digits) * count:g}{amount[len(digits) :]}"
+    return found
+
+
+def _service(options: PodOptions) -> Tree:
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": options.name},
+        "spec": {
+            "clusterIP": "None",
+            "publishNotReadyAddresses": True,  # agents look for the controller while it starts
+            "selector": {"app.kubernetes.io/name": options.name},
+            "ports": [{"name": "api", "port": API_PORT}],
+        },
+    }

@@ -1,0 +1,241 @@
+"""The pods of a job: what the controller and each agent run, with what, and under which rules."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from msgspec import Struct
+
+from phalanx.config import Backend, Kubernetes
+from phalanx.control.backends.need import Need
+
+RUNS, DATA, JOB = "/runs", "/data", "/etc/phalanx"
+PORT = 7070
+GIGA = 10**9
+AGENT = "agent"
+Tree = dict[str, Any]
+
+
+class PodOptions(Struct, frozen=True, kw_only=True):
+    """What the pods of a job are made of."""
+
+    name: str  # of the Kubernetes objects
+    title: str  # of the job
+    backend: Backend
+    need: Need
+    url: str  # of the controller
+    lead: tuple[str, ...]  # words behind `phalanx lead`
+    index: str = "batch.kubernetes.io/job-completion-index"  # label with an agent's number
+
+    @property
+    def site(self) -> Kubernetes:
+        return self.backend.kubernetes
+
+    @property
+    def state(self) -> str:
+        """The controller's state, where every pod and every later one sees it."""
+        return f"{RUNS}/{self.title}/k8s-{self.name}/control"
+
+
+def object_name(title: str) -> str:
+    """A name that Kubernetes takes, with room for what is appended to it."""
+    plain = re.sub(r"[^a-z0-9-]+", "-", title.lower()).strip("-")
+    return (plain or "phalanx")[:40].strip("-")
+
+
+def controller_pod(options: PodOptions) -> Tree:
+    """The template of the pod that leads the job."""
+    words = ["python", "-m", "phalanx", "lead", "--engine", "kubernetes"]
+    words += ["--state", options.state, "--url", options.url, *options.lead]
+    container = {
+        **_container(options, "controller", words),
+        "ports": [{"name": "api", "containerPort": PORT}],
+        "resources": _same({"cpu": "2", "memory": "4G"}),
+        "readinessProbe": {"tcpSocket": {"port": PORT}, "periodSeconds": 5},
+    }
+    spec = {
+        **_pod(options, [container]),
+        "serviceAccountName": options.site.service_account,
+        "volumes": _volumes(options, shared_memory=False),
+    }
+    return {"metadata": _metadata(options, "controller"), "spec": spec}
+
+
+def agent_pod(options: PodOptions) -> Tree:
+    """The template of the pod that holds a node for its agent."""
+    words = ["python", "-m", "phalanx", "agent", "--site", "kubernetes", "--join", options.url]
+    words += ["--gpus", str(options.need.gpus_per_node), "--as-agent"]
+    words += ["--state", f"{options.state}/nodes/$(PHALANX_POD_NAME)"]
+    words += [] if options.backend.standby else ["--no-standby"]
+    resources = _same(_amounts(options))
+    container = {
+        **_container(options, AGENT, words),
+        "resources": resources,
+        "lifecycle": {"preStop": {"exec": {"command": _before_stop(options)}}},
+    }
+    site = options.site
+    spec: Tree = {
+        **_pod(options, [container]),
+        "automountServiceAccountToken": False,  # an agent asks Kubernetes nothing
+        "volumes": _volumes(options, shared_memory=True),
+        "affinity": {"podAntiAffinity": _one_a_node(options)},
+        "topologySpreadConstraints": _spread(options),
+        "tolerations": [{"key": key, "operator": "Exists"} for key in site.tolerations],
+    }
+    if site.gpu_product and options.need.wants_gpus:
+        spec["nodeSelector"] = {"nvidia.com/gpu.product": site.gpu_product}
+    if site.host_network:
+        spec |= {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"}
+    if site.stage:
+        spec["initContainers"] = [_staging(options, resources)]
+    metadata = _metadata(options, AGENT)
+    if site.queue:
+        wish = "required" if site.topology_required else "preferred"
+        metadata["annotations"] = {f"kueue.x-k8s.io/podset-{wish}-topology": site.topology}
+    return {"metadata": metadata, "spec": spec}
+
+
+def _metadata(options: PodOptions, role: str) -> Tree:
+    return {"labels": {"app.kubernetes.io/name": options.name, "phalanx.dev/role": role}}
+
+
+def _pod(options: PodOptions, containers: list[Tree]) -> Tree:
+    site = options.site
+    spec: Tree = {
+        "restartPolicy": "Never",  # a policy for failures needs it: a pod that fails is replaced
+        "terminationGracePeriodSeconds": site.grace_seconds,
+        "containers": containers,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": site.user,
+            "runAsGroup": site.user,
+            "fsGroup": site.user,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+    }
+    if site.priority_class:
+        spec["priorityClassName"] = site.priority_class
+    if site.pull_secrets:
+        spec["imagePullSecrets"] = [{"name": name} for name in site.pull_secrets]
+    return spec
+
+
+def _container(options: PodOptions, name: str, command: list[str]) -> Tree:
+    """A container without privileges; RDMA must lock memory and gets that one right."""
+    rdma = ["IPC_LOCK"] if options.site.rdma_resource and name == AGENT else []
+    capabilities: Tree = {"drop": ["ALL"]} | ({"add": rdma} if rdma else {})
+    return {
+        "name": name,
+        "image": options.backend.image,
+        "command": command,
+        "workingDir": RUNS,
+        "env": _environment(options, name),
+        "volumeMounts": _mounts(options, name),
+        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": capabilities},
+    }
+
+
+def _environment(options: PodOptions, name: str) -> list[Tree]:
+    given = {"HOME": RUNS, "PHALANX_TOKEN_FILE": f"{options.state}/join.token"}
+    if name != AGENT:
+        given.pop("PHALANX_TOKEN_FILE")  # it has the administrator's, in its state
+    given |= options.backend.environment
+    told: list[Tree] = [{"name": key, "value": value} for key, value in given.items()]
+    if name == AGENT:
+        label = f"metadata.labels['{options.index}']"
+        told += [
+            {"name": "PHALANX_POD_INDEX", "valueFrom": {"fieldRef": {"fieldPath": label}}},
+            {"name": "PHALANX_POD_NAME", "value": f"{AGENT}-$(PHALANX_POD_INDEX)"},
+            {"name": "PHALANX_POD_NODE", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
+        ]
+    return told
+
+
+def _mounts(options: PodOptions, name: str) -> list[Tree]:
+    mounts: list[Tree] = [{"name": "runs", "mountPath": RUNS}]
+    mounts.append({"name": "job", "mountPath": JOB, "readOnly": True})
+    if options.site.data_claim:
+        mounts.append({"name": "data", "mountPath": DATA, "readOnly": True})
+    if name == AGENT:
+        mounts.append({"name": "shm", "mountPath": "/dev/shm"})
+        if options.site.stage:
+            mounts.append({"name": "local", "mountPath": "/local"})
+    return mounts
+
+
+def _volumes(options: PodOptions, *, shared_memory: bool) -> list[Tree]:
+    site = options.site
+    volumes: list[Tree] = [
+        {"name": "runs", "persistentVolumeClaim": {"claimName": site.runs_claim}},
+        {"name": "job", "configMap": {"name": f"{options.name}-job"}},
+    ]
+    if site.data_claim:
+        claim = {"claimName": site.data_claim, "readOnly": True}
+        volumes.append({"name": "data", "persistentVolumeClaim": claim})
+    if shared_memory:
+        limit = {"medium": "Memory", "sizeLimit": _giga(site.shm_gb)}
+        volumes.append({"name": "shm", "emptyDir": limit})
+        if site.stage:
+            volumes.append({"name": "local", "emptyDir": {}})
+    return volumes
+
+
+def _amounts(options: PodOptions) -> dict[str, str]:
+    site, need = options.site, options.need
+    amounts = {"cpu": str(site.cpus), "memory": _giga(site.memory_gb)}
+    if need.wants_gpus:
+        amounts[site.gpu_resource] = str(need.gpus_per_node)
+    if site.rdma_resource:
+        amounts[site.rdma_resource] = str(site.rdma_devices)
+    return amounts
+
+
+def _same(amounts: dict[str, str]) -> Tree:
+    """Requests equal limits: the pod is Guaranteed, and last to be evicted."""
+    return {"requests": dict(amounts), "limits": dict(amounts)}
+
+
+def _giga(amount: float) -> str:
+    return f"{amount:g}G"
+
+
+def _before_stop(options: PodOptions) -> list[str]:
+    """Somebody ends the pod: the job leaves it at a step boundary while there is time."""
+    grace = options.site.grace_seconds
+    drain = f"python -m phalanx drain $PHALANX_POD_NAME --within {grace} --state {options.state}"
+    return ["sh", "-c", f"{drain}; sleep 10"]
+
+
+def _one_a_node(options: PodOptions) -> Tree:
+    return {
+        "requiredDuringSchedulingIgnoredDuringExecution": [
+            {"labelSelector": _agents(options), "topologyKey": "kubernetes.io/hostname"}
+        ]
+    }
+
+
+def _spread(options: PodOptions) -> list[Tree]:
+    return [
+        {
+            "maxSkew": 1,
+            "topologyKey": "kubernetes.io/hostname",
+            "whenUnsatisfiable": "DoNotSchedule",
+            "labelSelector": _agents(options),
+        }
+    ]
+
+
+def _agents(options: PodOptions) -> Tree:
+    return {"matchLabels": _metadata(options, AGENT)["labels"]}
+
+
+def _staging(options: PodOptions, resources: Tree) -> Tree:
+    """Copies data to node-local disk before the agent starts."""
+    container = _container(options, "stage", ["sh", "-c", options.site.stage])
+    container["volumeMounts"] = [
+        *(mount for mount in container["volumeMounts"] if mount["name"] != "job"),
+        {"name": "local", "mountPath": "/local"},
+    ]
+    small = {"cpu": resources["limits"]["cpu"], "memory": resources["limits"]["memory"]}
+    return container | {"resources": _same(small)}

@@ -1,0 +1,237 @@
+"""A job onto Ray: two placement groups, an actor in each bundle, and who leads the job."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import secrets
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct, structs
+
+from phalanx.config import Backend
+from phalanx.control.backends.lead import Lead, LeadError, LeadOptions
+from phalanx.control.backends.need import Need, need_of
+from phalanx.control.submission import Wanted
+
+PLACE_SECONDS = 60.0  # for Ray to find room
+PORTS = 20_000
+
+log = logging.getLogger("phalanx.ray")
+
+
+class RayError(Exception):
+    """Ray refused, and what to change."""
+
+
+class RayRun(Struct, frozen=True, kw_only=True):
+    """How a job came out."""
+
+    code: int
+    run: str
+
+
+def connect(address: str) -> Any:
+    """The ray module, connected to an existing cluster."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    try:
+        ray: Any = importlib.import_module("ray")  # typed in some releases only
+    except ImportError:
+        raise RayError("ray is not installed: pip install 'phalanx[ray]'") from None
+    try:
+        ray.init(address=address, namespace="phalanx", log_to_driver=False, logging_level="warning")
+    except ConnectionError:
+        raise RayError(
+            f"no Ray cluster at {address!r}: start one with `ray start --head`, or set "
+            "backend.ray.address (or RAY_ADDRESS) to its head"
+        ) from None
+    except RuntimeError as error:
+        if "ersion" in str(error):
+            raise RayError(f"{error}\ninstall the cluster's version of ray here") from None
+        raise RayError(str(error)) from None
+    return ray
+
+
+class RaySite:
+    """The agents' nodes, as Ray sees them."""
+
+    def __init__(self, ray: Any, actors: list[Any]) -> None:
+        self._ray, self._actors = ray, actors
+        self._names: dict[int, str] = {}
+
+    def nodes(self) -> tuple[str, ...]:
+        """Names of agents whose actors live; one that was started again elsewhere has another."""
+        waiting = {actor.name.remote(): number for number, actor in enumerate(self._actors)}
+        done, _ = self._ray.wait(list(waiting), num_returns=len(waiting), timeout=5.0)
+        for answer in done:
+            with suppress(self._ray.exceptions.RayError):
+                self._names[waiting[answer]] = self._ray.get(answer)
+        return tuple(dict.fromkeys(self._names.values()))
+
+    def unwanted(self) -> dict[str, str]:
+        """Nodes that Ray has lost or is draining."""
+        gone = {}
+        for node in self._ray.nodes():
+            if not node["Alive"]:
+                gone[f"ray-{node['NodeID'][:12]}"] = "Ray lost the node"
+        return {name: why for name, why in gone.items() if name in self._names.values()}
+
+
+class RayBackend:
+    """Holds nodes for one job, from its start to its end; nothing stays behind."""
+
+    def __init__(self, wanted: Wanted) -> None:
+        self.wanted = wanted
+        self.backend = wanted.job.backend if wanted.job is not None else Backend()
+        self.need = need_of(wanted.job, wanted.ranks, wanted.spares, wanted.slot_gpus)
+        self.key = time.strftime("%Y%m%d-%H%M%S-") + secrets.token_hex(2)
+
+    def run(self, policy: Path | None = None) -> RayRun:
+        """Place, start, lead, and give everything back."""
+        ray = connect(self.backend.ray.address)
+        groups: list[Any] = []
+        actors: list[Any] = []
+        folder = Path(self.wanted.folder or ".")
+        runs = Path(folder, self.wanted.job.runs if self.wanted.job else "runs", self.wanted.title)
+        run = runs.absolute() / f"ray-{self.key}"
+        try:
+            bundle = self._bundle(ray)
+            groups.append(self._group(ray, bundle, self.need.slots))
+            if self.need.spares:
+                groups.append(self._group(ray, bundle, self.need.spares))
+            self._refuse_shared(ray, groups)
+            port = self.backend.port or 20_000 + int.from_bytes(secrets.token_bytes(2)) % PORTS
+            url = f"http://{ray.util.get_node_ip_address()}:{port}"
+            token_of = _Tokens(run / "control")
+            lead = self._lead(run, url, policy)
+            lead.start()
+            actors += self._actors(ray, groups, url, token_of())
+            site = RaySite(ray, actors)
+            lead.site = site
+            return RayRun(code=lead.finish(), run=str(run))
+        finally:
+            self._give_back(ray, groups, actors)
+
+    def _lead(self, run: Path, url: str, policy: Path | None) -> Lead:
+        environment = {**self.wanted.environment, "PHALANX_RUN": run.name}
+        wanted = structs.replace(
+            self.wanted, environment=environment, traffic=self.need.traffic, spares=self.need.spares
+        )
+        options = LeadOptions(
+            state=run / "control",
+            url=url,
+            wanted=wanted,
+            node_gpus=self.need.gpus_per_node,
+            slots=self.need.slots,
+            policy=policy,
+        )
+        return Lead(options)
+
+    def _bundle(self, ray: Any) -> dict[str, float]:
+        """What an agent takes of a node: all its CPUs, unless told otherwise."""
+        alive = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        if len(alive) < self.need.nodes:
+            raise RayError(
+                f"the Ray cluster has {len(alive)} nodes and the job needs {self.need.slots} and "
+                f"{self.need.spares} spares: add nodes, or lower the mesh or backend.spares"
+            )
+        cpus = self.backend.ray.cpus_per_node or min(node.get("CPU", 1) for node in alive)
+        bundle = {"CPU": float(cpus)}
+        if self.need.wants_gpus and any(node.get("GPU") for node in alive):
+            bundle["GPU"] = float(self.need.gpus_per_node)
+        return bundle
+
+    def _group(self, ray: Any, bundle: dict[str, float], count: int) -> Any:
+        from ray.util.placement_group import placement_group, remove_placement_group
+
+        group = placement_group([dict(bundle)] * count, strategy="STRICT_SPREAD")
+        if not group.wait(PLACE_SECONDS):
+            remove_placement_group(group)
+            raise RayError(
+                f"Ray found no {count} nodes with {bundle} free within {PLACE_SECONDS:.0f} s: see "
+                "`ray status`"
+            )
+        return group
+
+    def _refuse_shared(self, ray: Any, groups: list[Any]) -> None:
+        """A spare on a node of the gang would die with it."""
+        from ray.util.placement_group import placement_group_table
+
+        nodes = [
+            node
+            for group in groups
+            for node in placement_group_table(group)["bundles_to_node_id"].values()
+        ]
+        if len(set(nodes)) < len(nodes):
+            raise RayError(
+                "a spare would share a node with the gang: leave backend.ray.cpus_per_node at 0 "
+                "(all CPUs of a node), or above half of them"
+            )
+
+    def _actors(self, ray: Any, groups: list[Any], url: str, token: str) -> list[Any]:
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        from phalanx.control.backends.ray.actor import AgentActor
+
+        made = []
+        settings = self.backend.ray
+        for group in groups:
+            for index, bundle in enumerate(group.bundle_specs):
+                remote = ray.remote(AgentActor).options(
+                    num_cpus=bundle["CPU"],
+                    num_gpus=bundle.get("GPU", 0),
+                    max_restarts=-1,  # with its bundle, wherever Ray puts that
+                    scheduling_strategy=PlacementGroupSchedulingStrategy(
+                        placement_group=group, placement_group_bundle_index=index
+                    ),
+                )
+                arguments = (url, token, self.need.gpus_per_node, settings.leaf_resource, self.key)
+                made.append(remote.remote(*arguments, self.backend.standby))
+        return made
+
+    def _give_back(self, ray: Any, groups: list[Any], actors: list[Any]) -> None:
+        from ray.util.placement_group import remove_placement_group
+
+        stopping = [actor.stop.remote() for actor in actors]
+        with suppress(Exception):
+            ray.wait(stopping, num_returns=len(stopping), timeout=30.0)
+        for actor in actors:
+            with suppress(Exception):
+                ray.kill(actor)
+        for group in groups:
+            with suppress(Exception):
+                remove_placement_group(group)
+        ray.shutdown()
+
+
+class _Tokens:
+    """The join token of a controller that has just started."""
+
+    def __init__(self, state: Path) -> None:
+        self._path = state / "join.token"
+
+    def __call__(self) -> str:
+        deadline = time.monotonic() + PLACE_SECONDS
+        while not self._path.exists():
+            if time.monotonic() > deadline:
+                raise LeadError(f"the controller made no token: see {self._path.parent}")
+            time.sleep(0.05)
+        return self._path.read_text().strip()
+
+
+def describe(need: Need, backend: Backend) -> str:
+    """What Ray would be asked for, for --dry-run."""
+    cpus = backend.ray.cpus_per_node or "all"
+    gpus = f", GPU {need.gpus_per_node}" if need.wants_gpus else ""
+    lines = [
+        f"address {backend.ray.address}",
+        f"placement group STRICT_SPREAD: {need.slots} bundles of CPU {cpus}{gpus} for the gang",
+    ]
+    if need.spares:
+        lines.append(f"placement group STRICT_SPREAD: {need.spares} of the same as spares")
+    lines.append("an actor in each bundle runs the node's agent; this process leads the job")
+    return "\n".join(lines)
