@@ -66,7 +66,7 @@ def up(
 
 
 @sandbox.command()
-def down(folder: Folder = None) -> None:
+def down(folder: Folder = None, json: Json = False) -> None:
     """End a sandbox, with the jobs that still run in it."""
     from phalanx.control.backends.slurm.sandbox import Sandbox, SandboxError
 
@@ -74,7 +74,10 @@ def down(folder: Folder = None) -> None:
         Sandbox.at(_root(folder)).down()
     except (SandboxError, OSError) as error:
         _refuse(error)
-    print("the sandbox has ended")
+    if json:
+        print_json({"ended": str(_root(folder))})
+    else:
+        print("the sandbox has ended")
 
 
 @app.command()
