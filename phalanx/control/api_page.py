@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import numpy as np
 from msgspec import Meta
 
-from phalanx.cluster.fleet import Column, NodeState
+from phalanx.cluster.column import Column
+from phalanx.cluster.fleet import NodeState
 from phalanx.control import api_types as t
 from phalanx.control.api_server import token_out
 from phalanx.control.auth import LINK_HOURS, SESSION_HOURS
