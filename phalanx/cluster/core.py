@@ -33,7 +33,6 @@ from phalanx.cluster.events import (
     DeviceError,
     DrainNode,
     Event,
-    FlushDone,
     FlushWanted,
     GangDrained,
     GangJoined,
@@ -119,6 +118,11 @@ class Core:
         return self._ctx.epoch
 
     @property
+    def writing(self) -> dict[int, int]:
+        """Jobs that may write a checkpoint to remote storage now, and until when."""
+        return self._ctx.flush.writing
+
+    @property
     def questions(self) -> dict[int, Question]:
         """What a person must decide."""
         return self._ctx.questions
@@ -166,7 +170,11 @@ def _on_ready(ctx: Context, fact: GangReady) -> None:
 
 
 def _on_progress(ctx: Context, fact: Progress) -> None:
-    gangs.on_progress(ctx, fact)
+    known = ctx.view.jobs.get(fact.job)
+    before = known.durable if known is not None else 0
+    job = gangs.on_progress(ctx, fact)
+    if job is not None and job.durable > before:
+        storage.written(ctx, job.id)
 
 
 def _on_drained(ctx: Context, fact: GangDrained) -> None:
@@ -351,7 +359,6 @@ _HANDLERS: dict[type, Callable[[Context, Any], None]] = {
     LossSpike: incidents.on_loss_spike,
     Corruption: incidents.on_corruption,
     FlushWanted: storage.on_wanted,
-    FlushDone: storage.on_done,
     StorageSlow: storage.on_slow,
     ControllerStarted: _on_controller,
     Tick: _on_tick,

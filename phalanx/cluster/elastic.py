@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from msgspec import structs
 
+from phalanx.cluster import storage
 from phalanx.cluster.commands import Accept, Refuse
 from phalanx.cluster.context import Context
 from phalanx.cluster.events import Scale
@@ -143,6 +144,7 @@ def _reform(ctx: Context, job: Job, why: Reason) -> None:
     gang.cause, gang.culprit, gang.micro_batches = "resize", -1, ()
     gang.reshaped_ns = ctx.now_ns
     ctx.ledger.resize(job.id, held_gpus(ctx, job), spare_gpus(ctx, job.placement))
+    storage.left(ctx, job.id)
     form(ctx, job, why)
 
 

@@ -347,14 +347,6 @@ class FlushWanted(Body, frozen=True, tag=True):
     generation: int
 
 
-class FlushDone(Body, frozen=True, tag=True):
-    """A gang has written a durable checkpoint."""
-
-    job: int
-    generation: int
-    step: int
-
-
 class StorageSlow(Body, frozen=True, tag=True):
     """Remote storage gives this many bytes a second now (0: nothing)."""
 
@@ -411,7 +403,6 @@ EventBody = (
     | LossSpike
     | Corruption
     | FlushWanted
-    | FlushDone
     | StorageSlow
     | ControllerStarted
     | Tick

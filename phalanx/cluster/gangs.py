@@ -186,16 +186,19 @@ def choose_source(ctx: Context, job: Job, memory_step: int) -> tuple[int, Source
             return memory_step, "peer" if memory_step else "none"
     if not durable:
         return (memory_step, "peer") if usable and memory_step else (0, "none")
-    return durable, "disk" if _on_disks(job) else "remote"
+    return durable, "disk" if _on_disks(job, durable) else "remote"
 
 
-def _on_disks(job: Job) -> bool:
-    """Whether every node of the new generation wrote its own part of the last checkpoint."""
+def _on_disks(job: Job, step: int) -> bool:
+    """Whether every node of the new generation wrote its own part of a checkpoint.
+
+    A step that other nodes wrote may lie on these disks too, from a branch that was given up.
+    """
     gang = gang_of(job)
     if job.placement is None or gang.lost or not gang.keepers or "disk" in gang.refused:
         return False
     had = dict.fromkeys(gang.keepers)
-    return all(node in had for node in job.placement.nodes)
+    return step > gang.kept_from and all(node in had for node in job.placement.nodes)
 
 
 def on_ready(ctx: Context, fact: GangReady) -> bool:
@@ -207,6 +210,8 @@ def on_ready(ctx: Context, fact: GangReady) -> bool:
     assert placement is not None
     ctx.ledger.ready(job.id, fact.step)
     gang.phase, gang.since_ns, gang.attempts = "running", ctx.now_ns, 0
+    same = gang.keepers == placement.nodes
+    gang.kept_from = min(gang.kept_from, fact.step) if same else fact.step
     gang.keepers, gang.kept_generation = placement.nodes, job.generation
     gang.buddy_shift = buddy_shift(ctx.fleet, placement.nodes)
     left = tuple(node for node in gang.leftover if node not in placement.nodes)

@@ -201,6 +201,7 @@ class Gang(Struct, kw_only=True, omit_defaults=True):
     unanswered: tuple[int, ...] = ()  # nodes that missed the last one
     keepers: tuple[int, ...] = ()  # nodes by slot of the last generation that made snapshots
     kept_generation: int = 0  # that one
+    kept_from: int = 0  # checkpoints after this step were written by these very nodes
     buddy_shift: int = 0  # of that generation: slot i is kept by slot (i + shift) % slots
     lost: dict[int, str] = {}  # nodes whose memory is gone since then, with the cause
     broken: dict[int, str] = {}  # nodes whose workers died, with the cause: to be dealt with

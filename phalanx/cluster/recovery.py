@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from phalanx.cluster import health
+from phalanx.cluster import health, storage
 from phalanx.cluster.causes import cause_of
 from phalanx.cluster.commands import Abort, Rebalance
 from phalanx.cluster.context import Context
@@ -54,6 +54,7 @@ def broken(ctx: Context, job: Job, node: int, cause: str, *, lost: bool) -> None
         return
     gang.cause, gang.culprit = cause, node
     ctx.ledger.fail(job.id, cause)
+    storage.left(ctx, job.id)
     if gang.phase == "running":
         others = tuple(other for other in placement.nodes if other not in gang.broken)
         why = reason("abort", cause=cause, node=ctx.fleet.nodes[node].name)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from phalanx.cluster.commands import Flush
 from phalanx.cluster.context import Context
-from phalanx.cluster.events import FlushDone, FlushWanted, StorageSlow
+from phalanx.cluster.events import FlushWanted, StorageSlow
 from phalanx.cluster.gangs import gang_of
 from phalanx.cluster.policy import MILLION
 from phalanx.cluster.reasons import reason, sentences
@@ -28,12 +28,9 @@ def on_wanted(ctx: Context, fact: FlushWanted) -> None:
         grant(ctx)
 
 
-def on_done(ctx: Context, fact: FlushDone) -> None:
-    """A gang has written its checkpoint."""
-    job = ctx.live(fact.job, fact.generation)
-    if job is not None:
-        job.add_durable(fact.step)
-    if ctx.flush.writing.pop(fact.job, None) is not None:
+def written(ctx: Context, job: int) -> None:
+    """A checkpoint of a job became durable: its turn is over."""
+    if ctx.flush.writing.pop(job, None) is not None:
         grant(ctx)
 
 
@@ -46,7 +43,7 @@ def on_slow(ctx: Context, fact: StorageSlow) -> None:
 
 
 def left(ctx: Context, job: int) -> None:
-    """A job has no workers any more: its turn goes to the next."""
+    """A job's workers are gone, or begin anew: its turn goes to the next."""
     ctx.flush.waiting.pop(job, None)
     if ctx.flush.writing.pop(job, None) is not None:
         grant(ctx)

@@ -31,6 +31,7 @@ RULES = {
     "two_generations": "two generations never both commit",
     "committed": "no committed step is lost while its copies live",
     "exactly_once": "each sample is trained exactly once in the surviving history",
+    "flushes": "no more jobs write to storage at a time than may",
     "ledger": "every GPU-second is in exactly one bucket",
     "replay": "the log replayed gives the same state",
     "liveness": "after faults stop, every job that can run makes progress",
@@ -106,6 +107,7 @@ class Invariants:
         self._books()
         self._spares()
         self._quotas()
+        self._flushes()
         try:
             self.core.ledger.check(view)
         except Exception as error:
@@ -218,6 +220,11 @@ class Invariants:
         bad = (columns.state == NodeState.QUARANTINED) & (columns.free_gpus < columns.gpus)
         if bad.any():
             self.add("quarantined", f"nodes {np.nonzero(bad)[0][:5].tolist()} hold work")
+
+    def _flushes(self) -> None:
+        most, writing = self.core.view.policy.storage.flushes, self.core.writing
+        if most and len(writing) > most:
+            self.add("flushes", f"jobs {list(writing)} write, {most} may")
 
     def _quotas(self) -> None:
         view = self.core.view

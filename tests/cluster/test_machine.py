@@ -18,7 +18,6 @@ from phalanx.cluster.events import (
     DeviceError,
     DrainNode,
     EventBody,
-    FlushDone,
     FlushWanted,
     GangDrained,
     GangJoined,
@@ -288,7 +287,15 @@ class Anything(RuleBasedStateMachine):
         job, generation, step = self.job(number)
         self.tell(StorageSlow(bytes_per_second=rate), 0)
         if done:
-            self.tell(FlushDone(job=job, generation=generation, step=step), pause)
+            told = Progress(
+                job=job,
+                generation=generation,
+                step=step + 1,
+                committed=step,
+                durable=step,
+                at_ns=self.drive.now_ns,
+            )
+            self.tell(told, pause)
         else:
             self.tell(FlushWanted(job=job, generation=generation), pause)
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from phalanx.cluster.commands import Command, Form, Stop
-from phalanx.cluster.events import CheckResult, GangJoined, NodeSeen, NodeSilent
+from phalanx.cluster.events import CheckResult, GangJoined, NodeSeen, NodeSilent, WorkerExited
 from phalanx.cluster.gather import Gather
 from phalanx.cluster.messages import Holding, Inventory, Joined
+from phalanx.cluster.policy import Policy, RecoveryPolicy
 from phalanx.cluster.reasons import reason
 from tests.cluster.drive import SECOND, Drive
 
@@ -112,3 +113,40 @@ def test_an_agent_that_restarted_with_nothing_has_lost_it():
     drive.tell(NodeSeen(node=node, inventory=Inventory(incarnation=2)), SECOND)
     drive.wait(SECOND)
     assert node in job.gang.lost
+
+
+def test_a_checkpoint_that_other_nodes_wrote_does_not_come_from_the_disks_of_these():
+    drive = Drive(8, Policy(recovery=RecoveryPolicy(peer_memory=False)))
+    job = drive.running(steps=150)  # checkpoint 100 lies on the disks of both nodes
+    drive.tell(
+        WorkerExited(
+            job=job.id,
+            generation=1,
+            node=job.placement.nodes[0],
+            rank=0,
+            cause="worker_killed",
+            step=150,
+        )
+    )
+    drive.wait(SECOND)
+    drive.run(job)
+    assert (drive.last_restore().step, drive.last_restore().source) == (100, "disk")
+    drive.tell(NodeSilent(node=job.placement.nodes[0]), SECOND)
+    drive.wait(SECOND)
+    drive.run(job)
+    assert drive.last_restore().source == "remote"
+    # The node that was swapped in has read checkpoint 100, but never wrote it.
+    drive.tell(
+        WorkerExited(
+            job=job.id,
+            generation=3,
+            node=job.placement.nodes[0],
+            rank=0,
+            cause="worker_killed",
+            step=100,
+        ),
+        SECOND,
+    )
+    drive.wait(SECOND)
+    drive.run(job)
+    assert drive.last_restore().source == "remote"

@@ -3,7 +3,7 @@ from __future__ import annotations
 from msgspec import structs
 
 from phalanx.cluster.commands import Flush, Notify
-from phalanx.cluster.events import Cancel, FlushDone, FlushWanted, StorageSlow
+from phalanx.cluster.events import Cancel, FlushWanted, NodeSilent, Progress, StorageSlow
 from phalanx.cluster.policy import Policy, StoragePolicy
 from tests.cluster.drive import EXPECTED, SECOND, Drive
 
@@ -21,6 +21,20 @@ def wants(drive: Drive, job) -> None:
     drive.tell(FlushWanted(job=job.id, generation=job.generation))
 
 
+def written(drive: Drive, job, step: int) -> None:
+    """The gang reports its progress, and that a checkpoint of this step is durable."""
+    made = job.step + 50
+    told = Progress(
+        job=job.id,
+        generation=job.generation,
+        step=made,
+        committed=made,
+        durable=step,
+        at_ns=drive.now_ns + 50 * SECOND,
+    )
+    drive.tell(told, 50 * SECOND)
+
+
 def granted(drive: Drive) -> list[int]:
     return [order.job for order in drive.bodies(Flush)]
 
@@ -30,7 +44,7 @@ def test_jobs_do_not_flush_at_the_same_time():
     wants(drive, first)
     wants(drive, second)
     assert granted(drive) == [first.id]
-    drive.tell(FlushDone(job=first.id, generation=1, step=200), 50 * SECOND)
+    written(drive, first, 200)
     assert granted(drive) == [first.id, second.id]
     assert first.durable == 200
 
@@ -47,7 +61,7 @@ def test_asking_twice_gives_one_turn():
     wants(drive, first)
     wants(drive, first)
     wants(drive, second)
-    drive.tell(FlushDone(job=first.id, generation=1, step=150))
+    written(drive, first, 150)
     assert granted(drive) == [first.id, second.id]
 
 
@@ -67,6 +81,19 @@ def test_a_job_that_ends_gives_its_turn_away():
     drive.tell(Cancel(job=first.id))
     drive.wait(1000 * SECOND)
     assert granted(drive) == [first.id, second.id]
+
+
+def test_a_gang_that_breaks_gives_its_turn_away_and_asks_anew():
+    drive, (first, second) = two_jobs()
+    wants(drive, first)
+    wants(drive, second)
+    drive.tell(NodeSilent(node=first.placement.nodes[0]))
+    assert granted(drive) == [first.id, second.id]
+    drive.wait(SECOND)
+    drive.run(first)
+    wants(drive, first)
+    written(drive, second, 200)
+    assert granted(drive) == [first.id, second.id, first.id]
 
 
 def test_nobody_writes_while_storage_is_down():

@@ -67,6 +67,17 @@ def test_seeds_that_once_lost_a_committed_step_keep_it(seed: int) -> None:
     assert run_seed(load_scenario("chaos"), seed).found == []
 
 
+def test_jobs_that_must_ask_before_they_write_all_get_their_turn() -> None:
+    scenario = load_scenario("chaos", ["chaos.faults=0", "chaos.loss=0.2"])
+    turns = 0
+    for seed in range(10):
+        world, _ = play(scenario, seed)
+        assert world.checks.found == []
+        turns += bool(world.policy.storage.flushes) * len(world.specs)
+        assert all(world.remote.steps.get(job) for job in world.leader.core.view.jobs)
+    assert turns
+
+
 def test_messages_that_are_mostly_lost_doubled_and_reordered_are_survived() -> None:
     scenario = load_scenario(
         "chaos",

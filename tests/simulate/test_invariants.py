@@ -12,7 +12,7 @@ from phalanx.cluster.commands import Command, Form, Restore
 from phalanx.cluster.core import Core
 from phalanx.cluster.events import Event, Tick
 from phalanx.cluster.fleet import Held, NodeState
-from phalanx.cluster.policy import Quota
+from phalanx.cluster.policy import Quota, StoragePolicy
 from phalanx.cluster.queue import Queue
 from phalanx.cluster.reasons import reason
 from phalanx.simulate.chaos.lineage import Lineage
@@ -110,6 +110,12 @@ def other_state(drive: Drive, checks: Invariants) -> None:
     checks.replay()
 
 
+def all_write_at_once(drive: Drive, checks: Invariants) -> None:
+    view = drive.core.view
+    view.policy = structs.replace(view.policy, storage=StoragePolicy(flushes=1))
+    drive.core.writing.update({1: drive.now_ns, 2: drive.now_ns})
+
+
 BROKEN = {
     "one_gang": two_gangs,
     "whole_gang": half_gang,
@@ -121,6 +127,7 @@ BROKEN = {
     "generation": old_generation,
     "epoch": old_epoch,
     "committed": never_durable,
+    "flushes": all_write_at_once,
     "ledger": lost_second,
     "replay": other_state,
 }

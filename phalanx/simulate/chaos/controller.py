@@ -61,8 +61,11 @@ class Controller:
             if self.core.view.fleet.state(node) is not NodeState.DEAD:
                 self.liveness.watch(node, now)
         self.tell(ControllerStarted(epoch=self.epoch))
-        for job in list(self.core.view.active):
-            self._watch(job)
+        for number in list(self.core.view.active):
+            self._watch(number)
+            job = self.core.view.jobs[number]
+            if job.gang is not None and job.gang.phase == "running" and job.placement is not None:
+                self.gather.running(number, job.generation, job.placement.nodes, now)
         self._arm()
 
     def die(self) -> None:

@@ -12,6 +12,7 @@ from phalanx.cluster.messages import (
     Connected,
     Disconnected,
     Fault,
+    FlushAsk,
     KeeperFound,
     LocalFact,
     Message,
@@ -22,6 +23,7 @@ from phalanx.cluster.messages import (
     WardSealed,
     WorkerAbort,
     WorkerDrain,
+    WorkerFlush,
     WorkerForm,
     WorkerFound,
     WorkerGo,
@@ -44,6 +46,7 @@ ACTIONS = (
     WorkerAbort,
     WorkerDrain,
     WorkerStop,
+    WorkerFlush,
     RunCheck,
 )
 Slot = tuple[int, str, int]  # generation, "own" or "ward", slot
@@ -177,6 +180,8 @@ class Host:
                 worker = self._worker(job, generation)
                 if worker is not None:
                     self.world.workers.drain(self, worker)
+            case WorkerFlush(job=job, generation=generation):
+                self.world.workers.granted(job, generation, self.node)
             case WorkerStop(job=job, keep_snapshots=keep):
                 self._stop(job)
                 if not keep:
@@ -322,6 +327,10 @@ class Host:
                 durable=self.durable.get(worker.job, 0),
             )
             self.feed(fact)
+
+    def wants_flush(self, form: Form) -> None:
+        """The ranks of this node ask for leave to write a checkpoint."""
+        self.feed(FlushAsk(job=form.job, generation=form.generation))
 
     def ward_sealed(self, form: Form, step: int) -> None:
         """This node keeps a neighbour's snapshot."""

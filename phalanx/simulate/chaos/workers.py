@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from phalanx.simulate.chaos.world import ChaosWorld
 
 SECOND = 10**9
+ASK_AGAIN = 20 * SECOND  # for leave to write
 KEPT = 2  # snapshots of a slot that a keeper holds
 
 
@@ -34,6 +35,8 @@ class Collective(Struct, kw_only=True):
     form: Form
     ready: dict[int, tuple[int, int]] = {}  # node: (step, branch) that it restored
     draining: dict[int, None] = {}
+    unwritten: tuple[int, int] | None = None  # (step, branch) that waits for leave to be written
+    granted: dict[int, None] = {}  # nodes that have it
     step: int = 0
     broken: bool = False
     running: bool = False
@@ -136,14 +139,38 @@ class Workers:
             self.world.agenda.after(delay, self._drained, gang, step, branch)
         else:
             if every and step % every == 0:
-                self.world.agenda.after(self._flush_ns(), self._flushed, gang, step, branch)
+                self._checkpoint(gang, step, branch)
             self._next(gang)
+
+    def _checkpoint(self, gang: Collective, step: int, branch: int) -> None:
+        """A checkpoint is due: written at once, or when the core says so."""
+        if not self.world.policy.storage.flushes:
+            self.world.agenda.after(self._flush_ns(), self._commit, gang, step, branch)
+            return
+        asked = gang.unwritten is not None
+        gang.unwritten = (step, branch)  # a newer one takes the turn of one that still waits
+        if not asked:
+            self._ask(gang)
+
+    def _ask(self, gang: Collective) -> None:
+        """Some rank asks, and asks again until there is an answer: messages get lost."""
+        if gang.unwritten is None or gang.broken:
+            return
+        self.world.hosts[gang.form.nodes[0]].wants_flush(gang.form)
+        self.world.agenda.after(ASK_AGAIN, self._ask, gang)
+
+    def granted(self, job: int, generation: int, node: int) -> None:
+        """A node's ranks may write; when all may, they do."""
+        gang = self.gangs.get((job, generation))
+        if gang is None or gang.unwritten is None:
+            return
+        gang.granted[node] = None
+        if all(each in gang.granted for each in gang.form.nodes):
+            (step, branch), gang.unwritten, gang.granted = gang.unwritten, None, {}
+            self.world.agenda.after(self._flush_ns(), self._commit, gang, step, branch)
 
     def _flush_ns(self) -> int:
         return SECOND * (3 + self.world.luck.below(8))
-
-    def _flushed(self, gang: Collective, step: int, branch: int) -> None:
-        self._commit(gang, step, branch)
 
     def _commit(self, gang: Collective, step: int, branch: int) -> bool:
         """Whether remote storage accepted a checkpoint."""

@@ -17,7 +17,14 @@ from phalanx.cluster.events import (
 )
 from phalanx.cluster.fleet import Fleet, Node, NodeState
 from phalanx.cluster.job import Expected, GangShape, Job, JobSpec
-from phalanx.cluster.policy import HealthPolicy, Policy, RecoveryPolicy, SparePolicy, TimeoutPolicy
+from phalanx.cluster.policy import (
+    HealthPolicy,
+    Policy,
+    RecoveryPolicy,
+    SparePolicy,
+    StoragePolicy,
+    TimeoutPolicy,
+)
 from phalanx.cluster.timeouts import derive
 from phalanx.simulate.agenda import Agenda
 from phalanx.simulate.chaos.controller import Controller
@@ -38,6 +45,7 @@ MINUTE = 60 * SECOND
 NODE_GPUS = 4
 SWEEP_EVENTS = 40
 REPLAY_EVENTS = 120
+LEADERSHIP = 30 * SECOND  # a leader looks so often whether it still is one
 MOST_CALLS = 400_000  # a seed that needs more is going round in circles
 
 
@@ -60,7 +68,8 @@ class ChaosWorld:
         self.record = Record()
         shape = draws.stream("shape")
         count = max(2, part.nodes - shape.below(part.nodes // 2 + 1))
-        self.policy = _policy(spares=shape.below(2))
+        one_writer = draws.stream("storage").chance(0.5)
+        self.policy = _policy(spares=shape.below(2), flushes=1 if one_writer else 0)
         core = Core(_fleet(count), self.policy)
         self.checks = Invariants(core, SWEEP_EVENTS, REPLAY_EVENTS)
         self.complain = self.checks.add
@@ -205,6 +214,7 @@ class ChaosWorld:
         self.checks.watch(core)
         self.leader = Controller(self, core, epoch)
         self.leader.start()
+        self.agenda.after(LEADERSHIP, old.die)  # if it has not tried to store anything before
 
     def hang_up(self, controller: Controller, node: int) -> None:
         """A controller wants to hear from a node anew."""
@@ -296,9 +306,10 @@ def _fleet(count: int) -> Fleet:
     )
 
 
-def _policy(spares: int) -> Policy:
+def _policy(spares: int, flushes: int) -> Policy:
     return Policy(
         spares=SparePolicy(nodes=spares),
+        storage=StoragePolicy(flushes=flushes),
         timeouts=TimeoutPolicy(
             heartbeat_ns=10 * SECOND, missed_heartbeats=3, round_trip_ns=3 * SECOND
         ),
