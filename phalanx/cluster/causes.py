@@ -40,6 +40,7 @@ _ROWS = (
     Cause("lost_peer", "software", "keep", 20_000, "a peer was lost (another rank says why)"),
     Cause("nccl_timeout", "software", "suspect", 150_000, "a collective timed out"),
     Cause("hang", "software", "suspect", 150_000, "no step within the deadline"),
+    Cause("no_answer", "software", "keep", 100_000, "nobody answered in time"),
     Cause("driver", "software", "replace", 600_000, "the driver failed"),
     Cause("system_service", "software", "suspect", 200_000, "a service of the node failed"),
     Cause("filesystem_mount", "software", "suspect", 400_000, "a mount is gone or hangs"),

@@ -247,7 +247,8 @@ def _on_tick(ctx: Context, fact: Tick) -> None:
 
 def _schedule(ctx: Context, _about: int, _token: int) -> None:
     ctx.schedule_ns = None
-    if ctx.capacity_changed:
+    changed, ctx.capacity_changed = ctx.capacity_changed, False
+    if changed:
         elastic.use_capacity(ctx)
     elastic.lend_pool(ctx)
     for decision in ctx.queue.schedule(ctx.view):
@@ -262,6 +263,8 @@ def _schedule(ctx: Context, _about: int, _token: int) -> None:
             case Resize():
                 job = ctx.view.jobs[decision.job]
                 elastic.resize(ctx, job, decision.replicas, decision.reason)
+    if changed:
+        elastic.use_the_rest(ctx)
     later = ctx.queue.next_wake_ns(ctx.view)
     if later is not None:
         ctx.wake_queue(later)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 from msgspec import structs
 
@@ -24,6 +26,7 @@ from phalanx.cluster.lifecycle import held_gpus, known, spare_gpus
 from phalanx.cluster.placement import Refusal, place, request_of, spare_nodes
 from phalanx.cluster.reasons import Reason, reason, sentences
 from phalanx.cluster.recovery import occupy
+from phalanx.cluster.room import set_of_nodes
 
 sentences(
     {
@@ -156,7 +159,10 @@ def _nodes_for(ctx: Context, job: Job, columns: int, needed: int) -> tuple[int, 
         # A tensor group of several nodes must stand in one domain: placed as a gang of its own.
         together = column_replicas(base.shape, job.placement.replicas)
         closed = ctx.queue.closed_to(ctx.view, job)
-        whole = structs.replace(base, replicas=columns * together, spares=0, closed=closed)
+        own = set_of_nodes(job.placement.spares)
+        whole = structs.replace(
+            base, replicas=columns * together, spares=0, closed=closed & ~own, own=own
+        )
         found = place(ctx.fleet, whole)
         return None if isinstance(found, Refusal) else found.nodes
     own = job.placement.spares[: columns * needed]
@@ -201,21 +207,51 @@ def _pays(ctx: Context, job: Job, added_nodes: int) -> bool:
 
 
 def use_capacity(ctx: Context) -> None:
-    """Nodes became free: jobs that shrank grow back, spares are filled up."""
-    ctx.capacity_changed = False
-    for number in list(ctx.view.active):
-        job = ctx.view.jobs[number]
-        if job.placement is None or gang_of(job).phase != "running":
-            continue
-        if job.placement.replicas < job.wanted_replicas:
-            ready_ns = gang_of(job).reshaped_ns + ctx.policy.recovery.grow_after_ns
-            if ctx.now_ns >= ready_ns:
-                grow(ctx, job, job.wanted_replicas)
-            else:
-                ctx.wake(ready_ns, "capacity", 0)
-        elif len(job.placement.spares) < job.spec.spares:
+    """Nodes became free, and the queue has not been looked at: what comes before it.
+
+    A job that became small takes part as if it had waited since then: it grows first if its
+    priority is at least that of the first in line. Spares are kept full whoever waits.
+    """
+    small = [job for job in _small(ctx) if ctx.now_ns >= _reshaped_again_ns(ctx, job)]
+    first = ctx.queue.first_priority(ctx.view) if small else None
+    for job in small:
+        if first is None or ctx.queue.priority(ctx.view, job, gang_of(job).reshaped_ns) >= first:
+            grow(ctx, job, job.wanted_replicas)
+    for job in _running(ctx):
+        placement = job.placement
+        assert placement is not None
+        full = placement.replicas >= job.wanted_replicas
+        if full and len(placement.spares) < job.spec.spares:
             fill_spares(ctx, job)
     fill_pool(ctx)
+
+
+def use_the_rest(ctx: Context) -> None:
+    """The queue has taken what it could: every job that is too small takes what it left."""
+    for job in _small(ctx):
+        if ctx.now_ns >= _reshaped_again_ns(ctx, job):
+            grow(ctx, job, job.wanted_replicas)
+        else:
+            ctx.wake(_reshaped_again_ns(ctx, job), "capacity", 0)
+
+
+def _running(ctx: Context) -> Iterator[Job]:
+    for number in list(ctx.view.active):
+        job = ctx.view.jobs[number]
+        if job.placement is not None and gang_of(job).phase == "running":
+            yield job
+
+
+def _small(ctx: Context) -> Iterator[Job]:
+    """Jobs that have fewer replicas than they should."""
+    for job in _running(ctx):
+        if job.placement is not None and job.placement.replicas < job.wanted_replicas:
+            yield job
+
+
+def _reshaped_again_ns(ctx: Context, job: Job) -> int:
+    """When a gang may be reshaped once more without need."""
+    return gang_of(job).reshaped_ns + ctx.policy.recovery.grow_after_ns
 
 
 def fill_spares(ctx: Context, job: Job) -> None:

@@ -224,7 +224,7 @@ def on_ready(ctx: Context, fact: GangReady) -> bool:
     job.durables = [step for step in job.durables if step <= fact.step]
     job.committed = fact.step
     job.step = max(job.step, fact.step)
-    job.state = "running"
+    job.state, job.failed_formations = "running", 0
     ctx.emit(placement.nodes, go_order(job))
     return True
 

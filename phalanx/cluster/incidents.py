@@ -129,6 +129,8 @@ def no_answer(ctx: Context, job: Job, nodes: tuple[int, ...]) -> None:
             ctx.emit(nodes or placement.nodes, order)
         return
     missing = nodes or gang.unanswered
+    if not missing and own_failure(ctx, job, "no_answer", f"while it was {gang.phase}"):
+        return
     ctx.notify(reason("stuck", nodes=names(ctx.fleet, missing)), job=job.id, level="warning")
     for node in missing:
         health.incident(ctx, node, "stuck")
@@ -136,7 +138,7 @@ def no_answer(ctx: Context, job: Job, nodes: tuple[int, ...]) -> None:
             broken(ctx, job, node, "stuck", lost=False)
             health.suspect(ctx, node, "stuck")
     if job.gang is not None and job.gang.phase != "settling":
-        broken(ctx, job, placement.nodes[0], "worker_killed", lost=False)
+        broken(ctx, job, placement.nodes[0], "no_answer", lost=False)
 
 
 def on_slow_rank(ctx: Context, fact: SlowRank) -> None:

@@ -68,7 +68,7 @@ def place(fleet: Fleet, request: Request) -> Placement | Refusal:
             return _refusal(fleet, room, request, classes, 0)
         mask = lowest_bits(fleet.free_mask(best), shape.slot_gpus)
         return Placement((best,), (mask,), replicas=request.replicas, reason=_placed(1, 1, 1))
-    nodes = _with_room(fleet, room, shape, classes, closed)
+    nodes = _with_room(fleet, room, request, classes, closed)
     needed = -(-shape.slots(request.replicas) // wide)
     worse = np.zeros(len(nodes), np.int64)
     if room.worse:
@@ -85,12 +85,15 @@ def place(fleet: Fleet, request: Request) -> Placement | Refusal:
 
 
 def _with_room(
-    fleet: Fleet, room: Room, shape: GangShape, classes: tuple[int, ...], closed: Nodes
+    fleet: Fleet, room: Room, request: Request, classes: tuple[int, ...], closed: Nodes
 ) -> Column:
-    found = room.with_free(classes, shape.slot_gpus) & ~closed
+    shape = request.shape
+    found = room.with_free(classes, shape.slot_gpus)
     if shape.whole_nodes:
         found &= room.idle
-    return with_host_room(fleet, array_of(found, len(fleet)), shape)
+    for number in classes if request.own else ():
+        found |= room.members[number] & request.own
+    return with_host_room(fleet, array_of(found & ~closed, len(fleet)), shape)
 
 
 def _choose(fleet: Fleet, request: Request, cells: Cells, needed: int) -> tuple[Column, int]:

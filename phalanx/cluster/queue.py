@@ -30,7 +30,7 @@ from phalanx.cluster.reasons import Reason, reason
 from phalanx.cluster.request import held_by
 from phalanx.cluster.room import Nodes, set_of_nodes
 from phalanx.cluster.state import View
-from phalanx.cluster.waiting import Lane, Waiting
+from phalanx.cluster.waiting import Front, Lane, Ranks, Waiting, base_parts
 from phalanx.cluster.why import explain
 
 __all__ = [
@@ -94,6 +94,22 @@ class Queue:
         """What a pending job waits for, and until when."""
         self.sync(view)
         return explain(self, view, job)
+
+    def priority(self, view: View, job: Job, since_ns: int) -> int:
+        """The priority of a job if it had waited since then."""
+        self.sync(view)
+        spec = job.spec
+        base = sum(base_parts(view.policy.queue, job).values())
+        ranks = Ranks(view, self.state.usage, self.state.held)
+        return ranks.of(Lane(spec.team, spec.qos, base), since_ns, 0)
+
+    def first_priority(self, view: View) -> int | None:
+        """The priority of the job that is first in line; None: nobody waits."""
+        self.sync(view)
+        front = Front(self.waiting, Ranks(view, self.state.usage, self.state.held))
+        for lane in self.waiting.lanes.values():
+            front.add(lane, lane.entries)
+        return front.first_priority()
 
     def closed_to(self, view: View, job: Job | None) -> Nodes:
         """Nodes promised to others than a job (None: to anybody): not for it to grow on."""

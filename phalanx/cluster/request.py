@@ -24,6 +24,7 @@ class Request(Struct, frozen=True, kw_only=True):
     avoid: tuple[int, ...] = ()  # nodes that it may not use
     keep: tuple[int, ...] = ()  # nodes it stands on already, in slot order, that it should keep
     closed: Nodes = 0  # as ``avoid``: the set of nodes kept for others
+    own: Nodes = 0  # spares of the job, which count as free
     fabric: FabricPolicy = FabricPolicy()
 
 

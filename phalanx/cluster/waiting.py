@@ -198,6 +198,10 @@ class Front:
             heappush(self._heap, (-weight, queued_ns, job, source))
         return None
 
+    def first_priority(self) -> int | None:
+        """Of the job that comes first; None: there is none."""
+        return -min(self._heap)[0] if self._heap else None
+
     def go_on(self, source: int, started: bool) -> None:
         """The next job of a source; one that started has left the list already."""
         if not started:

@@ -21,10 +21,10 @@ from phalanx.cluster.events import (
     SlowRank,
     WorkerExited,
 )
-from phalanx.cluster.fleet import NodeState
+from phalanx.cluster.fleet import Fleet, Node, NodeState
 from phalanx.cluster.job import GangShape
 from phalanx.cluster.policy import Policy, RecoveryPolicy, SparePolicy
-from tests.cluster.drive import EXPECTED, SECOND, Drive
+from tests.cluster.drive import EXPECTED, SECOND, SHAPE, Drive
 
 ELASTIC = GangShape(replicas=4, least_replicas=2, tensor=8, pipeline=2, slot_gpus=8, slot_cpus=8)
 DAY = 86400 * SECOND
@@ -151,6 +151,78 @@ def test_growing_waits_a_while_after_a_reshape():
     assert job.placement.replicas == 3
     drive.wait(600 * SECOND)
     assert job.placement.replicas == 4
+
+
+def test_what_waits_with_a_higher_priority_starts_before_a_small_job_grows():
+    drive = Drive(8)
+    job = drive.running(gang=ELASTIC)
+    node = job.placement.nodes[1]
+    drive.tell(NodeSilent(node=node))
+    drive.wait(SECOND)
+    spare = job.placement.spares[0]  # of the replica that was cut: it waits for the dead one
+    drive.run(job)
+    drive.wait(DAY)
+    urgent = drive.submit(gang=structs.replace(SHAPE, replicas=1), priority=100_000)
+    assert urgent.state == "pending"
+    drive.tell(NodeRepaired(node=node))
+    drive.tell(CheckResult(node=node, check="full", passed=True))
+    drive.wait(SECOND)
+    assert urgent.state == "forming" and urgent.placement.nodes == (node,)
+    assert job.placement.replicas == 3 and job.placement.spares == (spare,)
+
+
+def test_a_small_job_grows_before_what_came_after_it_became_small():
+    drive = Drive(8)
+    job = drive.running(gang=ELASTIC)
+    node = job.placement.nodes[1]
+    drive.tell(NodeSilent(node=node))
+    drive.wait(SECOND)
+    drive.run(job)
+    drive.wait(DAY)
+    later = drive.submit(gang=structs.replace(SHAPE, replicas=1), priority=-1000)
+    drive.tell(NodeRepaired(node=node))
+    drive.tell(CheckResult(node=node, check="full", passed=True))
+    drive.wait(SECOND)
+    assert job.placement.replicas == 4 and later.state == "pending"
+
+
+def test_a_gang_with_tensor_groups_across_nodes_grows_onto_its_own_spares():
+    fleet = Fleet(Node(name=f"n{i}", domain=f"d{i // 2}") for i in range(8))
+    drive = Drive(policy=Policy(recovery=RecoveryPolicy(grow_after_ns=0)), fleet=fleet)
+    wide = GangShape(replicas=4, least_replicas=2, tensor=16, slot_gpus=8, slot_cpus=8)
+    job = drive.running(gang=wide)
+    first, second = job.placement.nodes[:2]
+    drive.tell(NodeSilent(node=first))
+    drive.wait(SECOND)
+    assert job.placement.replicas == 3 and job.placement.spares == (second,)
+    drive.run(job)
+    drive.train(job, 10)
+    drive.tell(NodeRepaired(node=first))
+    drive.tell(CheckResult(node=first, check="full", passed=True))
+    drive.wait(SECOND)
+    assert job.placement.replicas == 4 and job.placement.spares == ()
+    assert {first, second} == set(job.placement.nodes[-2:])
+
+
+def test_a_gang_that_nobody_answers_for_is_given_up_with_the_evidence():
+    drive = Drive(8, Policy(recovery=RecoveryPolicy(failed_formations=3)))
+    job = drive.submit()
+    drive.wait(DAY)  # no answer, no name of anybody who is missing: only the core's own deadlines
+    assert job.state == "failed"
+    assert "could not form 3 times" in str(job.why) and "joining" in str(job.why)
+
+
+def test_formations_that_failed_long_ago_count_no_more():
+    drive = Drive(8, Policy(recovery=RecoveryPolicy(failed_formations=2)))
+    job = drive.running()
+    for _ in range(4):
+        drive.tell(exited(job))
+        drive.wait(SECOND)
+        drive.tell(exited(job))  # while it forms
+        drive.wait(SECOND)
+        drive.run(job)
+        drive.train(job, 10)
+    assert job.state == "running"
 
 
 def test_a_job_that_cannot_shrink_goes_back_to_the_queue():

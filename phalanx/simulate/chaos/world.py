@@ -315,7 +315,9 @@ def _policy(spares: int, flushes: int) -> Policy:
         ),
         health=HealthPolicy(test_ns=MINUTE, breaker_least_nodes=3),
         # Chaos kills the same step many times over; that is not the job's fault.
-        recovery=RecoveryPolicy(same_step_failures=10_000, grow_after_ns=MINUTE),
+        recovery=RecoveryPolicy(
+            same_step_failures=10_000, failed_formations=10_000, grow_after_ns=MINUTE
+        ),
     )
 
 
