@@ -249,6 +249,7 @@ def _schedule(ctx: Context, _about: int, _token: int) -> None:
     ctx.schedule_ns = None
     changed, ctx.capacity_changed = ctx.capacity_changed, False
     if changed:
+        health.examine_idle(ctx)
         elastic.use_capacity(ctx)
     elastic.lend_pool(ctx)
     for decision in ctx.queue.schedule(ctx.view):

@@ -6,6 +6,8 @@ detectors are the likelier fault, and a person is asked.
 
 from __future__ import annotations
 
+import numpy as np
+
 from phalanx.cluster.causes import cause_of
 from phalanx.cluster.commands import Ask, Check
 from phalanx.cluster.context import Context, Question
@@ -104,6 +106,14 @@ def suspect(ctx: Context, node: int, cause: str) -> None:
     doubt(ctx, node, reason("suspected", cause=cause, what=cause_of(cause).what))
     if not ctx.fleet.held[node]:
         examine(ctx, node)
+
+
+def examine_idle(ctx: Context) -> None:
+    """Nodes that were suspected while they ran on may be empty by now: their turn to be tested."""
+    for node in np.flatnonzero(ctx.fleet.columns.state == NodeState.SUSPECT).tolist():
+        waits = node in ctx.health.testing or node in ctx.health.withheld
+        if not waits and not ctx.fleet.held[node]:
+            examine(ctx, node)
 
 
 def examine(ctx: Context, node: int) -> None:

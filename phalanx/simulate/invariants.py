@@ -84,10 +84,12 @@ class Invariants:
         """The core has taken in an event."""
         for command in commands:
             self._ordered(command)
-        for number in _touched(event, commands):
-            job = self.core.view.jobs.get(number)
-            if job is not None:
-                self._gang(job)
+        known = [self.core.view.jobs.get(number) for number in _touched(event, commands)]
+        touched = [job for job in known if job is not None]
+        for job in touched:  # one event may take a node from one job and give it to another
+            self._give_up(job)
+        for job in touched:
+            self._gang(job)
         self._idle_nodes()
         self._events += 1
         if self._events % self._sweep_events == 0:
@@ -153,6 +155,7 @@ class Invariants:
         before = self._placements.get(job.id, ((), ()))
         if (nodes, masks) == before:
             return
+        self._give_up(job)
         self._claim(job, nodes, masks)
         if placement is None:
             self._placements.pop(job.id, None)
@@ -165,14 +168,20 @@ class Invariants:
         if not shape.floor <= placement.replicas <= shape.ceiling:
             self.add("whole_gang", f"job {job.id} runs with {placement.replicas} replicas")
 
+    def _give_up(self, job: Job) -> None:
+        """Forgets what a job claims no longer."""
+        now = dict.fromkeys(job.placement.nodes) if job.placement else {}
+        nodes, _ = self._placements.get(job.id, ((), ()))
+        for node in nodes:
+            if node not in now:
+                self._claims.get(node, {}).pop(job.id, None)
+
     def _claim(self, job: Job, nodes: tuple[int, ...], masks: tuple[int, ...]) -> None:
         """Takes over what a job claims; only what changed is looked at."""
         old_nodes, _ = self._placements.get(job.id, ((), ()))
         whole = job.spec.gang.whole_nodes
         fleet = self.core.view.fleet
-        old = dict.fromkeys(old_nodes) if old_nodes else {}
-        for node in old.keys() - dict.fromkeys(nodes).keys() if old else ():
-            self._claims.get(node, {}).pop(job.id, None)
+        old = dict.fromkeys(old_nodes)
         slots = list(enumerate(nodes))
         if whole:
             slots = [(slot, node) for slot, node in slots if node not in old]

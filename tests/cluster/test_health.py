@@ -9,6 +9,7 @@ from phalanx.cluster.events import (
     CheckResult,
     DeviceError,
     DrainNode,
+    JobFinished,
     NodeJoined,
     NodeNotice,
     NodeRepaired,
@@ -297,3 +298,18 @@ def test_a_node_that_missed_the_order_to_join_gets_it_again():
     node = job.placement.nodes[1]
     commands = drive.tell(NodeSeen(node=node, inventory=Inventory(2)))
     assert [(type(c.body), c.target) for c in commands] == [(Form, (node,))]
+
+
+def test_a_node_that_was_suspected_while_it_worked_on_is_tested_when_its_job_is_done():
+    drive = Drive()
+    job = drive.running()
+    node = job.placement.nodes[0]
+    drive.tell(DeviceError(node=node, cause="nic", rail=0))
+    assert drive.core.view.fleet.state(node) is NodeState.SUSPECT
+    assert not drive.bodies(Check)
+    drive.tell(JobFinished(job=job.id, generation=job.generation, step=job.step))
+    drive.wait(SECOND)
+    (check,) = drive.bodies(Check)
+    assert check.node == node
+    drive.tell(CheckResult(node=node, check="full", passed=True))
+    assert drive.core.view.fleet.state(node) is NodeState.HEALTHY
