@@ -159,9 +159,9 @@ def _nodes_for(ctx: Context, job: Job, columns: int, needed: int) -> tuple[int, 
         # A tensor group of several nodes must stand in one domain: placed as a gang of its own.
         together = column_replicas(base.shape, job.placement.replicas)
         closed = ctx.queue.closed_to(ctx.view, job)
-        own = set_of_nodes(job.placement.spares)
+        mine = set_of_nodes(job.placement.spares)
         whole = structs.replace(
-            base, replicas=columns * together, spares=0, closed=closed & ~own, own=own
+            base, replicas=columns * together, spares=0, closed=closed & ~mine, own=mine
         )
         found = place(ctx.fleet, whole)
         return None if isinstance(found, Refusal) else found.nodes

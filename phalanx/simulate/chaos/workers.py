@@ -145,7 +145,7 @@ class Workers:
     def _checkpoint(self, gang: Collective, step: int, branch: int) -> None:
         """A checkpoint is due: written at once, or when the core says so."""
         if not self.world.policy.storage.flushes:
-            self.world.agenda.after(self._flush_ns(), self._commit, gang, step, branch)
+            self.world.agenda.after(self._flush_ns(), self._flushed, gang, step, branch)
             return
         asked = gang.unwritten is not None
         gang.unwritten = (step, branch)  # a newer one takes the turn of one that still waits
@@ -167,10 +167,13 @@ class Workers:
         gang.granted[node] = None
         if all(each in gang.granted for each in gang.form.nodes):
             (step, branch), gang.unwritten, gang.granted = gang.unwritten, None, {}
-            self.world.agenda.after(self._flush_ns(), self._commit, gang, step, branch)
+            self.world.agenda.after(self._flush_ns(), self._flushed, gang, step, branch)
 
     def _flush_ns(self) -> int:
         return SECOND * (3 + self.world.luck.below(8))
+
+    def _flushed(self, gang: Collective, step: int, branch: int) -> None:
+        self._commit(gang, step, branch)
 
     def _commit(self, gang: Collective, step: int, branch: int) -> bool:
         """Whether remote storage accepted a checkpoint."""
