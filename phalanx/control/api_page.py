@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
 from msgspec import Meta
@@ -70,6 +70,19 @@ class QueueOut(t.Out, frozen=True):
     time_ns: int
     pending: int
     rows: list[QueueRow]
+
+
+class SavedOut(t.Out, frozen=True):
+    """A step that can be gone back to. ``proof``: how far it is known to be whole."""
+
+    step: int
+    where: Literal["memory", "durable"]
+    proof: Literal["sealed", "committed", "restored", "refused"]
+    detail: str
+
+
+class SavedList(t.Out, frozen=True):
+    saved: list[SavedOut]  # newest first
 
 
 class LoginLink(t.Out, frozen=True):
@@ -146,6 +159,35 @@ def _jobs(call: Call, frame: Frame) -> list[FleetJob]:
     return found
 
 
+async def checkpoints(call: Call) -> SavedList:
+    """Steps that a job can go back to, and what proves each."""
+    job = call.job()
+    gang = job.gang
+    found = []
+    if job.committed and gang is not None:
+        nodes = len(job.placement.nodes) if job.placement else 0
+        detail = f"in the memory of {nodes} nodes, each kept by a neighbour too"
+        found.append(SavedOut(step=job.committed, where="memory", proof="sealed", detail=detail))
+    if gang is not None and gang.source != "none" and gang.restored:
+        detail = f"every byte checked when generation {job.generation} loaded it ({gang.source})"
+        where: Literal["memory", "durable"] = (
+            "durable" if gang.restored in job.durables else "memory"
+        )
+        found.append(SavedOut(step=gang.restored, where=where, proof="restored", detail=detail))
+    if gang is not None:
+        found += [
+            SavedOut(step=0, where="memory", proof="refused", detail=source)
+            for source in gang.refused
+        ]
+    proved = {each.step for each in found if each.proof == "restored"}
+    found += [
+        SavedOut(step=step, where="durable", proof="committed", detail="its manifest is written")
+        for step in reversed(job.durables)
+        if step not in proved
+    ]
+    return SavedList(saved=sorted(found, key=lambda each: -each.step))
+
+
 async def queue(call: Call) -> QueueOut:
     """Who waits for what, and until when."""
     core = call.leading.core
@@ -212,6 +254,16 @@ ENDPOINTS = [
         handler=fleet,
         answer=FleetOut,
         query=FleetQuery,
+    ),
+    Endpoint(
+        method="GET",
+        path="/v1/jobs/{job}/checkpoints",
+        name="job_checkpoints",
+        summary="List the steps that a job can go back to, and what proves each.",
+        roles=EVERYBODY,
+        handler=checkpoints,
+        answer=SavedList,
+        params=t.JobPath,
     ),
     Endpoint(
         method="GET",

@@ -46,12 +46,16 @@ export class HeatMap {
     this.canvas.addEventListener("pointerleave", () => { this.hint.hidden = true; });
   }
 
-  // data: {steps, rows (node|rank), ranks, nodes, step_seconds}
+  // data: {steps, rows (node|rank), ranks, nodes, step_seconds, own_seconds}. The ranks of a gang wait
+  // for each other, so that whole steps are equally long; who is slow shows in the time of its own.
   show(data) {
+    const own = data.own_seconds?.some((row) => row.some((value) => value !== null));
+    this.cells = own ? data.own_seconds : data.step_seconds;
+    this.own = own;
     this.data = data;
     this.columns = data.steps.length;
-    this.middle = medians(data.step_seconds, this.columns);
-    this.slow = outliers(data.step_seconds, this.middle);
+    this.middle = medians(this.cells, this.columns);
+    this.slow = outliers(this.cells, this.middle);
     this.pixels();
     const told = this.slow.slice(0, 3).map((each) => `${this.name(each.index)} is ${Math.round((each.ratio - 1) * 100)} % slower`).join(", ");
     this.canvas.setAttribute("aria-label", `Step time of ${counted(data.ranks.length, data.rows === "node" ? "node" : "rank")} over ${counted(this.columns, "step")}: ${told || "no rank is slower than the others"}`);
@@ -65,7 +69,7 @@ export class HeatMap {
 
   // One pixel a cell, at most 2,000 rows: of rows that fall together the slowest is shown.
   pixels() {
-    const { step_seconds: rows } = this.data;
+    const rows = this.cells;
     const tall = Math.min(rows.length, 2000);
     this.tall = tall;
     const scale = heatScale().map(rgb);
@@ -103,7 +107,7 @@ export class HeatMap {
       c.fillText("no step has been reported yet", width / 2, height / 2);
       return;
     }
-    const count = this.data.step_seconds.length;
+    const count = this.cells.length;
     const w = width - LEFT - RIGHT, tall = height - BOTTOM;
     c.imageSmoothingEnabled = false;
     c.drawImage(this.image, LEFT, 0, w, tall);
@@ -130,12 +134,12 @@ export class HeatMap {
     if (!this.columns) return;
     const box = this.canvas.getBoundingClientRect();
     const column = Math.floor(((event.clientX - box.left - LEFT) / (box.width - LEFT - RIGHT)) * this.columns);
-    const row = Math.floor(((event.clientY - box.top) / (box.height - BOTTOM)) * this.data.step_seconds.length);
-    const value = this.data.step_seconds[row]?.[column];
+    const row = Math.floor(((event.clientY - box.top) / (box.height - BOTTOM)) * this.cells.length);
+    const value = this.cells[row]?.[column];
     this.hint.hidden = value === undefined || value === null;
     if (this.hint.hidden) return;
     const ratio = value / this.middle[column];
-    this.hint.replaceChildren(h("strong", {}, this.name(row)), h("span", {}, `step ${whole(this.data.steps[column])}: ${span(value)}`), h("span", {}, `${ratio.toFixed(2)}× the median`));
+    this.hint.replaceChildren(h("strong", {}, this.name(row)), h("span", {}, `step ${whole(this.data.steps[column])}: ${span(value)}${this.own ? " of its own" : ""}`), h("span", {}, `${ratio.toFixed(2)}× the median`));
     this.hint.style.left = `${Math.min(event.clientX - box.left + 14, box.width - 180)}px`;
     this.hint.style.top = `${event.clientY - box.top + 14}px`;
   }

@@ -24,10 +24,7 @@ export function bars(rows, total, format) {
 export function waterfall(plan, series, job) {
   const measured = mean(series.mfu?.value.slice(-50));
   const seconds = job.step_seconds;
-  if (!plan) {
-    if (!seconds) return empty("No step yet", "What the plan predicts stands here beside what is measured.");
-    return empty("No prediction for these devices", `A step takes ${span(seconds)}. The planner predicts steps of GPUs that its catalogue knows.`);
-  }
+  if (!plan.prediction) return empty("No prediction", `${plan.problem}.${seconds ? ` A step takes ${span(seconds)}.` : ""}`);
   const parts = Object.entries(plan.prediction.parts).filter(([, value]) => value > 0).sort(([, a], [, b]) => b - a);
   const total = Math.max(plan.prediction.step_seconds, seconds || 0);
   const show = (value) => [span(value), h("small", {}, percent(value / plan.prediction.step_seconds, 0))];

@@ -19,13 +19,13 @@ export function goodputView({ go, query }) {
   const fall = h("div", { class: "steps" });
   const sum = h("p", { class: "muted small", role: "status" });
   const causes = table(["cause", ["GPU time", "num"], ["price", "num"], "in"]);
-  const causesCard = card("By cause", "what the losses came from", causes, "half flush");
+  const causesCard = card("By cause", "what the losses came from", causes, "flush");
   const teams = table(["team", ["GPU time", "num"], ["price", "num"], ["goodput", "num"]]);
-  const teamsCard = card("By team", "", teams, "half flush");
+  const teamsCard = card("By team", "", teams, "flush");
   const nothing = empty("No GPU time yet", h("p", {}, "The ledger begins with the first node: ", h("code", {}, `phalanx agent --join ${location.origin}`)));
   const grid = h("div", { class: "grid" },
-    card("Sum", "", h("dl", { class: "figures" }, Object.values(figures))), card("Over time", "GPUs by what they did; a click shows the events of that time", h("div", {}, stack.node, legend), "two-thirds"),
-    card("From what was paid to what was computed", "", h("div", {}, fall, sum), "third tallcard"), causesCard, teamsCard);
+    card("Sum", "", h("dl", { class: "figures" }, Object.values(figures))), card("Over time", "GPUs by what they did; a click shows the events of that time", h("div", {}, stack.node, legend)),
+    card("From what was paid to what was computed", "", h("div", {}, fall, sum), "half"), h("div", { class: "half grid" }, causesCard, teamsCard));
   const node = h("div", {}, h("div", { class: "title" }, h("h1", {}, "Goodput"), pick), nothing, grid);
   const events = (cause, at = "") => go("events", { cause, at: at ? Math.round(at) : "", job: scope.startsWith("job:") ? scope.slice(4) : "" });
 
@@ -36,7 +36,7 @@ export function goodputView({ go, query }) {
     const found = kind === "job" ? await get(`/v1/jobs/${name}/ledger?bins=120`) : kind === "team" ? fleet.teams[name] ?? fleet : fleet;
     const price = fleet.price_micro_dollars_per_gpu_hour / 1e6;
     const all = BigInt(found.allocation_gpu_ns);
-    const cost = (ns) => dollars((Number(BigInt(ns) / 1_000_000n) / 3.6e9) * price);
+    const cost = (ns) => dollars((Number(BigInt(ns) / 1_000_000n) / 3.6e6) * price);
     nothing.hidden = all > 0n;
     grid.hidden = all === 0n;
     figures.spent.set(...gpuHours(all));

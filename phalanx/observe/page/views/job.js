@@ -1,10 +1,10 @@
 // One job: is it learning, is it fast, is it healthy, and what happened to it.
-import { get, maybe } from "../lib/api.js";
+import { get } from "../lib/api.js";
 import { Chart } from "../lib/chart.js";
 import { card, empty, fill, figure, h, setText, table } from "../lib/dom.js";
 import { HeatMap } from "../lib/heatmap.js";
 import { incidentsOf, sentence, stepAt } from "../lib/incidents.js";
-import { clock, counted, percent, short, span, whole, words } from "../lib/format.js";
+import { clock, counted, percent, short, span, whole } from "../lib/format.js";
 import { LogPane } from "../lib/logpane.js";
 import { meshNode } from "../lib/mesh.js";
 import { state } from "../lib/state.js";
@@ -14,7 +14,10 @@ const CURVES = [
   ["loss", "Loss", "", short], ["grad_norm", "Gradient norm", "", short],
   ["tokens_per_second", "Tokens per second", "", short], ["mfu", "MFU", "", (v) => percent(v, v < 0.1 ? 2 : 1)],
 ];
-const LATER = [];
+const MOST_CELLS = 400_000; // of the heat map in one answer
+const heatColumns = (job) => Math.max(24, Math.min(300, Math.floor(MOST_CELLS / Math.max(1, job.gpus > 1024 ? job.nodes.length : job.gpus))));
+const WHERE = { memory: "memory", durable: "durable storage" };
+const PROOF = { sealed: ["good", "sealed by every rank"], committed: ["other", "committed"], restored: ["good", "proved by a restore"], refused: ["bad", "refused"] };
 const last = (series) => series?.value?.findLast((value) => value !== null);
 
 export function jobView({ rest: [id] }) {
@@ -40,6 +43,13 @@ export function jobView({ rest: [id] }) {
   const logs = new LogPane(number);
   const spec = h("pre", { class: "log" });
   let logOpen = false;
+  let heatAt = 0;
+  // A large gang's heat map is megabytes: it is asked for now and then, not with every step.
+  const heatDue = () => {
+    if (heat.data && heat.cells.length > 1000 && Date.now() - heatAt < 5000) return false;
+    heatAt = Date.now();
+    return true;
+  };
   const node = h("div", {},
     h("div", { class: "title" }, h("a", { href: "#/jobs" }, "Jobs"), h("span", { class: "faint" }, "/"), title, now, why),
     h("div", { class: "grid" },
@@ -48,10 +58,12 @@ export function jobView({ rest: [id] }) {
       card("As submitted", "", h("details", {}, h("summary", {}, "Show"), spec))));
 
   async function refresh() {
-    const [detail, events, fleet, metrics, ranks, ledger, plan, found, kept] = await Promise.all([
-      get(`/v1/jobs/${id}`), get(`/v1/events?job=${id}&limit=1000`), get("/v1/fleet"), ...LATER.map((path) => maybe(path(id))),
-    ]);
+    const detail = await get(`/v1/jobs/${id}`);
     const { job } = detail;
+    const [events, fleet, metrics, ranks, ledger, plan, found, kept] = await Promise.all([
+      get(`/v1/events?job=${id}&limit=1000`), get("/v1/fleet"), get(`/v1/jobs/${id}/metrics?names=${CURVES.map(([name]) => name).join(",")}&points=800`),
+      heatDue() ? get(`/v1/jobs/${id}/ranks?columns=${heatColumns(job)}`) : null, get(`/v1/jobs/${id}/ledger`), get(`/v1/jobs/${id}/plan`), get(`/v1/jobs/${id}/incidents`), get(`/v1/jobs/${id}/checkpoints`),
+    ]);
     setText(title, `${job.id} ${job.name}`);
     now.replaceChildren(state(job.state, job.phase && job.phase !== job.state ? `${job.state}, ${job.phase}` : job.state));
     setText(why, job.why.text);
@@ -62,12 +74,12 @@ export function jobView({ rest: [id] }) {
     glance(job, series, ledger);
     curves(series, happened, plan);
     showIncidents(happened, job);
-    showHeat(ranks);
+    if (ranks) showHeat(ranks);
     planBox.replaceChildren(waterfall(plan, series, job));
     const gang = JSON.parse(JSON.stringify(detail.spec)).gang ?? {};
     meshBox.replaceChildren(job.nodes.length ? meshNode(gang, job.replicas, job.nodes, (name) => states.get(name))
       : empty(job.ended_ns ? "It holds no nodes any more" : "Not placed yet", job.why.text));
-    showSaves(job, kept);
+    showSaves(kept.saved);
     setText(spec, JSON.stringify(detail.spec, null, 1));
     if (!logOpen && job.started_ns) { logOpen = true; logs.open(); }
   }
@@ -98,8 +110,8 @@ export function jobView({ rest: [id] }) {
     });
     for (const [name, label] of CURVES) {
       const one = series[name];
-      const lines = name === "mfu" && plan ? [{ y: plan.prediction.mfu, text: "planned" }]
-        : name === "tokens_per_second" && plan ? [{ y: plan.prediction.tokens_per_second, text: "planned" }] : [];
+      const lines = name === "mfu" && plan.prediction ? [{ y: plan.prediction.mfu, text: "planned" }]
+        : name === "tokens_per_second" && plan.prediction ? [{ y: plan.prediction.tokens_per_second, text: "planned" }] : [];
       charts[name].show(one ? [{ name: label.toLowerCase(), x: one.step, y: one.value, min: one.min, max: one.max }] : [], marks, lines);
     }
   }
@@ -116,22 +128,17 @@ export function jobView({ rest: [id] }) {
   }
 
   function showHeat(ranks) {
-    if (!ranks) { heat.draw(); return; }
     heat.show(ranks);
-    heatCard.note(`each cell over the median of its step; ${counted(ranks.ranks.length, ranks.rows === "node" ? "node" : "rank")}, last ${counted(ranks.steps.length, "step")}`);
+    heatCard.note(`${heat.own ? "its own work, without waiting for others" : "whole steps"}; each cell over the median of its step; ${counted(ranks.ranks.length, ranks.rows === "node" ? "node" : "rank")}, last ${counted(ranks.steps.length, "step")}`);
     fill(named, heat.slow.slice(0, 3).map((each) => [heat.name(each.index), Math.round((each.ratio - 1) * 100), ranks.nodes[each.index]]), ([name]) => name,
       ([name, slower, on]) => h("p", {}, h("span", { class: "tag bad" }, `${slower} % slower`), " ",
         on ? h("a", { class: "strong", href: `#/node/${encodeURIComponent(on)}` }, name) : h("strong", {}, name)));
   }
 
-  function showSaves(job, kept) {
-    const rows = (kept?.checkpoints ?? [
-      ...(job.committed ? [{ step: job.committed, where: "memory, here and at a neighbour", proof: "sealed by every rank" }] : []),
-      ...(job.durable ? [{ step: job.durable, where: "durable storage", proof: "committed" }] : []),
-    ]).toReversed().slice(0, 12);
-    savesCard.note(rows.length ? "" : "none yet");
-    fill(saves.body, rows, (each) => each.step + each.where, (each) => h("tr", {}, h("td", { class: "nowrap" }, whole(each.step)),
-      h("td", {}, words(each.where)), h("td", {}, h("span", { class: `tag ${each.tone ?? "good"}` }, each.proof))));
+  function showSaves(saved) {
+    savesCard.note(saved.length ? "steps that it can go back to" : "none yet");
+    fill(saves.body, saved.slice(0, 12), (each) => each.step + each.where + each.detail, (each) => h("tr", {}, h("td", { class: "nowrap" }, each.step ? whole(each.step) : "–"),
+      h("td", {}, WHERE[each.where], h("div", { class: "faint small" }, each.detail)), h("td", {}, h("span", { class: `tag ${PROOF[each.proof][0]}` }, PROOF[each.proof][1]))));
   }
 
   return {

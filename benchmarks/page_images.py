@@ -1,0 +1,75 @@
+"""The documents' pictures: a played fleet of 12,500 nodes, and a real run with kills."""
+
+from __future__ import annotations
+
+import signal
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.page import opened, visitor
+
+SIZES = {"phone": (390, 844), "desk": (1440, 900), "wall": (2560, 1440)}
+SETTLE_SECONDS = 0.8  # canvases are drawn in the next frame
+STEPS = 400
+
+
+def picture(page: Any, folder: Path, name: str, whole: bool = False) -> None:
+    """What is to be seen now."""
+    time.sleep(SETTLE_SECONDS)
+    folder.mkdir(parents=True, exist_ok=True)
+    page.screenshot(path=str(folder / f"{name}.png"), full_page=whole)
+    print(f"wrote {folder / name}.png", flush=True)
+
+
+def of_fleet(running: Any, url: str, state: Path, folder: Path) -> None:
+    """The map, on a wall, a desk and a phone."""
+    for name, view, size, dark in (
+        ("fleet", "fleet", "desk", False),
+        ("fleet-jobs-wall", "fleet?colour=job", "wall", True),
+        ("fleet-phone", "fleet", "phone", True),
+        ("queue", "queue", "desk", False),
+        ("plan", "plan", "desk", True),
+    ):
+        page = visitor(running, url, state, SIZES[size], dark)
+        opened(page, url, view)
+        picture(page, folder, name)
+        page.context.close()
+
+
+def of_run(running: Any, folder: Path) -> None:
+    """A job of which a worker and a whole node are killed."""
+    from phalanx.control.stage import Stage
+    from tests.control.jobs import write_job
+
+    with tempfile.TemporaryDirectory(prefix="phalanx-page-") as name:
+        root = Path(name)
+        with Stage(root, nodes=4, spares=1) as stage:
+            number = stage.submit(str(write_job(root, "demo", STEPS)))
+            commits = stage.commits(number, 4)
+
+            def wait(step: int) -> None:
+                stage.wait(lambda: (c := commits.newest()) and c.step >= step, f"step {step}")
+
+            wait(STEPS // 4)
+            stage.signal_worker(1, number, signal.SIGKILL)
+            wait(STEPS // 2)
+            stage.kill_node(stage.node_of(2, number))
+            wait(STEPS * 3 // 4)
+            _run_pictures(running, stage, number, folder)
+
+
+def _run_pictures(running: Any, stage: Any, number: int, folder: Path) -> None:
+    job = f"job/{number}"
+    for name, view, size, dark, whole in (
+        ("job", job, "desk", False, True),
+        ("job-dark", job, "desk", True, False),
+        ("job-phone", job, "phone", False, False),
+        ("goodput", "goodput", "desk", False, False),
+        ("events", "events", "desk", True, False),
+    ):
+        page = visitor(running, stage.url, stage.state, SIZES[size], dark)
+        opened(page, stage.url, view)
+        picture(page, folder, name, whole)
+        page.context.close()
