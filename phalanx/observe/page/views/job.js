@@ -38,6 +38,7 @@ export function jobView({ rest: [id] }) {
   const planBox = h("div");
   const planCard = card("Predicted and measured", "", planBox, "half");
   const meshBox = h("div");
+  const meshCard = card("Mesh", "", meshBox, "half");
   const saves = table(["step", "where", "proof"]);
   const savesCard = card("Checkpoints", "", saves, "half flush");
   const logs = new LogPane(number);
@@ -54,7 +55,7 @@ export function jobView({ rest: [id] }) {
     h("div", { class: "title" }, h("a", { href: "#/jobs" }, "Jobs"), h("span", { class: "faint" }, "/"), title, now, why),
     h("div", { class: "grid" },
       card("Now", "", h("dl", { class: "figures" }, Object.values(figures))), incidentCard, planCard, ...curveCards, heatCard,
-      card("Mesh", "which rank holds what, and where", meshBox, "half"), savesCard, card("Logs", "read from the node that runs the rank", logs.node),
+      meshCard, savesCard, card("Logs", "read from the node that runs the rank", logs.node),
       card("As submitted", "", h("details", {}, h("summary", {}, "Show"), spec))));
 
   async function refresh() {
@@ -77,8 +78,9 @@ export function jobView({ rest: [id] }) {
     if (ranks) showHeat(ranks);
     planBox.replaceChildren(waterfall(plan, series, job));
     const gang = JSON.parse(JSON.stringify(detail.spec)).gang ?? {};
-    meshBox.replaceChildren(job.nodes.length ? meshNode(gang, job.replicas, job.nodes, (name) => states.get(name))
-      : empty(job.ended_ns ? "It holds no nodes any more" : "Not placed yet", job.why.text));
+    const held = job.nodes.length ? job.nodes : lastNodes(gang);
+    meshCard.note(job.nodes.length || !held.length ? "which rank holds what, and where" : "which rank held what, and where, at last");
+    meshBox.replaceChildren(held.length ? meshNode(gang, job.replicas, held, (name) => states.get(name)) : empty("Not placed yet", job.why.text));
     showSaves(kept.saved);
     setText(spec, JSON.stringify(detail.spec, null, 1));
     if (!logOpen && job.started_ns) { logOpen = true; logs.open(); }
@@ -125,6 +127,12 @@ export function jobView({ rest: [id] }) {
         each.away !== null ? h("p", {}, `Steps could go on after ${span(each.away)}.`) : "",
         h("a", { class: "small", href: `#/events?job=${job.id}&at=${Math.round(each.time * 1e9)}` }, "See the fleet at that moment")))
       : h("li", { class: "muted" }, "None. What goes wrong is listed here, with what was decided and how long it took.")));
+  }
+
+  // Where the ranks of a job that has ended were, as their last steps told.
+  function lastNodes(gang) {
+    const slot = gang.slot_gpus ?? 1;
+    return heat.data?.rows === "rank" && slot ? heat.data.nodes.filter((_, rank) => rank % slot === 0) : [];
   }
 
   function showHeat(ranks) {

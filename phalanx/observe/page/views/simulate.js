@@ -63,13 +63,14 @@ export function simulateView({ rest: [chosen = ""], go }) {
     const { summary, seeds } = report;
     const { mean, least, greatest } = summary;
     const range = (key, format) => (summary.seeds > 1 ? `${format(least[key])} to ${format(greatest[key])} over ${summary.seeds} seeds` : "one seed");
-    const figures = [["goodput", (v) => percent(v)], ["ettr", (v) => percent(v)], ["interruptions", short], ["mtbf_hours", (v) => `${short(v)} h`], ["mean_recovery_seconds", span], ["dollars", dollars]]
-      .map(([key, format]) => { const made = figure(words(key)); made.set(format(mean[key]), "", range(key, format)); return made; });
+    const figures = [["goodput", (v) => percent(v), "goodput"], ["ettr", (v) => percent(v), "of held time, in steps that were kept"], ["interruptions", short, "interruptions"],
+      ["mtbf_hours", (v) => `${short(v)} h`, "between two of them"], ["mean_recovery_seconds", span, "until steps went on"], ["dollars", dollars, "price"]]
+      .map(([key, format, name]) => { const made = figure(name); made.set(format(mean[key]), "", range(key, format)); return made; });
     const shares = ordered(Object.fromEntries(Object.entries(summary.buckets).map(([name, share]) => [name, Math.round(share * 1e9)])));
     const rows = (entries, format) => entries.map(([name, value]) => h("tr", {}, h("td", {}, words(name)), h("td", { class: "num" }, format(value))));
-    const small = (title, entries, format) => {
+    const small = (title, head, entries, format) => {
       if (!entries.length) return "";
-      const made = table([title, ["", "num"]]);
+      const made = table([head[0], [head[1], "num"]]);
       made.body.append(...rows(entries.sort(([, a], [, b]) => b - a).slice(0, 14), format));
       return card(title, "", made, "third flush");
     };
@@ -77,8 +78,8 @@ export function simulateView({ rest: [chosen = ""], go }) {
       card("In all", `${summary.scenario}, ${whole(seeds[0].gpus)} GPUs for ${short(seeds[0].days)} days${summary.violations ? `; ${whole(summary.violations)} violations` : "; no invariant was violated"}`, h("dl", { class: "figures" }, figures)),
       card("Where the GPU time went", "", h("div", { class: "steps" }, shares.map(([name, value]) => h("div", { class: "step", "data-name": name }, h("span", {}, words(name)),
         h("div", { class: "track" }, h("div", { class: "part", style: { width: `${Number(value) / 1e7}%`, background: tint(name) } })), h("span", { class: "value" }, percent(Number(value) / 1e9, 2)))))),
-      small("Interruptions by cause", Object.entries(summary.by_cause), short), small("Ways out", Object.entries(seeds[0].rungs), whole),
-      small("GPU-hours lost by cause", Object.entries(seeds[0].lost_gpu_hours), short));
+      small("Interruptions", ["cause", "times"], Object.entries(summary.by_cause), short), small("Ways out", ["decision", "times"], Object.entries(seeds[0].rungs), whole),
+      small("Losses", ["cause", "GPU-hours"], Object.entries(seeds[0].lost_gpu_hours), short));
   }
   return { node, refresh };
 }
