@@ -7,7 +7,7 @@ import { fitCanvas, ticks } from "./scale.js";
 import { colours } from "./theme.js";
 
 const LEFT = 64, BOTTOM = 24, RIGHT = 10;
-const HIGHEST = 1.2; // times the median: the strongest colour
+const HIGHEST = 1.18; // times the median: the strongest colour
 
 const rgb = (hex) => [1, 3, 5].map((i) => parseInt(hex.slice(i, i + 2), 16));
 
@@ -40,7 +40,7 @@ export class HeatMap {
     this.hint = h("div", { class: "hint", hidden: true });
     this.node = h("div", { class: "heat" }, this.canvas, this.hint);
     this.canvas.heat = this;
-    this.watch = new ResizeObserver(() => this.draw());
+    this.watch = new ResizeObserver(() => { if (this.data) this.pixels(); this.draw(); });
     this.watch.observe(this.canvas);
     this.canvas.addEventListener("pointermove", (event) => this.point(event));
     this.canvas.addEventListener("pointerleave", () => { this.hint.hidden = true; });
@@ -67,29 +67,28 @@ export class HeatMap {
     return rows === "node" ? nodes[index] : `rank ${ranks[index]}${nodes[index] ? ` on ${nodes[index]}` : ""}`;
   }
 
-  // One pixel a cell, at most 2,000 rows: of rows that fall together the slowest is shown.
+  // One pixel a cell, and no more rows than the screen can show three pixels high: of rows that
+  // fall together the slowest is shown, so that one in 12,500 is not lost.
   pixels() {
     const rows = this.cells;
-    const tall = Math.min(rows.length, 2000);
-    this.tall = tall;
-    const scale = heatScale().map(rgb);
-    const theme = colours();
-    const empty = rgb(theme.sunken.length === 7 ? theme.sunken : "#eeeeee");
-    const image = new ImageData(Math.max(1, this.columns), Math.max(1, tall));
-    for (let row = 0; row < rows.length; row++) {
-      const y = Math.floor((row * tall) / rows.length);
+    const tall = Math.min(rows.length, Math.max(40, Math.floor((this.canvas.getBoundingClientRect().height - BOTTOM) / 3)));
+    const ratios = new Float32Array(Math.max(1, tall * this.columns));
+    rows.forEach((row, index) => {
+      const from = Math.floor((index * tall) / rows.length) * this.columns;
       for (let column = 0; column < this.columns; column++) {
-        const value = rows[row][column];
-        const at = 4 * (y * this.columns + column);
-        const [r, g, b, weight] = value === null || value === undefined || !(this.middle[column] > 0) ? [...empty, 1] : shade(scale, value / this.middle[column]);
-        if (image.data[at + 3] >= weight && image.data[at + 3]) continue;
-        image.data[at] = r;
-        image.data[at + 1] = g;
-        image.data[at + 2] = b;
-        image.data[at + 3] = weight;
+        const value = row[column];
+        if (value === null || value === undefined || !(this.middle[column] > 0)) continue;
+        const ratio = value / this.middle[column];
+        if (ratio > ratios[from + column]) ratios[from + column] = ratio;
       }
-    }
-    for (let i = 3; i < image.data.length; i += 4) image.data[i] = 255;
+    });
+    const known = ratios.filter((ratio) => ratio > 0).sort();
+    // Half of all cells are palest, whatever their noise: what stands out is what differs.
+    const low = Math.min(1.1, known.length ? known[known.length >> 1] : 1);
+    const scale = heatScale().map(rgb);
+    const empty = rgb(colours().sunken);
+    const image = new ImageData(Math.max(1, this.columns), Math.max(1, tall));
+    ratios.forEach((ratio, i) => image.data.set([...(ratio ? shade(scale, (ratio - low) / (HIGHEST - low)) : empty), 255], 4 * i));
     this.image = new OffscreenCanvas(image.width, image.height);
     this.image.getContext("2d").putImageData(image, 0, 0);
   }
@@ -147,9 +146,8 @@ export class HeatMap {
   close() { this.watch.disconnect(); }
 }
 
-function shade(scale, ratio) {
-  const t = Math.max(0, Math.min(1, (ratio - 0.97) / (HIGHEST - 0.97))) * (scale.length - 1);
+function shade(scale, share) {
+  const t = Math.max(0, Math.min(1, share)) * (scale.length - 1);
   const i = Math.min(scale.length - 2, Math.floor(t));
-  const mix = scale[i].map((part, k) => Math.round(part + (scale[i + 1][k] - part) * (t - i)));
-  return [...mix, Math.max(2, Math.min(255, Math.round(60 + 120 * (ratio - 0.97))))];
+  return scale[i].map((part, k) => Math.round(part + (scale[i + 1][k] - part) * (t - i)));
 }
