@@ -100,6 +100,13 @@ def test_a_wrong_token_is_refused_and_the_right_one_opens_the_fleet(run: Run, ch
         opened.wait_for_text("Needs attention")
 
 
+def test_a_second_tab_of_the_same_visitor_needs_no_token(run: Run, at: Tab) -> None:
+    at.sign_in(run.token)
+    other = at.page.context.new_page()
+    other.goto(f"{run.stage.url}/#/jobs")
+    other.get_by_text("watched").first.wait_for()
+
+
 def test_the_fleet_shows_every_node_and_leads_to_its_history(run: Run, at: Tab) -> None:
     at.sign_in(run.token)
     label = at.page.get_attribute("canvas.map", "aria-label")

@@ -1,5 +1,5 @@
 // The shell: who you are, where you are, whether the server is there, and the view in the middle.
-import { Live, get, hasToken, keepToken, post } from "./lib/api.js";
+import { Live, askOtherTabs, get, hasToken, keepToken, post } from "./lib/api.js";
 import { h, setText, svg } from "./lib/dom.js";
 import { counted, whole } from "./lib/format.js";
 import { ICONS, SHIELDS } from "./lib/icons.js";
@@ -80,6 +80,7 @@ function go(path, query = {}, replace = false) {
 async function enter() {
   const at = place();
   if (at.name === "login") return signIn(at.rest);
+  if (!hasToken()) await askOtherTabs();
   if (!hasToken()) return askToken("");
   const [title, make, parent = at.name] = VIEWS[at.name] ?? INNER[at.name] ?? [];
   if (!make) return go("fleet", {}, true), enter();

@@ -21,6 +21,21 @@ export function keepToken(secret) {
   } catch { /* then it lasts as long as this page */ }
 }
 
+// A tab that was just opened asks the others of this browser; nothing is kept on disk.
+const tabs = new BroadcastChannel("phalanx");
+tabs.onmessage = ({ data }) => { if (data === "who" && token) tabs.postMessage({ token }); };
+const ASK_MS = 150;
+
+export function askOtherTabs() {
+  return new Promise((done) => {
+    const listen = ({ data }) => { if (data?.token) { keepToken(data.token); finish(); } };
+    const finish = () => { tabs.removeEventListener("message", listen); done(); };
+    tabs.addEventListener("message", listen);
+    tabs.postMessage("who");
+    setTimeout(finish, ASK_MS);
+  });
+}
+
 async function call(path, options = {}, bearer = token) {
   const headers = { Authorization: `Bearer ${bearer}`, ...(options.body ? { "Content-Type": "application/json" } : {}) };
   let answer;

@@ -17,6 +17,15 @@ export const BUCKETS = {
   unallocated: ["idle", "nobody asked for them", "#cfc8b8", "#48443a"],
   residual: ["idle", "not explained", "#3f3b33", "#d6d0c2"],
 };
+// Events that time in a bucket comes from: what a slice of the ledger leads to.
+const FAILURES = ["WorkerExited", "NodeSilent", "DeviceError", "NoProgress", "GangStuck", "GangJoined", "GangReady", "RestoreFailed", "Corruption", "Tick"];
+const NODES = ["NodeSilent", "NodeSeen", "NodeJoined", "CheckResult", "NodeRepaired", "DrainNode", "ReadmitNode", "QuarantineNode", "DeviceError"];
+export const EVENTS = {
+  productive: ["Progress", "GangReady", "JobFinished"], exposed_communication: ["SlowRank", "ThroughputRegression"], bubble: ["SlowRank"],
+  data_wait: ["DataStarved"], straggler: ["SlowRank", "ThroughputRegression"], checkpoint_stall: ["FlushWanted", "FlushDone", "StorageSlow"],
+  detection: FAILURES, restart: FAILURES, recompute: FAILURES, idle_spare: NODES, quarantined: NODES,
+  unallocated: ["Submit", "JobFinished", "Cancel", "Requeue", "Hold", ...NODES], residual: ["ThroughputRegression", "GangDrained", "Progress"],
+};
 export const ORDER = Object.keys(BUCKETS);
 export const GROUPS = { work: "work", wait: "waits inside steps", loss: "lost", idle: "not used" };
 export const tint = (name) => BUCKETS[name]?.[colours().dark ? 3 : 2] ?? "#888888";

@@ -21,16 +21,53 @@ export function bars(rows, total, format) {
   }));
 }
 
-export function waterfall(plan, series, job) {
-  const measured = mean(series.mfu?.value.slice(-50));
-  const seconds = job.step_seconds;
-  if (!plan.prediction) return empty("No prediction", `${plan.problem}.${seconds ? ` A step takes ${span(seconds)}.` : ""}`);
-  const parts = Object.entries(plan.prediction.parts).filter(([, value]) => value > 0).sort(([, a], [, b]) => b - a);
-  const total = Math.max(plan.prediction.step_seconds, seconds || 0);
-  const show = (value) => [span(value), h("small", {}, percent(value / plan.prediction.step_seconds, 0))];
-  const rows = parts.map(([name, value]) => ({ name, value, tone: name === "compute" || name.startsWith("matmul") ? "good" : "warn" }));
-  rows.push({ name: "predicted step", value: plan.prediction.step_seconds, tone: "accent", whole: true });
-  if (seconds) rows.push({ name: "measured step", value: seconds, tone: seconds > plan.prediction.step_seconds * 1.1 ? "bad" : "good", whole: true });
-  return h("div", {}, bars(rows, total, show),
-    h("p", { class: "muted small" }, `MFU: planned ${percent(plan.prediction.mfu)}${Number.isFinite(measured) ? `, measured ${percent(measured)}` : ""}.`));
+// From the peak of the devices down to MFU: each row takes its share of a step. What cannot be
+// measured apart (kernels below peak, bubble, host) is left of the measured step as one rest.
+const PREDICTED = [
+  ["useful work at peak (MFU)", (p) => p.mfu * p.step_seconds], ["kernels below peak", (p) => p.parts.matmul + p.parts.attention - p.mfu * p.step_seconds],
+  ["elementwise", (p) => p.parts.elementwise], ["recompute", (p) => p.parts.recompute],
+  ["communication", (p) => p.parts.tensor + p.parts.context + p.parts.expert + p.parts.data + p.parts.pipeline], ["bubble", (p) => p.parts.bubble],
+  ["optimizer", (p) => p.parts.optimizer], ["offload", (p) => p.parts.offload], ["host", (p) => p.parts.host], ["straggler", (p) => p.parts.straggler],
+];
+const MEASURED = [["communication", "exposed_communication_seconds"], ["optimizer", "optimizer_seconds"], ["waiting for data", "data_seconds"], ["snapshot", "snapshot_seconds"]];
+const REST = "kernels, bubble, host";
+const RECENT = 50; // steps that measured parts are the mean of
+export const MEASURED_NAMES = [...MEASURED.map(([, name]) => name), "step_seconds"];
+
+const recent = (series, name) => mean(series[name]?.value.slice(-RECENT));
+
+function measuredShares(series) {
+  const step = recent(series, "step_seconds");
+  if (!(step > 0)) return null;
+  const found = new Map();
+  const mfu = recent(series, "mfu");
+  if (mfu > 0) found.set(PREDICTED[0][0], mfu);
+  for (const [name, key] of MEASURED) {
+    const value = recent(series, key);
+    if (value > 0) found.set(name, value / step);
+  }
+  const known = [...found.values()].reduce((a, b) => a + b, 0);
+  if (known < 1) found.set(REST, 1 - known);
+  return { step, found };
+}
+
+export function waterfall(plan, series) {
+  const predicted = plan.prediction ? new Map(PREDICTED.map(([name, of]) => [name, Math.max(0, of(plan.prediction)) / plan.prediction.step_seconds])) : null;
+  const measured = measuredShares(series);
+  if (!predicted && !measured) return empty("No step yet", "Where a step goes, as planned and as measured.");
+  const names = [...new Set([...(predicted?.keys() ?? []), ...(measured?.found.keys() ?? [])])].filter((name) => (predicted?.get(name) ?? 0) + (measured?.found.get(name) ?? 0) > 0.001);
+  let planAt = 0, madeAt = 0;
+  const piece = (from, share, kind) => (share ? h("div", { class: `part ${kind}`, style: { left: `${100 * from}%`, width: `${100 * share}%` } }) : "");
+  const rows = names.map((name) => {
+    const one = predicted?.get(name) ?? 0, other = measured?.found.get(name) ?? 0;
+    const made = h("div", { class: "step", "data-name": name }, h("span", {}, name),
+      h("div", { class: "track two", "aria-hidden": "true" }, piece(planAt, one, "planned"), piece(madeAt, other, "made")),
+      h("span", { class: "value" }, predicted ? h("small", {}, one ? percent(one) : "–") : "", " ", other ? percent(other) : "–"));
+    planAt += one;
+    madeAt += other;
+    return made;
+  });
+  const seconds = [plan.prediction ? `planned ${span(plan.prediction.step_seconds)} a step` : "", measured ? `measured ${span(measured.step)}` : ""].filter(Boolean).join(", ");
+  return h("div", {}, h("div", { class: "legend" }, predicted ? h("span", { class: "key" }, h("span", { class: "swatch planned" }), "planned") : "", h("span", { class: "key" }, h("span", { class: "swatch made" }), "measured")),
+    h("div", { class: "steps" }, rows), h("p", { class: "muted small" }, `${seconds}.${plan.problem ? ` No plan to compare with: ${plan.problem}.` : ""}`));
 }

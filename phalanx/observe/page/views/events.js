@@ -1,10 +1,11 @@
 // Every decision with its reason; the slider shows the fleet as it was.
 import { get } from "../lib/api.js";
+import { EVENTS } from "../lib/buckets.js";
 import { card, empty, fill, h, segmented } from "../lib/dom.js";
 import { eventNode, isCalm, toneOf } from "../lib/eventlist.js";
 import { colourBy } from "../lib/fleetcolour.js";
 import { FleetMap } from "../lib/fleetmap.js";
-import { counted, moment } from "../lib/format.js";
+import { counted, moment, words } from "../lib/format.js";
 import { Travel } from "../lib/travel.js";
 import { describe } from "./fleet.js";
 
@@ -13,22 +14,23 @@ const SHOWN = 150, KEPT = 5000;
 export function eventsView({ go, query }) {
   let fleet = null;
   let events = [];
-  let which = "decisions";
+  let which = query.get("bucket") ? "all" : "decisions";
   const job = Number(query.get("job") ?? 0);
   const cause = query.get("cause") ?? "";
+  const bucket = query.get("bucket") ?? "";
   let serial = 0;
   const map = new FleetMap({
     pick: (node) => go(`node/${encodeURIComponent(fleet.names[node])}`), describe: (node) => describe(fleet, node),
   });
   map.node.classList.add("low");
-  const travel = new Travel((at) => { go("events", { job: job || "", cause, at: at || "" }, true); look(); });
+  const travel = new Travel((at) => { go("events", { job: job || "", cause, bucket, at: at || "" }, true); look(); });
   if (Number(query.get("at"))) travel.jump(Number(query.get("at")));
   const mapCard = card("The fleet as it was", "", h("div", {}, map.node, travel.node), "flush");
   const list = h("ol", { class: "events" });
   const listCard = card("Events", "", list, "flush");
   const none = empty("Nothing happened yet", "Every event and every decision about it will stand here.");
   const tabs = segmented("Events", [["decisions", "With decisions"], ["trouble", "Trouble"], ["all", "All"]], which, (value) => { which = value; show(); });
-  const filter = job || cause ? h("span", { class: "tag other" }, [job ? `job ${job}` : "", cause].filter(Boolean).join(", "), " ",
+  const filter = job || cause || bucket ? h("span", { class: "tag other" }, [job ? `job ${job}` : "", words(cause), words(bucket)].filter(Boolean).join(", "), " ",
     h("a", { href: "#/events", "aria-label": "Show all events" }, "✕")) : "";
   const node = h("div", {}, h("div", { class: "title" }, h("h1", {}, "Events"), tabs, filter),
     h("div", { class: "grid" }, mapCard, listCard));
@@ -36,6 +38,7 @@ export function eventsView({ go, query }) {
 
   const nodeName = (number) => fleet?.names[number];
   const fits = (event) => {
+    if (bucket && !EVENTS[bucket]?.includes(event.kind)) return false;
     if (cause && !JSON.stringify(event).includes(cause)) return false;
     if (which === "all") return true;
     return which === "trouble" ? Boolean(toneOf(event.kind)) : !isCalm(event);

@@ -14,7 +14,7 @@ export function goodputView({ go, query }) {
     refresh();
   } });
   const figures = { spent: figure("GPU time"), money: figure("price"), goodput: figure("goodput"), kept: figure("of held time, in steps that were kept") };
-  const stack = new Stack((bin, name) => events(name, bin.from));
+  const stack = new Stack((bin, name) => events(name, bin.to));
   const legend = h("div", { class: "legend" });
   const fall = h("div", { class: "steps" });
   const sum = h("p", { class: "muted small", role: "status" });
@@ -27,7 +27,7 @@ export function goodputView({ go, query }) {
     card("Sum", "", h("dl", { class: "figures" }, Object.values(figures))), card("Over time", "GPUs by what they did; a click shows the events of that time", h("div", {}, stack.node, legend)),
     card("From what was paid to what was computed", "", h("div", {}, fall, sum), "half"), h("div", { class: "half grid" }, causesCard, teamsCard));
   const node = h("div", {}, h("div", { class: "title" }, h("h1", {}, "Goodput"), pick), nothing, grid);
-  const events = (cause, at = "") => go("events", { cause, at: at ? Math.round(at) : "", job: scope.startsWith("job:") ? scope.slice(4) : "" });
+  const events = (bucket, at = "") => go("events", { bucket, at: at ? Math.round(at) : "", job: scope.startsWith("job:") ? scope.slice(4) : "" });
 
   async function refresh() {
     const [kind, name] = scope.split(/:(.*)/);
@@ -69,7 +69,7 @@ export function goodputView({ go, query }) {
     const lost = parts.filter(([name]) => name !== "productive");
     const work = parts.find(([name]) => name === "productive")?.[1] ?? 0n;
     const row = (name, value, from, klass = "") => h("div", { class: `step ${klass}`, "data-name": name, "data-ns": String(value), title: meaning(name) },
-      BUCKETS[name] ? h("button", { type: "button", onclick: () => events(name === "productive" ? "" : name) }, words(name)) : h("span", {}, name),
+      BUCKETS[name] ? h("button", { type: "button", onclick: () => events(name) }, words(name)) : h("span", {}, name),
       h("div", { class: "track", "aria-hidden": "true" }, h("div", { class: "part", style: { left: `${from}%`, width: `${share(value)}%`, background: BUCKETS[name] ? tint(name) : "var(--strong-line)" } })),
       h("span", { class: "value" }, gpuHours(value).join(" "), h("small", {}, cost(value))));
     const rows = [["paid for", all, 0, "total"]];

@@ -8,12 +8,13 @@ import { clock, counted, percent, short, span, whole } from "../lib/format.js";
 import { LogPane } from "../lib/logpane.js";
 import { meshNode } from "../lib/mesh.js";
 import { state } from "../lib/state.js";
-import { waterfall } from "../lib/waterfall.js";
+import { MEASURED_NAMES, waterfall } from "../lib/waterfall.js";
 
 const CURVES = [
   ["loss", "Loss", "", short], ["grad_norm", "Gradient norm", "", short],
   ["tokens_per_second", "Tokens per second", "", short], ["mfu", "MFU", "", (v) => percent(v, v < 0.1 ? 2 : 1)],
 ];
+const NAMES = [...CURVES.map(([name]) => name), ...MEASURED_NAMES].join(",");
 const MOST_CELLS = 400_000; // of the heat map in one answer
 const heatColumns = (job) => Math.max(24, Math.min(300, Math.floor(MOST_CELLS / Math.max(1, job.gpus > 1024 ? job.nodes.length : job.gpus))));
 const WHERE = { memory: "memory", durable: "durable storage" };
@@ -36,7 +37,7 @@ export function jobView({ rest: [id] }) {
   const incidents = h("ul", { class: "list" });
   const incidentCard = card("Incidents", "", incidents, "half");
   const planBox = h("div");
-  const planCard = card("Predicted and measured", "", planBox, "half");
+  const planCard = card("Where a step goes", "from the peak of the devices down to MFU", planBox, "half");
   const meshBox = h("div");
   const meshCard = card("Mesh", "", meshBox, "half");
   const saves = table(["step", "where", "proof"]);
@@ -62,7 +63,7 @@ export function jobView({ rest: [id] }) {
     const detail = await get(`/v1/jobs/${id}`);
     const { job } = detail;
     const [events, fleet, metrics, ranks, ledger, plan, found, kept] = await Promise.all([
-      get(`/v1/events?job=${id}&limit=1000`), get("/v1/fleet"), get(`/v1/jobs/${id}/metrics?names=${CURVES.map(([name]) => name).join(",")}&points=800`),
+      get(`/v1/events?job=${id}&limit=1000`), get("/v1/fleet"), get(`/v1/jobs/${id}/metrics?names=${NAMES}&points=800`),
       heatDue() ? get(`/v1/jobs/${id}/ranks?columns=${heatColumns(job)}`) : null, get(`/v1/jobs/${id}/ledger`), get(`/v1/jobs/${id}/plan`), get(`/v1/jobs/${id}/incidents`), get(`/v1/jobs/${id}/checkpoints`),
     ]);
     setText(title, `${job.id} ${job.name}`);
@@ -76,7 +77,7 @@ export function jobView({ rest: [id] }) {
     curves(series, happened, plan);
     showIncidents(happened, job);
     if (ranks) showHeat(ranks);
-    planBox.replaceChildren(waterfall(plan, series, job));
+    planBox.replaceChildren(waterfall(plan, series));
     const gang = JSON.parse(JSON.stringify(detail.spec)).gang ?? {};
     const held = job.nodes.length ? job.nodes : lastNodes(gang);
     meshCard.note(job.nodes.length || !held.length ? "which rank holds what, and where" : "which rank held what, and where, at last");
