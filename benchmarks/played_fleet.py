@@ -9,11 +9,12 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from benchmarks.cluster_load import Load, fleet_of, policy_of
+from benchmarks.cluster_load import Load, fleet_of
 from phalanx import __version__
 from phalanx.cluster.core import Core
 from phalanx.control.fleet_history import FleetHistory
 from phalanx.control.memory import Memory
+from phalanx.control.policy_file import read_policy
 from phalanx.control.store import Snapshot, command_row, event_row
 from phalanx.control.store_sqlite import SqliteStore
 
@@ -23,6 +24,8 @@ heartbeat_ns = 3_600_000_000_000
 reconnect_ns = 3_600_000_000_000
 [spares]
 nodes = 60
+[queue]
+delay_ns = 1_000_000_000
 """
 FRAME_NS = 10 * 10**9
 EVENT_NS = 7_000_000  # one comes about so often, so that the log ends about now
@@ -32,7 +35,7 @@ def play(state: Path, nodes: int, events: int, seed: int = 0) -> Core:
     """Fills a server's state folder; returns the core as it was at the end."""
     state.mkdir(parents=True, exist_ok=True)
     (state / "policy.toml").write_text(POLICY)
-    core = Core(fleet_of(nodes), policy_of())
+    core = Core(fleet_of(nodes), read_policy(state / "policy.toml"))
     load, memory = Load(core, seed), Memory()
     _start_at(load, time.time_ns() - events * EVENT_NS)
     history = FleetHistory(state / "history.sqlite")

@@ -15,6 +15,7 @@ from phalanx.control.api_server import token_out
 from phalanx.control.auth import LINK_HOURS, SESSION_HOURS
 from phalanx.control.endpoints import EVERYBODY, ApiError, Call, Endpoint
 from phalanx.control.fleet_history import Frame, frame_of
+from phalanx.control.fleet_pace import slowness
 from phalanx.control.views import job_out, team_of, waits
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ class FleetOut(t.Out, frozen=True):
     leaves: list[str]
     pods: list[str]
     connected: list[int]  # 1: its agent speaks to this server; empty in the past
+    slowness: list[float | None]  # own time of a step over the median of its peers; empty as well
     jobs: list[FleetJob]
 
 
@@ -128,6 +130,7 @@ async def fleet(call: Call) -> FleetOut:
         leaves=known.places["leaf"],
         pods=known.places["pod"],
         connected=connected.tolist(),
+        slowness=[] if past else slowness(call.leading.hub.watch, count),
         jobs=_jobs(call, frame),
     )
 

@@ -128,7 +128,9 @@ def choose_tier(
     spans = [[store.span(table, tier) for table in tables] for tier in range(len(TIERS))]
     known = [[each for each in found if each[2]] for found in spans]
     starts = [min((first for first, _, _ in found), default=0) for found in known]
-    oldest = min((start for start in starts if start), default=0)
+    # A coarse row bears the time at which its bucket began, before anything was in it.
+    reached = [start + TIERS[tier].bucket_ns for tier, start in enumerate(starts) if start]
+    oldest = min(reached, default=0)
     wanted = max(span[0], oldest)
     most_rows = min(MOST_ROWS, max(points * 4, MOST_VALUES // max(1, width)))
     chosen = 0

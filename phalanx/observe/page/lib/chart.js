@@ -1,10 +1,11 @@
 // Curves over steps, with incidents marked on them. Charts of one group share crosshair and zoom.
 import { h } from "./dom.js";
 import { short, whole } from "./format.js";
-import { before, fitCanvas, ticks } from "./scale.js";
+import { before, fitCanvas, fontOf, rem, ticks } from "./scale.js";
 import { colours, seriesColour } from "./theme.js";
 
-const LEFT = 52, RIGHT = 12, TOP = 16, BOTTOM = 24;
+const RIGHT = 12, TOP = 16;
+let LEFT = 52, BOTTOM = 24; // as wide as their text
 
 export class Chart {
   // options: label, unit, format, group (array shared by charts), floor (lowest y), x: name of the x axis
@@ -64,7 +65,9 @@ export class Chart {
     const { c, width, height } = fitCanvas(this.canvas);
     if (!width) return;
     const theme = colours();
-    c.font = "11px Inter, sans-serif";
+    LEFT = Math.round(3.5 * rem());
+    BOTTOM = Math.round(1.6 * rem());
+    c.font = fontOf();
     if (!this.series.length) {
       c.fillStyle = theme.faint;
       c.textAlign = "center";
@@ -108,9 +111,9 @@ export class Chart {
     }
     c.textBaseline = "alphabetic";
     c.textAlign = "center";
-    for (const x of ticks(range.from, range.to, width / 110)) c.fillText((this.options.formatX ?? whole)(x), px(x), height - 7);
+    for (const x of ticks(range.from, range.to, width / 110)) c.fillText((this.options.formatX ?? whole)(x), px(x), height - BOTTOM * 0.3);
     c.textAlign = "left";
-    c.fillText(this.options.unit, 2, 9);
+    c.fillText(this.options.unit, 2, TOP - 6);
   }
 
   curve(c, { x, y, min, max, dash }, colour, px, py) {

@@ -3,33 +3,41 @@
 import { h } from "./dom.js";
 import { heatScale } from "./fleetcolour.js";
 import { counted, span, whole } from "./format.js";
-import { fitCanvas, ticks } from "./scale.js";
+import { fitCanvas, fontOf, rem, ticks } from "./scale.js";
 import { colours } from "./theme.js";
 
-const LEFT = 64, BOTTOM = 24, RIGHT = 10;
+const RIGHT = 10;
+let LEFT = 64, BOTTOM = 24; // as wide as their text
 const HIGHEST = 1.18; // times the median: the strongest colour
 
 const rgb = (hex) => [1, 3, 5].map((i) => parseInt(hex.slice(i, i + 2), 16));
 
-export function medians(rows, columns) {
-  const found = new Float64Array(columns);
-  for (let column = 0; column < columns; column++) {
-    const values = rows.map((row) => row[column]).filter((value) => value !== null && value !== undefined).sort((a, b) => a - b);
-    found[column] = values.length ? values[values.length >> 1] : NaN;
-  }
-  return found;
+// The median of each step over the rows of each stage: stages have unequal work.
+export function medians(rows, columns, stages) {
+  const each = rows.length / stages;
+  return Array.from({ length: stages }, (_, stage) => {
+    const peers = rows.slice(stage * each, (stage + 1) * each);
+    return Float64Array.from({ length: columns }, (_, column) => {
+      const values = peers.map((row) => row[column]).filter((value) => value !== null && value !== undefined).sort((a, b) => a - b);
+      return values.length ? values[values.length >> 1] : NaN;
+    });
+  });
 }
 
-// Rows that are slower than the rest, for good: the median over their steps of the ratio.
-export function outliers(rows, middle, least = 1.08) {
+const LEAST_PEERS = 4, LEAST_RATIO = 1.08, LEAST_SHARE = 0.75, RECENT = 20;
+
+// Rows that are slower than their peers for good: in three of four of their last steps.
+export function outliers(rows, middles) {
+  const each = rows.length / middles.length;
+  if (each < LEAST_PEERS) return [];
   const found = [];
   rows.forEach((row, index) => {
+    const middle = middles[Math.floor(index / each)];
     const ratios = [];
-    for (let i = 0; i < row.length; i++) if (row[i] !== null && row[i] !== undefined && middle[i] > 0) ratios.push(row[i] / middle[i]);
-    const recent = ratios.slice(-20).sort((a, b) => a - b);
-    if (recent.length < 3) return;
-    const ratio = recent[recent.length >> 1];
-    if (ratio >= least) found.push({ index, ratio });
+    for (let i = row.length - 1; i >= 0 && ratios.length < RECENT; i--) if (row[i] !== null && row[i] !== undefined && middle[i] > 0) ratios.push(row[i] / middle[i]);
+    if (ratios.length < 5 || ratios.filter((ratio) => ratio >= LEAST_RATIO).length < LEAST_SHARE * ratios.length) return;
+    ratios.sort((a, b) => a - b);
+    found.push({ index, ratio: ratios[ratios.length >> 1] });
   });
   return found.sort((a, b) => b.ratio - a.ratio);
 }
@@ -48,14 +56,15 @@ export class HeatMap {
 
   // data: {steps, rows (node|rank), ranks, nodes, step_seconds, own_seconds}. The ranks of a gang wait
   // for each other, so that whole steps are equally long; who is slow shows in the time of its own.
-  show(data) {
+  show(data, stages = 1) {
     const own = data.own_seconds?.some((row) => row.some((value) => value !== null));
     this.cells = own ? data.own_seconds : data.step_seconds;
     this.own = own;
     this.data = data;
     this.columns = data.steps.length;
-    this.middle = medians(this.cells, this.columns);
-    this.slow = outliers(this.cells, this.middle);
+    this.stages = this.cells.length % stages ? 1 : stages;
+    this.middles = medians(this.cells, this.columns, this.stages);
+    this.slow = outliers(this.cells, this.middles);
     this.pixels();
     const told = this.slow.slice(0, 3).map((each) => `${this.name(each.index)} is ${Math.round((each.ratio - 1) * 100)} % slower`).join(", ");
     this.canvas.setAttribute("aria-label", `Step time of ${counted(data.ranks.length, data.rows === "node" ? "node" : "rank")} over ${counted(this.columns, "step")}: ${told || "no rank is slower than the others"}`);
@@ -67,18 +76,22 @@ export class HeatMap {
     return rows === "node" ? nodes[index] : `rank ${ranks[index]}${nodes[index] ? ` on ${nodes[index]}` : ""}`;
   }
 
+  // A cell over the median of its peers; NaN where either is not known.
+  ratio(row, column) {
+    const value = this.cells[row][column];
+    return value === null || value === undefined ? NaN : value / this.middles[Math.floor((row * this.stages) / this.cells.length)][column];
+  }
+
   // One pixel a cell, and no more rows than the screen can show three pixels high: of rows that
   // fall together the slowest is shown, so that one in 12,500 is not lost.
   pixels() {
     const rows = this.cells;
     const tall = Math.min(rows.length, Math.max(40, Math.floor((this.canvas.getBoundingClientRect().height - BOTTOM) / 3)));
     const ratios = new Float32Array(Math.max(1, tall * this.columns));
-    rows.forEach((row, index) => {
+    rows.forEach((_, index) => {
       const from = Math.floor((index * tall) / rows.length) * this.columns;
       for (let column = 0; column < this.columns; column++) {
-        const value = row[column];
-        if (value === null || value === undefined || !(this.middle[column] > 0)) continue;
-        const ratio = value / this.middle[column];
+        const ratio = this.ratio(index, column);
         if (ratio > ratios[from + column]) ratios[from + column] = ratio;
       }
     });
@@ -98,7 +111,9 @@ export class HeatMap {
   paint() {
     const { c, width, height } = fitCanvas(this.canvas);
     const theme = colours();
-    c.font = "11px Inter, sans-serif";
+    LEFT = Math.round(4.3 * rem());
+    BOTTOM = Math.round(1.6 * rem());
+    c.font = fontOf();
     c.textBaseline = "middle";
     if (!this.data || !this.columns) {
       c.fillStyle = theme.faint;
@@ -114,7 +129,7 @@ export class HeatMap {
     c.textAlign = "right";
     for (const tick of ticks(0, count - 1, tall / 40)) if (Number.isInteger(tick)) c.fillText(whole(this.data.ranks[tick]), LEFT - 8, ((tick + 0.5) / count) * tall);
     c.textAlign = "center";
-    for (const tick of ticks(0, this.columns - 1, w / 100)) if (Number.isInteger(tick)) c.fillText(whole(this.data.steps[tick]), LEFT + ((tick + 0.5) / this.columns) * w, height - 8);
+    for (const tick of ticks(0, this.columns - 1, w / 100)) if (Number.isInteger(tick)) c.fillText(whole(this.data.steps[tick]), LEFT + ((tick + 0.5) / this.columns) * w, height - BOTTOM * 0.35);
     for (const { index } of this.slow.slice(0, 8)) {
       const y = ((index + 0.5) / count) * tall, half = Math.max(3, tall / count / 2);
       c.fillStyle = theme.bad;
@@ -137,7 +152,7 @@ export class HeatMap {
     const value = this.cells[row]?.[column];
     this.hint.hidden = value === undefined || value === null;
     if (this.hint.hidden) return;
-    const ratio = value / this.middle[column];
+    const ratio = this.ratio(row, column);
     this.hint.replaceChildren(h("strong", {}, this.name(row)), h("span", {}, `step ${whole(this.data.steps[column])}: ${span(value)}${this.own ? " of its own" : ""}`), h("span", {}, `${ratio.toFixed(2)}× the median`));
     this.hint.style.left = `${Math.min(event.clientX - box.left + 14, box.width - 180)}px`;
     this.hint.style.top = `${event.clientY - box.top + 14}px`;

@@ -31,3 +31,7 @@ export function fitCanvas(canvas) {
   c.clearRect(0, 0, width, height);
   return { c, width, height };
 }
+
+// Text on canvases grows with the page, up to wall screens.
+export const rem = () => parseFloat(getComputedStyle(document.documentElement).fontSize) || 16;
+export const fontOf = (size = 0.74, weight = 400) => `${weight} ${(size * rem()).toFixed(1)}px Inter, sans-serif`;

@@ -2,7 +2,7 @@
 import { ORDER, tint } from "./buckets.js";
 import { h } from "./dom.js";
 import { clock, gpuHours, percent, words } from "./format.js";
-import { fitCanvas } from "./scale.js";
+import { fitCanvas, fontOf } from "./scale.js";
 import { colours } from "./theme.js";
 
 const LEFT = 8, BOTTOM = 22, RIGHT = 8;
@@ -34,7 +34,7 @@ export class Stack {
   paint() {
     const { c, width, height } = fitCanvas(this.canvas);
     const theme = colours();
-    c.font = "11px Inter, sans-serif";
+    c.font = fontOf();
     c.fillStyle = theme.faint;
     if (!this.bins.length) { c.textAlign = "center"; c.fillText("no GPU time yet", width / 2, height / 2); return; }
     const first = this.bins[0].from, last = this.bins[this.bins.length - 1].to;
@@ -55,9 +55,9 @@ export class Stack {
     }
     c.fillStyle = theme.faint;
     c.textAlign = "left";
-    c.fillText(clock(first), LEFT, height - 7);
+    c.fillText(clock(first), LEFT, height - 6);
     c.textAlign = "right";
-    c.fillText(clock(last), width - RIGHT, height - 7);
+    c.fillText(clock(last), width - RIGHT, height - 6);
   }
 
   under(event) {

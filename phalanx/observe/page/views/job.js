@@ -25,7 +25,7 @@ export function jobView({ rest: [id] }) {
   const number = Number(id);
   const group = [];
   const charts = Object.fromEntries(CURVES.map(([name, label, unit, format]) => [name, new Chart({ label, unit, format, group })]));
-  const curveCards = CURVES.map(([name, label]) => card(label, "", charts[name].node, "half"));
+  const curveCards = CURVES.map(([name, label]) => card(label, "", charts[name].node, "half curve"));
   const now = h("span");
   const title = h("h1", {}, `Job ${id}`);
   const why = h("p");
@@ -62,6 +62,7 @@ export function jobView({ rest: [id] }) {
   async function refresh() {
     const detail = await get(`/v1/jobs/${id}`);
     const { job } = detail;
+    const gang = detail.spec.gang ?? {};
     const [events, fleet, metrics, ranks, ledger, plan, found, kept] = await Promise.all([
       get(`/v1/events?job=${id}&limit=1000`), get("/v1/fleet"), get(`/v1/jobs/${id}/metrics?names=${NAMES}&points=800`),
       heatDue() ? get(`/v1/jobs/${id}/ranks?columns=${heatColumns(job)}`) : null, get(`/v1/jobs/${id}/ledger`), get(`/v1/jobs/${id}/plan`), get(`/v1/jobs/${id}/incidents`), get(`/v1/jobs/${id}/checkpoints`),
@@ -76,9 +77,8 @@ export function jobView({ rest: [id] }) {
     glance(job, series, ledger);
     curves(series, happened, plan);
     showIncidents(happened, job);
-    if (ranks) showHeat(ranks);
+    if (ranks) showHeat(ranks, gang.pipeline ?? 1);
     planBox.replaceChildren(waterfall(plan, series));
-    const gang = JSON.parse(JSON.stringify(detail.spec)).gang ?? {};
     const held = job.nodes.length ? job.nodes : lastNodes(gang);
     meshCard.note(job.nodes.length || !held.length ? "which rank holds what, and where" : "which rank held what, and where, at last");
     meshBox.replaceChildren(held.length ? meshNode(gang, job.replicas, held, (name) => states.get(name)) : empty("Not placed yet", job.why.text));
@@ -115,6 +115,7 @@ export function jobView({ rest: [id] }) {
       const one = series[name];
       const lines = name === "mfu" && plan.prediction ? [{ y: plan.prediction.mfu, text: "planned" }]
         : name === "tokens_per_second" && plan.prediction ? [{ y: plan.prediction.tokens_per_second, text: "planned" }] : [];
+      charts[name].options.waiting = name === "mfu" && series.loss?.step.length ? "not known for these devices" : "no step yet";
       charts[name].show(one ? [{ name: label.toLowerCase(), x: one.step, y: one.value, min: one.min, max: one.max }] : [], marks, lines);
     }
   }
@@ -136,9 +137,9 @@ export function jobView({ rest: [id] }) {
     return heat.data?.rows === "rank" && slot ? heat.data.nodes.filter((_, rank) => rank % slot === 0) : [];
   }
 
-  function showHeat(ranks) {
-    heat.show(ranks);
-    heatCard.note(`${heat.own ? "its own work, without waiting for others" : "whole steps"}; each cell over the median of its step; ${counted(ranks.ranks.length, ranks.rows === "node" ? "node" : "rank")}, last ${counted(ranks.steps.length, "step")}`);
+  function showHeat(ranks, stages) {
+    heat.show(ranks, stages);
+    heatCard.note(`${heat.own ? "its own work, without waiting for others" : "whole steps"}; each cell over the median of its stage; ${counted(ranks.ranks.length, ranks.rows === "node" ? "node" : "rank")}, last ${counted(ranks.steps.length, "step")}`);
     fill(named, heat.slow.slice(0, 3).map((each) => [heat.name(each.index), Math.round((each.ratio - 1) * 100), ranks.nodes[each.index]]), ([name]) => name,
       ([name, slower, on]) => h("p", {}, h("span", { class: "tag bad" }, `${slower} % slower`), " ",
         on ? h("a", { class: "strong", href: `#/node/${encodeURIComponent(on)}` }, name) : h("strong", {}, name)));
