@@ -63,6 +63,7 @@ bench: $(STAMP)
 	$(BIN)/python -m benchmarks.placement
 	$(BIN)/python -m benchmarks.queue
 	$(BIN)/python -m benchmarks.simulate
+	$(BIN)/python -m benchmarks.page
 	@if $(BIN)/python -c "import sys, torch; sys.exit(not torch.cuda.is_available())"; then \
 		$(BIN)/python benchmarks/speed.py; \
 	else \

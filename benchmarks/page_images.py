@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 from benchmarks.page import opened, visitor
+from phalanx.cli.demo import JOB
+from phalanx.config import load_job, resolve, to_toml
+from phalanx.control.stage import Stage
 
 SIZES = {"phone": (390, 844), "desk": (1440, 900), "wall": (2560, 1440)}
 SETTLE_SECONDS = 0.8  # canvases are drawn in the next frame
-STEPS = 400
+STEPS = 120
 
 
 def picture(page: Any, folder: Path, name: str, whole: bool = False) -> None:
@@ -39,28 +44,39 @@ def of_fleet(running: Any, url: str, state: Path, folder: Path) -> None:
 
 
 def of_run(running: Any, folder: Path) -> None:
-    """A job of which a worker and a whole node are killed."""
-    from phalanx.control.stage import Stage
-    from tests.control.jobs import write_job
-
+    """The demo's job, of which a worker and a whole node are killed."""
     with tempfile.TemporaryDirectory(prefix="phalanx-page-") as name:
         root = Path(name)
+        job = demo_job(root)
         with Stage(root, nodes=4, spares=1) as stage:
-            number = stage.submit(str(write_job(root, "demo", STEPS)))
+            number = stage.submit(str(job))
             commits = stage.commits(number, 4)
 
             def wait(step: int) -> None:
-                stage.wait(lambda: (c := commits.newest()) and c.step >= step, f"step {step}")
+                stage.wait(lambda: (c := commits.newest()) and c.step >= step, f"step {step}", 400)
 
             wait(STEPS // 4)
             stage.signal_worker(1, number, signal.SIGKILL)
             wait(STEPS // 2)
             stage.kill_node(stage.node_of(2, number))
-            wait(STEPS * 3 // 4)
+            wait(STEPS * 7 // 8)
             _run_pictures(running, stage, number, folder)
 
 
-def _run_pictures(running: Any, stage: Any, number: int, folder: Path) -> None:
+def demo_job(root: Path) -> Path:
+    """The demo's job file with more steps, on its corpus."""
+    corpus = root / "corpus"
+    command = [sys.executable, "-m", "phalanx", "data", "tokenize", "--stdlib", "--force"]
+    job = load_job(JOB, [f"train.steps={STEPS}", f"data.path={corpus}", f"runs={root / 'runs'}"])
+    vocab = resolve(job, 4).model.vocab
+    command += ["--vocab-size", str(vocab), "--out", str(corpus)]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    path = root / "demo.toml"
+    path.write_text(to_toml(job))
+    return path
+
+
+def _run_pictures(running: Any, stage: Stage, number: int, folder: Path) -> None:
     job = f"job/{number}"
     for name, view, size, dark, whole in (
         ("job", job, "desk", False, True),

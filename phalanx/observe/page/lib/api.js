@@ -52,6 +52,11 @@ async function call(path, options = {}, bearer = token) {
   throw new Refused(answer.status, code, message);
 }
 
+// Integers beyond 2^53 (GPU-nanoseconds of a fleet) stay whole, as texts.
+const exact = (_, value, context) =>
+  (typeof value === "number" && Number.isInteger(value) && !Number.isSafeInteger(value) && context?.source ? context.source : value);
+export const getExact = async (path) => JSON.parse(await (await call(path)).text(), exact);
+
 export const get = async (path, options) => (await call(path, options)).json();
 export const post = async (path, body, bearer) =>
   (await call(path, { method: "POST", body: body === undefined ? undefined : JSON.stringify(body) }, bearer)).json();
@@ -69,14 +74,11 @@ export async function* stream(path, signal) {
   }
 }
 
-// What an optional endpoint says; null where this server does not have it (yet).
-export async function maybe(path, options) {
-  try {
-    return await get(path, options);
-  } catch (problem) {
-    if (problem.status === 404 || problem.status === 409 || problem.status === 405) return null;
-    throw problem;
-  }
+// What an endpoint says that this server may not have; null where it does not.
+let paths = null;
+export async function maybe(pattern, path) {
+  paths ??= get("/v1/openapi.json").then((found) => new Set(Object.keys(found.paths)));
+  return (await paths).has(pattern) ? get(path) : null;
 }
 
 const LONGEST_MS = 15_000;

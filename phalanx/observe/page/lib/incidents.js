@@ -26,6 +26,21 @@ export function incidentsOf(events, job) {
   return found;
 }
 
+const GRAVE = new Set(["worker_exited", "node_lost", "device_error", "hang", "silent_corruption", "gang_failed", "job_failed"]);
+const NEAR_SECONDS = 3;
+
+// Findings of the server, each with what the log says was decided about it and how long it took.
+export function together(findings, fromLog) {
+  if (!findings.length) return fromLog;
+  return findings.map((finding) => {
+    const near = fromLog.find((each) => Math.abs(each.time - finding.time) < NEAR_SECONDS);
+    return {
+      time: finding.time, tone: GRAVE.has(finding.kind) ? "bad" : "warn", text: finding.sentence || finding.kind,
+      decision: near?.decision ?? "", suggestion: finding.suggestion, away: near?.away ?? null, step: finding.evidence?.step > 0 ? finding.evidence.step : undefined,
+    };
+  });
+}
+
 export const sentence = (incident, nodeName) => {
   const { body, kind } = incident;
   const where = Number.isInteger(body.node) ? ` on ${nodeName(body.node) ?? `node ${body.node}`}` : "";

@@ -24,7 +24,7 @@ export class Stack {
   show(bins) {
     this.bins = bins.map((bin) => {
       const parts = ORDER.map((name) => [name, Number(bin.buckets[name] ?? 0)]).filter(([, value]) => value > 0);
-      return { from: Number(bin.from_ns), to: Number(bin.to_ns), parts, sum: parts.reduce((a, [, value]) => a + value, 0) };
+      return { from: bin.from * 1e9, to: bin.to * 1e9, parts, sum: parts.reduce((a, [, value]) => a + value, 0) };
     });
     this.draw();
   }

@@ -50,7 +50,7 @@ export function compareView({ go, query }) {
     const names = new Map(jobs.map((job) => [job.id, job.name]));
     const known = chosen.filter((id) => names.has(id));
     curves = await Promise.all(known.map(async (id) => ({
-      id, series: (await maybe(`/v1/jobs/${id}/metrics?names=${CURVES.map(([name]) => name).join(",")}&points=600`))?.series ?? {},
+      id, series: (await get(`/v1/jobs/${id}/metrics?names=${CURVES.map(([name]) => name).join(",")}&points=600`)).series,
     })));
     none.hidden = known.length > 1;
     fill(legend, known.map((id, i) => [id, names.get(id), i]), ([id]) => id, ([id, name, i]) =>
@@ -62,8 +62,8 @@ export function compareView({ go, query }) {
   async function showDifferences(ids) {
     differsCard.hidden = ids.length !== 2;
     if (ids.length !== 2) return;
-    const found = await get(`/v1/runs/diff?a=${ids[0]}&b=${ids[1]}`);
-    const rows = found.differences ?? [];
+    const found = await maybe("/v1/runs/diff", `/v1/runs/diff?a=${ids[0]}&b=${ids[1]}`);
+    const rows = found?.differences ?? [];
     differs.querySelectorAll("th").forEach((cell, i) => { if (i) cell.textContent = `job ${ids[i - 1]}`; });
     differsCard.note(rows.length ? `${rows.length} of everything that was recorded` : "nothing that was recorded differs");
     fill(differs.body, rows, (row) => row.key, (row) => h("tr", {}, h("td", {}, words(row.key)), h("td", { class: "mono" }, String(row.a ?? "–")), h("td", { class: "mono" }, String(row.b ?? "–"))));

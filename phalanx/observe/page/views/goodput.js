@@ -1,9 +1,11 @@
 // Where the money went: every GPU-nanosecond is in exactly one bucket.
-import { get } from "../lib/api.js";
+import { get, getExact } from "../lib/api.js";
 import { BUCKETS, meaning, ordered, tint, total } from "../lib/buckets.js";
 import { card, empty, fill, figure, h, setText, table } from "../lib/dom.js";
 import { dollars, gpuHours, percent, whole, words } from "../lib/format.js";
 import { Stack } from "../lib/stack.js";
+
+const BINS = 120;
 
 export function goodputView({ go, query }) {
   let scope = query.get("job") ? `job:${query.get("job")}` : query.get("team") ? `team:${query.get("team")}` : "fleet";
@@ -23,27 +25,29 @@ export function goodputView({ go, query }) {
   const teams = table(["team", ["GPU time", "num"], ["price", "num"], ["goodput", "num"]]);
   const teamsCard = card("By team", "", teams, "flush");
   const nothing = empty("No GPU time yet", h("p", {}, "The ledger begins with the first node: ", h("code", {}, `phalanx agent --join ${location.origin}`)));
+  const timeCard = card("Over time", "GPUs by what they did; a click shows the events of that time", h("div", {}, stack.node, legend));
   const grid = h("div", { class: "grid" },
-    card("Sum", "", h("dl", { class: "figures" }, Object.values(figures))), card("Over time", "GPUs by what they did; a click shows the events of that time", h("div", {}, stack.node, legend)),
+    card("Sum", "", h("dl", { class: "figures" }, Object.values(figures))), timeCard,
     card("From what was paid to what was computed", "", h("div", {}, fall, sum), "half"), h("div", { class: "half grid" }, causesCard, teamsCard));
   const node = h("div", {}, h("div", { class: "title" }, h("h1", {}, "Goodput"), pick), nothing, grid);
   const events = (bucket, at = "") => go("events", { bucket, at: at ? Math.round(at) : "", job: scope.startsWith("job:") ? scope.slice(4) : "" });
 
   async function refresh() {
     const [kind, name] = scope.split(/:(.*)/);
-    const [fleet, { jobs }] = await Promise.all([get("/v1/ledger?bins=120"), get("/v1/jobs?state=all&limit=1000")]);
-    choices(fleet, jobs);
-    const found = kind === "job" ? await get(`/v1/jobs/${name}/ledger?bins=120`) : kind === "team" ? fleet.teams[name] ?? fleet : fleet;
-    const price = fleet.price_micro_dollars_per_gpu_hour / 1e6;
+    const [fleet, { teams: groups }, { jobs }] = await Promise.all([get(`/v1/ledger/timeline?bins=${BINS}`), getExact("/v1/ledger"), get("/v1/jobs?state=all&limit=1000")]);
+    choices(groups, jobs);
+    const found = kind === "job" ? await get(`/v1/jobs/${name}/ledger?bins=${BINS}`) : kind === "team" && groups[name] ? shared(groups[name]) : fleet;
+    const price = fleet.gpu_hours ? fleet.dollars / fleet.gpu_hours : 0;
     const all = BigInt(found.allocation_gpu_ns);
     const cost = (ns) => dollars((Number(BigInt(ns) / 1_000_000n) / 3.6e6) * price);
     nothing.hidden = all > 0n;
     grid.hidden = all === 0n;
     figures.spent.set(...gpuHours(all));
-    figures.money.set(dollars(Number(found.micro_dollars) / 1e6), "", `at ${dollars(price)} a GPU-hour`);
-    figures.goodput.set(percent(found.goodput_ppm / 1e6), "", "of all GPU time, computing steps that were kept");
-    figures.kept.set(found.ettr_ppm === undefined ? "–" : percent(found.ettr_ppm / 1e6));
-    stack.show(found.timeline ?? []);
+    figures.money.set(dollars(found.dollars), "", `at ${dollars(price)} a GPU-hour`);
+    figures.goodput.set(percent(found.goodput), "", "of all GPU time, computing steps that were kept");
+    figures.kept.set(percent(found.ettr));
+    stack.show(found.timeline);
+    timeCard.hidden = kind === "team";
     const parts = ordered(found.buckets);
     fill(legend, parts.map(([bucket]) => bucket), (bucket) => bucket, (bucket) => h("span", { class: "key", title: meaning(bucket) }, h("span", { class: "swatch", style: { background: tint(bucket) } }), words(bucket)));
     waterfallOf(parts, all, cost);
@@ -57,10 +61,9 @@ export function goodputView({ go, query }) {
     fill(causes.body, rows, ([cause]) => cause, ([cause, ns, names]) => h("tr", {},
       h("td", {}, h("a", { href: `#/events?cause=${encodeURIComponent(cause)}` }, words(cause))), h("td", { class: "num" }, gpuHours(ns).join(" ")),
       h("td", { class: "num" }, cost(ns)), h("td", { class: "muted" }, names.map(words).join(", "))));
-    const groups = Object.entries(fleet.teams ?? {});
-    teamsCard.hidden = !groups.length || kind !== "fleet";
-    fill(teams.body, groups, ([team]) => team, ([team, share]) => h("tr", {}, h("td", {}, h("a", { href: `#/goodput?team=${encodeURIComponent(team)}` }, team)),
-      h("td", { class: "num" }, gpuHours(share.allocation_gpu_ns).join(" ")), h("td", { class: "num" }, cost(share.allocation_gpu_ns)), h("td", { class: "num" }, percent(share.goodput_ppm / 1e6))));
+    teamsCard.hidden = !Object.keys(groups).length || kind !== "fleet";
+    fill(teams.body, Object.entries(groups), ([team]) => team, ([team, share]) => h("tr", {}, h("td", {}, h("a", { href: `#/goodput?team=${encodeURIComponent(team)}` }, team)),
+      h("td", { class: "num" }, gpuHours(share.gpu_ns).join(" ")), h("td", { class: "num" }, cost(share.gpu_ns)), h("td", { class: "num" }, percent(share.goodput_ppm / 1e6))));
   }
 
   function waterfallOf(parts, all, cost) {
@@ -78,8 +81,14 @@ export function goodputView({ go, query }) {
     fill(fall, rows.map(([name, value, from, klass]) => [name, String(value), from, klass]), ([name]) => name, ([name, value, from, klass]) => row(name, BigInt(value), from, klass));
   }
 
-  function choices(fleet, jobs) {
-    const options = [["fleet", "The fleet"], ...Object.keys(fleet.teams ?? {}).map((team) => [`team:${team}`, `Team ${team}`]),
+  // A team's share, in the shape of a ledger.
+  const shared = (share) => ({
+    allocation_gpu_ns: share.gpu_ns, buckets: share.buckets, by_cause: share.by_cause, dollars: Number(share.micro_dollars) / 1e6,
+    goodput: share.goodput_ppm / 1e6, ettr: share.ettr_ppm / 1e6, timeline: [],
+  });
+
+  function choices(groups, jobs) {
+    const options = [["fleet", "The fleet"], ...Object.keys(groups).map((team) => [`team:${team}`, `Team ${team}`]),
       ...jobs.toReversed().slice(0, 200).map((job) => [`job:${job.id}`, `Job ${job.id} ${job.name}`])];
     fill(pick, options, ([value]) => value, ([value, text]) => h("option", { value }, text));
     pick.value = scope;

@@ -1,10 +1,10 @@
 // One job: is it learning, is it fast, is it healthy, and what happened to it.
-import { get } from "../lib/api.js";
+import { get, maybe } from "../lib/api.js";
 import { Chart } from "../lib/chart.js";
 import { card, empty, fill, figure, h, setText, table } from "../lib/dom.js";
 import { HeatMap } from "../lib/heatmap.js";
-import { incidentsOf, sentence, stepAt } from "../lib/incidents.js";
-import { clock, counted, percent, short, span, whole } from "../lib/format.js";
+import { incidentsOf, sentence, stepAt, together } from "../lib/incidents.js";
+import { clock, counted, dollars, gpuHours, percent, short, span, whole } from "../lib/format.js";
 import { LogPane } from "../lib/logpane.js";
 import { meshNode } from "../lib/mesh.js";
 import { state } from "../lib/state.js";
@@ -65,7 +65,7 @@ export function jobView({ rest: [id] }) {
     const gang = detail.spec.gang ?? {};
     const [events, fleet, metrics, ranks, ledger, plan, found, kept] = await Promise.all([
       get(`/v1/events?job=${id}&limit=1000`), get("/v1/fleet"), get(`/v1/jobs/${id}/metrics?names=${NAMES}&points=800`),
-      heatDue() ? get(`/v1/jobs/${id}/ranks?columns=${heatColumns(job)}`) : null, get(`/v1/jobs/${id}/ledger`), get(`/v1/jobs/${id}/plan`), get(`/v1/jobs/${id}/incidents`), get(`/v1/jobs/${id}/checkpoints`),
+      heatDue() ? get(`/v1/jobs/${id}/ranks?columns=${heatColumns(job)}`) : null, maybe("/v1/jobs/{job}/ledger", `/v1/jobs/${id}/ledger`), get(`/v1/jobs/${id}/plan`), maybe("/v1/jobs/{job}/incidents", `/v1/jobs/${id}/incidents`), get(`/v1/jobs/${id}/checkpoints`),
     ]);
     setText(title, `${job.id} ${job.name}`);
     now.replaceChildren(state(job.state, job.phase && job.phase !== job.state ? `${job.state}, ${job.phase}` : job.state));
@@ -73,7 +73,7 @@ export function jobView({ rest: [id] }) {
     const series = metrics?.series ?? {};
     const states = new Map(fleet.names.map((name, i) => [name, fleet.states[fleet.state[i]]]));
     const nodeName = (at) => fleet.names[at];
-    const happened = found?.length ? found.map(given) : incidentsOf(events.events, number).map((each) => told(each, nodeName));
+    const happened = together(found?.findings ?? [], incidentsOf(events.events, number).map((each) => told(each, nodeName)));
     glance(job, series, ledger);
     curves(series, happened, plan);
     showIncidents(happened, job);
@@ -91,9 +91,6 @@ export function jobView({ rest: [id] }) {
     time: incident.time_ns / 1e9, tone: incident.tone, text: sentence(incident, nodeName), decision: incident.decision,
     away: incident.resumed_ns > 0 ? (incident.resumed_ns - incident.time_ns) / 1e9 : null,
   });
-  const given = (finding) => ({
-    time: finding.time, tone: finding.tone ?? "bad", text: finding.sentence, decision: finding.suggestion, away: finding.away_seconds ?? null, step: finding.step,
-  });
 
   function glance(job, series, ledger) {
     figures.step.set(whole(job.step), job.steps ? `of ${whole(job.steps)}` : "", `${whole(job.committed)} safe in memory, ${whole(job.durable)} on disk`);
@@ -101,8 +98,7 @@ export function jobView({ rest: [id] }) {
     figures.speed.set(short(last(series.tokens_per_second)));
     figures.mfu.set(percent(last(series.mfu), 1));
     figures.time.set(job.step_seconds ? span(job.step_seconds) : "–");
-    const share = ledger?.goodput_ppm;
-    figures.goodput.set(share === undefined ? "–" : percent(share / 1e6, 1));
+    figures.goodput.set(percent(ledger?.goodput ?? NaN, 1), "", ledger ? `${gpuHours(ledger.allocation_gpu_ns).join(" ")}, ${dollars(ledger.dollars)}` : "");
     figures.generation.set(job.generation, "", job.generation > 1 ? counted(job.generation - 1, "re-formation") : "never re-formed");
   }
 
@@ -125,7 +121,7 @@ export function jobView({ rest: [id] }) {
     const items = happened.length ? happened.toReversed().slice(0, 12) : [null];
     fill(incidents, items, (each) => (each ? each.time + each.text : ""), (each) => (each
       ? h("li", {}, h("div", { class: `finding ${each.tone}` }, h("div", {}, h("time", {}, clock(each.time * 1e9)), h("span", { class: "strong" }, each.text)),
-        each.decision ? h("p", {}, each.decision) : "",
+        each.decision ? h("p", {}, each.decision) : "", each.suggestion ? h("p", {}, each.suggestion) : "",
         each.away !== null ? h("p", {}, `Steps could go on after ${span(each.away)}.`) : "",
         h("a", { class: "small", href: `#/events?job=${job.id}&at=${Math.round(each.time * 1e9)}` }, "See the fleet at that moment")))
       : h("li", { class: "muted" }, "None. What goes wrong is listed here, with what was decided and how long it took.")));
