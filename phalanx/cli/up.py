@@ -115,17 +115,20 @@ def _say(json: bool, server: Server) -> None:
     from phalanx.control.api_page import login_url
 
     admin, join = (server.options.state / name for name in ("admin.token", "join.token"))
-    page = login_url(server)
     if json:
-        paths = {"admin_token": str(admin), "join_token": str(join)}
-        print_json({"url": server.url, **paths, "page": page})
+        print_json({"url": server.url, "admin_token": str(admin), "join_token": str(join)})
         sys.stdout.flush()
         return
     print(f"server:     {server.url}")
     print(f"your token: {admin} (the command line finds it by itself)")
     print(f"add a node: phalanx agent --join {server.url} (token in {join})")
-    print(f"look:       {page}")
-    print("            (good once; `phalanx page` prints another, `phalanx top` needs no browser)")
+    if sys.stdout.isatty():  # a log must not hold what signs somebody in
+        print(f"look:       {login_url(server)}")
+        print(
+            "            (good once; `phalanx page` prints another, `phalanx top` needs no browser)"
+        )
+    else:
+        print(f"look:       {server.url}/ with a link from `phalanx page`, or `phalanx top`")
     sys.stdout.flush()
 
 

@@ -46,6 +46,13 @@ export function jobView({ rest: [id] }) {
   const spec = h("pre", { class: "log" });
   let logOpen = false;
   let heatAt = 0;
+  let fleet = null;
+  let fleetAt = 0;
+  const fleetDue = () => {
+    if (fleet && Date.now() - fleetAt < (fleet.names.length > 500 ? 10_000 : 1500)) return false;
+    fleetAt = Date.now();
+    return true;
+  };
   // A large gang's heat map is megabytes: it is asked for now and then, not with every step.
   const heatDue = () => {
     if (heat.data && heat.cells.length > 1000 && Date.now() - heatAt < 5000) return false;
@@ -63,8 +70,9 @@ export function jobView({ rest: [id] }) {
     const detail = await get(`/v1/jobs/${id}`);
     const { job } = detail;
     const gang = detail.spec.gang ?? {};
-    const [events, fleet, metrics, ranks, ledger, plan, found, kept] = await Promise.all([
-      get(`/v1/events?job=${id}&limit=1000`), get("/v1/fleet"), get(`/v1/jobs/${id}/metrics?names=${NAMES}&points=800`),
+    if (fleetDue()) fleet = await get("/v1/fleet");
+    const [events, metrics, ranks, ledger, plan, found, kept] = await Promise.all([
+      get(`/v1/events?job=${id}&limit=1000`), get(`/v1/jobs/${id}/metrics?names=${NAMES}&points=800`),
       heatDue() ? get(`/v1/jobs/${id}/ranks?columns=${heatColumns(job)}`) : null, maybe("/v1/jobs/{job}/ledger", `/v1/jobs/${id}/ledger`), get(`/v1/jobs/${id}/plan`), maybe("/v1/jobs/{job}/incidents", `/v1/jobs/${id}/incidents`), get(`/v1/jobs/${id}/checkpoints`),
     ]);
     setText(title, `${job.id} ${job.name}`);
