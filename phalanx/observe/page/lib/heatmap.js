@@ -19,7 +19,7 @@ export function medians(rows, columns, stages) {
     const peers = rows.slice(stage * each, (stage + 1) * each);
     return Float64Array.from({ length: columns }, (_, column) => {
       const values = peers.map((row) => row[column]).filter((value) => value !== null && value !== undefined).sort((a, b) => a - b);
-      return values.length ? values[values.length >> 1] : NaN;
+      return values.length ? values[(values.length - 1) >> 1] : NaN;
     });
   });
 }

@@ -26,20 +26,31 @@ export function incidentsOf(events, job) {
   return found;
 }
 
-const GRAVE = new Set(["worker_exited", "node_lost", "device_error", "hang", "silent_corruption", "gang_failed", "job_failed"]);
+const GRAVE = new Set(["worker_exited", "node_lost", "device_error", "hang", "silent_corruption"]);
 const NEAR_SECONDS = 3;
+const near = (one, other) => Math.abs(one.time - other.time) < NEAR_SECONDS;
 
-// Findings of the server, each with what the log says was decided about it and how long it took.
+// Findings of the server. A failure and the gang that formed again because of it are one incident;
+// what the server did not find in time is told from the log.
 export function together(findings, fromLog) {
-  if (!findings.length) return fromLog;
-  return findings.map((finding) => {
-    const near = fromLog.find((each) => Math.abs(each.time - finding.time) < NEAR_SECONDS);
+  const formed = findings.filter((each) => each.kind === "incident");
+  const found = formed.map((each) => {
+    const cause = findings.find((other) => GRAVE.has(other.kind) && near(each, other));
+    const told = fromLog.find((other) => near(each, other));
     return {
-      time: finding.time, tone: GRAVE.has(finding.kind) ? "bad" : "warn", text: finding.sentence || finding.kind,
-      decision: near?.decision ?? "", suggestion: finding.suggestion, away: near?.away ?? null, step: finding.evidence?.step > 0 ? finding.evidence.step : undefined,
+      time: each.time, tone: "bad", text: cause ? placed(cause) : told?.text ?? "the gang formed again", decision: each.sentence,
+      suggestion: cause?.suggestion ?? "", away: each.evidence.resumed_seconds ?? told?.away ?? null, step: each.evidence.step,
     };
   });
+  for (const each of findings) {
+    if (each.kind === "incident" || (GRAVE.has(each.kind) && formed.some((other) => near(each, other)))) continue;
+    found.push({ time: each.time, tone: GRAVE.has(each.kind) ? "bad" : "warn", text: placed(each), decision: "", suggestion: each.suggestion, away: null, step: each.evidence.step });
+  }
+  found.push(...fromLog.filter((each) => !found.some((other) => near(each, other))));
+  return found.sort((a, b) => a.time - b.time);
 }
+
+const placed = ({ sentence: text, node, kind }) => `${text || kind}${node && !text.includes(node) ? ` on ${node}` : ""}`;
 
 export const sentence = (incident, nodeName) => {
   const { body, kind } = incident;

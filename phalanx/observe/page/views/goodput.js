@@ -5,12 +5,14 @@ import { card, empty, fill, figure, h, setText, table } from "../lib/dom.js";
 import { dollars, gpuHours, percent, whole, words } from "../lib/format.js";
 import { Stack } from "../lib/stack.js";
 
-const BINS = 120;
+const MOST_BINS = 120, LEAST_BINS = 4;
 
 export function goodputView({ go, query }) {
   let scope = query.get("job") ? `job:${query.get("job")}` : query.get("team") ? `team:${query.get("team")}` : "fleet";
+  let bins = MOST_BINS;
   const pick = h("select", { class: "pick", "aria-label": "Whose time", onchange: () => {
     scope = pick.value;
+    bins = MOST_BINS;
     const [kind, name] = scope.split(/:(.*)/);
     go("goodput", kind === "fleet" ? {} : { [kind]: name }, true);
     refresh();
@@ -34,9 +36,10 @@ export function goodputView({ go, query }) {
 
   async function refresh() {
     const [kind, name] = scope.split(/:(.*)/);
-    const [fleet, { teams: groups }, { jobs }] = await Promise.all([get(`/v1/ledger/timeline?bins=${BINS}`), getExact("/v1/ledger"), get("/v1/jobs?state=all&limit=1000")]);
+    const [fleet, { teams: groups }, { jobs }] = await Promise.all([get(`/v1/ledger/timeline?bins=${bins}`), getExact("/v1/ledger"), get("/v1/jobs?state=all&limit=1000")]);
     choices(groups, jobs);
-    const found = kind === "job" ? await get(`/v1/jobs/${name}/ledger?bins=${BINS}`) : kind === "team" && groups[name] ? shared(groups[name]) : fleet;
+    const found = kind === "job" ? await get(`/v1/jobs/${name}/ledger?bins=${bins}`) : kind === "team" && groups[name] ? shared(groups[name]) : fleet;
+    if (sparse(found.timeline)) return refresh();
     const price = fleet.gpu_hours ? fleet.dollars / fleet.gpu_hours : 0;
     const all = BigInt(found.allocation_gpu_ns);
     const cost = (ns) => dollars((Number(BigInt(ns) / 1_000_000n) / 3.6e6) * price);
@@ -81,6 +84,14 @@ export function goodputView({ go, query }) {
     fill(fall, rows.map(([name, value, from, klass]) => [name, String(value), from, klass]), ([name]) => name, ([name, value, from, klass]) => row(name, BigInt(value), from, klass));
   }
 
+  // The ledger is sampled every few seconds: of a short time, fewer and wider bins are asked for.
+  function sparse(timeline) {
+    const filled = timeline.filter((bin) => Object.keys(bin.buckets).length).length;
+    if (bins <= LEAST_BINS || filled > bins * 0.6 || !filled) return false;
+    bins = Math.max(LEAST_BINS, Math.floor(filled * 0.9));
+    return true;
+  }
+
   // A team's share, in the shape of a ledger.
   const shared = (share) => ({
     allocation_gpu_ns: share.gpu_ns, buckets: share.buckets, by_cause: share.by_cause, dollars: Number(share.micro_dollars) / 1e6,
@@ -95,6 +106,7 @@ export function goodputView({ go, query }) {
   }
   return { node, refresh, repaint: refresh, close: () => stack.close(), moved: (next) => {
     const wanted = next.get("job") ? `job:${next.get("job")}` : next.get("team") ? `team:${next.get("team")}` : "fleet";
+    if (wanted !== scope) bins = MOST_BINS;
     scope = wanted;
   } };
 }
