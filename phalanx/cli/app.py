@@ -38,6 +38,8 @@ COMMANDS = {
     "lead": ("phalanx.cli.lead:lead", "Lead a job inside another engine's allocation."),
     "slurm": ("phalanx.cli.slurm", "A private Slurm to try things; accounting."),
     "k8s": ("phalanx.cli.k8s", "Manifests of jobs for Kubernetes."),
+    "runs": ("phalanx.cli.runs:app", "List, show, compare, export and annotate runs."),
+    "ledger": ("phalanx.cli.runs:ledger_app", "Say where GPU time went, exactly."),
     "token": ("phalanx.cli.token:app", "Make, list and revoke tokens."),
     "doctor": ("phalanx.cli.doctor:app", "Check a node, with evidence."),
     "demo": ("phalanx.cli.demo", "Train a small model on four CPU ranks, start to end."),

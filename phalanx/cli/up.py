@@ -42,6 +42,10 @@ def start(
     nodes: Annotated[int, typer.Option(min=0, help="Start so many nodes on this machine.")] = 0,
     gpus_per_node: Annotated[int, typer.Option(min=1, help="Ranks that each of them takes.")] = 1,
     spares: Annotated[int, typer.Option(min=0, help="And so many that stand by.")] = 0,
+    webhook: Annotated[
+        list[str] | None,
+        typer.Option(help="Address that is told of findings and ended jobs; may be repeated."),
+    ] = None,
     follow: Annotated[int, typer.Option(hidden=True, help="End with this process.")] = 0,
     json: Json = False,
 ) -> None:
@@ -54,6 +58,7 @@ def start(
     from phalanx.control.policy_file import read_policy
     from phalanx.control.run import StartError, serve
     from phalanx.control.server import Options
+    from phalanx.control.webhooks import bad_address
 
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
@@ -66,6 +71,9 @@ def start(
             "give --tls-cert and --tls-key",
             file=sys.stderr,
         )
+    for each in webhook or ():
+        if problem := bad_address(each):
+            raise typer.BadParameter(problem, param_hint="--webhook")
     with refused_in_words(json):
         options = Options(
             state=state or default_state(),
@@ -78,6 +86,7 @@ def start(
             tls_key=tls_key,
             requests_per_second=requests_per_second,
             failures_per_second=5.0 if requests_per_second else 0.0,
+            webhooks=tuple(webhook or ()),
         )
 
     if follow:

@@ -25,7 +25,7 @@ class Pushed(NamedTuple):
     """Something that is not in the log."""
 
     kind: str
-    team: str  # whose it is
+    team: str  # whose it is; "": everybody's
     body: dict[str, Any]
 
 
@@ -89,7 +89,7 @@ async def _send(server: Server, leading: Leading, token: Token, socket: WebSocke
 def _text(leading: Leading, token: Token, entry: Entry) -> str:
     """What a reader is sent; "" for what it may not see."""
     if isinstance(entry, Pushed):
-        if not may_see(token, entry.team):
+        if entry.team and not may_see(token, entry.team):
             return ""
         return msgspec.json.encode({"kind": entry.kind, **entry.body}).decode()
     event, commands = entry

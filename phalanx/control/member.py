@@ -12,6 +12,8 @@ import time
 import tomllib
 from pathlib import Path
 
+import msgspec
+
 from phalanx.checkpoint.keepers import node_name
 from phalanx.cluster.messages import (
     Restored,
@@ -26,6 +28,7 @@ from phalanx.cluster.messages import (
 from phalanx.config import ConfigError, Job, job_from_table
 from phalanx.control.payload import Train, decode_payload
 from phalanx.control.worker_link import GIVE_WAY, Link, Order, Present, Take
+from phalanx.observe.node_records import RunRecord
 from phalanx.observe.worker_ring import RingSink, ring_path
 from phalanx.train.exits import ExitCode, ExitInfo
 from phalanx.train.member import Formation, GenerationOver, Member, RestorePoint
@@ -276,8 +279,16 @@ def run_member(path: str) -> int:
         log.error("%s", error)
         orders.bye(ExitInfo(code=ExitCode.CONFIG, reason="config", message=str(error)))
         return ExitCode.CONFIG
-    ring = ring_path(Path(path).parent, index)
-    member = Member(config, run_path(config, job), orders, [RingSink(ring)])
+    ring = RingSink(ring_path(Path(path).parent, index))
+    folder = run_path(config, job)
+    member = Member(config, folder, orders, [ring])
+    member.described = lambda found: ring.describe(
+        RunRecord(
+            generation=found.generation,
+            provenance=msgspec.json.encode(found).decode(),
+            folder=str(folder),
+        )
+    )
     code = member.run()
     orders.bye(member.info)
     orders.close()

@@ -10,9 +10,12 @@ from phalanx.cluster.detectors.robust import Ints
 from phalanx.cluster.events import EventBody
 from phalanx.cluster.job import Job
 from phalanx.cluster.watch import GangRecord, Watch
+from phalanx.control.chronicle import Chronicle
+from phalanx.observe.findings import Trends
 from phalanx.observe.gang_steps import GangStep, GangSteps
 from phalanx.observe.node_records import PARTS, Floats, NodeRecords
 from phalanx.observe.recorder import RecordedGang, Recorder
+from phalanx.train.records import CheckpointRecord, ValidationRecord
 
 DATA = PARTS.index("data")
 NS = 1_000_000_000
@@ -29,6 +32,8 @@ class Metrics:
     ) -> None:
         self.steps = GangSteps()
         self.recorder = recorder  # None: nothing is kept
+        self.chronicle: Chronicle | None = None
+        self._trends = Trends()
         self._watch, self._tell = watch, tell
 
     def begin(self, job: Job, names: Sequence[str]) -> None:
@@ -57,6 +62,7 @@ class Metrics:
         """A job is over, and the last words of its nodes have had time to come."""
         for step in self.steps.end(job):
             self._made(step, step.first_ns)
+        self._trends.forget(job)
         if self.recorder is not None:
             self.recorder.end(job)
 
@@ -70,16 +76,41 @@ class Metrics:
         merged = self.steps.receive(message, now_ns)
         for step in merged.steps:
             self._made(step, now_ns)
-        if self.recorder is not None:
-            for record in merged.other:
-                self.recorder.other(message.job, record, now_ns)
+        for record in merged.other:
+            self._other(message.job, record, now_ns)
+        if message.run is not None and 0 in message.ranks and self.chronicle is not None:
+            self.chronicle.describe(message.job, message.run)
 
     def _made(self, step: GangStep, now_ns: int) -> None:
         found = self._watch.record(gang_record(step), now_ns)
         if found:
             self._tell(found)
+        if self.recorder is None:
+            return
+        self.recorder.step(step)
+        gang = self.recorder.gangs.get(step.job)
+        if self.chronicle is None or gang is None:
+            return
+        trends = self._trends.step(
+            step.job,
+            step.step,
+            step.time_ns,
+            seconds=largest(step.step_seconds),
+            planned_seconds=gang.planned_step_seconds,
+            memory_bytes=step.memory_bytes,
+            grad_norm=step.head.grad_norm if step.head is not None else None,
+        )
+        for each in trends:
+            self.chronicle.add(each)
+        self.chronicle.made(step.job, self.recorder.latest[step.job])
+
+    def _other(self, job: int, record: ValidationRecord | CheckpointRecord, now_ns: int) -> None:
         if self.recorder is not None:
-            self.recorder.step(step)
+            self.recorder.other(job, record, now_ns)
+        if isinstance(record, CheckpointRecord) and not record.problem and self.chronicle:
+            self.chronicle.saved(job, record.step, record.path, record.seconds)
+            for each in self._trends.saved(job, record.step, now_ns, record.seconds):
+                self.chronicle.add(each)
 
 
 def gang_record(step: GangStep) -> GangRecord:
@@ -89,15 +120,16 @@ def gang_record(step: GangStep) -> GangRecord:
         job=step.job,
         generation=step.generation,
         step=step.step,
-        step_ns=int(_largest(step.step_seconds) * NS),
+        step_ns=int(largest(step.step_seconds) * NS),
         loss=head.loss if head is not None else None,
         has_loss=head is not None,
-        data_wait_ns=int(_largest(step.parts[DATA]) * NS),
+        data_wait_ns=int(largest(step.parts[DATA]) * NS),
         compute_ns=_whole(step.compute_seconds),
     )
 
 
-def _largest(seconds: Floats) -> float:
+def largest(seconds: Floats) -> float:
+    """The largest that is known; 0 when none is."""
     return 0.0 if np.isnan(seconds).all() else float(np.nanmax(seconds))
 
 

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from msgspec import Struct
 
@@ -22,6 +22,7 @@ from phalanx.cluster.events import Event
 from phalanx.cluster.policy import Policy
 from phalanx.control.audit import Audit
 from phalanx.control.auth import JOIN_HOURS, AuthError, Tokens
+from phalanx.control.chronicle import Chronicle
 from phalanx.control.controller import Controller, CoreFailedError
 from phalanx.control.fleet_history import FleetHistory
 from phalanx.control.helper import Helper
@@ -39,6 +40,8 @@ from phalanx.control.store import (
     open_store,
 )
 from phalanx.control.views import team_of
+from phalanx.control.webhooks import Webhooks
+from phalanx.observe.journal import Journal
 from phalanx.observe.planning import JobPlan
 from phalanx.observe.recorder import Recorder
 from phalanx.observe.store import open_metrics
@@ -72,14 +75,26 @@ class Options(Struct, frozen=True, kw_only=True):
     request_burst: int = 400
     failures_per_second: float = 5.0  # of one address without a good token
     failure_burst: int = 50
+    webhooks: tuple[str, ...] = ()  # told of findings and ended jobs
     most_metric_bytes: int = 20 << 30  # beyond it the oldest go, whatever their tier
 
 
 class Leading:
     """What a server has while it leads."""
 
-    def __init__(self, controller: Controller, hub: Hub, tokens: Tokens) -> None:
+    def __init__(
+        self,
+        controller: Controller,
+        hub: Hub,
+        tokens: Tokens,
+        journal: Journal,
+        webhooks: Webhooks,
+    ) -> None:
         self.controller, self.hub, self.tokens = controller, hub, tokens
+        self._webhooks = webhooks
+        self.chronicle = Chronicle(controller.core, journal, self._tell)
+        hub.metrics.chronicle = self.chronicle
+        controller.listeners.append(self.chronicle.heard)
         self.recent: deque[tuple[Event, Sequence[Command]]] = deque(maxlen=RECENT_EVENTS)
         self.readers: list[asyncio.Queue[Entry]] = []
         self.changed = asyncio.Event()
@@ -100,6 +115,10 @@ class Leading:
                 if self.readers and told.get(job) != row["step"]:
                     told[job] = row["step"]
                     self.push(Pushed("step", team_of(self.core, job), {"job": job, **row}))
+
+    def _tell(self, kind: str, job: int, body: dict[str, Any]) -> None:
+        self.push(Pushed(kind, team_of(self.core, job) if job else "", body))
+        self._webhooks.tell(kind, body)
 
     def push(self, pushed: Pushed) -> None:
         """Something for pages that is not in the log."""
@@ -127,6 +146,8 @@ class Server:
         self.helper = Helper()
         self.plans: dict[int, JobPlan] = {}  # by job
         self.metrics = open_metrics(options.state / "metrics.sqlite")
+        self.journal = Journal(options.state / "runs.sqlite")
+        self.webhooks = Webhooks(options.webhooks)
         self.leading: Leading | None = None
         self.leader = ""  # URL of whoever leads instead
         self.settled = asyncio.Event()  # it leads, or it stands by
@@ -184,7 +205,7 @@ class Server:
         tokens = await asyncio.to_thread(Tokens, self.store)
         await controller.start(policy)
         self._first_tokens(tokens)
-        leading = Leading(controller, hub, tokens)
+        leading = Leading(controller, hub, tokens, self.journal, self.webhooks)
         # What was loaded stays: the collector need not look through a fleet again and again.
         gc.collect()
         gc.freeze()
@@ -200,6 +221,8 @@ class Server:
                 self.history.follow(controller.core, leading.changed),
                 self._keep_metrics(),
                 leading.push_steps(),
+                leading.chronicle.keep(),
+                self.webhooks.run(),
             )
         ]
         self.leading = leading
@@ -261,3 +284,4 @@ class Server:
         self.audit.close()
         with suppress(sqlite3.Error):
             self.metrics.close()
+            self.journal.close()

@@ -21,6 +21,15 @@ MOST_STEPS = 512  # in one message; of more, the newest
 Floats = np.ndarray[tuple[int, ...], np.dtype[np.float32]]
 
 
+class RunRecord(Struct, frozen=True, kw_only=True, tag_field="kind", tag="run"):
+    """Where a run comes from, as rank 0 found it: a JSON object."""
+
+    generation: int
+    provenance: str
+    folder: str = ""
+    step: int = 0
+
+
 class NodeRecords(Struct, frozen=True, kw_only=True, tag_field="kind", tag=True):
     """Steps of the ranks of one node since the last such message.
 
@@ -42,6 +51,7 @@ class NodeRecords(Struct, frozen=True, kw_only=True, tag_field="kind", tag=True)
     worst: tuple[int, ...] = ()  # with a summary: rank that computed longest, by step
     head: tuple[StepRecord, ...] = ()  # of rank 0, whole
     other: tuple[ValidationRecord | CheckpointRecord, ...] = ()  # of rank 0
+    run: RunRecord | None = None  # of rank 0
     lost_bytes: int = 0  # that workers wrote and the agent could not read
     refused: int = 0  # records that made no sense
 
@@ -50,7 +60,7 @@ class Said(NamedTuple):
     """A record and when it was true."""
 
     time_ns: int
-    record: Record
+    record: Record | RunRecord
 
 
 def compute_seconds(record: StepRecord) -> float:
@@ -87,16 +97,19 @@ def merge(
     steps: dict[int, int] = {}  # step: when the last rank was done with it
     head: list[StepRecord] = []
     other: list[ValidationRecord | CheckpointRecord] = []
+    run: RunRecord | None = None
     for rank in ranks:
         for time_ns, record in by_rank[rank]:
             if isinstance(record, StepRecord):
                 steps[record.step] = max(steps.get(record.step, 0), time_ns)
                 if rank == 0:
                     head.append(record)
-            elif rank == 0:
+            elif rank == 0 and isinstance(record, RunRecord):
+                run = record
+            elif rank == 0 and not isinstance(record, RunRecord):
                 other.append(record)
     numbers = sorted(steps)[-MOST_STEPS:]
-    if not numbers and not other and not lost_bytes and not refused:
+    if not (numbers or other or run or lost_bytes or refused):
         return None
     rows = {step: row for row, step in enumerate(numbers)}
     values: Floats = np.full((2 + len(PARTS), len(rows), len(ranks)), np.nan, np.float32)
@@ -129,6 +142,7 @@ def merge(
         worst=worst,
         head=tuple(record for record in head if record.step in rows),
         other=tuple(other),
+        run=run,
         lost_bytes=lost_bytes,
         refused=refused,
     )

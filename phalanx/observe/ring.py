@@ -14,6 +14,7 @@ import zlib
 from contextlib import suppress
 from mmap import mmap
 from pathlib import Path
+from threading import Lock
 from typing import NamedTuple
 
 MAGIC = b"PHXRING1"
@@ -32,6 +33,7 @@ class RingWriter:
 
     def __init__(self, path: Path, capacity_bytes: int = CAPACITY_BYTES) -> None:
         self.capacity_bytes = capacity_bytes
+        self._appending = Lock()
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             whole = os.fstat(file).st_size == HEADER_BYTES + capacity_bytes
@@ -49,6 +51,11 @@ class RingWriter:
         frame = _FRAME.pack(len(body), zlib.crc32(body)) + body
         if len(frame) > self.capacity_bytes:
             return False
+        with self._appending:
+            self._write(frame)
+        return True
+
+    def _write(self, frame: bytes) -> None:
         start = self._at % self.capacity_bytes
         first = min(len(frame), self.capacity_bytes - start)
         self._map[HEADER_BYTES + start : HEADER_BYTES + start + first] = frame[:first]
@@ -56,7 +63,6 @@ class RingWriter:
             self._map[HEADER_BYTES : HEADER_BYTES + len(frame) - first] = frame[first:]
         self._at += len(frame)
         _POSITION.pack_into(self._map, _WRITTEN_AT, self._at)
-        return True
 
     def close(self) -> None:
         """Append no more; what is in the file stays."""

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 from msgspec import structs
 
-from phalanx.observe.node_records import Said
+from phalanx.observe.node_records import RunRecord, Said
 from phalanx.observe.ring import RingReader, RingWriter
 from phalanx.train.records import Record, StepRecord
 
@@ -44,6 +44,10 @@ class RingSink:
                 at_ns -= int(record.step_seconds * 1e9)
         for record, time_ns in zip(waiting, reversed(times_ns), strict=True):
             self._ring.append(_encode(Said(time_ns, record)))
+
+    def describe(self, record: RunRecord) -> None:
+        """Say where the run comes from."""
+        self._ring.append(_encode(Said(time.time_ns(), record)))
 
     def close(self) -> None:
         self.flush()  # a generation is over; the ring stays for the next one
@@ -82,7 +86,7 @@ class RingRecords:
         self._ring.close()
 
 
-def sensible(record: Record) -> Record | None:
+def sensible(record: Record | RunRecord) -> Record | RunRecord | None:
     """The record with what is no finite number left out; None where it cannot be meant."""
     if not 0 <= record.step < 1 << 53:
         return None

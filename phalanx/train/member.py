@@ -10,12 +10,13 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import threading
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 import torch
@@ -32,6 +33,7 @@ from phalanx.train.diagnose import classify
 from phalanx.train.exits import ExitCode, ExitInfo
 from phalanx.train.memory import device_memory_error
 from phalanx.train.parent import find_parents
+from phalanx.train.provenance import Provenance, write_provenance
 from phalanx.train.resume import load_start
 from phalanx.train.run_folder import RunFolder
 from phalanx.train.saving import keepers_home, open_checkpointer, seal
@@ -101,6 +103,7 @@ class Member:
     def __init__(self, job: Job, folder: Path, orders: Orders, sinks: Sequence[Sink] = ()) -> None:
         self._unresolved, self._orders = job, orders
         self._sinks = sinks  # of every rank, beside those of the run's folder
+        self.described: Callable[[Provenance], None] = lambda found: None  # told by rank 0
         self.job = job
         self.folder = RunFolder(folder)
         self.info: ExitInfo | None = None  # how it ended
@@ -153,6 +156,7 @@ class Member:
         laps.end("mesh")
         if self._rank == 0:
             run_folder.make(self.job, self.folder)
+            self._describe(formation)
         self._trainer = self._make_trainer()
         checkpointer = open_checkpointer(self.job, self.folder, exclusive=False)
         laps.end("build")
@@ -171,6 +175,20 @@ class Member:
         except BaseException:
             checkpointer.abandon()
             raise
+
+    def _describe(self, formation: Formation) -> None:
+        """Where the run comes from, written behind training's back: git takes its time."""
+        devices = [str(self._device)] * formation.world_size
+        args = (self.job, self.folder, devices, "", formation.generation)
+        threading.Thread(target=self._write_provenance, args=args, daemon=True).start()
+
+    def _write_provenance(self, *args: Any) -> None:
+        try:
+            found = write_provenance(*args)
+        except OSError as error:
+            log.warning("cannot write where the run comes from: %s", error)
+            return
+        self.described(found)
 
     def _make_trainer(self) -> Trainer:
         """The feed outlives the trainer: its place in the data is an argument, not a state."""

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -62,6 +63,10 @@ class Provenance(msgspec.Struct, frozen=True, kw_only=True):
     environment: dict[str, str]
     torch: Torch
     parent_checkpoint: str  # "": a fresh start
+    data: dict[str, str] = {}  # fingerprint of the samples' order and content; of the tokenizer
+    driver: str = ""  # of the GPUs
+    image: str = ""  # of the container, as PHALANX_IMAGE names it
+    generation: int = 0
 
 
 ENVIRONMENT_PREFIXES = (
@@ -76,12 +81,24 @@ ENVIRONMENT_PREFIXES = (
 )
 
 
+DIFF_NAME = "changes.diff"
+MOST_DIFF_BYTES = 256 << 10  # of changes to tracked files; of more, the beginning
+
+
 def write_provenance(
-    job: Job, run_folder: RunFolder, devices: list[str], parent_checkpoint: str
-) -> None:
+    job: Job,
+    run_folder: RunFolder,
+    devices: list[str],
+    parent_checkpoint: str,
+    generation: int = 0,
+) -> Provenance:
     """Write ``provenance/provenance.json``; called by one rank once the group stands."""
     project = Path.cwd()
     found = Provenance(
+        data=data_facts(job),
+        driver=_driver(),
+        image=os.environ.get("PHALANX_IMAGE", ""),
+        generation=generation,
         phalanx=__version__,
         started=now(),
         command=sys.argv,
@@ -105,6 +122,35 @@ def write_provenance(
     )
     text = msgspec.json.format(msgspec.json.encode(found), indent=2) + b"\n"
     write_synced(run_folder.provenance / "provenance.json", text)
+    if found.project is not None and found.project.dirty:
+        changes = _git(project, "diff", "HEAD") or b""
+        write_synced(run_folder.provenance / DIFF_NAME, changes[:MOST_DIFF_BYTES])
+    return found
+
+
+def _driver() -> str:
+    try:
+        first = Path("/proc/driver/nvidia/version").read_text().partition("\n")[0]
+    except OSError:
+        return ""
+    return next((word for word in first.split() if word[:1].isdigit()), "")
+
+
+def data_facts(job: Job) -> dict[str, str]:
+    """What identifies the corpora of a run and their tokenizer, as far as files here tell it."""
+    if job.data.source == "synthetic":
+        return {"source": "synthetic"}
+    paths = {name: source.path for name, source in job.data.blend.items()}
+    facts: dict[str, str] = {}
+    for name, path in (paths or {"corpus": job.data.path}).items():
+        try:
+            text = (Path(path) / "manifest.json").read_bytes()
+            found = msgspec.json.decode(text, type=dict[str, Any])
+        except (OSError, msgspec.MsgspecError):
+            continue  # in an object store, or gone: the reader says so
+        facts[f"{name}.fingerprint"] = hashlib.sha256(text).hexdigest()
+        facts[f"{name}.tokenizer"] = str(found.get("tokenizer", ""))
+    return facts
 
 
 def installed_packages() -> dict[str, str]:

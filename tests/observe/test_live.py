@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -75,3 +78,51 @@ def test_a_team_sees_nothing_of_anothers_metrics(
         with pytest.raises(ClientError) as refused:
             eve.get(f"/v1/jobs/{done.job}/{path}", dict)
         assert refused.value.status == 404
+
+
+def test_the_ledger_sums_exactly_and_its_timeline_too(done: Done) -> None:
+    found = done.get("/v1/jobs/{job}/ledger?bins=20")
+    total = int(found["allocation_gpu_ns"])
+    assert total > 0
+    assert sum(int(text) for text in found["buckets"].values()) == total
+    added: dict[str, int] = {}
+    for part in found["timeline"]:
+        for name, text in part["buckets"].items():
+            added[name] = added.get(name, 0) + int(text)
+    assert added == {name: int(text) for name, text in found["buckets"].items() if int(text)}
+    printed = run_cli(done, "ledger", str(done.job), "--json")
+    assert printed["buckets"] == found["buckets"]
+    shares = done.get("/v1/ledger")["jobs"][str(done.job)]
+    assert {name: str(gpu_ns) for name, gpu_ns in shares["buckets"].items()} == found["buckets"]
+
+
+def run_cli(done: Done, *arguments: str) -> Any:
+    return json.loads(run_cli_text(done, *arguments))
+
+
+def test_the_run_is_tracked_with_its_origin_and_placement(done: Done) -> None:
+    def found() -> Any:
+        return done.get("/v1/runs/{job}")
+
+    done.stage.wait(lambda: found()["provenance"] and found()["checkpoints"], "its origin", 20)
+    run = found()
+    assert run["state"] == "done"
+    assert run["config"]["train"]["steps"] == STEPS
+    assert run["provenance"]["packages"]
+    assert run["exit"]["message"]
+    assert [place["generation"] for place in run["placements"]][-1] == 1
+    assert run["checkpoints"][-1]["step"] == STEPS
+    assert run["summary"]["step"] == STEPS
+    run_cli_text(done, "runs", "note", str(done.job), "good")
+    run_cli_text(done, "runs", "tag", str(done.job), "first")
+    (listed,) = run_cli(done, "runs", "ls", "--json")
+    assert [note["text"] for note in listed["notes"]] == ["good"]
+    assert listed["tags"] == ["first"]
+    assert done.get(f"/v1/runs/diff?a={done.job}&b={done.job}")["differences"] == []
+
+
+def run_cli_text(done: Done, *arguments: str) -> str:
+    command = [sys.executable, "-m", "phalanx", *arguments, "--state", str(done.stage.state)]
+    made = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert made.returncode == 0, made.stdout + made.stderr
+    return made.stdout

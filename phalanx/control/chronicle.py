@@ -1,0 +1,290 @@
+"""Follows the log for people: runs, findings, incidents with their times, the ledger over time."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sqlite3
+import time
+import tomllib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from phalanx.cluster.causes import cause_of
+from phalanx.cluster.commands import Command
+from phalanx.cluster.core import Core
+from phalanx.cluster.events import Event, GangReady, Progress, WorkerExited
+from phalanx.cluster.job import Job
+from phalanx.cluster.report import Share, report
+from phalanx.config import ConfigError, job_from_table
+from phalanx.control.payload import Train, decode_payload
+from phalanx.control.views import job_of, names_of
+from phalanx.observe.findings import SUGGESTIONS, Finding, from_event
+from phalanx.observe.journal import Journal
+from phalanx.observe.node_records import RunRecord
+from phalanx.observe.runs import Run
+
+logger = logging.getLogger("phalanx.server")
+
+FLUSH_SECONDS = 1.0
+LEDGER_SECONDS = 10.0
+FINE_LEDGER_NS = 2 * 86_400 * 10**9
+COARSE_LEDGER_NS = 600 * 10**9
+ENDED = ("done", "failed", "cancelled")
+MOST_PLACEMENTS = 1_000
+
+Heard = Callable[[str, int, dict[str, Any]], None]
+
+
+class Open(Struct):
+    """A gang that is being brought up again."""
+
+    finding: Finding
+    generation: int
+    began_ns: int
+    restored_ns: int = 0
+
+
+class Chronicle:
+    """One instance a leadership. ``told`` hears of findings and ended jobs."""
+
+    def __init__(self, core: Core, journal: Journal, told: Heard) -> None:
+        self.core, self.journal, self._told = core, journal, told
+        self.counts: dict[str, int] = {}  # findings by kind
+        self._runs: dict[int, Run] = {}
+        self._dirty: dict[int, None] = {}
+        self._generations = {
+            number: job.generation for number, job in core.view.jobs.items() if job.generation
+        }
+        self._open: dict[int, Open] = {}
+        self._newest = max(core.view.jobs, default=0)
+        self._ended = {n for n, job in core.view.jobs.items() if job.state in ENDED}
+
+    # What happens.
+
+    def heard(self, event: Event, commands: Sequence[Command]) -> None:
+        """An event was handled."""
+        body, jobs = event.body, self.core.view.jobs
+        found = from_event(body, event.time_ns, self._names(body))
+        if found is not None:
+            self.add(found)
+        last = next(reversed(jobs), 0)
+        numbers = [job_of(each) for each in (body, *(command.body for command in commands))]
+        numbers += range(self._newest + 1, last + 1)
+        self._newest = max(self._newest, last)
+        for number in dict.fromkeys(numbers):
+            job = jobs.get(number)
+            if job is not None:
+                self._incident(job, event, commands)
+                if not isinstance(body, Progress):
+                    self._note(job, event.time_ns)
+
+    def _names(self, body: object) -> dict[int, str]:
+        node, fleet = getattr(body, "node", None), self.core.view.fleet
+        if isinstance(node, int) and 0 <= node < len(fleet):
+            return {node: fleet.nodes[node].name}
+        return {}
+
+    def add(self, finding: Finding) -> None:
+        """A finding for people."""
+        self.counts[finding.kind] = self.counts.get(finding.kind, 0) + 1
+        try:
+            self.journal.add_finding(finding)
+        except sqlite3.Error as error:
+            logger.error("a finding cannot be stored: %s", error)
+        self._told("finding", finding.job, msgspec.to_builtins(finding))
+
+    def _incident(self, job: Job, event: Event, commands: Sequence[Command]) -> None:
+        """A gang that forms again: since when, why, and when it had its state and went on."""
+        before, body = self._generations.get(job.id, 0), event.body
+        if job.generation > before:
+            self._generations[job.id] = job.generation
+            known = self._open.get(job.id)
+            if known is not None:
+                known.generation = job.generation
+            elif before and job.step:
+                finding = self._begun(job, event, commands)
+                self._open[job.id] = Open(finding, job.generation, event.time_ns)
+        known = self._open.get(job.id)
+        if known is None:
+            return
+        if isinstance(body, GangReady) and body.generation == known.generation:
+            known.restored_ns = event.time_ns
+        elif isinstance(body, Progress) and body.generation == known.generation:
+            if known.restored_ns:
+                known.finding.evidence |= {
+                    "restored_seconds": (known.restored_ns - known.began_ns) / 1e9,
+                    "resumed_seconds": (event.time_ns - known.began_ns) / 1e9,
+                    "generation": known.generation,
+                }
+                self.add(self._open.pop(job.id).finding)
+        elif job.state in ENDED:
+            self.add(self._open.pop(job.id).finding)
+
+    def _begun(self, job: Job, event: Event, commands: Sequence[Command]) -> Finding:
+        body = event.body
+        reasons = [str(c.body.reason) for c in commands if job_of(c.body) == job.id]
+        cause = body.cause if isinstance(body, WorkerExited) else type(body).__name__
+        node = getattr(body, "node", -1)
+        names = self._names(body)
+        return Finding(
+            time=event.time_ns / 1e9,
+            kind="incident",
+            job=job.id,
+            rank=int(getattr(body, "rank", -1)),
+            node=names.get(node, "") if isinstance(node, int) else "",
+            evidence={
+                "event": type(body).__name__,
+                "sequence": event.sequence,
+                "cause": cause,
+                "root_cause_class": cause_of(cause).domain,
+                "step": job.step,
+                "committed": job.committed,
+            },
+            sentence=reasons[0] if reasons else f"the gang forms again after {cause}",
+            suggestion=SUGGESTIONS.get("worker_exited", ""),
+            picture={"series": ["loss", "step_seconds"], "step": job.step},
+        )
+
+    # Runs.
+
+    def run_of(self, job: Job) -> Run:
+        """What is known of a job's run."""
+        run = self._runs.get(job.id) or self.journal.run(job.id) or first_look(job)
+        self._runs[job.id] = run
+        return run
+
+    def describe(self, number: int, record: RunRecord) -> None:
+        """Rank 0 said where its run comes from."""
+        job = self.core.view.jobs.get(number)
+        if job is None:
+            return
+        try:
+            provenance = msgspec.json.decode(record.provenance)
+        except msgspec.MsgspecError:
+            return
+        if isinstance(provenance, dict):
+            run = self.run_of(job)
+            run.provenance, run.folder = provenance, record.folder
+            self._dirty[number] = None
+
+    def saved(self, number: int, step: int, path: str, seconds: float) -> None:
+        """A checkpoint of a job is complete."""
+        job = self.core.view.jobs.get(number)
+        if job is not None:
+            run = self.run_of(job)
+            entry = {"step": step, "path": path, "seconds": seconds}
+            run.checkpoints = [*run.checkpoints[-999:], entry]
+            self._dirty[number] = None
+
+    def made(self, number: int, summary: dict[str, Any]) -> None:
+        """The newest step of a job."""
+        if number in self._runs:
+            self._runs[number].summary = summary
+
+    def change(self, number: int, run: Run) -> None:
+        """Somebody wrote a note or a tag."""
+        self._runs[number] = run
+        self.journal.put_run(number, run)
+
+    def _note(self, job: Job, time_ns: int) -> None:
+        run = self.run_of(job)
+        run.state = job.state
+        placement = job.placement
+        if placement is not None:
+            nodes = list(names_of(self.core.view.fleet, placement.nodes))
+            last = run.placements[-1] if run.placements else {}
+            if (last.get("nodes"), last.get("generation")) != (nodes, job.generation):
+                entry = {
+                    "time": time_ns / 1e9,
+                    "generation": job.generation,
+                    "nodes": nodes,
+                    "replicas": placement.replicas,
+                }
+                run.placements = [*run.placements[1 - MOST_PLACEMENTS :], entry]
+        if job.state in ENDED and job.id not in self._ended:
+            self._ended.add(job.id)
+            run.ended = time_ns / 1e9
+            run.exit = {"reason": job.why.code, "message": str(job.why), "evidence": job.evidence}
+            body = {"job": job.id, "name": job.spec.name, "state": job.state, "why": str(job.why)}
+            self._told("job", job.id, body)
+        self._dirty[job.id] = None
+
+    # Keeping.
+
+    async def keep(self) -> None:
+        """Write what changed, until cancelled."""
+        ledger_due = 0.0
+        while True:
+            await asyncio.sleep(FLUSH_SECONDS)
+            dirty, self._dirty = self._dirty, {}
+            copies = [(n, msgspec.json.encode(self._runs[n])) for n in dirty if n in self._runs]
+            try:
+                await asyncio.to_thread(self._write, copies)
+                if time.monotonic() >= ledger_due:
+                    ledger_due = time.monotonic() + LEDGER_SECONDS
+                    await asyncio.to_thread(self._write_ledger, *self.ledger_now())
+            except sqlite3.Error as error:
+                logger.error("runs cannot be stored: %s", error)
+                self._dirty = {**dirty, **self._dirty}
+            for number in [n for n in self._runs if n in self._ended and n not in self._dirty]:
+                del self._runs[number]
+
+    def _write(self, runs: list[tuple[int, bytes]]) -> None:
+        for number, body in runs:
+            self.journal.put_run(number, msgspec.json.decode(body, type=Run))
+
+    def _write_ledger(self, time_ns: int, owners: dict[str, dict[str, int]]) -> None:
+        self.journal.note_ledger(time_ns, owners)
+        self.journal.thin_ledger(time_ns, FINE_LEDGER_NS, COARSE_LEDGER_NS)
+
+    def ledger_now(self) -> tuple[int, dict[str, dict[str, int]]]:
+        """Sums of everybody, by bucket and by cause."""
+        ledger = self.core.ledger
+        found = report(ledger, self.core.view.policy.price)
+        shares = {"fleet": found.fleet}
+        shares |= {f"team:{team}": share for team, share in found.teams.items()}
+        shares |= {f"job:{job}": share for job, share in found.jobs.items()}
+        owners: dict[str, dict[str, int]] = {}
+        for owner, share in shares.items():
+            owners[owner] = share.buckets
+            owners[f"{owner}#cause"] = by_cause(share)
+        teams = {team: share.gpu_ns for team, share in found.teams.items()}
+        teams["(nobody)"] = found.fleet.gpu_ns - sum(teams.values())
+        owners["fleet#team"] = teams
+        return ledger.now_ns, owners
+
+
+def by_cause(share: Share) -> dict[str, int]:
+    """The same time by what caused its loss; what was not lost is one entry."""
+    found = {cause: sum(lost.values()) for cause, lost in share.by_cause.items()}
+    return {"(not lost)": share.gpu_ns - sum(found.values()), **found}
+
+
+def first_look(job: Job) -> Run:
+    """A run as its submission describes it."""
+    spec = job.spec
+    return Run(
+        id=str(job.id),
+        name=spec.name,
+        user=spec.user,
+        team=spec.team,
+        state=job.state,
+        created=job.submitted_ns / 1e9,
+        config=_config(spec.payload),
+        plan=msgspec.to_builtins(spec.expected),
+    )
+
+
+def _config(payload: str) -> dict[str, Any]:
+    try:
+        work = decode_payload(payload)
+        if not isinstance(work, Train):
+            return {"argv": list(work.argv), "folder": work.folder}
+        found = msgspec.to_builtins(job_from_table(tomllib.loads(work.toml)))
+    except (msgspec.MsgspecError, tomllib.TOMLDecodeError, ConfigError):
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,84 @@
+"""Tells other programs of findings and ended jobs: HTTP POST, bounded, repeated a few times.
+
+The address may carry a secret, so logs name the host alone. A receiver that does not answer costs
+its own messages and nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import urllib.error
+import urllib.request
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+
+logger = logging.getLogger("phalanx.server")
+
+MOST_WAITING = 1_000
+TRIES = 4
+TIMEOUT_SECONDS = 10.0
+PAUSE_SECONDS = 1.0  # before the second try; doubled with each
+
+
+class Webhooks:
+    """All receivers. Messages leave in order, one receiver not waiting for another."""
+
+    def __init__(self, urls: tuple[str, ...], pause_seconds: float = PAUSE_SECONDS) -> None:
+        self._urls, self._pause_seconds = urls, pause_seconds
+        self._waiting: list[asyncio.Queue[bytes]] = [asyncio.Queue(MOST_WAITING) for _ in urls]
+        self.sent = self.dropped = self.failed = 0
+
+    def tell(self, kind: str, body: dict[str, Any]) -> None:
+        """Have a message sent; of too many the newest are dropped and counted."""
+        data = msgspec.json.encode({"kind": kind, **body})
+        for waiting in self._waiting:
+            try:
+                waiting.put_nowait(data)
+            except asyncio.QueueFull:
+                self.dropped += 1
+
+    async def run(self) -> None:
+        """Send until cancelled."""
+        await asyncio.gather(*(self._serve(index) for index in range(len(self._urls))))
+        await asyncio.Event().wait()
+
+    async def _serve(self, index: int) -> None:
+        url = self._urls[index]
+        while True:
+            data = await self._waiting[index].get()
+            for attempt in range(TRIES):
+                problem = await asyncio.to_thread(_post, url, data)
+                if not problem:
+                    self.sent += 1
+                    break
+                if attempt + 1 < TRIES:
+                    await asyncio.sleep(self._pause_seconds * 2**attempt)
+            else:
+                self.failed += 1
+                logger.warning("webhook %s: %s; message dropped", urlsplit(url).hostname, problem)
+
+
+def bad_address(url: str) -> str:
+    """What is wrong with the address of a receiver; "": nothing."""
+    where = urlsplit(url)
+    if where.scheme not in ("http", "https") or not where.hostname:
+        return "a webhook is an address like https://host/path"
+    return ""
+
+
+def _post(url: str, data: bytes) -> str:
+    """Why it was not taken; "" when it was. The words hold nothing of the address."""
+    headers = {"Content-Type": "application/json", "User-Agent": "phalanx"}
+    request = urllib.request.Request(url, data, headers, method="POST")
+    try:
+        with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS):
+            return ""
+    except urllib.error.HTTPError as error:
+        return f"answered {error.code}"
+    except urllib.error.URLError as error:
+        return f"cannot be reached ({type(error.reason).__name__})"
+    except (OSError, ValueError) as error:
+        return f"failed ({type(error).__name__})"

@@ -1,0 +1,216 @@
+"""What is known of a run, wherever it ran, and what differs between two.
+
+A run under a server is kept by it; one of ``phalanx train`` is read from its folder. Both have the
+same shape, so that they can be compared with each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from phalanx.train.records import CheckpointRecord, StepRecord, read_records
+from phalanx.train.run_folder import RunFolder
+
+Table = dict[str, Any]
+
+NOTES_NAME = "tracker.json"
+MOST_NOTES, MOST_NOTE_LETTERS, MOST_TAGS = 1000, 10_000, 64
+
+
+class Note(Struct, frozen=True):
+    """What somebody wrote about a run."""
+
+    time: float
+    text: str
+    by: str = ""
+
+
+class Run(Struct, kw_only=True):
+    """One run. What nobody has told is empty."""
+
+    id: str
+    name: str = ""
+    user: str = ""
+    team: str = ""
+    state: str = ""
+    created: float = 0.0  # seconds since 1970
+    ended: float = 0.0
+    exit: Table = {}  # reason, message, code
+    config: Table = {}  # resolved
+    provenance: Table = {}  # code, packages, seeds, data, driver, image, ...
+    plan: Table = {}  # the mapping's prediction
+    placements: list[Table] = []  # time, generation, nodes, replicas
+    checkpoints: list[Table] = []
+    summary: Table = {}  # last step, loss, speed
+    folder: str = ""
+    notes: list[Note] = []
+    tags: list[str] = []
+
+
+class Difference(Struct, frozen=True):
+    """One thing that is not the same in two runs; None: it is not there."""
+
+    section: str
+    key: str
+    a: Any
+    b: Any
+
+
+# Of no consequence to what a run does: where and when it was started, and how it went.
+_PLACES = ("started", "command", "folder", "host", "user", "version", "generation")
+_PLACE_VARIABLES = ("PHALANX_",)
+
+
+def differences(a: Run, b: Run) -> list[Difference]:
+    """What changed: settings, code, packages, data, seeds, versions; not names, times or paths."""
+    found: list[Difference] = []
+    for section, one, other in _sections(a, b):
+        left, right = dict(flat(one)), dict(flat(other))
+        found += [
+            Difference(section, key, left.get(key), right.get(key))
+            for key in dict.fromkeys([*left, *right])
+            if left.get(key) != right.get(key)
+        ]
+    return found
+
+
+def _sections(a: Run, b: Run) -> Iterator[tuple[str, Table, Table]]:
+    yield "settings", _settings(a), _settings(b)
+    known = dict.fromkeys([*a.provenance, *b.provenance])
+    for section in known:
+        if section not in _PLACES:
+            yield section, _section(a, section), _section(b, section)
+    yield "plan", a.plan, b.plan
+
+
+def _settings(run: Run) -> Table:
+    return {key: value for key, value in run.config.items() if key not in ("name", "runs")}
+
+
+def _section(run: Run, section: str) -> Table:
+    value = run.provenance.get(section)
+    if section in ("code", "project") and isinstance(value, dict):
+        # The place of a working tree is of no consequence, its state is; and a change to files
+        # that are not committed is one difference, not two.
+        return {"commit": value.get("commit"), "changes": value.get("diff_sha256")}
+    if section == "environment" and isinstance(value, dict):
+        return {k: v for k, v in value.items() if not k.startswith(_PLACE_VARIABLES)}
+    return value if isinstance(value, dict) else {section: value}
+
+
+def flat(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Leaves of a tree with their dotted keys."""
+    if isinstance(value, dict) and value:
+        for key, each in value.items():
+            yield from flat(each, f"{prefix}.{key}" if prefix else str(key))
+    else:
+        yield prefix, value
+
+
+def load_folder(path: Path) -> Run:
+    """The run in a folder of ``phalanx train``; ValueError where there is none."""
+    folder = RunFolder(path.absolute())
+    config = _json(folder.config / "job.json")
+    if not config:
+        raise ValueError(f"{path}: no run (it has no config/job.json)")
+    provenance = _json(folder.provenance / "provenance.json")
+    exit_info = _json(folder.exit_info)
+    own = _json(path / NOTES_NAME)
+    steps = _last_steps(folder)
+    return Run(
+        id=f"{path.absolute().parent.name}/{folder.id}",
+        name=str(config.get("name", "")),
+        user=str(provenance.get("user", "")),
+        state=_state(exit_info),
+        created=_seconds(provenance.get("started")) or folder.config.stat().st_mtime,
+        ended=_seconds(exit_info.get("finished")),
+        exit={name: exit_info[name] for name in ("code", "reason", "message") if name in exit_info},
+        config=config,
+        provenance=provenance,
+        checkpoints=list(_checkpoints(folder)),
+        summary=_summary(steps) if steps else {},
+        folder=str(path.absolute()),
+        notes=msgspec.convert(own.get("notes", []), list[Note]),
+        tags=msgspec.convert(own.get("tags", []), list[str]),
+    )
+
+
+def _state(exit_info: Table) -> str:
+    if not exit_info:
+        return "running"  # or killed without a word: nobody can tell from the folder alone
+    return "done" if exit_info.get("code") == 0 else "failed"
+
+
+def find_folders(runs: Path) -> list[Path]:
+    """Folders of runs below ``runs/``, newest last."""
+    found = [path.parent.parent for path in runs.glob("*/*/config/job.json")]
+    return sorted(found, key=lambda path: path.stat().st_mtime)
+
+
+def annotate_folder(path: Path, run: Run) -> None:
+    """Keep notes and tags beside a run's files."""
+    text = msgspec.json.encode({"notes": run.notes, "tags": run.tags})
+    draft = path / f"{NOTES_NAME}.tmp"
+    draft.write_bytes(msgspec.json.format(text, indent=2) + b"\n")
+    draft.replace(path / NOTES_NAME)
+
+
+def _last_steps(folder: RunFolder) -> list[StepRecord]:
+    """The last records of a run; lines that cannot be read are left out."""
+    try:
+        lines = folder.steps.read_bytes()[-(256 << 10) :].splitlines(keepends=True)
+    except OSError:
+        return []
+    found = []
+    for line in lines:
+        try:
+            record = msgspec.json.decode(line, type=StepRecord)
+        except msgspec.MsgspecError:
+            continue  # cut at the beginning, or in the middle of a write
+        found.append(record)
+    return found
+
+
+def _summary(steps: list[StepRecord]) -> Table:
+    last = steps[-1]
+    recent = steps[-50:]
+    seconds = sum(record.step_seconds for record in recent)
+    return {
+        "step": last.step,
+        "loss": last.loss,
+        "tokens_seen": last.tokens_seen,
+        "tokens_per_second": sum(record.tokens for record in recent) / seconds if seconds else 0.0,
+        "mfu": last.mfu,
+        "step_seconds": seconds / len(recent),
+        "peak_memory_bytes": max(record.peak_memory_bytes for record in recent),
+    }
+
+
+def _checkpoints(folder: RunFolder) -> Iterator[Table]:
+    try:
+        for record in read_records(folder.metrics / "checkpoints.jsonl", CheckpointRecord):
+            if not record.problem:
+                yield {"step": record.step, "path": record.path, "seconds": record.seconds}
+    except (OSError, msgspec.MsgspecError):
+        return
+
+
+def _json(path: Path) -> Table:
+    try:
+        found = msgspec.json.decode(path.read_bytes())
+    except (OSError, msgspec.MsgspecError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _seconds(stamp: object) -> float:
+    try:
+        return datetime.fromisoformat(str(stamp)).timestamp()
+    except ValueError:
+        return 0.0

@@ -1,0 +1,130 @@
+"""The tracker: what is known of runs, and what differs between two of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from phalanx.observe.runs import Run, differences, find_folders, load_folder
+from tests.control.jobs import write_job
+
+
+def git(folder: Path, *arguments: str) -> None:
+    environment = os.environ | {
+        "GIT_AUTHOR_NAME": "t",
+        "GIT_AUTHOR_EMAIL": "t@example.org",
+        "GIT_COMMITTER_NAME": "t",
+        "GIT_COMMITTER_EMAIL": "t@example.org",
+    }
+    subprocess.run(
+        ["git", *arguments], cwd=folder, env=environment, check=True, capture_output=True
+    )
+
+
+def phalanx(folder: Path, *arguments: str, **environment: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "phalanx", *arguments],
+        cwd=folder,
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def two_runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
+    """Two real runs that differ in one setting, one package and one commit."""
+    root = tmp_path_factory.mktemp("tracked")
+    git(root, "init", "-q")
+    (root / ".gitignore").write_text("runs\nsite\n")
+    job = write_job(root, "tracked", 3)
+    text = job.read_text().replace("data = 2", "data = 1").replace("pipeline = 2", "pipeline = 1")
+    job.write_text(text)
+    git(root, "add", ".")
+    git(root, "commit", "-qm", "one")
+    package = root / "site" / "shelf-1.0.dist-info"
+    package.mkdir(parents=True)
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: shelf\nVersion: 1.0\n")
+    path = f"{root / 'site'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    phalanx(root, "train", str(job), PYTHONPATH=path)
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: shelf\nVersion: 1.1\n")
+    (root / "more.py").write_text("")
+    git(root, "add", ".")
+    git(root, "commit", "-qm", "two")
+    phalanx(root, "train", str(job), "--set", "optimizer.lr=0.002", PYTHONPATH=path)
+    a, b = find_folders(root / "runs")
+    return root, a, b
+
+
+def test_two_runs_differ_in_exactly_what_was_changed(two_runs: tuple[Path, Path, Path]) -> None:
+    _, a, b = two_runs
+    found = differences(load_folder(a), load_folder(b))
+    assert [(each.section, each.key) for each in found] == [
+        ("settings", "optimizer.lr"),
+        ("packages", "shelf"),
+        ("project", "commit"),
+    ]
+
+
+def test_a_run_has_its_configuration_origin_and_end(two_runs: tuple[Path, Path, Path]) -> None:
+    _, a, _ = two_runs
+    run = load_folder(a)
+    assert run.state == "done"
+    assert run.config["train"]["steps"] == 3
+    assert run.summary["step"] == 3
+    assert run.provenance["seeds"]
+    assert run.provenance["data"] == {"source": "synthetic"}
+    assert run.exit["reason"] == "done"
+
+
+def test_notes_and_tags_stay_with_a_folder(two_runs: tuple[Path, Path, Path]) -> None:
+    root, a, b = two_runs
+    phalanx(root, "runs", "note", str(a), "[bold]looks odd[/bold] <script>")
+    phalanx(root, "runs", "tag", str(a), "baseline", "old")
+    phalanx(root, "runs", "tag", str(a), "--", "-old")
+    run = load_folder(a)
+    assert [note.text for note in run.notes] == ["[bold]looks odd[/bold] <script>"]
+    assert run.tags == ["baseline"]
+    shown = phalanx(root, "runs", "show", str(a))
+    assert "[bold]looks odd[/bold] <script>" in shown
+    listed = json.loads(phalanx(root, "runs", "ls", "--runs", "runs", "--json"))
+    assert [each["tags"] for each in listed] == [["baseline"], []]
+    printed = json.loads(phalanx(root, "runs", "diff", str(a), str(b), "--json"))
+    assert len(printed) == 3
+
+
+def test_an_export_holds_every_step(two_runs: tuple[Path, Path, Path]) -> None:
+    root, a, _ = two_runs
+    with (a / "metrics" / "steps.jsonl").open("ab") as file:
+        file.write(b'{"kind":"step","cut in the mid')
+    phalanx(root, "runs", "export", str(a), "--out", "whole.json")
+    whole = json.loads((root / "whole.json").read_text())
+    assert [step["step"] for step in whole["steps"]] == [1, 2, 3]
+    assert load_folder(a).summary["step"] == 3
+
+
+@pytest.mark.parametrize("name", ["config/job.json", "provenance/provenance.json", "tracker.json"])
+def test_a_damaged_file_of_a_run_is_no_crash(tmp_path: Path, name: str) -> None:
+    for each in ("config/job.json", "provenance/provenance.json", "tracker.json"):
+        (tmp_path / each).parent.mkdir(exist_ok=True)
+        (tmp_path / each).write_text('{"name": "x"}' if each.startswith("config") else "{}")
+    (tmp_path / name).write_bytes(b'{"half')
+    if name.startswith("config"):
+        with pytest.raises(ValueError, match="no run"):
+            load_folder(tmp_path)
+    else:
+        assert load_folder(tmp_path).name == "x"
+
+
+def test_equal_runs_differ_in_nothing() -> None:
+    one = Run(id="1", config={"a": {"b": 1}}, provenance={"host": "x", "started": "1"})
+    other = Run(id="2", config={"a": {"b": 1}}, provenance={"host": "y", "started": "2"})
+    assert differences(one, other) == []
