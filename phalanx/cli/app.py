@@ -39,6 +39,7 @@ COMMANDS = {
     "slurm": ("phalanx.cli.slurm", "A private Slurm to try things; accounting."),
     "k8s": ("phalanx.cli.k8s", "Manifests of jobs for Kubernetes."),
     "runs": ("phalanx.cli.runs:app", "List, show, compare, export and annotate runs."),
+    "report": ("phalanx.cli.postmortem:app", "Write the post-mortem of a run."),
     "ledger": ("phalanx.cli.runs:ledger_app", "Say where GPU time went, exactly."),
     "token": ("phalanx.cli.token:app", "Make, list and revoke tokens."),
     "doctor": ("phalanx.cli.doctor:app", "Check a node, with evidence."),

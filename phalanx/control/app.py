@@ -20,6 +20,7 @@ from phalanx.control import (
     api_observe,
     api_page,
     api_plan,
+    api_prometheus,
     api_server,
     page_files,
 )
@@ -42,6 +43,7 @@ ENDPOINTS: list[Endpoint] = [
     *api_jobs.ENDPOINTS,
     *api_nodes.ENDPOINTS,
     *api_observe.ENDPOINTS,
+    *api_prometheus.ENDPOINTS,
     *api_server.ENDPOINTS,
     *api_page.ENDPOINTS,
     *api_plan.ENDPOINTS,

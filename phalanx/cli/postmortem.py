@@ -1,0 +1,93 @@
+"""``phalanx report``: a run's post-mortem as HTML and Markdown."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from phalanx.cli.options import print_json
+from phalanx.cli.remote import ServerUrl, State, connected
+from phalanx.cli.runs import Source, Which
+from phalanx.observe.report import PARTS, Curve, Material, html, markdown
+from phalanx.observe.runs import Run
+from phalanx.train.records import StepRecord
+
+app = typer.Typer()
+CURVES = ("loss", "grad_norm", "step_seconds", "mfu", "tokens_per_second")
+
+
+@app.command()
+def report(
+    run: Which,
+    out: Annotated[
+        Path | None, typer.Option(help="Where to write NAME.html and NAME.md (default: here).")
+    ] = None,
+    server: ServerUrl = "",
+    state: State = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the files' names as JSON.")] = False,
+) -> None:
+    """Write what happened to a run, where its time went and what to change."""
+    found = Source(server, state, json).get(run)
+    if run.isdigit():
+        material = _from_server(run, found, server, state, json)
+    else:
+        material = _from_folder(found)
+    base = out or Path(f"report-{found.id.replace('/', '-')}")
+    files = [base.with_suffix(".html"), base.with_suffix(".md")]
+    try:
+        files[0].write_text(html(material))
+        files[1].write_text(markdown(material))
+    except OSError as error:
+        raise typer.BadParameter(
+            f"{error.filename}: {error.strerror}", param_hint="--out"
+        ) from None
+    if json:
+        print_json([str(path) for path in files])
+    else:
+        print("\n".join(map(str, files)))
+
+
+def _from_server(run: str, found: Run, server: str, state: Path | None, json: bool) -> Material:
+    names = ",".join([*CURVES, *(f"{part}_seconds" for part in PARTS)])
+    with connected(server, json, state) as client:
+        series = client.get(f"/v1/jobs/{run}/metrics", dict, names=names, points=1000)["series"]
+        incidents = client.get(f"/v1/jobs/{run}/incidents", dict)["findings"]
+        ranks = client.get(f"/v1/jobs/{run}/ranks", dict, columns=100)
+        detail: dict[str, Any] = client.get(f"/v1/jobs/{run}", dict)
+        ledger: dict[str, Any] = {}
+        if detail["used_gpu_hours"]:
+            ledger = client.get(f"/v1/jobs/{run}/ledger", dict)
+    own = [_mean(row) for row in ranks["own_seconds"]]
+    return Material(
+        run=found,
+        curves={name: Curve(each["step"], each["value"]) for name, each in series.items()},
+        incidents=incidents,
+        ledger=ledger,
+        requested=detail["spec"],
+        rank_means={"own_seconds": own},
+    )
+
+
+def _from_folder(found: Run) -> Material:
+    path = Path(found.folder) / "metrics" / "steps.jsonl"
+    records: list[StepRecord] = []
+    for line in path.read_bytes().splitlines() if path.exists() else []:
+        try:
+            records.append(msgspec.json.decode(line, type=StepRecord))
+        except msgspec.MsgspecError:
+            continue  # cut in the middle of a write
+    thin = records[:: max(1, len(records) // 1000)]
+    steps = [record.step for record in thin]
+    curves = {name: Curve(steps, [getattr(record, name) for record in thin]) for name in CURVES}
+    for part in PARTS:
+        values = [getattr(record.parts, part) for record in thin]
+        curves[f"{part}_seconds"] = Curve(steps, values)
+    return Material(run=found, curves=curves)
+
+
+def _mean(values: list[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None

@@ -1,0 +1,170 @@
+"""What other programs get: Prometheus, its rules, Grafana, webhooks."""
+
+from __future__ import annotations
+
+import asyncio
+import http.server
+import json
+import logging
+import shutil
+import subprocess
+import threading
+from collections.abc import Iterator
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from phalanx.control.webhooks import Webhooks, bad_address
+from phalanx.observe.prometheus import MOST_JOBS, Family, JobSample, job_families, render
+from tests.control.servers import ServerProcess
+
+MONITORING = resources.files("phalanx.observe") / "monitoring"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    with ServerProcess(tmp_path_factory.mktemp("server")) as server:
+        yield server
+
+
+def test_prometheus_can_read_what_the_server_says(server: ServerProcess) -> None:
+    status, text = server.call("GET", "/metrics")
+    assert status == 200
+    families = {family.name: family for family in text_string_to_metric_families(text)}
+    assert families["phalanx_events"].type == "counter"
+    assert families["phalanx_events"].samples[0].value > 0
+    states = {sample.labels["state"] for sample in families["phalanx_nodes"].samples}
+    assert "healthy" in states
+    assert families["phalanx_store_failing"].samples[0].value == 0
+    assert server.call("GET", "/metrics", token="")[0] == 401
+
+
+def test_names_and_labels_of_hostile_jobs_are_escaped_and_bounded() -> None:
+    jobs = [
+        JobSample(
+            job=number,
+            name='x"} evil 1\n# HELP',
+            team="a\\b",
+            step=number,
+            generation=1,
+            row={"loss": 2.0, "mfu": None},
+        )
+        for number in range(1, 2 * MOST_JOBS)
+    ]
+    families = list(text_string_to_metric_families(render(job_families(jobs)).decode()))
+    by_name = {family.name: family.samples for family in families}
+    assert len(by_name["phalanx_job_loss"]) == MOST_JOBS
+    assert by_name["phalanx_job_loss"][0].labels["name"] == 'x"} evil 1\n# HELP'
+    assert by_name["phalanx_job_loss"][0].labels["team"] == "a\\b"
+    assert by_name["phalanx_job_mfu_ratio"] == []
+
+
+def test_a_number_that_is_none_is_still_readable() -> None:
+    text = render([Family("x", "gauge", "h", [({}, float("nan")), ({"a": "b"}, float("inf"))])])
+    (family,) = text_string_to_metric_families(text.decode())
+    assert len(family.samples) == 2
+
+
+def exported() -> set[str]:
+    row = {"loss": 1.0}
+    sample = JobSample(job=1, name="n", team="t", step=1, generation=1, row=row)
+    return {family.name for family in job_families([sample])}
+
+
+def test_the_dashboard_asks_only_for_what_is_exported(server: ServerProcess) -> None:
+    dashboard = json.loads((MONITORING / "grafana.json").read_text())
+    known = exported() | {
+        line.split()[2]
+        for line in server.call("GET", "/metrics")[1].splitlines()
+        if line.startswith("# TYPE")
+    }
+    for panel in dashboard["panels"]:
+        (target,) = panel["targets"]
+        words = target["expr"].replace("(", " ").replace("{", " ").replace("[", " ").split()
+        asked = {word for word in words if word.startswith("phalanx_")}
+        assert asked, panel["title"]
+        assert asked <= known, panel["title"]
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
+def test_the_alert_rules_are_good() -> None:
+    command = ["promtool", "check", "rules", str(MONITORING / "alerts.yml")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+class Receiver:
+    """A real HTTP server that refuses the first messages."""
+
+    def __init__(self, refuse: int) -> None:
+        got: list[dict[str, Any]] = []
+        left = [refuse]
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                data = self.rfile.read(int(self.headers["Content-Length"]))
+                if left[0]:
+                    left[0] -= 1
+                    self.send_response(503)
+                else:
+                    got.append(json.loads(data))
+                    self.send_response(204)
+                self.end_headers()
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self.got = got
+        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        self.url = f"http://127.0.0.1:{self.server.server_address[1]}/hook?secret=hush"
+
+
+async def send(hooks: Webhooks, done: Any) -> None:
+    sending = asyncio.ensure_future(hooks.run())
+    async with asyncio.timeout(20):
+        while not done():
+            await asyncio.sleep(0.01)
+    sending.cancel()
+
+
+def test_a_message_is_repeated_until_it_is_taken() -> None:
+    receiver = Receiver(refuse=2)
+
+    async def run() -> None:
+        hooks = Webhooks((receiver.url,), pause_seconds=0.01)
+        hooks.tell("finding", {"job": 1, "sentence": "<script>"})
+        hooks.tell("job", {"job": 1, "state": "done"})
+        await send(hooks, lambda: hooks.sent == 2)
+
+    asyncio.run(run())
+    assert [each["kind"] for each in receiver.got] == ["finding", "job"]
+    receiver.server.shutdown()
+
+
+def test_a_dead_receiver_costs_its_messages_and_no_secret(caplog: pytest.LogCaptureFixture) -> None:
+    async def run() -> Webhooks:
+        hooks = Webhooks(("http://127.0.0.1:9/hook?secret=hush",), pause_seconds=0.001)
+        for _ in range(1500):
+            hooks.tell("finding", {})
+        await send(hooks, lambda: hooks.failed >= 2)
+        return hooks
+
+    with caplog.at_level(logging.WARNING):
+        hooks = asyncio.run(run())
+    assert hooks.dropped == 500
+    assert "127.0.0.1" in caplog.text
+    assert "hush" not in caplog.text
+
+
+@pytest.mark.parametrize("url", ["", "file:///etc/passwd", "ftp://x/", "https://", "x"])
+def test_an_address_that_is_none_is_refused(url: str) -> None:
+    assert bad_address(url)
+
+
+def test_rules_and_dashboard_are_installed_with_the_package() -> None:
+    for name in ("alerts.yml", "grafana.json"):
+        assert Path(str(MONITORING / name)).is_file()

@@ -1,0 +1,103 @@
+"""The post-mortem: everything is in it, and nothing that somebody wrote becomes markup."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+
+from phalanx.observe.report import Curve, Material, html, markdown
+from phalanx.observe.runs import Run
+
+EVIL = "<script>alert(1)</script> | **x** [a](javascript:b) \"'\n# oops"
+
+
+def material() -> Material:
+    buckets = {"productive": str(80 * 10**12), "restart": str(20 * 10**12)}
+    run = Run(
+        id="7",
+        name=EVIL,
+        state="failed",
+        created=1.7e9,
+        ended=1.7e9 + 60,
+        exit={"message": EVIL},
+        placements=[{"time": 1.7e9, "generation": 2, "nodes": [EVIL], "replicas": 2}],
+        provenance={"packages": {"a": "1"}, "project": {"commit": "abc", "dirty": True}},
+        summary={"step": 3, "loss": 2.5},
+    )
+    incident = {
+        "time": 1.7e9 + 5,
+        "kind": "incident",
+        "rank": 3,
+        "node": "",
+        "sentence": EVIL,
+        "suggestion": "look",
+        "evidence": {"root_cause_class": "hardware", "resumed_seconds": 1.25},
+    }
+    return Material(
+        run=run,
+        curves={
+            "loss": Curve([1, 2, 3, 4], [4.0, None, 3.0, 2.5]),
+            "step_seconds": Curve([1, 2], [1.0, 1.0]),
+            "data_seconds": Curve([1, 2], [0.3, 0.3]),
+        },
+        incidents=[incident],
+        ledger={
+            "allocation_gpu_ns": str(10**14),
+            "buckets": buckets,
+            "estimated": (),
+            "goodput": 0.8,
+            "gpu_hours": 27.8,
+            "dollars": 70.0,
+        },
+        requested={"gang": {"replicas": 2, "tensor": 1}},
+        rank_means={"own_seconds": [1.0, 1.0, 1.5, 1.0]},
+    )
+
+
+class Tags(HTMLParser):
+    """Tags and addresses of a page."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: set[str] = set()
+        self.addresses: list[str | None] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.addresses += [value for name, value in attrs if name in ("src", "href")]
+
+
+def test_the_page_is_one_file_without_script_or_network() -> None:
+    page = Tags()
+    page.feed(html(material()))
+    assert "script" not in page.tags
+    assert page.addresses == []
+    assert "svg" in page.tags
+
+
+def test_both_forms_hold_incidents_causes_ledger_and_advice() -> None:
+    for text in (html(material()), markdown(material()).replace("\\", "")):
+        for words in (
+            "hardware",
+            "1.25 s",
+            "productive",
+            "80.00%",
+            "slowest rank",
+            "30% of a step",
+        ):
+            assert words in text
+
+
+def test_markdown_of_hostile_words_is_text() -> None:
+    text = markdown(material())
+    assert "<script>" not in re.sub(r"\\.", "", text)
+    assert "\n# oops" not in text
+    assert all(
+        line.count("|") == line.count("\\|") or line.startswith("|") for line in text.splitlines()
+    )
+
+
+def test_a_run_of_which_nothing_is_known_still_has_a_report() -> None:
+    empty = Material(run=Run(id="x"))
+    assert "nothing stands out" in markdown(empty)
+    assert "nothing stands out" in html(empty)
