@@ -40,6 +40,7 @@ from phalanx.control.telemetry import Telemetry
 from phalanx.control.uplink import JoinError, Uplink
 from phalanx.control.zygote_client import ZygoteClient
 from phalanx.control.zygote_wire import Ended, Spawn
+from phalanx.observe.node_sample import Sampler
 
 FOUND_SECONDS = 1.0  # for workers that outlived an agent to say where they stand
 
@@ -84,7 +85,9 @@ class AgentProcess:
         self.logs = LogReader(self.crew, self.uplink.send)
         self.examiner = Examiner(options.node, options.state, self.zygote)
         self.first_check: CheckDone | None = None  # at start; None: work was going on
-        self.telemetry = Telemetry(self.crew.jobs, self.uplink.send, self._telemetry_clock)
+        self.telemetry = Telemetry(
+            self.crew.jobs, self.uplink.send, self._telemetry_clock, Sampler(options.state)
+        )
         self.crew.before_stop = lambda job: self.telemetry.collect(job, last=True)
         self.store = ""
         self._early: list[LocalFact] = []  # before there is a machine

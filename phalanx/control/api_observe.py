@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, field, structs
 
 from phalanx.cluster.job import HOUR_NS
+from phalanx.cluster.ledger import BUCKETS
 from phalanx.cluster.report import Share, report
 from phalanx.control import api_types as t
 from phalanx.control.endpoints import EVERYBODY, WRITERS, ApiError, Call, Endpoint
@@ -68,7 +69,7 @@ class RanksOut(t.Out, frozen=True):
     parts: dict[str, query.Numbers]
 
 
-def span_of(asked: MetricsQuery | RanksQuery) -> tuple[int, int]:
+def span_of(asked: MetricsQuery | RanksQuery | DevicesQuery) -> tuple[int, int]:
     """Nanoseconds that a question is about."""
     return int(asked.from_ * 1e9), int((asked.to or time.time() + 1) * 1e9)
 
@@ -87,6 +88,31 @@ async def job_metrics(call: Call) -> MetricsOut:
         asked.points,
     )
     return MetricsOut(job=call.path.job, tier=found.tier, series=found.series)
+
+
+class DevicesOut(t.Out, frozen=True):
+    """Of a node: numbers of the host, and of each GPU."""
+
+    node: str
+    tier: str
+    host: dict[str, query.Series]
+    gpus: dict[str, list[query.Numbers]]
+    time: list[float]
+
+
+class DevicesQuery(t.In, frozen=True):
+    from_: Seconds = field(default=0.0, name="from")
+    to: Seconds = 0.0
+    points: Annotated[int, Meta(ge=1, le=2000)] = 300
+
+
+async def node_metrics(call: Call) -> DevicesOut:
+    """What the devices of a node did."""
+    name = call.leading.core.view.fleet.nodes[call.node()].name
+    found = await call.server.read(
+        query.devices, call.server.metrics, f"node:{name}", span_of(call.query), call.query.points
+    )
+    return DevicesOut(node=name, **structs.asdict(found))
 
 
 async def job_ranks(call: Call) -> RanksOut:
@@ -173,12 +199,22 @@ class DiffOut(t.Out, frozen=True):
     differences: list[Difference]
 
 
+NOTHING = Share(
+    gpu_ns=0,
+    buckets=dict.fromkeys(BUCKETS, 0),
+    by_cause={},
+    ettr_ppm=0,
+    goodput_ppm=0,
+    gpu_hours=0,
+    micro_dollars=0,
+    watt_hours=0,
+)
+
+
 async def job_ledger(call: Call) -> JobLedgerOut:
     """Where a job's GPU time went."""
     number, core = call.job().id, call.leading.core
-    share = report(core.ledger, core.view.policy.price).jobs.get(number)
-    if share is None:
-        raise ApiError(404, "no_ledger", f"job {number} has held no GPU so far")
+    share = report(core.ledger, core.view.policy.price).jobs.get(number, NOTHING)
     return await ledger_out(call, f"job:{number}", share)
 
 
@@ -223,9 +259,7 @@ async def fleet_ledger(call: Call) -> JobLedgerOut:
     team = call.token.team
     if not team:
         return await ledger_out(call, "fleet", found.fleet)
-    if team not in found.teams:
-        raise ApiError(404, "no_ledger", f"team {team} has held no GPU so far")
-    return await ledger_out(call, f"team:{team}", found.teams[team])
+    return await ledger_out(call, f"team:{team}", found.teams.get(team, NOTHING))
 
 
 def _team(call: Call, job: int) -> str:
@@ -297,6 +331,17 @@ async def set_tags(call: Call) -> Run:
 
 
 ENDPOINTS = [
+    Endpoint(
+        method="GET",
+        path="/v1/nodes/{node}/metrics",
+        name="node_metrics",
+        summary="Give what a node's devices did over time.",
+        roles=EVERYBODY,
+        handler=node_metrics,
+        answer=DevicesOut,
+        params=t.NodePath,
+        query=DevicesQuery,
+    ),
     Endpoint(
         method="GET",
         path="/v1/jobs/{job}/ledger",

@@ -35,6 +35,7 @@ from phalanx.control.metrics import Metrics
 from phalanx.control.views import job_of, names_of
 from phalanx.control.wire import Deliver, LogPart, Rejected, Up, encode
 from phalanx.observe.node_records import NodeRecords
+from phalanx.observe.node_sample import NodeSample
 from phalanx.observe.recorder import Recorder
 
 logger = logging.getLogger("phalanx.server")
@@ -124,6 +125,10 @@ class Hub:
         now = self.controller.clock.now_ns()
         if isinstance(message, NodeRecords):
             self.metrics.receive(message, now)
+            return
+        if isinstance(message, NodeSample):
+            name = self.controller.core.view.fleet.nodes[connection.node].name
+            self.metrics.sampled(message, name, now)
             return
         if isinstance(message, Heartbeat):
             if self.liveness.heartbeat(connection.node, now, message.incarnation):

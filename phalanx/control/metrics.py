@@ -14,6 +14,7 @@ from phalanx.control.chronicle import Chronicle
 from phalanx.observe.findings import Trends
 from phalanx.observe.gang_steps import GangStep, GangSteps
 from phalanx.observe.node_records import PARTS, Floats, NodeRecords
+from phalanx.observe.node_sample import NodeSample
 from phalanx.observe.recorder import RecordedGang, Recorder
 from phalanx.train.records import CheckpointRecord, ValidationRecord
 
@@ -33,6 +34,8 @@ class Metrics:
         self.steps = GangSteps()
         self.recorder = recorder  # None: nothing is kept
         self.chronicle: Chronicle | None = None
+        self.temperature: dict[int, float] = {}  # by node: of its hottest GPU, in Celsius
+        self.watts: dict[int, float] = {}  # by node: of all its GPUs
         self._trends = Trends()
         self._watch, self._tell = watch, tell
 
@@ -81,6 +84,18 @@ class Metrics:
         if message.run is not None and 0 in message.ranks and self.chronicle is not None:
             self.chronicle.describe(message.job, message.run)
 
+    def sampled(self, sample: NodeSample, name: str, now_ns: int) -> None:
+        """A look at a node's devices."""
+        for column, kept, join in (
+            ("gpu_temperature_celsius", self.temperature, max),
+            ("gpu_power_watts", self.watts, sum),
+        ):
+            known = [value for value in sample.gpus.get(column, ()) if value == value]
+            if known:
+                kept[sample.node] = float(join(known))
+        if self.recorder is not None:
+            self.recorder.sample(sample, name, now_ns)
+
     def _made(self, step: GangStep, now_ns: int) -> None:
         found = self._watch.record(gang_record(step), now_ns)
         if found:
@@ -89,6 +104,10 @@ class Metrics:
             return
         self.recorder.step(step)
         gang = self.recorder.gangs.get(step.job)
+        if gang is not None and self.watts:
+            nodes = self.steps.gangs[step.job].nodes if step.job in self.steps.gangs else {}
+            known = [self.watts[node] for node in nodes if node in self.watts]
+            gang.watts = sum(known) if len(known) == len(nodes) else 0.0
         if self.chronicle is None or gang is None:
             return
         trends = self._trends.step(

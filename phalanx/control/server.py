@@ -199,6 +199,8 @@ class Server:
     async def _lead(self, lead: Lead) -> None:
         policy = self.options.policy
         found = await asyncio.to_thread(recover, self.store, policy or Policy())
+        if policy is not None:  # before anything is derived from it
+            found.core.view.policy = policy
         controller = Controller(self.store, found, lead.epoch)
         recorder = Recorder(self.metrics, found.core.view.policy.price)
         hub = Hub(controller, __version__, recorder)

@@ -12,10 +12,12 @@ from collections.abc import Callable
 
 from phalanx.control.hands import Here
 from phalanx.observe.node_records import DETAIL_WORLD, NodeRecords, Said, merge
+from phalanx.observe.node_sample import NodeSample, Sampler
 from phalanx.observe.worker_ring import RingRecords, ring_path
 from phalanx.train.records import StepRecord
 
 SMALL_SECONDS, LARGE_SECONDS = 1.0, 5.0  # between two reports, by the size of the gang
+SAMPLE_SECONDS = 10.0  # between two looks at the node's devices
 LATE_NS = 5_000_000_000  # a rank that has not told of a step by then will not
 
 
@@ -93,10 +95,12 @@ class Telemetry:
     def __init__(
         self,
         jobs: dict[int, Here],
-        send: Callable[[NodeRecords], None],
+        send: Callable[[NodeRecords | NodeSample], None],
         clock: Callable[[], tuple[int, int, int]],
+        sampler: Sampler | None = None,
     ) -> None:
-        self._jobs, self._send = jobs, send
+        self._jobs, self._send, self._sampler = jobs, send, sampler
+        self._sample_due = 0.0
         self._clock = clock  # our number as a node (-1: not connected), the time, our skew
         self._known: dict[int, JobTelemetry] = {}
 
@@ -108,6 +112,16 @@ class Telemetry:
                 self.collect(job)
             for job in [job for job in self._known if job not in self._jobs]:
                 self._known.pop(job).close()
+            if self._sampler is not None and time.monotonic() >= self._sample_due:
+                self._sample_due = time.monotonic() + SAMPLE_SECONDS
+                await self._sample(self._sampler)
+
+    async def _sample(self, sampler: Sampler) -> None:
+        """A look at the node, in a thread: a driver may take its time."""
+        host, gpus = await asyncio.to_thread(sampler.look)
+        node, now_ns, _ = self._clock()
+        if node >= 0:
+            self._send(NodeSample(node=node, time_ns=now_ns, host=host, gpus=gpus))
 
     def collect(self, job: int, *, last: bool = False) -> None:
         """Tell the server what is new of a job, if its turn has come."""

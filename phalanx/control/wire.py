@@ -16,6 +16,7 @@ from phalanx.cluster.commands import Command
 from phalanx.cluster.fleet import Node
 from phalanx.cluster.messages import AgentMessage, Inventory
 from phalanx.observe.node_records import NodeRecords
+from phalanx.observe.node_sample import NodeSample
 
 PROTOCOL = 1  # both sides must speak the same
 AGENT_PATH = "/v1/agent"
@@ -115,7 +116,7 @@ class WantDetail(Frame, frozen=True, tag=True):
     seconds: float
 
 
-Up = Register | LogPart | NodeRecords | AgentMessage
+Up = Register | LogPart | NodeRecords | NodeSample | AgentMessage
 Down = Welcome | Rejected | Deliver | ReadLog | StopLog | WantDetail
 
 encode = msgspec.msgpack.Encoder().encode

@@ -63,7 +63,7 @@ SUGGESTIONS = {
     '"blocked" on object stores.',
     "loss_spike": "Look at the batch (cursor in the evidence) and the learning rate; a rollback "
     "that skips the batch is set in the job's recovery.",
-    "gradient_explosion": "Lower the learning rate or optimizer.grad_clip; check the data of the "
+    "gradient_explosion": "Lower the learning rate or optimizer.clip_norm; check the data of the "
     "steps before.",
     "memory_creep": "Something keeps tensors alive: compare two memory snapshots "
     "(torch.cuda.memory._snapshot), or lower micro_batch before it runs out.",

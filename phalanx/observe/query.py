@@ -105,6 +105,36 @@ def ranks(
     )
 
 
+class DevicesAnswer(Struct):
+    """A node's devices over time; GPUs by metric, a row each."""
+
+    tier: str
+    host: dict[str, Series]
+    gpus: dict[str, list[Numbers]]
+    time: list[float]
+
+
+def devices(store: MetricStore, owner: str, span: tuple[int, int], points: int) -> DevicesAnswer:
+    """What a node's devices did between two times; of the number of GPUs that it had last."""
+    tables = [each for each in store.all_tables(owner) if _overlaps(store, each, span)]
+    if not tables:
+        return DevicesAnswer("raw", {}, {}, [])
+    table = tables[-1]
+    width = max(column.width for column in table.columns)
+    tier = choose_tier(store, [table], span, points, width=width)
+    host, gpus = dict[str, Series](), dict[str, list[Numbers]]()
+    time: list[float] = []
+    for column in table.columns:
+        read = store.read(table, column.name, tier, *span)
+        edges = _edges(len(read.times_ns), points)
+        if column.name.startswith("gpu_"):
+            time = (read.times_ns[edges[1:] - 1] / SECOND_NS).tolist()
+            gpus[column.name] = _matrix(read.values["mean" if tier == 0 else "max"], edges)
+        else:
+            host[column.name] = _series(read, tier or 1, points)
+    return DevicesAnswer(TIERS[tier].name, host, gpus, time)
+
+
 def _parts(
     store: MetricStore, tables: Sequence[TableInfo], tier: int, span: tuple[int, int]
 ) -> dict[str, Numbers]:

@@ -17,11 +17,13 @@ from msgspec import Struct, field
 from phalanx.cluster.policy import PricePolicy
 from phalanx.observe.gang_steps import GangStep
 from phalanx.observe.node_records import DETAIL_WORLD, PARTS, Floats
+from phalanx.observe.node_sample import GPU, HOST, NodeSample
 from phalanx.observe.store import MetricStore
 from phalanx.observe.tables import DAY_NS, Array, Column, Table
 from phalanx.train.records import CheckpointRecord, StepRecord, ValidationRecord
 
 MILLION = 1_000_000
+MOST_NODE_GPUS = 1024
 BASELINE_STEPS = 64  # of one world size, whose median stands for it
 
 SCALARS = (
@@ -108,6 +110,18 @@ class Recorder:
             return
         table = self.store.table(owner_of(job), "rare", 0, [Column(name) for name in RARE])
         table.append(time_ns, record.step, row)
+
+    def sample(self, sample: NodeSample, name: str, now_ns: int) -> None:
+        """A look at a node's devices."""
+        width = max((len(values) for values in sample.gpus.values()), default=0)
+        if width > MOST_NODE_GPUS:
+            return
+        columns = [Column(each) for each in HOST]
+        columns += [Column(each, width) for each in GPU] if width else []
+        table = self.store.table(f"node:{name}", f"devices{width}", 0, columns)
+        row: dict[str, float | Array] = {n: v for n, v in sample.host.items() if n in HOST}
+        row |= {n: np.asarray(v) for n, v in sample.gpus.items() if len(v) == width}
+        table.append(min(sample.time_ns, now_ns), 0, row)
 
     def _scalars(self, job: int) -> Table:
         columns = [Column(name) for name in SCALARS]

@@ -223,11 +223,15 @@ class MetricStore:
 
     def find(self, owner: str, kind: str) -> list[TableInfo]:
         """Tables of an owner, oldest generation first."""
+        return [table for table in self.all_tables(owner) if table.kind == kind]
+
+    def all_tables(self, owner: str) -> list[TableInfo]:
+        """Every table of an owner, of any kind."""
         with closing(self._connect()) as database:
             rows = database.execute(
                 "SELECT id, owner, kind, generation, columns, facts FROM tables "
-                "WHERE owner = ? AND kind = ? ORDER BY generation",
-                (owner, kind),
+                "WHERE owner = ? ORDER BY generation, id",
+                (owner,),
             ).fetchall()
         return [
             TableInfo(number, of, what, made, _columns.decode(columns), msgspec.json.decode(facts))

@@ -59,7 +59,7 @@ def two_runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path
     (root / "more.py").write_text("")
     git(root, "add", ".")
     git(root, "commit", "-qm", "two")
-    phalanx(root, "train", str(job), "--set", "optimizer.lr=0.002", PYTHONPATH=path)
+    phalanx(root, "train", str(job), "--set", "optimizer.learning_rate=0.002", PYTHONPATH=path)
     a, b = find_folders(root / "runs")
     return root, a, b
 
@@ -68,7 +68,7 @@ def test_two_runs_differ_in_exactly_what_was_changed(two_runs: tuple[Path, Path,
     _, a, b = two_runs
     found = differences(load_folder(a), load_folder(b))
     assert [(each.section, each.key) for each in found] == [
-        ("settings", "optimizer.lr"),
+        ("settings", "optimizer.learning_rate"),
         ("packages", "shelf"),
         ("project", "commit"),
     ]
