@@ -5,6 +5,9 @@
 
 On CPU the sides take turns in every round, so that all meet the same load of the machine; the
 tables show medians and the paired ratios that are promised. Exits with 1 where one is missed.
+
+A stall is what a save takes out of training: how much longer a step of plain computation lasts
+with a save before it, up to the moment when the weights may change. A call is the save's alone.
 """
 
 from __future__ import annotations
@@ -38,6 +41,7 @@ from phalanx.data import Cursor
 from tests.ranks import run_ranks
 
 RANKS = 2
+STEP_SECONDS = 0.6  # of computation, beside which a save is copied and written
 LAYER = {  # of a 1B model, its largest tensors
     "attention.qkv": (3072, 2048),
     "attention.out": (2048, 2048),
@@ -93,11 +97,42 @@ class Bench:
         )
         self.checkpointer = Checkpointer(folder / "phalanx", keep=1)
         self.checkpointer.prepare_background(
-            self.state, generation=0, step=0, device=torch.device("cpu")
+            self.state, generation=0, step=0, device=torch.device("cpu"), overlap=True
         )
-        memory = memoryview(mmap.mmap(-1, RAW_BYTES))
-        memory[:] = os.urandom(1 << 20) * (RAW_BYTES >> 20)
-        self.buffer = memory
+        self.matrix = torch.randn(1024, 1024)
+        self.products = 1
+        self.products = max(1, round(STEP_SECONDS / min(self.work() for _ in range(5))))
+        # The same bytes as a shard, in one piece and aligned.
+        self.memory = memoryview(mmap.mmap(-1, self.bytes))
+        flat = torch.frombuffer(self.memory, dtype=torch.float32)
+        torch.cat([t.to_local().view(-1) for t in self.state.values()], out=flat)  # type: ignore[attr-defined]
+
+    def work(self) -> float:
+        """Seconds of a step's computation, of which nothing is saved."""
+        began = time.perf_counter()
+        for _ in range(self.products):
+            self.matrix @ self.matrix
+        return time.perf_counter() - began
+
+    def step(self, name: str, save: Callable[[], Any], before_update: Callable[[], Any]) -> Any:
+        """A step with a save before it: what the save takes out of training."""
+
+        def train() -> Any:
+            began = time.perf_counter()
+            found = save()
+            self.times.setdefault(f"call: {name}", []).append(time.perf_counter() - began)
+            self.work()
+            before_update()
+            return found
+
+        dist.barrier()
+        plain = self.work()
+        dist.barrier()
+        began = time.perf_counter()
+        found = train()
+        taken = time.perf_counter() - began - plain
+        self.times.setdefault(f"stall: {name}", []).append(taken)
+        return found
 
     def timed(self, name: str, work: Callable[[], Any]) -> Any:
         """This rank's seconds, from a common start."""
@@ -108,38 +143,40 @@ class Bench:
         return result
 
     def save_ours(self, step: int) -> None:
+        def save(number: int) -> Callable[[], Any]:
+            return lambda: self.checkpointer.save(number, self.state, EXTRA)
+
+        self.step("phalanx", save(2 * step - 1), self.checkpointer.before_update)
+        self.checkpointer.finish()
+
         def durable() -> None:
-            self.timed("stall: phalanx", lambda: self.checkpointer.save(step, self.state, EXTRA))
+            save(2 * step)()
             self.checkpointer.finish()
 
         self.timed("durable: phalanx", durable)
 
-    def save_dcp(self, kind: str, step: int) -> None:
+    def save_dcp(self, kind: str) -> None:
         path = self.fresh(f"dcp-{kind}")
         name = f"dcp {kind}"
         where = {"checkpoint_id": path, "process_group": self.group}
         if kind == "sync":
-            self.timed(f"stall: {name}", lambda: dcp.save(self.state, **where))
-            self.times.setdefault(f"durable: {name}", []).append(self.times[f"stall: {name}"][-1])
+            self.step(name, lambda: dcp.save(self.state, **where), lambda: None)
+            self.times.setdefault(f"durable: {name}", []).append(self.times[f"call: {name}"][-1])
             return
         stager = {"async_stager": self.stager} if kind == "async, reused stager" else {}
-
-        def durable() -> None:
-            future = self.timed(
-                f"stall: {name}", lambda: dcp.async_save(self.state, **where, **stager)
-            )
-            future.result()
-
-        self.timed(f"durable: {name}", durable)
+        future = self.step(
+            name, lambda: dcp.async_save(self.state, **where, **stager), lambda: None
+        )
+        future.result()
 
     def write_raw(self) -> None:
-        """The bytes of this rank, large and aligned, past the page cache, from hot memory."""
+        """The bytes of this rank, large and aligned, past the page cache."""
 
         def write() -> None:
             flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_DIRECT
             file = os.open(self.fresh("raw") / f"rank-{self.rank}", flags)
             for offset in range(0, self.bytes, RAW_BYTES):
-                os.pwrite(file, self.buffer[: min(RAW_BYTES, self.bytes - offset)], offset)
+                os.pwrite(file, self.memory[offset : offset + RAW_BYTES], offset)
             os.fsync(file)
             os.close(file)
 
@@ -196,10 +233,10 @@ def measure_rank(folder: Path, total_bytes: int, rounds: int) -> Times:
     for step in range(1, rounds + 1):
         bench.save_ours(step)
         bench.write_raw()
-        bench.save_dcp("async", step)
-        bench.save_dcp("async, reused stager", step)
-        bench.save_dcp("sync", step)
-        bench.load_all(step)
+        bench.save_dcp("async")
+        bench.save_dcp("async, reused stager")
+        bench.save_dcp("sync")
+        bench.load_all(2 * step)
     bench.checkpointer.close()
     return bench.times
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -19,17 +20,34 @@ from phalanx.checkpoint.snapshot import Snapshot
 
 ARCHIVE_SECONDS = 600.0  # that a run waits at its end for copies; the keeper goes on after
 COMMIT_SECONDS = 60.0  # for the manifest, once every rank's shard is known to be durable
+OVERLAP_BYTES = 32 << 20  # less is copied on the spot: a thread would cost more
 
 log = logging.getLogger(__name__)
 
 
 class Background:
-    """One rank's asynchronous saves. Nothing here talks to another rank."""
+    """One rank's asynchronous saves. Nothing here talks to another rank.
 
-    def __init__(self, folder: Path, kept: Kept, snapshot: Snapshot, device: torch.device) -> None:
+    With ``overlap`` a copy may still run when ``save`` returns: ``before_update`` is called before
+    the tensors change.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        kept: Kept,
+        snapshot: Snapshot,
+        device: torch.device,
+        *,
+        overlap: bool = False,
+    ) -> None:
         self._folder, self._kept, self._snapshot = folder, kept, snapshot
+        self._overlap = overlap
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._copied: torch.cuda.Event | None = None
+        self._copier = ThreadPoolExecutor(1, thread_name_prefix="snapshot")
+        self._copying: Future[None] | None = None
+        self.waited_seconds = 0.0  # for the last copy, before an update
         self._sealing: tuple[int, int] | None = None  # slot and bytes, not told to be whole yet
         self._failed: Outcome | None = None  # of the newest save
 
@@ -49,13 +67,20 @@ class Background:
             self._kept.hand_over(slot, order)
             if self._stream is None:
                 # The keeper writes while we copy: it is told how far we are.
-                self._snapshot.copy_into(buffer, tensors, partial(self._kept.filled, slot))
+                told = partial(self._kept.filled, slot)
+                copy = partial(self._snapshot.copy_into, buffer, tensors, told)
+                if self._overlap and self._snapshot.bytes >= OVERLAP_BYTES:
+                    self._copying = self._copier.submit(copy)
+                else:
+                    copy()
             else:
                 self._stream.wait_stream(torch.cuda.current_stream())
                 with torch.cuda.stream(self._stream):
                     self._snapshot.copy_into(buffer, tensors, lambda _: None)
                     self._copied = torch.cuda.Event()
                     self._copied.record()
+                if not self._overlap:
+                    torch.cuda.current_stream().wait_event(self._copied)
             self._seal(wait=False)
 
     @property
@@ -63,9 +88,17 @@ class Background:
         return self._kept.flush_seconds
 
     def before_update(self) -> None:
-        """The state is about to change: the device waits for copies that are not done, not we."""
+        """The state is about to change: copies that are not done come first.
+
+        On CUDA the device waits for them, not we.
+        """
         if self._copied is not None:
             torch.cuda.current_stream().wait_event(self._copied)
+        elif self._copying is not None:
+            began = time.perf_counter()
+            with self._keeper_needed():
+                self._seal(wait=True)
+            self.waited_seconds = time.perf_counter() - began
 
     def poll(self, timeout_seconds: float = 0.0) -> list[Outcome]:
         """What became of saves since the last call; failures are logged here, loudly."""
@@ -99,6 +132,11 @@ class Background:
             return None
         return CheckpointError(Path(self._failed.path), self._failed.problem)
 
+    @property
+    def failed_path(self) -> str:
+        """Of the newest save, if it failed."""
+        return "" if self._failed is None else self._failed.path
+
     def wait_complete(self) -> list[Outcome]:
         """Until the manifest is there, which nothing can hinder once every shard is durable."""
         found: list[Outcome] = []
@@ -117,10 +155,14 @@ class Background:
 
     def close(self) -> None:
         """Leave the keeper to its work."""
+        with suppress(EOFError, OSError):  # it is gone already
+            self._seal(wait=True)
+        self._copier.shutdown()
         self._kept.close()
 
     def abandon(self) -> None:
         """Leave, as if this process were killed."""
+        self._copier.shutdown()
         self._kept.abandon()
 
     def _seal(self, wait: bool) -> None:
@@ -133,6 +175,11 @@ class Background:
             elif not self._copied.query():
                 return
             self._copied = None
+        if self._copying is not None:
+            if not wait and not self._copying.done():
+                return
+            copying, self._copying = self._copying, None
+            copying.result()
         slot, size = self._sealing
         self._sealing = None
         self._kept.filled(slot, size)

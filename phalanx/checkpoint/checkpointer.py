@@ -58,6 +58,7 @@ class Arrangement(NamedTuple):
     snapshot: Snapshot
     groups: tuple[Group, ...]
     session: str
+    total_bytes: int  # of all ranks' shards
 
 
 class Node(NamedTuple):
@@ -158,11 +159,14 @@ class Checkpointer(Loader):
         replicate: bool = False,
         buddy_shift: int = 0,
         prompt: bool = False,
+        overlap: bool = False,
     ) -> bool:
         """Have later saves of these tensors go through a keeper; False where it has no memory.
 
         Collective, once: memory is allocated and the ranks learn who writes what. Replicas go to
         the node ``buddy_shift`` further in rank order, or (0) to one in another failure domain.
+        With ``overlap`` a save returns while it still copies; the caller promises to call
+        ``before_update`` before the tensors change.
         """
         self.prompt = prompt
         with self._ranks.together(self.folder):
@@ -190,7 +194,9 @@ class Checkpointer(Loader):
             return False
         if replicate:
             self._pair(kept, buddy_shift)
-        self._background = Background(self.folder, kept, self._arranged.snapshot, device)
+        self._background = Background(
+            self.folder, kept, self._arranged.snapshot, device, overlap=overlap
+        )
         return True
 
     @property
@@ -202,6 +208,11 @@ class Checkpointer(Loader):
     def flush_seconds(self) -> float:
         """How long this rank's last background save took to be written."""
         return 0.0 if self._background is None else self._background.flush_seconds
+
+    @property
+    def waited_seconds(self) -> float:
+        """How long the last ``before_update`` with a copy under way waited for it, on CPU."""
+        return 0.0 if self._background is None else self._background.waited_seconds
 
     def agreed(self, value: T) -> T:
         """Rank 0's value; collective."""
@@ -226,14 +237,24 @@ class Checkpointer(Loader):
         if self._background is None:
             return []
         background, found = self._background, []
-        with self._ranks.together(self.folder):
-            background.wait_durable()
-            found = background.poll()
-            if failure := background.failure():
-                raise failure
+        try:
+            with self._ranks.together(self.folder):
+                background.wait_durable()
+                found = background.poll()
+                if failure := background.failure():
+                    raise failure
+        except CheckpointError:
+            self._clear_failed(background.failed_path)
+            raise
         with self._ranks.together(self.folder):
             found += background.wait_complete()
         return found
+
+    def _clear_failed(self, own: str) -> None:
+        """What other ranks wrote of a save that failed is of no use; collective."""
+        for path in sorted({path for path in self._ranks.gather(own) if path}):
+            if current_rank() == 0 and not (Path(path) / MANIFEST_FILE).exists():
+                shutil.rmtree(path, ignore_errors=True)
 
     def wait_acknowledged(self) -> None:
         """Until this rank's last prompt snapshot is sealed, here and at the buddy."""
@@ -302,7 +323,9 @@ class Checkpointer(Loader):
         everyone = self._ranks.gather(own)
         groups = form_groups((digest, bases) for digest, bases, _ in everyone)
         mine = next(group for group in groups if group.table == description.digest)
-        return Arrangement(description, Snapshot(description, mine), groups, everyone[0][2])
+        snapshot = Snapshot(description, mine)
+        total_bytes = sum(self._ranks.gather(snapshot.bytes))
+        return Arrangement(description, snapshot, groups, everyone[0][2], total_bytes)
 
     def _order(self, final: Path, arranged: Arrangement, step: int, extra: Extra) -> Order:
         rank, snapshot = current_rank(), arranged.snapshot
@@ -338,6 +361,7 @@ class Checkpointer(Loader):
             table=arranged.description.encoded if first else b"",
             bytes_per_second=self.bytes_per_second,
             delay_seconds=self.stagger_seconds * rank / world_size(),
+            total_bytes=arranged.total_bytes,
         )
 
 

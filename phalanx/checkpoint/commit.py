@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
 from phalanx.checkpoint.direct import Pace, sync_folder, write_file, write_synced
-from phalanx.checkpoint.folder import prune, refuse_outdated
+from phalanx.checkpoint.folder import clear, prune, refuse_outdated
 from phalanx.checkpoint.manifest import (
     MANIFEST_FILE,
     CheckpointError,
@@ -27,6 +28,7 @@ from phalanx.checkpoint.manifest import (
     sidecar_name,
     table_name,
 )
+from phalanx.checkpoint.quota import RESERVED_FILE, admit
 from phalanx.checkpoint.retention import Policy
 from phalanx.checkpoint.shard import Sidecar
 from phalanx.data.checksum import crc32c
@@ -50,6 +52,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     table: bytes = b""  # from the first rank of a group
     bytes_per_second: float = 0.0  # limit of the writing; 0: none
     delay_seconds: float = 0.0  # before the writing, so that not all ranks write at once
+    total_bytes: int = 0  # of all ranks' shards
     write: bool = True  # otherwise the snapshot stays in memory
     prompt: bool = False  # sealed in memory and at the buddy first, and only then written
     archive: Archive | None = None  # where it is copied to when it is on disk
@@ -65,6 +68,7 @@ def write_shard(order: Order, buffers: Iterable[memoryview]) -> Sidecar:
 def write_bytes(order: Order, buffers: Iterable[memoryview]) -> bytes:
     """Make this rank's file durable; the checksums of its chunks."""
     path, side = Path(order.path), order.sidecar
+    admit(order)
     path.mkdir(parents=True, exist_ok=True)
     sync_folder(path.parent)
     if order.table:
@@ -75,8 +79,23 @@ def write_bytes(order: Order, buffers: Iterable[memoryview]) -> bytes:
     try:
         return write_file(file, side.shard_bytes, buffers, Pace(order.bytes_per_second))
     except BaseException:
-        file.unlink(missing_ok=True)  # what fills a disk must not stay on it
+        withdraw(order)  # what fills a disk must not stay on it
         raise
+
+
+def withdraw(order: Order) -> None:
+    """Remove what this rank wrote of a save that failed; its folder goes with the last rank's."""
+    path, side = Path(order.path), order.sidecar
+    if (path / MANIFEST_FILE).exists():
+        return
+    own = (f"rank-{side.rank:05d}.", *(["table-"] if order.table else []))
+    with suppress(OSError):
+        for file in path.glob(f"*.{side.session}.*"):
+            if file.name.startswith(own):
+                file.unlink()
+        if side.rank == 0:
+            (path / RESERVED_FILE).unlink(missing_ok=True)
+        path.rmdir()
 
 
 def publish_sidecar(path: Path, sidecar: Sidecar) -> None:
@@ -100,11 +119,16 @@ def seen_shards(path: Path, session: str) -> dict[int, Shard]:
     return found
 
 
-def try_commit(order: Order) -> bool:
-    """Create the manifest if every sidecar is there; whether the checkpoint is complete now."""
+def try_commit(order: Order, committed: Callable[[], None] = lambda: None) -> bool:
+    """Create the manifest if every sidecar is there; whether the checkpoint is complete now.
+
+    ``committed`` is told first: removing what is no longer kept takes a while.
+    """
     path, draft = Path(order.path), order.draft
     if (path / MANIFEST_FILE).exists():
-        return _ours(path, draft)
+        _refuse_foreign(path, draft)
+        committed()
+        return True
     try:
         seen = seen_shards(path, draft.session)
     except FileNotFoundError:  # a newer checkpoint is complete and this one was cleared away
@@ -114,9 +138,12 @@ def try_commit(order: Order) -> bool:
     refuse_outdated(path.parent, draft.generation)
     shards = tuple(seen[rank] for rank in range(draft.world_size))
     complete = msgspec.structs.replace(draft, shards=shards)
-    if not create_manifest(path, complete, order.sidecar.rank):
-        return _ours(path, draft)
-    prune(path.parent, order.policy, path)
+    first = create_manifest(path, complete, order.sidecar.rank)
+    if not first:
+        _refuse_foreign(path, draft)
+    doomed = prune(path.parent, order.policy, path) if first else []
+    committed()
+    clear(doomed)
     return True
 
 
@@ -134,8 +161,7 @@ def create_manifest(path: Path, manifest: Manifest, rank: int) -> bool:
     return True
 
 
-def _ours(path: Path, draft: Manifest) -> bool:
+def _refuse_foreign(path: Path, draft: Manifest) -> None:
     if read_manifest(path).session != draft.session:
         problem = f"step {draft.step} of generation {draft.generation} is there already"
         raise CheckpointError(path, problem, "save with a higher generation, or remove it first")
-    return True

@@ -20,7 +20,8 @@ from typing import NamedTuple
 import msgspec
 
 from phalanx.checkpoint.direct import sync_folder
-from phalanx.checkpoint.manifest import MANIFEST_FILE, CheckpointError
+from phalanx.checkpoint.manifest import MANIFEST_FILE, CheckpointError, LostPlaceError
+from phalanx.checkpoint.quota import used_bytes
 from phalanx.checkpoint.retention import Policy, decide
 from phalanx.checkpoint.tier import (
     BAD_FILE,
@@ -112,7 +113,7 @@ def refuse_outdated(folder: Path, generation: int) -> None:
     newest = max((fence.generation for fence in read_fences(folder)), default=0)
     if newest > generation:
         problem = f"generation {generation} lost its place to generation {newest}"
-        raise CheckpointError(folder, problem, "leave: another gang has taken over this run")
+        raise LostPlaceError(folder, problem, "leave: another gang has taken over this run")
 
 
 def mark_bad(path: Path | str, problems: list[str]) -> None:
@@ -141,15 +142,15 @@ def remove(path: Path) -> None:
     FolderTier(path.parent).delete(path.name)
 
 
-def prune(folder: Path, policy: Policy, newest: Path) -> list[str]:
-    """Remove what the policy does not keep, and what never became complete before ``newest``.
+def prune(folder: Path, policy: Policy, newest: Path) -> list[Path]:
+    """Retire what the policy does not keep, and what never became complete before ``newest``.
 
-    ``newest`` was just committed and is never removed. Returns what was removed.
+    ``newest`` was just committed and is never removed. Returns what is to be cleared away.
     """
     tier = FolderTier(folder)
     found = entries(tier, read_scores(folder), sized=policy.quota_bytes > 0)
     own = sum(entry.bytes for entry in found)
-    others = quota_bytes_used(folder, policy) - own if policy.quota_bytes else 0
+    others = used_bytes(folder) - own if policy.quota_bytes else 0
     decision = decide(found, policy, newest.name, max(0, others))
     doomed = list(decision.removed)
     step = step_of(newest.name)
@@ -157,8 +158,7 @@ def prune(folder: Path, policy: Policy, newest: Path) -> list[str]:
     removed = []
     for name in doomed:
         try:
-            tier.delete(name)
-            removed.append(name)
+            removed.append(tier.doom(name))
         except OSError as error:  # the save itself has succeeded
             log.warning("cannot remove the old checkpoint %s: %s", folder / name, error)
     if decision.excess_bytes:
@@ -167,14 +167,10 @@ def prune(folder: Path, policy: Policy, newest: Path) -> list[str]:
     return removed
 
 
-def quota_bytes_used(folder: Path, policy: Policy) -> int:
-    """Bytes of all checkpoints under the same quota: of every run beside this one's folder."""
-    root = folder.parents[2] if len(folder.parents) > 2 else folder
-    return sum(
-        file.stat().st_size
-        for manifest in root.glob(f"*/*/{folder.name}/step-*/{MANIFEST_FILE}")
-        for file in manifest.parent.iterdir()
-    )
+def clear(doomed: list[Path]) -> None:
+    """Give back the space of what was retired."""
+    for path in doomed:
+        shutil.rmtree(path, ignore_errors=True)  # the next start sweeps
 
 
 def sweep(folder: Path) -> None:

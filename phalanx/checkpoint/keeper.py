@@ -18,15 +18,17 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from phalanx.checkpoint.commit import Order, try_commit
+from phalanx.checkpoint.commit import Order, try_commit, withdraw
 from phalanx.checkpoint.folder import scan
 from phalanx.checkpoint.manifest import MANIFEST_FILE, CheckpointError
+from phalanx.checkpoint.quota import refusal_of
 from phalanx.checkpoint.serving import Peer, Worker, problem_of
 from phalanx.checkpoint.shelf import Held, Shelf
 from phalanx.checkpoint.wire import Committed, Failed, Noted, Superseded, check_token
 
 POLL_SECONDS = 0.1  # for the manifest, while other ranks still write
 LISTING_SECONDS = 5.0  # a listing of all sidecars is dearer than a look at one name
+NICE = 10  # about a tenth of a core where training leaves none idle
 PROOF_SECONDS = 10.0  # for whoever connects over TCP to show that it knows the token
 
 log = logging.getLogger(__name__)
@@ -185,9 +187,12 @@ class Keeper:
                 gone = Failed(-1, step, order.path, "its folder is gone")
                 worker.tell(Superseded(step) if newer else gone)
                 return True
-            if (list_now or (path / MANIFEST_FILE).exists()) and try_commit(order):
-                worker.tell(Committed(step, order.path))
+            if problem := refusal_of(order):
+                withdraw(order)
+                worker.tell(Failed(-1, step, order.path, problem))
                 return True
+            if list_now or (path / MANIFEST_FILE).exists():
+                return try_commit(order, lambda: worker.tell(Committed(step, order.path)))
         except (OSError, CheckpointError) as error:
             worker.tell(Failed(-1, step, order.path, problem_of(error)))
             return True
@@ -225,6 +230,14 @@ def main() -> None:
     run_keeper(options.socket, options.host, options.lease, listener)
 
 
+def yield_to_training() -> None:
+    """Take the processors only as far as workers leave them, which have a step to make."""
+    with suppress(OSError):
+        os.nice(NICE)
+    with suppress(OSError):  # a session of its own may be weighed as one, whatever its nice value
+        Path("/proc/self/autogroup").write_text(str(NICE))
+
+
 def run_keeper(
     address: str, host: str, lease_seconds: float, listener: socket.socket | None = None
 ) -> None:
@@ -232,6 +245,7 @@ def run_keeper(
     # A scheduler that ends the job signals everybody; what was handed over is written first.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
+    yield_to_training()
     listener = listener or listen(address)
     tcp = socket.create_server((host, 0))
     try:

@@ -186,9 +186,10 @@ class _File:
         window: list[Span] = []
         for span in self.spans:
             if window:
+                room = READ_BYTES - window[0].start % READ_BYTES
                 reach = span.start + span.bytes - window[0].start
                 gap = span.start - (window[-1].start + window[-1].bytes)
-                if reach > READ_BYTES or gap > CHUNK_BYTES:
+                if reach > room or gap > CHUNK_BYTES:
                     yield window
                     window = []
             window.append(span)
@@ -235,6 +236,10 @@ def _spans(name: str, slot: Slot, box: Block, target: Tensor) -> Iterator[Span]:
     Where rows are longer than a chunk and only some columns are wanted, row by row.
     """
     sizes, item = slot.sizes, ITEM_BYTES[slot.dtype]
+    if box.sizes[1:] == sizes[1:] and target.is_contiguous():
+        first = box.offset[0] * math.prod(sizes[1:]) if sizes else 0
+        yield from _flat_spans(name, slot, slot.start + first * item, target.view(-1))
+        return
 
     def walk(dim: int, first: int, taken: tuple[slice, ...]) -> Iterator[Span]:
         if dim == len(sizes):
@@ -260,6 +265,18 @@ def _spans(name: str, slot: Slot, box: Block, target: Tensor) -> Iterator[Span]:
             yield Span(start, rows * row_bytes, slot.dtype, shape, take, name, into)
 
     yield from walk(0, 0, ())
+
+
+def _flat_spans(name: str, slot: Slot, start: int, target: Tensor) -> Iterator[Span]:
+    """A contiguous stretch in pieces that end where reads do: no chunk is read for two of them."""
+    item, done = ITEM_BYTES[slot.dtype], 0
+    while done < len(target):
+        at = start + done * item
+        # Types lie in the order of their widths, so an element never crosses such a border.
+        count = min(len(target) - done, (READ_BYTES - at % READ_BYTES) // item)
+        into = target[done : done + count]
+        yield Span(at, count * item, slot.dtype, (count,), (), name, into)
+        done += count
 
 
 def _hand_out(span: Span, buffer: memoryview, offset: int) -> None:

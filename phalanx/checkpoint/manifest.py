@@ -35,6 +35,10 @@ class CheckpointError(Exception):
         return "\n  ".join(lines) + (f"\n  fix: {self.fix}" if self.fix else "")
 
 
+class LostPlaceError(CheckpointError):
+    """A gang of a higher generation has taken over: this one must not go on."""
+
+
 class BadCheckpointError(CheckpointError):
     """What is on disk is not what was written: an older checkpoint may do."""
 

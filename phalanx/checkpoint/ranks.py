@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from phalanx.checkpoint.describe import current_rank, world_size
 from phalanx.checkpoint.folder import older_than
-from phalanx.checkpoint.manifest import BadCheckpointError, CheckpointError
+from phalanx.checkpoint.manifest import BadCheckpointError, CheckpointError, LostPlaceError
 
 PROBLEMS_SHOWN = 8
 
@@ -72,7 +72,9 @@ def merged(path: Path | str, errors: list[CheckpointError]) -> CheckpointError:
     if bad and not fix:
         older = older_than(path) if isinstance(path, Path) else None
         fix = f"load the older {older}" if older else "there is no older checkpoint beside it"
-    return (BadCheckpointError if bad else CheckpointError)(path, shown, fix)
+    lost = any(isinstance(error, LostPlaceError) for error in errors)
+    kind = BadCheckpointError if bad else LostPlaceError if lost else CheckpointError
+    return kind(path, shown, fix)
 
 
 def described(error: BaseException) -> str:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from phalanx.checkpoint.archive import Archiver, Copy
-from phalanx.checkpoint.commit import publish_sidecar, try_commit, write_bytes
+from phalanx.checkpoint.commit import publish_sidecar, try_commit, withdraw, write_bytes
 from phalanx.checkpoint.direct import CHUNK_BYTES, chunk_sums
 from phalanx.checkpoint.manifest import CheckpointError
 from phalanx.checkpoint.shelf import Held, Region, WorkerGoneError
@@ -227,7 +227,8 @@ class Worker(Peer):
     def _give_up(self, slot: int, held: Held, error: Exception) -> None:
         step = held.order.draft.step
         if not isinstance(error, WorkerGoneError):
-            log.error("step %d is not saved: %s", step, error)
+            log.error("step %d is not saved: %s", step, problem_of(error))
+        withdraw(held.order)
         self.tell(Failed(slot, step, held.order.path, problem_of(error)))
         self.keeper.finished(self, held.order, waits_for_others=False)
 
@@ -315,9 +316,7 @@ class Worker(Peer):
         if not order.write:
             return True
         try:
-            if not try_commit(order):
-                return False
-            self.tell(Committed(step, order.path))
+            return try_commit(order, lambda: self.tell(Committed(step, order.path)))
         except (OSError, CheckpointError) as error:
             log.error("step %d is not committed: %s", step, error)
             self.tell(Failed(-1, step, order.path, problem_of(error)))

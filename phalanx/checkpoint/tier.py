@@ -120,9 +120,13 @@ class FolderTier:
         write_file(path, size, buffers, Pace())
 
     def delete(self, name: str) -> None:
+        shutil.rmtree(self.doom(name))
+
+    def doom(self, name: str) -> Path:
+        """Take a checkpoint out of sight; what is left of it only needs to be cleared away."""
         doomed = self.root / (name + DOOMED)
         (self.root / name).rename(doomed)
-        shutil.rmtree(doomed)
+        return doomed
 
     def source(self, name: str) -> NamedSource:
         return FolderSource(self.root / name)

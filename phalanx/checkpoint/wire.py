@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import os
+import select
 import socket
 import struct
 from typing import TypeVar
@@ -307,15 +308,15 @@ class KeeperStream:
 
     def read(self, timeout_seconds: float | None) -> list[FromKeeper]:
         """What has arrived; waits for something if there is time. EOFError: the keeper is gone."""
-        self._connection.settimeout(timeout_seconds)
+        # A timeout of the socket would hold for a thread that sends meanwhile, too.
+        poll = select.poll()
+        poll.register(self._connection, select.POLLIN)
+        if not poll.poll(None if timeout_seconds is None else 1000 * timeout_seconds):
+            return []
         try:
             data = self._connection.recv(1 << 16)
-        except (BlockingIOError, TimeoutError):
-            return []
         except ConnectionResetError:
             data = b""
-        finally:
-            self._connection.settimeout(None)
         if not data:
             raise EOFError
         self._rest += data

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from phalanx.checkpoint import Checkpointer, CheckpointError
+from phalanx.checkpoint import Checkpointer, CheckpointError, LostPlaceError
 from phalanx.checkpoint.describe import world_size as current_world_size
 from phalanx.checkpoint.kept import Outcome
 from phalanx.data import DataExhausted
@@ -53,8 +53,10 @@ def train(
                     outcome = trainer.train_step(stop.requested)
                 stop.started()  # from here on there is something to save
                 last = outcome.stop or trainer.step == trainer.job.train.steps
-                if run.schedule.is_due(trainer.step) or (last and run.keeps_the_end(outcome.stop)):
+                if last and run.keeps_the_end(outcome.stop):
                     run.save()
+                elif run.schedule.is_due(trainer.step):
+                    run.save_or_go_on()
                 elif run.memory_is_due():
                     run.save(write=False)
                 run.report_checkpoints(checkpointer.poll())
@@ -126,6 +128,7 @@ class _Run:
         if schedule.renews(step):
             seconds = (time.perf_counter() - self.began) / max(1, step - self.first_step + 1)
             stall = statistics.median(self.measured) if self.measured else 0.0
+            stall += self.checkpointer.waited_seconds
             found = schedule.renew(step, seconds, stall, self.checkpointer.flush_seconds)
             log.info("checkpoints %s", found.reason)
         if schedule.prepares(step):
@@ -175,6 +178,23 @@ class _Run:
         self.measured.append(self.stall_seconds)
         if not self.checkpointer.in_background:
             self.report_checkpoints([Outcome(step=trainer.step, path=str(path))])
+
+    def save_or_go_on(self) -> None:
+        """A periodic save: where it fails that is told, and training goes on."""
+        began = time.perf_counter()
+        try:
+            self.save()
+        except LostPlaceError:
+            raise
+        except CheckpointError as error:
+            if self.checkpointer.in_background:  # its keeper is gone: no later save would do better
+                raise
+            log.error("%s", error)
+            self.stall_seconds = time.perf_counter() - began
+            self.schedule.saved(self.trainer.step)
+            problem = "; ".join(error.problems)
+            path = str(error.path)
+            self.report_checkpoints([Outcome(step=self.trainer.step, path=path, problem=problem)])
 
     def report_checkpoints(self, outcomes: list[Outcome]) -> None:
         """Records of saves that are complete, or that failed while training went on."""

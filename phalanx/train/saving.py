@@ -73,6 +73,7 @@ def prepare_saves(job: Job, trainer: Trainer, checkpointer: Checkpointer) -> Non
         lease_seconds=settings.keeper_lease,
         home=keepers_home(job),
         replicate=settings.replicas > 0,
+        overlap=True,
     ):
         trainer.before_update = checkpointer.before_update
 
@@ -94,6 +95,7 @@ def seal(job: Job, trainer: Trainer, checkpointer: Checkpointer, buddy_shift: in
         replicate=buddy_shift > 0,
         buddy_shift=buddy_shift,
         prompt=True,
+        overlap=True,
     ):
         return
     trainer.before_update = checkpointer.before_update

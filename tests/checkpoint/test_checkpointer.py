@@ -528,7 +528,7 @@ def assert_only_whole_ones(folder: Path) -> None:
 
 
 STEPS_OF_A_SAVE = ["write_file", "publish_sidecar", "try_commit", "create_manifest", "prune"]
-STEPS_OF_A_SAVE += ["encode", "sync_folder", "delete"]
+STEPS_OF_A_SAVE += ["encode", "sync_folder", "doom", "clear"]
 
 
 @pytest.mark.parametrize("step", STEPS_OF_A_SAVE)

@@ -65,6 +65,7 @@ def prepared(trainer: Trainer, folder: Path, home: Path) -> Checkpointer:
         device=trainer.device,
         lease_seconds=20.0,
         home=home,
+        overlap=True,
     )
     trainer.before_update = checkpointer.before_update
     return checkpointer
