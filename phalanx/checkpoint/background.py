@@ -58,7 +58,8 @@ class Background:
         """
         with self._keeper_needed():
             self._seal(wait=True)
-            found = self._kept.prompt_slot(order.write) if order.prompt else self._kept.slot()
+            kept = order.write or order.local is not None
+            found = self._kept.prompt_slot(kept) if order.prompt else self._kept.slot()
             if found is None:
                 return
             slot, buffer = found

@@ -21,7 +21,7 @@ import torch
 
 from phalanx.checkpoint.archive import Copy, copy_patiently
 from phalanx.checkpoint.background import Background
-from phalanx.checkpoint.commit import Archive, Order, try_commit, write_shard
+from phalanx.checkpoint.commit import Archive, Local, Order, try_commit, write_shard
 from phalanx.checkpoint.describe import Description, current_rank, world_size
 from phalanx.checkpoint.folder import WriterLock, checkpoint_path, raise_fence, sweep
 from phalanx.checkpoint.geometry import Group, form_groups
@@ -35,6 +35,7 @@ from phalanx.checkpoint.keepers import (
 )
 from phalanx.checkpoint.kept import Kept, NoKeeperError, Outcome
 from phalanx.checkpoint.loader import Loader
+from phalanx.checkpoint.local import write_local
 from phalanx.checkpoint.manifest import (
     MANIFEST_FILE,
     VERSION,
@@ -86,6 +87,7 @@ class Checkpointer(Loader):
         *,
         policy: Policy | None = None,
         archive: Archive | None = None,
+        local: Local | None = None,
         bytes_per_second: float = 0.0,
         stagger_seconds: float = 0.0,
         exclusive: bool = True,
@@ -94,6 +96,7 @@ class Checkpointer(Loader):
         self.folder = folder
         self.policy = policy or Policy(last=keep)
         self.archive = archive
+        self.local = local
         self.bytes_per_second = bytes_per_second  # limit of one rank's writing; 0: none
         self.stagger_seconds = stagger_seconds  # over which ranks spread the start of writing
         self.exclusive = exclusive  # otherwise generations alone fence off other writers
@@ -113,17 +116,24 @@ class Checkpointer(Loader):
         *,
         write: bool = True,
         archive: bool = True,
+        local: bool = True,
     ) -> Path:
         """Write one checkpoint; plain tensors held by several ranks are replicas, written once.
 
-        In the background it may stay in the keepers' memory only (``write`` false), or on the
-        first tier (``archive`` false).
+        Each tier may be left out: the folder (``write``; in the background only), its copy in the
+        archive, the nodes' own disks (``local``).
         """
         final = checkpoint_path(self.folder, step, extra.generation)
         if self._background is not None and self._arranged is not None:
             order = self._order(final, self._arranged, step, extra)
             second = self.archive if write and archive else None
-            order = msgspec.structs.replace(order, write=write, archive=second, prompt=self.prompt)
+            order = msgspec.structs.replace(
+                order,
+                write=write,
+                archive=second,
+                local=self.local if local else None,
+                prompt=self.prompt,
+            )
             self._background.save(tensors, order)
             return final
         with self._ranks.together(final):
@@ -131,6 +141,12 @@ class Checkpointer(Loader):
             _refuse_existing(final)
         arranged = self._arrange(final, tensors)
         order = self._order(final, arranged, step, extra)
+        if local and self.local is not None:
+            here = msgspec.structs.replace(order, local=self.local)
+            try:
+                write_local(here, arranged.snapshot.stream(tensors))
+            except OSError as error:
+                log.error("step %d is not on the node's disk: %s", step, error)
         try:
             with self._ranks.together(final):
                 sidecar = write_shard(order, arranged.snapshot.stream(tensors))

@@ -42,6 +42,14 @@ class Archive(msgspec.Struct, frozen=True, kw_only=True):
     retry_seconds: float = 3600.0
 
 
+class Local(msgspec.Struct, frozen=True, kw_only=True):
+    """The disk of a node, which a shard is written to before any shared folder."""
+
+    root: str  # of all runs of this name
+    run: str
+    policy: Policy = Policy(last=3)
+
+
 class Order(msgspec.Struct, frozen=True, kw_only=True):
     """One rank's part of a save, but for the bytes of its tensors."""
 
@@ -56,6 +64,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     write: bool = True  # otherwise the snapshot stays in memory
     prompt: bool = False  # sealed in memory and at the buddy first, and only then written
     archive: Archive | None = None  # where it is copied to when it is on disk
+    local: Local | None = None  # the node's own disk, where it is written first
 
 
 def write_shard(order: Order, buffers: Iterable[memoryview]) -> Sidecar:

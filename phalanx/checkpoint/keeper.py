@@ -40,6 +40,7 @@ class Keeper:
     def __init__(self, listener: socket.socket, lease_seconds: float, tcp: socket.socket) -> None:
         self.shelf = Shelf()
         self.token = secrets.token_bytes(32)
+        self.local_root: Path | None = None  # on this node's disk, once somebody asks for it
         self.port = int(tcp.getsockname()[1])
         self._listener, self._tcp = listener, tcp
         self._lease_seconds = lease_seconds

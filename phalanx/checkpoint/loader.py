@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -11,13 +13,24 @@ import torch
 
 from phalanx.checkpoint.describe import current_rank, world_size
 from phalanx.checkpoint.folder import mark_bad
-from phalanx.checkpoint.keepers import find_keepers, node_name
+from phalanx.checkpoint.keepers import find_keepers, node_name, start_keeper
 from phalanx.checkpoint.load import Stored
+from phalanx.checkpoint.local import condemn
 from phalanx.checkpoint.manifest import BadCheckpointError, CheckpointError, Manifest
 from phalanx.checkpoint.ranks import Ranks
-from phalanx.checkpoint.recover import Candidate, KeeperSource, candidates, offers, release
+from phalanx.checkpoint.recover import (
+    Candidate,
+    KeeperSource,
+    Offer,
+    candidates,
+    offers,
+    offers_on_disk,
+    release,
+)
 from phalanx.checkpoint.source import Source
 from phalanx.checkpoint.tier import open_source
+
+READING_SECONDS = 600.0  # that a keeper lives which only reads a disk for other nodes
 
 log = logging.getLogger(__name__)
 
@@ -88,13 +101,16 @@ class Loader:
         *,
         newer_than: int = -1,
         step: int = -1,
+        local: Path | None = None,
+        local_run: str = "",
     ) -> Manifest | None:
         """Load the newest step that keepers still hold whole; None if there is none.
 
         ``newer_than`` is the step of a checkpoint that would do as well; ``step`` asks for a
-        certain one.
+        certain one. What lies under ``local`` on the nodes' own disks counts as held, unless its
+        run is older than ``local_run``.
         """
-        for candidate in self._candidates(home):
+        for candidate in self._candidates(home, local, local_run):
             if step not in (-1, candidate.step):
                 continue
             chosen: Candidate | None = candidate
@@ -105,6 +121,7 @@ class Loader:
                     return self._load_from(source, tensors)
                 except BadCheckpointError as error:
                     log.error("%s\n  trying the next replica", error)
+                    self._condemn(chosen, local)
                     chosen = self._without_bad(chosen)
                 except CheckpointError as error:
                     log.warning("%s\n  so memory is not used", error)
@@ -117,11 +134,27 @@ class Loader:
         for path in find_keepers(home):
             release(path)
 
-    def _candidates(self, home: Path) -> list[Candidate]:
+    def _candidates(self, home: Path, local: Path | None, local_run: str) -> list[Candidate]:
         nodes = self._ranks.gather(node_name())
-        first = nodes.index(nodes[current_rank()]) == current_rank()
-        own = [offer for path in find_keepers(home) for offer in offers(path)] if first else []
-        return candidates([offer for found in self._ranks.gather(own) for offer in found])
+        own = []
+        if nodes.index(nodes[current_rank()]) == current_rank():
+            keepers = find_keepers(home)
+            own = [offer for path in keepers for offer in offers(path)]
+            if local is not None and local.is_dir():
+                keeper = keepers[0] if keepers else ""
+                if not keeper and len(set(nodes)) > 1:  # somebody has to read for other nodes
+                    keeper, _ = start_keeper(home, READING_SECONDS, Path(os.devnull))
+                own += offers_on_disk(local, keeper)
+        found = [offer for each in self._ranks.gather(own) for offer in each]
+        return candidates(_of_newest_run(found, local_run))
+
+    def _condemn(self, chosen: Candidate, local: Path | None) -> None:
+        """What is wrong on this node's disk is not tried again."""
+        for rank in self._bad_ranks if local is not None else ():
+            place = chosen.holders[rank][0]
+            if place.folder and place.node == node_name():
+                with suppress(OSError):  # another rank of this node was first
+                    condemn(Path(place.folder).parents[1], rank, chosen.session, chosen.step)
 
     def _without_bad(self, chosen: Candidate) -> Candidate | None:
         bad = self._bad_ranks
@@ -131,6 +164,17 @@ class Loader:
         for rank in sorted(bad):
             rest = rest.without(rank) if rest is not None else None
         return rest
+
+
+def _of_newest_run(found: list[Offer], oldest: str) -> list[Offer]:
+    """Of what lies on disks only the newest run's; a node may have missed it."""
+    runs = [Path(offer.place.folder).parent.name for offer in found if offer.place.folder]
+    newest = max([oldest, *runs])
+    return [
+        offer
+        for offer in found
+        if not offer.place.folder or Path(offer.place.folder).parent.name == newest
+    ]
 
 
 def stored_tensors(path: Path | str) -> dict[str, tuple[torch.Size, torch.dtype]]:

@@ -28,7 +28,7 @@ from phalanx.checkpoint.direct import (
     write_synced,
 )
 from phalanx.checkpoint.manifest import shard_name
-from phalanx.checkpoint.retention import Entry, Policy, decide
+from phalanx.checkpoint.retention import Entry, decide
 from phalanx.checkpoint.shard import Sidecar
 from phalanx.checkpoint.source import FileReader
 from phalanx.checkpoint.tier import DOOMED, PIN_FILE, read_scores, step_of
@@ -173,10 +173,9 @@ def _entry(path: Path, scores: dict[int, float]) -> Entry:
 
 def _bytes_below(path: Path) -> int:
     total = 0
-    for folder, _, names in os.walk(path):
-        for name in names:
-            with suppress(OSError):
-                total += os.stat(os.path.join(folder, name)).st_size
+    for file in path.rglob("*"):
+        with suppress(OSError):  # it may go away under our eyes
+            total += file.stat().st_size if file.is_file() else 0
     return total
 
 

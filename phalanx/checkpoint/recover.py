@@ -5,15 +5,17 @@ from __future__ import annotations
 import socket
 import threading
 from contextlib import suppress
+from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
 from phalanx.checkpoint.geometry import Group, Table
 from phalanx.checkpoint.keepers import node_name, own_address
-from phalanx.checkpoint.manifest import BadCheckpointError, Manifest, Shard
+from phalanx.checkpoint.local import find_record, find_records
+from phalanx.checkpoint.manifest import BadCheckpointError, Manifest, Shard, shard_name
 from phalanx.checkpoint.shard import Sidecar
-from phalanx.checkpoint.source import ShardReader
+from phalanx.checkpoint.source import FileReader, ShardReader
 from phalanx.checkpoint.wire import (
     Ask,
     Data,
@@ -23,7 +25,9 @@ from phalanx.checkpoint.wire import (
     Header,
     Inventory,
     Release,
+    Shelve,
     ask,
+    header_of,
     prove_token,
     receive_into,
     send,
@@ -40,6 +44,7 @@ class Place(NamedTuple):
     host: str
     port: int
     token: bytes
+    folder: str = ""  # of the step, where it lies on the node's disk and not in memory
 
 
 class Offer(NamedTuple):
@@ -56,7 +61,7 @@ class Candidate(NamedTuple):
     step: int
     session: str
     world_size: int
-    holders: dict[int, list[Place]]  # by rank, the own node's keeper before replicas
+    holders: dict[int, list[Place]]  # by rank: its own node's keeper, replicas, disks
 
     def without(self, rank: int) -> Candidate | None:
         """When a rank's first holder turned out bad; None if it was the last."""
@@ -73,6 +78,26 @@ def offers(path: str) -> list[Offer]:
     return []
 
 
+def offers_on_disk(root: Path, keeper: str) -> list[Offer]:
+    """What lies on this node's disk of the newest run; ``keeper`` reads it for other nodes."""
+    found = list(find_records(root))
+    newest = max((each.run for each in found), default="")
+    port, token = 0, b""
+    if keeper:
+        with suppress(OSError), _connect_unix(keeper) as connection:
+            send(connection, Shelve(str(root)))
+            answer = ask(connection, Ask(), Inventory)
+            port, token = answer.port, answer.token
+    return [
+        Offer(
+            header_of(each.record.order, replica=False),
+            Place(node_name(), keeper, own_address(), port, token, str(each.folder)),
+        )
+        for each in found
+        if each.run == newest
+    ]
+
+
 def release(path: str) -> None:
     """Let a keeper of this node end: nobody will need its snapshots again."""
     with suppress(OSError), _connect_unix(path) as connection:
@@ -84,25 +109,27 @@ def candidates(found: list[Offer]) -> list[Candidate]:
 
     A step counts when every rank sealed it; that makes the recovery step the least common one.
     """
-    by_step: dict[tuple[int, int, str, int], dict[int, list[tuple[bool, Place]]]] = {}
+    by_step: dict[tuple[int, int, str, int], dict[int, list[tuple[bool, bool, Place]]]] = {}
     for header, place in found:
         key = (header.generation, header.step, header.session, header.world_size)
-        by_step.setdefault(key, {}).setdefault(header.rank, []).append((header.replica, place))
+        held_by = by_step.setdefault(key, {}).setdefault(header.rank, [])
+        held_by.append((bool(place.folder), header.replica, place))
     whole = []
     for (generation, step, session, world_size), held in by_step.items():
         if len(held) == world_size:
             holders = {
-                rank: [place for _, place in sorted(places)] for rank, places in held.items()
+                rank: [place for *_, place in sorted(places)] for rank, places in held.items()
             }
             whole.append(Candidate(generation, step, session, world_size, holders))
     return sorted(whole, key=lambda c: (c.generation, c.step), reverse=True)
 
 
 class KeeperSource:
-    """A checkpoint in the memory of keepers."""
+    """A checkpoint in the memory of keepers, and on the disks of their nodes."""
 
     def __init__(self, chosen: Candidate) -> None:
-        self.where = f"memory of keepers, step {chosen.step}"
+        on_disk = any(places[0].folder for places in chosen.holders.values())
+        self.where = f"{'disks of nodes' if on_disk else 'memory of keepers'}, step {chosen.step}"
         self._chosen = chosen
         self._details: dict[int, Details] = {}
         self._lock = threading.Lock()
@@ -118,19 +145,35 @@ class KeeperSource:
         return self._detail(rank).sidecar
 
     def open_shard(self, rank: int, direct: bool) -> ShardReader:
+        place = self._chosen.holders[rank][0]
+        if place.folder and place.node == node_name():
+            return FileReader(Path(place.folder) / shard_name(rank, self._chosen.session), direct)
         return KeeperShard(self._chosen, rank, self.sidecar(rank).shard_bytes)
 
     def _detail(self, rank: int) -> Details:
         with self._lock:
             if rank not in self._details:
-                wanted = Detail(rank, self._chosen.session, self._chosen.step)
+                place = self._chosen.holders[rank][0]
+                on_disk = bool(place.folder)
+                wanted = Detail(rank, self._chosen.session, self._chosen.step, on_disk)
                 try:
-                    with connect(self._chosen.holders[rank][0]) as connection:
-                        self._details[rank] = ask(connection, wanted, Details)
+                    if on_disk and place.node == node_name():
+                        self._details[rank] = _read_details(place, wanted)
+                    else:
+                        with connect(place) as connection:
+                            self._details[rank] = ask(connection, wanted, Details)
                 except OSError as error:
                     problem = f"the snapshot of rank {rank} cannot be read: {error}"
                     raise BadCheckpointError(self.where, problem) from error
             return self._details[rank]
+
+
+def _read_details(place: Place, wanted: Detail) -> Details:
+    root = Path(place.folder).parents[1]
+    found = find_record(root, wanted.rank, wanted.session, wanted.step)
+    if found is None:
+        raise FileNotFoundError(2, "its record is gone", place.folder)
+    return Details(found.record.order, found.record.sidecar)
 
 
 class KeeperShard:
@@ -147,7 +190,8 @@ class KeeperShard:
             self._all.append(self._own.connection)
         session, step = self._chosen.session, self._chosen.step
         connection: socket.socket = self._own.connection
-        ask(connection, Fetch(self._rank, session, step, offset, len(buffer)), Data)
+        on_disk = bool(self._chosen.holders[self._rank][0].folder)
+        ask(connection, Fetch(self._rank, session, step, offset, len(buffer), on_disk), Data)
         if not receive_into(connection, buffer):
             raise ConnectionError("the keeper ended in the middle of a snapshot")
         return len(buffer)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import queue
 import socket
 import threading
@@ -16,6 +17,7 @@ import numpy as np
 from phalanx.checkpoint.archive import Archiver, Copy
 from phalanx.checkpoint.commit import publish_sidecar, try_commit, withdraw, write_bytes
 from phalanx.checkpoint.direct import CHUNK_BYTES, chunk_sums
+from phalanx.checkpoint.local import Found, Record, find_record, write_local
 from phalanx.checkpoint.manifest import CheckpointError
 from phalanx.checkpoint.shelf import Held, Region, WorkerGoneError
 from phalanx.checkpoint.wire import (
@@ -40,6 +42,7 @@ from phalanx.checkpoint.wire import (
     Refused,
     Release,
     Replicated,
+    Shelve,
     Taken,
     Trouble,
     Watch,
@@ -88,11 +91,9 @@ class Peer:
                 headers = [held.header() for held in self.shelf.sealed()]
                 self.tell(Inventory(headers, self.keeper.port, self.keeper.token))
             case Detail():
-                held = self.shelf.find(message.rank, message.session, message.step)
-                if held is None or held.sidecar is None:
-                    self.tell(Refused("no such snapshot"))
-                else:
-                    self.tell(Details(held.order, held.sidecar))
+                self._send_detail(message)
+            case Fetch() if message.on_disk:
+                self._send_from_disk(message)
             case Fetch():
                 self._send_bytes(message)
             case Put():
@@ -100,6 +101,41 @@ class Peer:
             case _:
                 return False
         return True
+
+    def _send_detail(self, wanted: Detail) -> None:
+        held: Held | Record | None
+        if wanted.on_disk:
+            found = self._find_on_disk(wanted)
+            held = None if found is None else found.record
+        else:
+            held = self.shelf.find(wanted.rank, wanted.session, wanted.step)
+        if held is None or held.sidecar is None:
+            self.tell(Refused("no such snapshot"))
+        else:
+            self.tell(Details(held.order, held.sidecar))
+
+    def _find_on_disk(self, wanted: Detail | Fetch) -> Found | None:
+        root = self.keeper.local_root
+        if root is None:
+            return None
+        return find_record(root, wanted.rank, wanted.session, wanted.step)
+
+    def _send_from_disk(self, wanted: Fetch) -> None:
+        """The receiver proves what it gets, as it does for memory."""
+        found = self._find_on_disk(wanted)
+        try:
+            if found is None or wanted.offset < 0:
+                raise FileNotFoundError(2, "no such shard")
+            with found.shard.open("rb") as file:
+                content = os.pread(file.fileno(), wanted.length, wanted.offset)
+            if len(content) < wanted.length:
+                raise OSError(5, "the shard is not so long")
+        except OSError as error:
+            self.tell(Refused(str(error)))
+            return
+        with self._telling, suppress(OSError):
+            send(self.connection, Data(wanted.length))
+            self.connection.sendall(content)
 
     def _send_bytes(self, wanted: Fetch) -> None:
         held = self.shelf.find(wanted.rank, wanted.session, wanted.step)
@@ -188,6 +224,8 @@ class Worker(Peer):
                 self._buddy = message
             case Release():
                 self.keeper.release()
+            case Shelve():
+                self.keeper.local_root = Path(message.root)
             case Watch():
                 self.keeper.watched(self)
             case Bye():
@@ -240,7 +278,7 @@ class Worker(Peer):
         if safe:
             self.keeper.note(held)
         self.tell(Acknowledged(step, safe))
-        if held.order.write:
+        if held.order.write or held.order.local is not None:
             self._later.put((slot, held))
             return
         self.tell(Durable(slot, step, time.monotonic() - began))
@@ -265,36 +303,55 @@ class Worker(Peer):
         """Write a snapshot that is sealed; what changed under the writing is not published."""
         order, began = held.order, time.monotonic()
         assert held.sidecar is not None
-        if write_bytes(order, held.views()) != held.sidecar.sums:
-            raise OSError("the next worker used its memory before it was written")
-        publish_sidecar(Path(order.path), held.sidecar)
-        self._archive(held)
+        self._write_local(held)
+        if order.write:
+            if write_bytes(order, held.views()) != held.sidecar.sums:
+                raise OSError("the next worker used its memory before it was written")
+            publish_sidecar(Path(order.path), held.sidecar)
+            self._archive(held)
         self.tell(Durable(slot, order.draft.step, time.monotonic() - began))
         self.keeper.finished(self, order, waits_for_others=not self._commit(held))
 
     def _keep(self, slot: int, held: Held) -> bool:
-        """Write, replicate, give the slot back, commit; whether nothing is left to wait for."""
+        """Write, replicate, give the slot back, commit; whether nothing is left to wait for.
+
+        Where the disk fails, memory and the other node still hold the snapshot.
+        """
         order, began = held.order, time.monotonic()
-        if order.write:
-            held.seal(write_bytes(order, held.views()))
-        else:
-            held.seal(sums_of(held))
-        replica = threading.Thread(target=self._replicate, args=(held,))
-        replica.start()
-        problem = ""
+        failure: Exception | None = None
+        sums = self._write_local(held)
         if order.write:
             try:
-                assert held.sidecar is not None
-                publish_sidecar(Path(order.path), held.sidecar)
+                sums = write_bytes(order, held.views())
+            except (OSError, CheckpointError) as error:
+                failure = error
+        sidecar = held.seal(sums or sums_of(held))
+        replica = threading.Thread(target=self._replicate, args=(held,))
+        replica.start()
+        if order.write and failure is None:
+            try:
+                publish_sidecar(Path(order.path), sidecar)
                 self._archive(held)
             except OSError as error:
-                problem = problem_of(error)
+                failure = error
         replica.join()
-        seconds = time.monotonic() - began
-        if problem:
-            raise OSError(problem)
-        self.tell(Durable(slot, order.draft.step, seconds))
+        if failure is not None:
+            raise failure
+        self.tell(Durable(slot, order.draft.step, time.monotonic() - began))
         return self._commit(held)
+
+    def _write_local(self, held: Held) -> bytes:
+        """Write to the node's own disk; training and the other tiers go on if that fails."""
+        if held.order.local is None:
+            return b""
+        try:
+            sums = write_local(held.order, held.views())
+        except OSError as error:
+            self._complain(held.order.draft.step, f"not on the node's disk: {problem_of(error)}")
+            return b""
+        if held.sidecar is not None and sums != held.sidecar.sums:
+            raise OSError("the next worker used its memory before it was written")
+        return sums
 
     def _archive(self, held: Held) -> None:
         if held.order.archive is not None:

@@ -14,7 +14,7 @@ import msgspec
 from phalanx.checkpoint.commit import Order
 from phalanx.checkpoint.direct import WRITE_BYTES, aligned
 from phalanx.checkpoint.shard import Sidecar
-from phalanx.checkpoint.wire import Header
+from phalanx.checkpoint.wire import Header, header_of
 
 MEMORY_SHARE = 0.9  # of the memory that is free; more would have the kernel kill somebody
 
@@ -71,18 +71,7 @@ class Held:
 
     def header(self) -> Header:
         """What others are told about it."""
-        draft, side = self.order.draft, self.order.sidecar
-        return Header(
-            job=str(draft.config.get("name", "")),
-            generation=draft.generation,
-            step=draft.step,
-            session=draft.session,
-            rank=side.rank,
-            world_size=draft.world_size,
-            mesh=draft.mesh,
-            shard_bytes=side.shard_bytes,
-            replica=self.replica,
-        )
+        return header_of(self.order, self.replica)
 
 
 class Region:

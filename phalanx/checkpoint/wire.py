@@ -38,6 +38,22 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     replica: bool  # of a rank on another node
 
 
+def header_of(order: Order, replica: bool) -> Header:
+    """What others are told about a snapshot."""
+    draft, side = order.draft, order.sidecar
+    return Header(
+        job=str(draft.config.get("name", "")),
+        generation=draft.generation,
+        step=draft.step,
+        session=draft.session,
+        rank=side.rank,
+        world_size=draft.world_size,
+        mesh=draft.mesh,
+        shard_bytes=side.shard_bytes,
+        replica=replica,
+    )
+
+
 class Hello(msgspec.Struct, frozen=True, tag=True):
     """A worker asks for memory: ``slots`` snapshots of ``slot_bytes`` each.
 
@@ -92,12 +108,19 @@ class Watch(msgspec.Struct, frozen=True, tag=True):
     """Tell of every snapshot that becomes safe, those that are there first."""
 
 
+class Shelve(msgspec.Struct, frozen=True, tag=True):
+    """Answer for what lies on the disk of this node, too."""
+
+    root: str
+
+
 class Detail(msgspec.Struct, frozen=True, tag=True):
     """All about one snapshot but its bytes."""
 
     rank: int
     session: str
     step: int
+    on_disk: bool = False
 
 
 class Fetch(msgspec.Struct, frozen=True, tag=True):
@@ -108,6 +131,7 @@ class Fetch(msgspec.Struct, frozen=True, tag=True):
     step: int
     offset: int
     length: int
+    on_disk: bool = False
 
 
 class Put(msgspec.Struct, frozen=True, tag=True):
@@ -221,7 +245,9 @@ class Taken(msgspec.Struct, frozen=True, tag=True):
     """The answer to Put: proved and sealed."""
 
 
-ToKeeper = Hello | Flush | Filled | Pair | Bye | Release | Ask | Watch | Detail | Fetch | Put
+ToKeeper = (
+    Hello | Flush | Filled | Pair | Bye | Release | Ask | Watch | Shelve | Detail | Fetch | Put
+)  # fmt: skip
 FromKeeper = (
     Welcome | Refused | Durable | Committed | Superseded | Failed | Trouble | Replicated | Archived
     | Acknowledged | Noted | Inventory | Details | Data | Taken

@@ -356,6 +356,23 @@ class Archive(Section, frozen=True, kw_only=True):
     """How long a copy is tried again while the place does not answer."""
 
 
+class Local(Section, frozen=True, kw_only=True):
+    """Each node's own disk, which is written before the run's folder and read before it."""
+
+    path: str = ""
+    """Folder on every node's own disk, such as /scratch/$USER (variables count); "": none."""
+    every: Natural = 0
+    """Steps between saves to it; 0: with every checkpoint of the run's folder."""
+    keep: Count = 3
+    """Newest ones kept, at least one more than checkpoint.buffers."""
+    keep_every: Natural = 0
+    """Also those whose step is a multiple of this are kept; 0: no such rule."""
+    keep_best: Natural = 0
+    """Also so many with the lowest validation loss are kept."""
+    quota_gb: NonNegative = 0.0
+    """Most GB that this name's runs may take on one node; 0: no limit."""
+
+
 class Checkpoint(Section, frozen=True, kw_only=True):
     """When state is saved, and what a run starts from."""
 
@@ -375,6 +392,7 @@ class Checkpoint(Section, frozen=True, kw_only=True):
     """Also so many checkpoints with the lowest validation loss are kept."""
     quota_gb: NonNegative = 0.0
     """Most GB that all checkpoints below runs, a team's folder, may take; 0: no limit."""
+    local: Local = Local()
     archive: Archive = Archive()
     at_end: bool = True
     """Save after the last step."""

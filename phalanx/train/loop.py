@@ -57,7 +57,7 @@ def train(
                     run.save()
                 elif run.schedule.is_due(trainer.step):
                     run.save_or_go_on()
-                elif run.memory_is_due():
+                elif run.memory_is_due() or run.local_is_due():
                     run.save(write=False)
                 run.report_checkpoints(checkpointer.poll())
                 stepped(trainer.step, run.durable, run.stall_seconds)
@@ -122,6 +122,12 @@ class _Run:
         held = self.checkpointer.in_background
         return held and every > 0 and self.trainer.step % every == 0
 
+    def local_is_due(self) -> bool:
+        """Between two checkpoints, one on the nodes' own disks; only where there are keepers."""
+        settings = self.job.checkpoint.local
+        held = self.checkpointer.in_background and bool(settings.path)
+        return held and settings.every > 0 and self.trainer.step % settings.every == 0
+
     def plan_checkpoints(self) -> None:
         """Renew the interval now and then, and make ready for the first save."""
         step, schedule = self.trainer.step, self.schedule
@@ -164,9 +170,15 @@ class _Run:
         began = time.perf_counter()
         trainer = self.trainer
         copied = self.saves % self.job.checkpoint.archive.every == 0
+        local = self.local_is_due() or (write and self.job.checkpoint.local.every == 0)
         with trainer.timer.phase("snapshot"):
             path = self.checkpointer.save(
-                trainer.step, trainer.tensors(), trainer.extra(), write=write, archive=copied
+                trainer.step,
+                trainer.tensors(),
+                trainer.extra(),
+                write=write,
+                archive=copied,
+                local=local,
             )
         self.stall_seconds = time.perf_counter() - began
         if not write:

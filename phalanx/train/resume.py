@@ -15,7 +15,7 @@ from phalanx.checkpoint.tier import step_of
 from phalanx.config import Job
 from phalanx.model.hf import HfError, load_hf
 from phalanx.parallel import Weight
-from phalanx.train.saving import keepers_home
+from phalanx.train.saving import keepers_home, local_root
 
 if TYPE_CHECKING:
     from phalanx.train.trainer import Trainer
@@ -54,11 +54,23 @@ def load_from_memory(
     """What a killed run's keepers still hold, if it is not older than the newest on disk."""
     home = keepers_home(job)
     on_disk = step_of(str(parents[0]).rpartition("/")[2]) if parents else -1
-    manifest = checkpointer.load_memory(home, trainer.tensors(), newer_than=on_disk - 1)
+    manifest = checkpointer.load_memory(
+        home,
+        trainer.tensors(),
+        newer_than=on_disk - 1,
+        local=local_root(job),
+        local_run=run_of(str(parents[0])) if parents else "",
+    )
     checkpointer.release_memory(home)  # also where the disk is newer: their time is over
     if manifest is not None:
-        log.warning("continuing at step %d from the memory of keepers", manifest.step)
+        log.warning("continuing at step %d from the nodes' memory or disks", manifest.step)
     return manifest
+
+
+def run_of(checkpoint: str) -> str:
+    """The run that a checkpoint belongs to, by its path or address."""
+    folders = checkpoint.rstrip("/").split("/")[:-1]
+    return folders[-2] if folders[-1] == "checkpoints" else folders[-1]
 
 
 def load_foreign_weights(trainer: Trainer, folder: Path) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from phalanx.checkpoint import Checkpointer
-from phalanx.checkpoint.commit import Archive
+from phalanx.checkpoint.commit import Archive, Local
 from phalanx.checkpoint.keepers import home_of
 from phalanx.checkpoint.retention import Policy
 from phalanx.config import Job
@@ -31,6 +32,7 @@ def open_checkpointer(job: Job, folder: RunFolder, *, exclusive: bool = True) ->
             quota_bytes=int(settings.quota_gb * 1e9),
         ),
         archive=archive_of(job, folder.id),
+        local=local_of(job, folder.id),
         bytes_per_second=settings.write_limit * 1e9,
         stagger_seconds=settings.stagger_seconds,
         exclusive=exclusive,
@@ -52,6 +54,30 @@ def archive_of(job: Job, run_id: str) -> Archive | None:
         ),
         retry_seconds=settings.retry_seconds,
     )
+
+
+def local_of(job: Job, run_id: str) -> Local | None:
+    """Where a run's shards are written to on every node's own disk."""
+    settings, root = job.checkpoint.local, local_root(job)
+    if root is None:
+        return None
+    return Local(
+        root=str(root),
+        run=run_id,
+        policy=Policy(
+            # Another node may be as many saves behind as there are buffers.
+            last=max(settings.keep, job.checkpoint.buffers + 1),
+            every=settings.keep_every,
+            best=settings.keep_best,
+            quota_bytes=int(settings.quota_gb * 1e9),
+        ),
+    )
+
+
+def local_root(job: Job) -> Path | None:
+    """What all runs of this name have on a node's own disk."""
+    path = os.path.expandvars(job.checkpoint.local.path)
+    return Path(path).expanduser().absolute() / job.name if path else None
 
 
 def keepers_home(job: Job) -> Path:

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from phalanx.checkpoint import BadCheckpointError, Checkpointer, CheckpointError, Extra
-from phalanx.checkpoint.commit import Archive
+from phalanx.checkpoint.commit import Archive, Local
 from phalanx.checkpoint.keepers import home_of
 from phalanx.checkpoint.retention import Entry, Policy, decide
 from phalanx.checkpoint.tier import FolderTier, ObjectTier, open_tier, retain
@@ -127,7 +127,7 @@ def unbroken() -> str:
     return digest(trainer)
 
 
-@pytest.mark.parametrize("tier", ["sync", "background", "memory", "folder", PLACES[1]])
+@pytest.mark.parametrize("tier", ["sync", "background", "memory", "local", "folder", PLACES[1]])
 def test_a_run_continues_to_the_bit_through_every_tier(
     tmp_path: Path, tier: str, request: pytest.FixtureRequest
 ) -> None:
@@ -140,14 +140,15 @@ def test_a_run_continues_to_the_bit_through_every_tier(
     def first_half() -> None:
         trainer = make_trainer()
         archive = Archive(url=url) if tier in ("folder", "s3") else None
-        checkpointer = Checkpointer(folder, archive=archive)
+        local = Local(root=str(tmp_path / "disk"), run="first") if tier == "local" else None
+        checkpointer = Checkpointer(folder, archive=archive, local=local)
         if tier != "sync":
             assert checkpointer.prepare_background(
                 trainer.tensors(), generation=0, step=0, device=CPU, lease_seconds=30.0, home=home
             )
         for _ in range(2):
             trainer.train_step()
-        write = tier != "memory"
+        write = tier not in ("memory", "local")
         checkpointer.save(trainer.step, trainer.tensors(), trainer.extra(), write=write)
         trainer.train_step()  # what is saved is what was
         checkpointer.finish()
@@ -158,8 +159,9 @@ def test_a_run_continues_to_the_bit_through_every_tier(
     def second_half() -> str:
         trainer = make_trainer()
         loader, tensors = Checkpointer(folder), trainer.tensors()
-        if tier == "memory":
-            manifest = loader.load_memory(home, tensors)
+        if tier in ("memory", "local"):
+            disk = tmp_path / "disk" if tier == "local" else None
+            manifest = loader.load_memory(home, tensors, local=disk)
             assert manifest is not None
         elif tier in ("folder", "s3"):
             manifest = loader.load(f"{url}/step-00000002", tensors)
