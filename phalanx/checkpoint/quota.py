@@ -46,9 +46,10 @@ def team_folder(folder: Path) -> Path:
     return folder.parents[2] if len(folder.parents) > 2 else folder
 
 
-def used_bytes(folder: Path) -> int:
+def used_bytes(folder: Path, but: Path | None = None) -> int:
     """Bytes of all checkpoints under the same quota, those that are being written included."""
-    return sum(_bytes_of(path) for path in team_folder(folder).glob(f"*/*/{folder.name}/step-*"))
+    found = team_folder(folder).glob(f"*/*/{folder.name}/step-*")
+    return sum(_bytes_of(path) for path in found if path != but)
 
 
 def _bytes_of(path: Path) -> int:
@@ -89,14 +90,14 @@ def _decide(order: Order) -> str:
     tier = FolderTier(folder)
     with _locked(team):
         found = entries(tier, read_scores(folder), sized=True)
-        other_bytes = used_bytes(folder) - sum(entry.bytes for entry in found)
+        other_bytes = used_bytes(folder, but=path) - sum(entry.bytes for entry in found)
         coming = max(0, other_bytes) + order.total_bytes
         decision = decide(found, order.policy, other_bytes=coming)
         if decision.excess_bytes:
             problem = (
-                f"{order.total_bytes / 1e9:.2f} GB more would be "
-                f"{decision.excess_bytes / 1e9:.2f} GB above the quota of "
-                f"{order.policy.quota_bytes / 1e9:.2f} GB of {team}, and no more of this run "
+                f"{order.total_bytes / 1e9:.3g} GB more would be "
+                f"{decision.excess_bytes / 1e9:.3g} GB above the quota of "
+                f"{order.policy.quota_bytes / 1e9:.3g} GB of {team}, and no more of this run "
                 "may be removed"
             )
             refusal = Refusal(draft.generation, draft.step, problem)
