@@ -5,7 +5,6 @@ Hugging Face safetensors, torch.distributed.checkpoint (DCP), and other division
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,10 @@ from typing import Any
 import msgspec
 import torch
 from torch import Tensor
-from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.planner import WriteItem
 from torch.distributed.checkpoint.state_dict_loader import load as load_dcp
 from torch.distributed.checkpoint.state_dict_saver import save as save_dcp
 
@@ -55,6 +56,13 @@ class Lazy(Mapping[str, Tensor]):
     def shapes(self) -> dict[str, torch.Size]:
         """Without reading anything."""
         return {name: shape for name, (shape, _) in self._known.items()}
+
+    def outlines(self) -> dict[str, Tensor]:
+        """Tensors of the right shapes and types without bytes."""
+        return {
+            name: torch.empty(shape, dtype=dtype, device="meta")
+            for name, (shape, dtype) in self._known.items()
+        }
 
     def bytes(self) -> int:
         """Of all tensors."""
@@ -111,16 +119,28 @@ def _with_biases(weights: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, T
 
 
 def export_dcp(path: Path | str, folder: Path, report: Report = lambda _: None) -> int:
-    """Write all tensors of a checkpoint as a DCP folder; their number. They must fit in memory."""
+    """Write all tensors of a checkpoint as a DCP folder, one in memory at a time; their number."""
     if folder.exists() and any(folder.iterdir()):
         raise CheckpointError(folder, "is not empty", "name a new folder")
     state = Lazy(Stored(open_source(path)), "", report)
-    _refuse_more_than_memory(path, state.bytes())
-    save_dcp(dict(state), checkpoint_id=folder, no_dist=True)
+    # A file a tensor: DCP's writer holds on to all that goes into one file.
+    writer = FileSystemWriter(folder, single_file_per_rank=False)
+    save_dcp(state.outlines(), storage_writer=writer, planner=_Reading(state), no_dist=True)
     return len(state)
 
 
-def import_dcp(folder: Path, out: Path, step: int = 0) -> Path:
+class _Reading(DefaultSavePlanner):
+    """Plans with tensors that have no bytes, and reads each when it is to be written."""
+
+    def __init__(self, state: Lazy) -> None:
+        super().__init__()
+        self._state = state
+
+    def resolve_data(self, write_item: WriteItem) -> Tensor:
+        return self._state[write_item.index.fqn]
+
+
+def import_dcp(folder: Path, out: Path, step: int = 0, shard_bytes: int = SHARD_BYTES) -> Path:
     """Write the tensors of a DCP folder as a checkpoint, one at a time; the first Phalanx's too."""
     if not (folder / DCP_FILE).is_file():
         raise CheckpointError(folder, f"has no {DCP_FILE}: it is no DCP folder")
@@ -140,7 +160,7 @@ def import_dcp(folder: Path, out: Path, step: int = 0) -> Path:
             yield name, whole
 
     extra, found_step = _extra_of(folder)
-    return write_whole(out, step or found_step, read(), extra)
+    return write_whole(out, step or found_step, read(), extra, shard_bytes)
 
 
 def reshard(path: Path | str, out: Path, shards: int, report: Report = lambda _: None) -> Path:
@@ -175,10 +195,3 @@ def _extra_of(folder: Path) -> tuple[Extra, int]:
         return extra, int(old["step"])
     except (OSError, KeyError, TypeError, msgspec.MsgspecError):
         return Extra(tokens=0, cursor=Cursor(), mesh={}, config_hash=""), 0
-
-
-def _refuse_more_than_memory(path: Path | str, size: int) -> None:
-    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if size > free:
-        problem = f"DCP takes it whole: {size / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free"
-        raise CheckpointError(path, problem, "export on a node with more memory")

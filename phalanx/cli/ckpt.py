@@ -140,7 +140,7 @@ def export(
     max_shard_gb: Annotated[float, typer.Option(min=0.001, help="Of one file (hf).")] = 5.0,
     json: Json = False,
 ) -> None:
-    """Write a checkpoint in another form, one tensor in memory at a time (hf)."""
+    """Write a checkpoint in another form, one tensor in memory at a time."""
     with reported(json), torch_imported():
         import torch
 

@@ -186,7 +186,7 @@ LARGER_THAN_MEMORY = """
 import resource, sys
 from pathlib import Path
 import msgspec, torch
-from phalanx.checkpoint.convert import export_checkpoint, import_checkpoint
+from phalanx.checkpoint.convert import export_checkpoint, export_dcp, import_checkpoint, import_dcp
 from phalanx.checkpoint.rewrite import write_whole
 from phalanx.checkpoint import Extra
 from phalanx.config import Model, resolve_model
@@ -208,6 +208,8 @@ whole = ((name, torch.randn(shape)) for name, shape in shapes.items())
 path = write_whole(root / "a", 1, whole, extra, shard_bytes=16 << 20)
 export_checkpoint(path, root / "hf", torch.float32, 16 << 20)
 import_checkpoint(root / "hf", root / "b", 16 << 20)
+export_dcp(path, root / "dcp")
+import_dcp(root / "dcp", root / "c", shard_bytes=16 << 20)
 """
 
 
