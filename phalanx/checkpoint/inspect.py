@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -15,7 +16,15 @@ from phalanx.checkpoint.load import Stored
 from phalanx.checkpoint.manifest import BadCheckpointError, CheckpointError, shard_name
 from phalanx.checkpoint.shard import parse_header
 from phalanx.checkpoint.source import NamedSource, ShardReader
-from phalanx.checkpoint.tier import BAD_FILE, PIN_FILE, Tier, open_source, open_tier, step_of
+from phalanx.checkpoint.tier import (
+    BAD_FILE,
+    PIN_FILE,
+    VERIFIED_FILE,
+    Tier,
+    open_source,
+    open_tier,
+    step_of,
+)
 
 DIFF_BYTES = 64 << 20  # of a tensor, compared at a time
 
@@ -35,6 +44,7 @@ class Listed(msgspec.Struct, frozen=True, kw_only=True):
     created: str = ""
     age_seconds: float = 0.0
     pinned: bool = False
+    verified: str = ""  # when every byte was last proved; UTC, ISO 8601
     problems: list[str] = []  # why it is not to be trusted, so far as is known
 
 
@@ -103,17 +113,23 @@ def describe(tier: Tier, name: str) -> Listed:
         created=manifest.created,
         age_seconds=age.total_seconds(),
         pinned=PIN_FILE in files,
+        verified=tier.read(f"{name}/{VERIFIED_FILE}").decode() if VERIFIED_FILE in files else "",
         problems=["found bad before: see bad.json"] if BAD_FILE in files else [],
     )
 
 
 def verify(where: str, report: Report) -> Verdict:
-    """Read every byte of a checkpoint and prove it; problems name shard and tensor."""
+    """Read every byte of a checkpoint and prove it; problems name shard and tensor.
+
+    Copies that several pipeline stages wrote are compared too. That all is good is noted down.
+    """
     problems: list[str] = []
     done = tensors = 0
     source = open_source(where)
+    stored: Stored | None = None
     try:
-        tensors = len(Stored(source).tensors())
+        stored = Stored(source)
+        tensors = len(stored.tensors())
     except BadCheckpointError as error:
         problems += error.problems
     for rank in range(source.manifest.world_size):
@@ -125,7 +141,20 @@ def verify(where: str, report: Report) -> Verdict:
         except (CheckpointError, OSError) as error:
             found = error.problems if isinstance(error, CheckpointError) else [str(error)]
             problems += found
+    if stored is not None and not problems:
+        problems += _unequal_copies(stored)
+    _note_verified(where, good=not problems)
     return Verdict(path=where, bytes=done, tensors=tensors, problems=problems)
+
+
+def _note_verified(where: str, good: bool) -> None:
+    root, _, name = where.rstrip("/").rpartition("/")
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    with suppress(OSError):  # a read-only copy is none the worse
+        if good:
+            open_tier(root).write(f"{name}/{VERIFIED_FILE}", now.encode())
+        else:
+            open_tier(root).drop(f"{name}/{VERIFIED_FILE}")
 
 
 def _verify_shard(source: NamedSource, rank: int) -> Iterator[tuple[int, str]]:
@@ -185,8 +214,7 @@ def diff(one: str, other: str, report: Report) -> list[Difference]:
 def _compare(name: str, left: Stored, right: Stored) -> Difference | None:
     elements, greatest = 0, 0.0
     for a, b in zip(parts(left, name), parts(right, name), strict=True):
-        same = a.view(torch.uint8) if a.dim() else a.reshape(1).view(torch.uint8)
-        if torch.equal(same, b.view(torch.uint8) if b.dim() else b.reshape(1).view(torch.uint8)):
+        if torch.equal(_bits(a), _bits(b)):
             continue
         elements += int((a != b).sum())
         greatest = max(greatest, float((a.double() - b.double()).abs().max()))
@@ -195,17 +223,33 @@ def _compare(name: str, left: Stored, right: Stored) -> Difference | None:
     return Difference(name=name, what="values", elements=elements, greatest=greatest)
 
 
-def parts(stored: Stored, name: str, most_bytes: int = DIFF_BYTES) -> Iterator[Tensor]:
+def parts(
+    stored: Stored, name: str, most_bytes: int = DIFF_BYTES, copy: int = 0
+) -> Iterator[Tensor]:
     """A whole tensor in pieces of rows that fit into little memory; each is proved."""
     shape, dtype = stored.tensors()[name]
     if not shape:
         whole = torch.empty(shape, dtype=dtype)
-        stored.fill({name: whole})
+        stored.fill_rows(name, 0, whole, copy)
         yield whole
         return
     row_bytes = dtype.itemsize * max(1, shape[1:].numel())
     rows = max(1, most_bytes // row_bytes)
     for first in range(0, shape[0], rows):
         part = torch.empty((min(rows, shape[0] - first), *shape[1:]), dtype=dtype)
-        stored.fill_rows(name, first, part)
+        stored.fill_rows(name, first, part, copy)
         yield part
+
+
+def _unequal_copies(stored: Stored) -> Iterator[str]:
+    """Tensors that several pipeline stages hold (a tied embedding) and that are not the same."""
+    for name, count in stored.copies().items():
+        for copy in range(1, count):
+            pairs = zip(parts(stored, name), parts(stored, name, copy=copy), strict=True)
+            if not all(torch.equal(_bits(a), _bits(b)) for a, b in pairs):
+                yield f"{name} is held by {count} stages, whose copies are not equal"
+                break
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    return (tensor if tensor.dim() else tensor.reshape(1)).view(torch.uint8)

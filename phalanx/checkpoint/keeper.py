@@ -16,6 +16,7 @@ import socket
 import threading
 import time
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 from phalanx.checkpoint.commit import Order, try_commit, withdraw
@@ -133,8 +134,10 @@ class Keeper:
         for watcher in watchers:
             watcher.tell(noted(held))
 
-    def took(self) -> None:
+    def took(self, *, prompt: bool = False) -> None:
         """A flush or a copy was begun."""
+        if not prompt:
+            yield_to_training()
         with self._lock:
             self._busy += 1
 
@@ -231,8 +234,12 @@ def main() -> None:
     run_keeper(options.socket, options.host, options.lease, listener)
 
 
+@cache
 def yield_to_training() -> None:
-    """Take the processors only as far as workers leave them, which have a step to make."""
+    """From now on take the processors only as far as workers leave them: they have steps to make.
+
+    Not where each step waits for a snapshot of the one before.
+    """
     with suppress(OSError):
         os.nice(NICE)
     with suppress(OSError):  # a session of its own may be weighed as one, whatever its nice value
@@ -246,7 +253,6 @@ def run_keeper(
     # A scheduler that ends the job signals everybody; what was handed over is written first.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    yield_to_training()
     listener = listener or listen(address)
     tcp = socket.create_server((host, 0))
     try:

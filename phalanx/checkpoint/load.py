@@ -44,16 +44,21 @@ class Stored:
     def __init__(self, source: Source) -> None:
         self.source, self.path = source, source.where
         self.bad_ranks: set[int] = set()  # whose shards were found to be bad
-        self._holder: dict[str, Geometry] = {}
+        self._holders: dict[str, list[Geometry]] = {}
         for group in source.manifest.groups:
             geometry = Geometry(source.table(group), group)
             for name in geometry.by_name:  # of a tensor held by several groups one copy is read
-                self._holder.setdefault(name, geometry)
+                self._holders.setdefault(name, []).append(geometry)
 
     def tensors(self) -> dict[str, tuple[torch.Size, torch.dtype]]:
         """Full shape and type of every tensor."""
-        entries = (geometry.by_name[name] for name, geometry in self._holder.items())
+        entries = (holders[0].by_name[name] for name, holders in self._holders.items())
         return {entry.name: (torch.Size(entry.shape), DTYPES[entry.dtype]) for entry in entries}
+
+    def copies(self) -> dict[str, int]:
+        """Tensors that several groups (pipeline stages) wrote whole, and how many did."""
+        found = {name: len(holders) for name, holders in self._holders.items()}
+        return {name: count for name, count in found.items() if count > 1}
 
     def check(self, tensors: dict[str, Tensor]) -> None:
         """Refuse tensors that are not in the checkpoint or have another shape, naming them all."""
@@ -86,11 +91,11 @@ class Stored:
         direct = wanted_bytes * world_size() <= SHARED_READS * total
         self._fill(by_rank, direct)
 
-    def fill_rows(self, name: str, first: int, part: Tensor) -> None:
+    def fill_rows(self, name: str, first: int, part: Tensor, copy: int = 0) -> None:
         """Copy rows of a whole tensor, from ``first`` on, into ``part``."""
         by_rank: dict[int, list[tuple[Holding, Tensor]]] = {}
-        offset = (first, *(0,) * (part.dim() - 1))
-        self._share(name, Block(offset, tuple(part.shape)), part, by_rank)
+        offset = (first, *(0,) * (part.dim() - 1)) if part.dim() else ()
+        self._share(name, Block(offset, tuple(part.shape)), part, by_rank, copy)
         self._fill(by_rank, direct=False)
 
     def _share(
@@ -99,11 +104,12 @@ class Stored:
         block: Block,
         target: Tensor,
         by_rank: dict[int, list[tuple[Holding, Tensor]]],
+        copy: int = 0,
     ) -> None:
         """Who has which part of a block, and where it goes."""
         if block.elements == 0:
             return
-        for share in self._holder[name].holding(name, block):
+        for share in self._holders[name][copy].holding(name, block):
             part = target[share.wanted.within(block).slices]
             by_rank.setdefault(share.rank, []).append((share, part))
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -52,15 +53,16 @@ class Loader:
         """
         if weights_only:
             tensors = {name: t for name, t in tensors.items() if name.startswith("model.")}
-        with self._ranks.together(path):
-            source = open_source(path)
-        return self._load_from(source, tensors)
+        return self._load_from(path, lambda: open_source(path), tensors)
 
-    def _load_from(self, source: Source, tensors: dict[str, torch.Tensor]) -> Manifest:
-        with self._ranks.together(source.where):
+    def _load_from(
+        self, where: Path | str, opened: Callable[[], Source], tensors: dict[str, torch.Tensor]
+    ) -> Manifest:
+        self._bad_ranks = set()
+        with self._ranks.together(where):
+            source = opened()
             stored = Stored(source)
             stored.check(tensors)
-        self._bad_ranks = set()
         try:
             with self._ranks.together(source.where), torch.no_grad():
                 stored.fill(tensors)
@@ -116,9 +118,7 @@ class Loader:
             chosen: Candidate | None = candidate
             while chosen is not None and chosen.step > newer_than:
                 try:
-                    with self._ranks.together(home):
-                        source = KeeperSource(chosen)
-                    return self._load_from(source, tensors)
+                    return self._load_from(home, partial(KeeperSource, chosen), tensors)
                 except BadCheckpointError as error:
                     log.error("%s\n  trying the next replica", error)
                     self._condemn(chosen, local)

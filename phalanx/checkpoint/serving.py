@@ -213,7 +213,7 @@ class Worker(Peer):
                 assert self._region is not None
                 held = self._region.begin(message.slot, message.order)
                 self._filling[message.slot] = held
-                self.keeper.took()
+                self.keeper.took(prompt=message.order.prompt)
                 self._work.put((message.slot, held))
             case Filled():
                 held = self._filling[message.slot]

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
 BAD_FILE = "bad.json"  # in a checkpoint that failed its proof: it is not tried again
+VERIFIED_FILE = "verified"  # in a checkpoint whose every byte was proved, and when
 PIN_FILE = "pinned"  # in a checkpoint that retention leaves alone
 SCORES_FILE = "scores.jsonl"  # beside the checkpoints: validation losses by step
 DOOMED = ".removed"  # suffix of a folder that is being deleted

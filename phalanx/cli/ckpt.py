@@ -47,7 +47,7 @@ class Dtype(StrEnum):
 
 @app.command("ls")
 def list_(where: Where = "runs", json: Json = False) -> None:
-    """List checkpoints with step, tokens, size, mesh, age, and what is known to be wrong."""
+    """List checkpoints with step, tokens, size, mesh, age, verified or not, and what is wrong."""
     with reported(json), torch_imported():
         from phalanx.checkpoint.inspect import describe, find
 
@@ -251,7 +251,8 @@ def print_list(found: list[Listed]) -> None:
     rows = [("step", "tokens", "size", "ranks", "mesh", "age", "state", "path")]
     for one in found:
         mesh = " ".join(f"{axis}{size}" for axis, size in one.mesh.items() if size > 1) or "-"
-        state = "NOT GOOD" if one.problems else "complete" + ", pinned" * one.pinned
+        good = "verified" if one.verified else "complete"
+        state = "NOT GOOD" if one.problems else good + ", pinned" * one.pinned
         step, tokens, ranks = f"{one.step:,}", f"{one.tokens:,}", f"{one.ranks}"
         age, size = _age(one.age_seconds), _size(one.bytes)
         rows.append((step, tokens, size, ranks, mesh, age, state, one.path))

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from click.testing import Result
 from typer.testing import CliRunner
@@ -23,6 +24,7 @@ from phalanx.cli.ckpt import app
 from phalanx.config import Model, resolve_model
 from phalanx.data import Cursor
 from phalanx.model import Transformer
+from tests.ranks import run_ranks
 
 MODEL = resolve_model(Model(dim=32, layers=2, heads=4, kv_heads=2, ffn=48, vocab=64))
 
@@ -106,6 +108,32 @@ def test_verify_reads_every_byte_and_names_shard_and_tensor(run: Path) -> None:
     done = call("verify", run)
     assert done.exit_code == 15 and f"{shard.name} is corrupt" in done.stdout
     assert "model." in done.stdout and done.stdout.count("good") == 2
+
+
+def test_ls_knows_what_was_verified(run: Path) -> None:
+    assert call("verify", step(run, 10)).exit_code == 0
+    lines = call("ls", run).stdout.splitlines()
+    assert "verified" in lines[1] and "complete" in lines[2]
+    (shard,) = step(run, 10).glob("*.safetensors")
+    flip(shard, 5000)
+    assert call("verify", step(run, 10)).exit_code == 15
+    assert "verified" not in call("ls", run).stdout
+
+
+def test_verify_compares_the_copies_that_pipeline_stages_hold(tmp_path: Path) -> None:
+    """Two ranks with different tables, as stages have, and a tensor that both hold."""
+
+    def save(folder: Path, spoilt: float) -> None:
+        rank = dist.get_rank()
+        state = {"model.tied": torch.arange(9.0), f"model.{rank}": torch.ones(3)}
+        state["model.tied"][-1] += spoilt * rank
+        Checkpointer(folder).save(1, state, extra())
+
+    for name, spoilt in (("good", 0.0), ("bad", 1.0)):
+        run_ranks(2, save, tmp_path / name, spoilt)
+    assert call("verify", tmp_path / "good").exit_code == 0
+    done = call("verify", tmp_path / "bad")
+    assert done.exit_code == 15 and "model.tied is held by 2 stages" in done.stdout
 
 
 def test_diff_names_what_differs(run: Path) -> None:

@@ -268,6 +268,31 @@ def test_a_corrupt_original_is_not_copied(
 
 
 @needs_server
+@pytest.mark.soak
+def test_a_store_that_is_away_for_a_minute_costs_no_copy(tmp_path: Path, server: S3Server) -> None:
+    archive = Archive(url=f"s3://{BUCKET}/minute", retry_seconds=600.0)
+    checkpointer = prepared(tmp_path, archive, large(0.0))
+    checkpointer.save(1, large(1), EXTRA)
+    checkpointer.finish()
+    server.kill()
+    until, step = time.monotonic() + 65.0, 1
+    while time.monotonic() < until:  # training goes on, saves too
+        step += 1
+        checkpointer.save(step, large(step), EXTRA)
+        checkpointer.poll()
+        time.sleep(5.0)
+    server.start()
+    outcomes = checkpointer.finish()
+    checkpointer.close()
+    assert step >= 10 and not any(outcome.problem for outcome in outcomes)
+    assert ObjectTier(archive.url).names() == [f"step-{n:08d}" for n in range(1, step + 1)]
+    for number in (2, step):
+        loaded = large(-1.0)
+        Checkpointer(tmp_path).load(f"{archive.url}/step-{number:08d}", loaded)
+        assert all(torch.equal(loaded[name], t) for name, t in large(number).items())
+
+
+@needs_server
 def test_training_goes_on_while_the_store_is_away_and_the_copy_follows(
     tmp_path: Path, server: S3Server, caplog: pytest.LogCaptureFixture
 ) -> None:
