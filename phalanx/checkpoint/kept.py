@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
 import socket
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 import torch
@@ -35,6 +37,8 @@ from phalanx.checkpoint.wire import (
 )
 
 POPULATE_WRITE = 23  # madvise: have the kernel make the pages now, not at the first save
+POPULATE_BYTES = 256 << 20  # by one thread at a time
+POPULATE_THREADS = 8
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,7 +80,7 @@ class Kept:
         os.close(files[0])
         whole = torch.frombuffer(self._map, dtype=torch.uint8)
         self._slots = list(whole.split(aligned(slot_bytes)))
-        _make_resident(self._map, whole)
+        _make_resident(whole)
         # CUDA remembers the addresses of pinned memory: what is mapped there next would be taken
         # for it.
         self._unpin = weakref.finalize(self, _unpin, _pin(whole) if cuda else 0)
@@ -203,11 +207,22 @@ class Kept:
         self._outcomes.append(outcome)
 
 
-def _make_resident(memory: mmap.mmap, whole: Tensor) -> None:
-    """Make every page now, so that the first save is as fast as the next ones."""
-    try:
-        memory.madvise(POPULATE_WRITE)
-    except OSError:  # an older kernel: touch each page, but keep what is there
+def _make_resident(whole: Tensor) -> None:
+    """Make every page now, so that the first save is as fast as the next ones.
+
+    By several threads: one clears pages at less than 2 GB/s.
+    """
+    advise = ctypes.CDLL(None, use_errno=True).madvise  # ctypes lets go of the interpreter
+    advise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+
+    def populate(first: int) -> bool:
+        size = min(POPULATE_BYTES, whole.numel() - first)
+        return int(advise(whole.data_ptr() + first, size, POPULATE_WRITE)) == 0
+
+    threads = min(POPULATE_THREADS, len(os.sched_getaffinity(0)))
+    with ThreadPoolExecutor(threads) as pool:
+        done = all(pool.map(populate, range(0, whole.numel(), POPULATE_BYTES)))
+    if not done:  # an older kernel: touch each page, but keep what is there
         whole[:: mmap.PAGESIZE] += 0
 
 
