@@ -30,6 +30,7 @@ from phalanx.checkpoint.manifest import (
     sidecar_name,
     table_name,
 )
+from phalanx.checkpoint.quota import admit_copy
 from phalanx.checkpoint.shard import Sidecar
 from phalanx.checkpoint.tier import Tier, open_tier, read_scores, retain
 from phalanx.data.checksum import crc32c
@@ -130,6 +131,7 @@ def archive(tier: Tier, copy: Copy) -> None:
     sidecar = sidecar_name(side.rank, side.session, Shard(side.shard_bytes, crc32c(text)))
     there = tier.files(name)
     if sidecar not in there:
+        admit_copy(tier, order)
         tier.upload(f"{name}/{shard}", side.shard_bytes, copy.buffers())
         if order.table:
             digest = next(g.table for g in draft.groups if side.rank == g.ranks[0][0])

@@ -38,6 +38,7 @@ class Archive(msgspec.Struct, frozen=True, kw_only=True):
     """A second tier that a checkpoint is copied to."""
 
     url: str  # of this run's checkpoints there
+    root: str = ""  # what its quota covers; empty: this run's alone
     policy: Policy = Policy()
     retry_seconds: float = 3600.0
 

@@ -31,7 +31,7 @@ from phalanx.checkpoint.manifest import shard_name
 from phalanx.checkpoint.retention import Entry, decide
 from phalanx.checkpoint.shard import Sidecar
 from phalanx.checkpoint.source import FileReader
-from phalanx.checkpoint.tier import DOOMED, PIN_FILE, read_scores, step_of
+from phalanx.checkpoint.tier import DOOMED, PIN_FILE, FolderTier, read_scores, step_of
 from phalanx.data.checksum import crc32c
 
 LOCK_FILE = "in-use"  # of a run, held by the keepers that write into it
@@ -152,7 +152,7 @@ def _make_room(order: Order, target: Local, folder: Path) -> None:
     found = [_entry(path, scores) for path in steps if step_of(path.name) >= 0]
     # Counted with the one to come, of which only the place is reserved here.
     policy = msgspec.structs.replace(target.policy, last=max(1, target.policy.last - 1))
-    used = _bytes_below(runs) - sum(entry.bytes for entry in found)
+    used = FolderTier(runs).bytes_below() - sum(entry.bytes for entry in found)
     decision = decide(found, policy, other_bytes=used + order.sidecar.shard_bytes)
     if decision.excess_bytes:
         over = f"{decision.excess_bytes / 1e9:.2f} GB above checkpoint.local.quota_gb"
@@ -168,15 +168,7 @@ def _make_room(order: Order, target: Local, folder: Path) -> None:
 def _entry(path: Path, scores: dict[int, float]) -> Entry:
     step = step_of(path.name)
     pinned = (path / PIN_FILE).exists()
-    return Entry(path.name, step, _bytes_below(path), scores.get(step), pinned)
-
-
-def _bytes_below(path: Path) -> int:
-    total = 0
-    for file in path.rglob("*"):
-        with suppress(OSError):  # it may go away under our eyes
-            total += file.stat().st_size if file.is_file() else 0
-    return total
+    return Entry(path.name, step, FolderTier(path).bytes_below(), scores.get(step), pinned)
 
 
 def _remove(path: Path) -> None:

@@ -13,13 +13,13 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
 from phalanx.checkpoint.manifest import CheckpointError, read_manifest
-from phalanx.checkpoint.retention import decide
-from phalanx.checkpoint.tier import FolderTier, entries, read_scores
+from phalanx.checkpoint.retention import Policy, decide
+from phalanx.checkpoint.tier import FolderTier, Tier, entries, open_tier, read_scores
 
 if TYPE_CHECKING:
     from phalanx.checkpoint.commit import Order
@@ -69,65 +69,90 @@ def admit(order: Order) -> None:
 
     Older checkpoints of the same run go if that helps; never the newest good one, nor pinned ones.
     """
-    if not order.policy.quota_bytes:
-        return
-    problem = _decide(order) if order.sidecar.rank == 0 else _await_verdict(order)
-    if problem:
-        fix = "remove other checkpoints (phalanx ckpt prune) or raise checkpoint.quota_gb"
-        raise CheckpointError(order.path, problem, fix)
+    path = Path(order.path)
+    folder, team = path.parent, team_folder(path.parent)
+    tier = FolderTier(folder)
+    if order.policy.quota_bytes and order.sidecar.rank == 0:
+        with _locked(team):
+            budget = Budget(tier, order.policy, used_bytes(folder, but=path), str(team))
+            _make_room(order, budget)
+            path.mkdir(parents=True, exist_ok=True)
+            (path / RESERVED_FILE).write_text(str(order.total_bytes))
+    elif order.policy.quota_bytes:
+        _heed_verdict(order, tier)
+
+
+def admit_copy(tier: Tier, order: Order) -> None:
+    """The same for a copy in the archive, whose quota covers all that is below its address."""
+    target = order.archive
+    assert target is not None
+    if target.policy.quota_bytes and order.sidecar.rank == 0:
+        root = open_tier(target.root or target.url)
+        used = root.bytes_below() - sum(tier.files(Path(order.path).name).values())
+        _make_room(order, Budget(tier, target.policy, used, root.where))
+    elif target.policy.quota_bytes:
+        _heed_verdict(order, tier)
 
 
 def refusal_of(order: Order) -> str:
     """Why the first rank refused this very save; empty where it did not, or not yet."""
-    found = _read_refusal(Path(order.path).parent) if order.policy.quota_bytes else None
+    tier = FolderTier(Path(order.path).parent)
+    found = _read_refusal(tier) if order.policy.quota_bytes else None
     this = (order.draft.generation, order.draft.step)
     return found.problem if found and (found.generation, found.step) == this else ""
 
 
-def _decide(order: Order) -> str:
-    path, draft = Path(order.path), order.draft
-    folder, team = path.parent, team_folder(path.parent)
-    tier = FolderTier(folder)
-    with _locked(team):
-        found = entries(tier, read_scores(folder), sized=True)
-        other_bytes = used_bytes(folder, but=path) - sum(entry.bytes for entry in found)
-        coming = max(0, other_bytes) + order.total_bytes
-        decision = decide(found, order.policy, other_bytes=coming)
-        if decision.excess_bytes:
-            problem = (
-                f"{order.total_bytes / 1e9:.3g} GB more would be "
-                f"{decision.excess_bytes / 1e9:.3g} GB above the quota of "
-                f"{order.policy.quota_bytes / 1e9:.3g} GB of {team}, and no more of this run "
-                "may be removed"
-            )
-            refusal = Refusal(draft.generation, draft.step, problem)
-            tier.write(REFUSAL_FILE, msgspec.json.encode(refusal))
-            return problem
-        for name, reason in decision.removed.items():
-            log.warning("removing %s: %s", folder / name, reason)
-            tier.delete(name)
-        path.mkdir(parents=True, exist_ok=True)
-        (path / RESERVED_FILE).write_text(str(order.total_bytes))
-        tier.drop(REFUSAL_FILE)
-    return ""
+class Budget(NamedTuple):
+    """A quota and what of it is taken."""
+
+    tier: Tier
+    policy: Policy
+    used_bytes: int  # this run's own checkpoints included
+    where: str  # what it covers
 
 
-def _await_verdict(order: Order) -> str:
-    """What the first rank says; it has said nothing against it where there is no refusal."""
+def _make_room(order: Order, budget: Budget) -> None:
+    tier, draft = budget.tier, order.draft
+    found = entries(tier, read_scores(Path(order.path).parent), sized=True)
+    other_bytes = max(0, budget.used_bytes - sum(entry.bytes for entry in found))
+    decision = decide(found, budget.policy, other_bytes=other_bytes + order.total_bytes)
+    if decision.excess_bytes:
+        problem = (
+            f"{order.total_bytes / 1e9:.3g} GB more would be "
+            f"{decision.excess_bytes / 1e9:.3g} GB above the quota of "
+            f"{budget.policy.quota_bytes / 1e9:.3g} GB of {budget.where}, and no more of this run "
+            "may be removed"
+        )
+        refusal = Refusal(draft.generation, draft.step, problem)
+        tier.write(REFUSAL_FILE, msgspec.json.encode(refusal))
+        raise over_quota(order, problem)
+    for name, reason in decision.removed.items():
+        log.warning("removing %s/%s: %s", tier.where, name, reason)
+        tier.delete(name)
+    tier.drop(REFUSAL_FILE)
+
+
+def over_quota(order: Order, problem: str) -> CheckpointError:
+    fix = "remove other checkpoints (phalanx ckpt prune) or raise checkpoint.quota_gb"
+    return CheckpointError(order.path, problem, fix)
+
+
+def _heed_verdict(order: Order, tier: Tier) -> None:
+    """Raise what the first rank says; without a refusal it has said nothing against it."""
     this, deadline = (order.draft.generation, order.draft.step), time.monotonic() + VERDICT_SECONDS
-    while found := _read_refusal(Path(order.path).parent):
+    while found := _read_refusal(tier):
         if (found.generation, found.step) >= this:
-            return found.problem
+            raise over_quota(order, found.problem)
         if time.monotonic() > deadline:
-            return "the quota was exceeded before, and the first rank does not say otherwise"
+            problem = "the quota was exceeded before, and the first rank does not say otherwise"
+            raise over_quota(order, problem)
         time.sleep(0.1)
-    return ""
 
 
-def _read_refusal(folder: Path) -> Refusal | None:
+def _read_refusal(tier: Tier) -> Refusal | None:
     try:
-        return msgspec.json.decode((folder / REFUSAL_FILE).read_bytes(), type=Refusal)
-    except (OSError, msgspec.MsgspecError):
+        return msgspec.json.decode(tier.read(REFUSAL_FILE), type=Refusal)
+    except (FileNotFoundError, NotADirectoryError, msgspec.MsgspecError):
         return None
 
 

@@ -10,7 +10,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -50,6 +50,9 @@ class Tier(Protocol):
     def files(self, name: str) -> dict[str, int]:
         """Sizes of a checkpoint's files, by name; empty where there is none."""
 
+    def bytes_below(self) -> int:
+        """Of everything here, whatever it is."""
+
     def read(self, file: str) -> bytes: ...
 
     def write(self, file: str, content: bytes) -> None: ...
@@ -86,6 +89,13 @@ class FolderTier:
                 return {entry.name: entry.stat().st_size for entry in entries}
         except FileNotFoundError:
             return {}
+
+    def bytes_below(self) -> int:
+        total = 0
+        for file in self.root.rglob("*"):
+            with suppress(OSError):  # it may go away under our eyes
+                total += file.stat().st_size if file.is_file() else 0
+        return total
 
     def read(self, file: str) -> bytes:
         return (self.root / file).read_bytes()
@@ -171,6 +181,10 @@ class ObjectTier:
             for batch in batches
             for item in batch
         }
+
+    def bytes_below(self) -> int:
+        with translated(self.where):
+            return sum(int(item["size"]) for batch in self._client.list() for item in batch)
 
     def read(self, file: str) -> bytes:
         with translated(f"{self.where}/{file}"):

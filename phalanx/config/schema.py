@@ -351,7 +351,7 @@ class Archive(Section, frozen=True, kw_only=True):
     keep_best: Natural = 0
     """Also so many copies with the lowest validation loss are kept."""
     quota_gb: NonNegative = 0.0
-    """Most GB that this run's copies may take; 0: no limit."""
+    """Most GB that everything below url, a team's address, may take; 0: no limit."""
     retry_seconds: Positive = 3600.0
     """How long a copy is tried again while the place does not answer."""
 

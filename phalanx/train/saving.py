@@ -46,6 +46,7 @@ def archive_of(job: Job, run_id: str) -> Archive | None:
         return None
     return Archive(
         url=f"{archive_root(job)}/{run_id}",
+        root=settings.url,
         policy=Policy(
             last=settings.keep,
             every=settings.keep_every,

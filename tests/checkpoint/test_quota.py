@@ -11,8 +11,10 @@ import torch
 import torch.distributed as dist
 
 from phalanx.checkpoint import Checkpointer, CheckpointError, latest, list_checkpoints
+from phalanx.checkpoint.commit import Archive
 from phalanx.checkpoint.quota import used_bytes
 from phalanx.checkpoint.retention import Policy
+from phalanx.checkpoint.tier import FolderTier
 from tests.checkpoint.test_keeper import CPU, extra
 from tests.checkpoint.waiting import eventually
 from tests.ranks import run_ranks
@@ -61,6 +63,21 @@ def test_pinned_ones_are_not_made_room_of(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="above the quota"):
         checkpointer.save(3, state(), extra())
     assert steps(tmp_path, "a") == [1, 2]
+
+
+def test_a_copy_above_the_archives_quota_is_refused_and_the_checkpoint_stands(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = tmp_path / "archive"
+    (root / "other").mkdir(parents=True)
+    (root / "other" / "file").write_bytes(bytes(ONE))
+    policy = Policy(quota_bytes=int(2.5 * (ONE + 5000)))
+    archive = Archive(url=str(root / "job" / "run"), root=str(root), policy=policy)
+    checkpointer = Checkpointer(tmp_path / "checkpoints", archive=archive)
+    for step in (1, 2):
+        checkpointer.save(step, state(), extra())
+    assert "above the quota" in caplog.text and len(list_checkpoints(tmp_path / "checkpoints")) == 2
+    assert FolderTier(root / "job" / "run").names() == ["step-00000001"]
 
 
 def test_runs_of_a_team_share_a_quota_and_none_removes_anothers(
