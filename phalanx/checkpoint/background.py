@@ -25,6 +25,10 @@ OVERLAP_BYTES = 32 << 20  # less is copied on the spot: a thread would cost more
 log = logging.getLogger(__name__)
 
 
+class KeeperLostError(CheckpointError):
+    """The keeper process of this node is gone, and with it what it had not written."""
+
+
 class Background:
     """One rank's asynchronous saves. Nothing here talks to another rank.
 
@@ -48,6 +52,7 @@ class Background:
         self._copier = ThreadPoolExecutor(1, thread_name_prefix="snapshot")
         self._copying: Future[None] | None = None
         self.waited_seconds = 0.0  # for the last copy, before an update
+        self.lost = False  # the keeper is gone
         self._sealing: tuple[int, int] | None = None  # slot and bytes, not told to be whole yet
         self._failed: Outcome | None = None  # of the newest save
 
@@ -84,6 +89,10 @@ class Background:
                     torch.cuda.current_stream().wait_event(self._copied)
             self._seal(wait=False)
 
+    def forget(self, step: int) -> None:
+        """This save is tried again elsewhere."""
+        self._kept.forget(step)
+
     @property
     def flush_seconds(self) -> float:
         return self._kept.flush_seconds
@@ -97,15 +106,19 @@ class Background:
             torch.cuda.current_stream().wait_event(self._copied)
         elif self._copying is not None:
             began = time.perf_counter()
-            with self._keeper_needed():
+            with suppress(KeeperLostError), self._keeper_needed():  # the next poll tells
                 self._seal(wait=True)
             self.waited_seconds = time.perf_counter() - began
 
     def poll(self, timeout_seconds: float = 0.0) -> list[Outcome]:
         """What became of saves since the last call; failures are logged here, loudly."""
-        with self._keeper_needed():
-            self._seal(wait=False)
-            found = self._kept.outcomes(timeout_seconds)
+        try:
+            with self._keeper_needed():
+                self._seal(wait=False)
+                found = self._kept.outcomes(timeout_seconds)
+        except KeeperLostError as error:
+            self.lost = True
+            found = self._kept.lost("; ".join(error.problems))
         for outcome in found:
             if outcome.problem:
                 log.error("checkpoint %s is not saved: %s", outcome.path, outcome.problem)
@@ -190,6 +203,5 @@ class Background:
         try:
             yield
         except (EOFError, OSError) as error:
-            problem = "the keeper process of this node is gone, so nothing more can be saved"
-            fix = "see why it was killed, then resume"
-            raise CheckpointError(self._folder, problem, fix) from error
+            problem = "the keeper process of this node is gone, and what it had not written"
+            raise KeeperLostError(self._folder, problem, "see why it was killed") from error

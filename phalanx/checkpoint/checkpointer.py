@@ -20,7 +20,7 @@ import msgspec
 import torch
 
 from phalanx.checkpoint.archive import Copy, copy_patiently
-from phalanx.checkpoint.background import Background
+from phalanx.checkpoint.background import Background, KeeperLostError
 from phalanx.checkpoint.commit import Archive, Local, Order, try_commit, write_shard
 from phalanx.checkpoint.describe import Description, current_rank, world_size
 from phalanx.checkpoint.folder import WriterLock, checkpoint_path, raise_fence, sweep
@@ -72,6 +72,16 @@ class Node(NamedTuple):
     token: bytes
 
 
+class Keeping(NamedTuple):
+    """How a keeper was asked for."""
+
+    home: Path
+    lease_seconds: float
+    slots: int
+    device: torch.device
+    overlap: bool
+
+
 class Checkpointer(Loader):
     """Writes checkpoints into one folder and keeps the newest ``keep`` of them (0: all).
 
@@ -106,6 +116,8 @@ class Checkpointer(Loader):
         self._keeper: subprocess.Popen[bytes] | None = None
         self._lock: WriterLock | None = None
         self._address = ""
+        self._buddy: Node | None = None
+        self._keeping: Keeping | None = None
         self._generation = -1
 
     def save(
@@ -134,7 +146,12 @@ class Checkpointer(Loader):
                 local=self.local if local else None,
                 prompt=self.prompt,
             )
-            self._background.save(tensors, order)
+            try:
+                self._background.save(tensors, order)
+            except KeeperLostError as error:
+                self._background.forget(step)
+                self._start_anew(error)
+                self._background.save(tensors, order)
             return final
         with self._ranks.together(final):
             self._open(extra.generation, step)
@@ -191,17 +208,11 @@ class Checkpointer(Loader):
         self._address = self._keeper_address(home or home_of(str(self.folder)), lease_seconds)
         kept, problem = None, ""
         try:
-            kept = Kept(
-                self._address,
-                current_rank(),
-                self._arranged.snapshot.bytes,
-                slots,
-                cuda=device.type == "cuda",
-                lock=-1 if self._lock is None else self._lock.descriptor,
-                step=step,
-            )
+            kept = self._connect(self._address, slots, device, step)
         except (NoKeeperError, OSError) as error:
             problem = str(error)
+        home = home or home_of(str(self.folder))
+        self._keeping = Keeping(home, lease_seconds, slots, device, overlap)
         problems = [each for each in self._ranks.gather(problem) if each]
         if problems or kept is None:
             log.warning("saves will stop training while they write: %s", problems[0])
@@ -214,6 +225,39 @@ class Checkpointer(Loader):
             self.folder, kept, self._arranged.snapshot, device, overlap=overlap
         )
         return True
+
+    def _start_anew(self, error: KeeperLostError) -> None:
+        """Another keeper for this rank alone, which talks to no other: training goes on."""
+        assert self._background is not None and self._arranged is not None and self._keeping
+        if os.environ.get("PHALANX_KEEPER"):  # whoever supervises it knows better
+            raise error
+        log.error("%s\n  another one is started", error)
+        self.poll()  # tells what is lost
+        self._background.abandon()
+        self._background = None  # its memory goes before more is taken
+        keeping, output = self._keeping, self.folder / f"keeper-{node_name()}.log"
+        try:
+            address, self._keeper = start_keeper(keeping.home, keeping.lease_seconds, output)
+            kept = self._connect(address, keeping.slots, keeping.device, step=-1)
+        except (NoKeeperError, OSError) as problem:
+            raise CheckpointError(self.folder, f"no keeper can be started: {problem}") from error
+        if self._buddy is not None:
+            kept.pair(self._buddy.host, self._buddy.port, self._buddy.token)
+        self._background = Background(
+            self.folder, kept, self._arranged.snapshot, keeping.device, overlap=keeping.overlap
+        )
+
+    def _connect(self, address: str, slots: int, device: torch.device, step: int) -> Kept:
+        assert self._arranged is not None
+        return Kept(
+            address,
+            current_rank(),
+            self._arranged.snapshot.bytes,
+            slots,
+            cuda=device.type == "cuda",
+            lock=-1 if self._lock is None else self._lock.descriptor,
+            step=step,
+        )
 
     @property
     def in_background(self) -> bool:
@@ -330,6 +374,7 @@ class Checkpointer(Loader):
         chosen = (place + shift) % len(nodes)
         buddy = nodes[chosen if shift else buddies([node.domain for node in nodes])[place]]
         kept.pair(buddy.host, buddy.port, buddy.token)
+        self._buddy = buddy
 
     def _arrange(self, path: Path, tensors: dict[str, torch.Tensor]) -> Arrangement:
         """Learn what all ranks hold, as digests, and agree on the name of this writing."""

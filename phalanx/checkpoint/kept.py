@@ -91,7 +91,7 @@ class Kept:
         self._newest: list[int] = []  # slots of the two last prompt snapshots
         self._unacknowledged: list[int] = []  # their steps
         self._outcomes: list[Outcome] = []
-        self._handed: list[int] = []  # steps to be written without an outcome so far
+        self._handed: dict[int, str] = {}  # steps to be written without an outcome, and where
         self.archiving: list[int] = []  # steps that are copied to the second tier
         self.troubles: list[str] = []  # to be told; no checkpoint is lost by them
         self.flush_seconds = 0.0  # of the last snapshot that was given back
@@ -134,15 +134,15 @@ class Kept:
 
     def hand_over(self, slot: int, order: Order) -> None:
         """The slot is about to be filled: from now on the keeper sees to it."""
+        send(self._connection, Flush(slot, order))
         self._free.remove(slot)
         if order.write:
-            self._handed.append(order.draft.step)
+            self._handed[order.draft.step] = order.path
         if order.prompt:
             self._newest = [*self._newest[-1:], slot]
             self._unacknowledged.append(order.draft.step)
         if order.archive is not None:
             self.archiving.append(order.draft.step)
-        send(self._connection, Flush(slot, order))
 
     def filled(self, slot: int, count: int) -> None:
         """So many bytes of a slot are there."""
@@ -152,6 +152,17 @@ class Kept:
         """What became known since the last call."""
         if self._handed or self.archiving or len(self._free) < len(self._slots):
             self._take(self._stream.read(timeout_seconds))
+        found, self._outcomes = self._outcomes, []
+        return found
+
+    def forget(self, step: int) -> None:
+        """Whatever becomes of this step is told by somebody else."""
+        self._handed.pop(step, None)
+
+    def lost(self, problem: str) -> list[Outcome]:
+        """The keeper is gone: what it told before, and what it had not finished."""
+        for step, path in list(self._handed.items()):
+            self._resolve(Outcome(step=step, path=path, problem=problem))
         found, self._outcomes = self._outcomes, []
         return found
 
@@ -183,7 +194,7 @@ class Kept:
                 case Committed():
                     self._resolve(Outcome(step=message.step, path=message.path))
                 case Superseded():
-                    self._handed.remove(message.step)
+                    self._handed.pop(message.step, None)
                 case Failed():
                     if message.step in self._unacknowledged:
                         self._unacknowledged.remove(message.step)
@@ -202,8 +213,7 @@ class Kept:
                     self.replicated_step = message.step
 
     def _resolve(self, outcome: Outcome) -> None:
-        if outcome.step in self._handed:
-            self._handed.remove(outcome.step)
+        self._handed.pop(outcome.step, None)
         self._outcomes.append(outcome)
 
 

@@ -19,6 +19,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from phalanx.checkpoint import Checkpointer, CheckpointError, Extra, latest, list_checkpoints
+from phalanx.checkpoint.kept import Outcome
 from phalanx.checkpoint.shelf import refuse_memory
 from phalanx.data import Cursor
 from tests.checkpoint.waiting import eventually, keepers_below
@@ -139,19 +140,52 @@ def test_a_full_disk_is_told_while_training_goes_on_and_the_older_checkpoint_sta
     checkpointer.close()
 
 
-def test_a_killed_keeper_is_an_error_of_the_next_save(tmp_path: Path) -> None:
-    tensors = state(1.0)
-    checkpointer = prepared(tmp_path, tensors)
-    for keeper in psutil.Process().children():
+def kill_keepers() -> None:
+    for keeper in keepers():
         keeper.kill()
         keeper.wait()
 
-    def save_often() -> None:
-        for step in range(1, 4):
-            checkpointer.save(step, tensors, extra())
 
+def test_a_killed_keeper_costs_what_it_had_and_the_next_save_starts_another(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tensors = state(1.0)
+    checkpointer = prepared(tmp_path, tensors)
+    checkpointer.save(1, tensors, extra())
+    checkpointer.finish()
+    kill_keepers()
+    assert checkpointer.poll() == []  # training goes on
+    for step in (2, 3):
+        checkpointer.save(step, tensors, extra())
+    assert "another one is started" in caplog.text
+    assert [(o.step, o.problem) for o in checkpointer.finish()] == [(2, ""), (3, "")]
+    checkpointer.close()
+
+
+def test_a_save_that_a_killed_keeper_had_is_told_as_failed(tmp_path: Path) -> None:
+    tensors = state(1.0)
+    checkpointer = prepared(tmp_path, tensors)
+    for keeper in keepers():
+        keeper.suspend()  # it has the save and cannot write it
+    checkpointer.save(1, tensors, extra())
+    kill_keepers()
+    told: list[Outcome] = []
+    assert eventually(lambda: bool(told.extend(checkpointer.poll()) or told))
+    assert told[0].step == 1 and "keeper process of this node is gone" in told[0].problem
+    checkpointer.save(2, tensors, extra())
+    assert [outcome.step for outcome in checkpointer.finish()] == [2]
+    checkpointer.close()
+
+
+def test_a_killed_keeper_that_somebody_supervises_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tensors = state(1.0)
+    checkpointer = prepared(tmp_path, tensors)
+    monkeypatch.setenv("PHALANX_KEEPER", "theirs")
+    kill_keepers()
     with pytest.raises(CheckpointError, match="keeper process of this node is gone"):
-        save_often()
+        checkpointer.save(1, tensors, extra())
     checkpointer.close()
 
 
