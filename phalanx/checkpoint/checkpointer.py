@@ -6,80 +6,33 @@ the state is copied; a keeper process writes it, and what became of it is told l
 
 from __future__ import annotations
 
-import datetime
 import logging
 import math
 import os
-import secrets
 import shutil
-import subprocess
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import msgspec
 import torch
 
 from phalanx.checkpoint.archive import Copy, copy_patiently
+from phalanx.checkpoint.arrange import Arrangement, arrange
+from phalanx.checkpoint.attach import Attachment, Keeping
 from phalanx.checkpoint.background import Background, KeeperLostError
 from phalanx.checkpoint.commit import Archive, Local, Order, try_commit, write_shard
-from phalanx.checkpoint.describe import Description, current_rank, world_size
+from phalanx.checkpoint.describe import current_rank, world_size
 from phalanx.checkpoint.folder import WriterLock, checkpoint_path, raise_fence, sweep
-from phalanx.checkpoint.geometry import Group, form_groups
-from phalanx.checkpoint.keepers import (
-    buddies,
-    domain_name,
-    home_of,
-    node_name,
-    own_address,
-    start_keeper,
-)
+from phalanx.checkpoint.keepers import home_of
 from phalanx.checkpoint.kept import Kept, NoKeeperError, Outcome
 from phalanx.checkpoint.loader import Loader
 from phalanx.checkpoint.local import write_local
-from phalanx.checkpoint.manifest import (
-    MANIFEST_FILE,
-    VERSION,
-    CheckpointError,
-    Extra,
-    Manifest,
-)
+from phalanx.checkpoint.manifest import MANIFEST_FILE, CheckpointError, Extra
 from phalanx.checkpoint.retention import Policy
-from phalanx.checkpoint.shard import Sidecar
-from phalanx.checkpoint.snapshot import Snapshot
 from phalanx.checkpoint.tier import add_score
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-
-
-class Arrangement(NamedTuple):
-    """What the ranks know of each other before they write."""
-
-    description: Description
-    snapshot: Snapshot
-    groups: tuple[Group, ...]
-    session: str
-    total_bytes: int  # of all ranks' shards
-
-
-class Node(NamedTuple):
-    """A node's keeper as the other nodes reach it."""
-
-    name: str
-    domain: str
-    host: str
-    port: int
-    token: bytes
-
-
-class Keeping(NamedTuple):
-    """How a keeper was asked for."""
-
-    home: Path
-    lease_seconds: float
-    slots: int
-    device: torch.device
-    overlap: bool
 
 
 class Checkpointer(Loader):
@@ -113,11 +66,8 @@ class Checkpointer(Loader):
         self.prompt = False  # snapshots are safe in memory before they are written
         self._arranged: Arrangement | None = None
         self._background: Background | None = None
-        self._keeper: subprocess.Popen[bytes] | None = None
+        self._attachment: Attachment | None = None
         self._lock: WriterLock | None = None
-        self._address = ""
-        self._buddy: Node | None = None
-        self._keeping: Keeping | None = None
         self._generation = -1
 
     def save(
@@ -156,7 +106,7 @@ class Checkpointer(Loader):
         with self._ranks.together(final):
             self._open(extra.generation, step)
             _refuse_existing(final)
-        arranged = self._arrange(final, tensors)
+        arranged = arrange(self._ranks, final, tensors)
         order = self._order(final, arranged, step, extra)
         if local and self.local is not None:
             here = msgspec.structs.replace(order, local=self.local)
@@ -204,15 +154,17 @@ class Checkpointer(Loader):
         self.prompt = prompt
         with self._ranks.together(self.folder):
             self._open(generation, step)
-        self._arranged = self._arrange(self.folder, tensors)
-        self._address = self._keeper_address(home or home_of(str(self.folder)), lease_seconds)
+        self._arranged = arrange(self._ranks, self.folder, tensors)
+        home = home or home_of(str(self.folder))
+        keeping = Keeping(home, lease_seconds, slots, device, overlap)
+        lock = -1 if self._lock is None else self._lock.descriptor
+        shard_bytes = self._arranged.snapshot.bytes
+        self._attachment = Attachment(self._ranks, self.folder, keeping, shard_bytes, lock)
         kept, problem = None, ""
         try:
-            kept = self._connect(self._address, slots, device, step)
+            kept = self._attachment.attach(step)
         except (NoKeeperError, OSError) as error:
             problem = str(error)
-        home = home or home_of(str(self.folder))
-        self._keeping = Keeping(home, lease_seconds, slots, device, overlap)
         problems = [each for each in self._ranks.gather(problem) if each]
         if problems or kept is None:
             log.warning("saves will stop training while they write: %s", problems[0])
@@ -220,43 +172,37 @@ class Checkpointer(Loader):
                 kept.close()
             return False
         if replicate:
-            self._pair(kept, buddy_shift)
-        self._background = Background(
-            self.folder, kept, self._arranged.snapshot, device, overlap=overlap
-        )
+            self._attachment.pair(kept, buddy_shift)
+        self._background = self._over(kept)
         return True
 
     def _start_anew(self, error: KeeperLostError) -> None:
-        """Another keeper for this rank alone, which talks to no other: training goes on."""
-        assert self._background is not None and self._arranged is not None and self._keeping
+        """Another keeper for this rank alone: training goes on."""
+        assert self._background is not None and self._attachment is not None
         if os.environ.get("PHALANX_KEEPER"):  # whoever supervises it knows better
             raise error
         log.error("%s\n  another one is started", error)
         self.poll()  # tells what is lost
         self._background.abandon()
         self._background = None  # its memory goes before more is taken
-        keeping, output = self._keeping, self.folder / f"keeper-{node_name()}.log"
-        try:
-            address, self._keeper = start_keeper(keeping.home, keeping.lease_seconds, output)
-            kept = self._connect(address, keeping.slots, keeping.device, step=-1)
-        except (NoKeeperError, OSError) as problem:
-            raise CheckpointError(self.folder, f"no keeper can be started: {problem}") from error
-        if self._buddy is not None:
-            kept.pair(self._buddy.host, self._buddy.port, self._buddy.token)
-        self._background = Background(
-            self.folder, kept, self._arranged.snapshot, keeping.device, overlap=keeping.overlap
-        )
+        self._background = self._over(self._attachment.attach_anew())
 
-    def _connect(self, address: str, slots: int, device: torch.device, step: int) -> Kept:
-        assert self._arranged is not None
-        return Kept(
-            address,
-            current_rank(),
-            self._arranged.snapshot.bytes,
-            slots,
-            cuda=device.type == "cuda",
-            lock=-1 if self._lock is None else self._lock.descriptor,
-            step=step,
+    def _over(self, kept: Kept) -> Background:
+        assert self._attachment is not None and self._arranged is not None
+        keeping = self._attachment.keeping
+        snapshot = self._arranged.snapshot
+        return Background(self.folder, kept, snapshot, keeping.device, overlap=keeping.overlap)
+
+    def _order(self, final: Path, arranged: Arrangement, step: int, extra: Extra) -> Order:
+        return Order(
+            path=str(final),
+            policy=self.policy,
+            draft=arranged.draft(step, extra),
+            sidecar=arranged.sidecar(step, extra),
+            table=arranged.own_table,
+            bytes_per_second=self.bytes_per_second,
+            delay_seconds=self.stagger_seconds * current_rank() / world_size(),
+            total_bytes=arranged.total_bytes,
         )
 
     @property
@@ -348,82 +294,6 @@ class Checkpointer(Loader):
         if generation != self._generation:
             raise_fence(self.folder, generation, step)
             self._generation = generation
-
-    def _keeper_address(self, home: Path, lease_seconds: float) -> str:
-        """The first rank of each node starts its keeper, unless an agent has one for us."""
-        nodes = self._ranks.gather(node_name())
-        first = nodes.index(nodes[current_rank()])
-        address = os.environ.get("PHALANX_KEEPER", "")
-        if first == current_rank() and not address:
-            try:
-                output = self.folder / f"keeper-{node_name()}.log"
-                address, self._keeper = start_keeper(home, lease_seconds, output)
-            except OSError as error:  # the others learn of it when they cannot connect
-                log.warning("no keeper can be started: %s", error)
-        return self._ranks.gather(address)[first]
-
-    def _pair(self, kept: Kept, shift: int) -> None:
-        """Tell the keeper which other one, in another failure domain, holds its replicas."""
-        own = Node(node_name(), domain_name(), own_address(), kept.port, kept.token)
-        found = dict.fromkeys(self._ranks.gather(own))
-        nodes = list(found) if shift else sorted(found)
-        if len(nodes) < 2:
-            log.warning("no replicas: all ranks are on one node")
-            return
-        place = nodes.index(own)
-        chosen = (place + shift) % len(nodes)
-        buddy = nodes[chosen if shift else buddies([node.domain for node in nodes])[place]]
-        kept.pair(buddy.host, buddy.port, buddy.token)
-        self._buddy = buddy
-
-    def _arrange(self, path: Path, tensors: dict[str, torch.Tensor]) -> Arrangement:
-        """Learn what all ranks hold, as digests, and agree on the name of this writing."""
-        with self._ranks.together(path):
-            description = Description(tensors)
-        own = (description.digest, description.stand.bases, secrets.token_hex(4))
-        everyone = self._ranks.gather(own)
-        groups = form_groups((digest, bases) for digest, bases, _ in everyone)
-        mine = next(group for group in groups if group.table == description.digest)
-        snapshot = Snapshot(description, mine)
-        total_bytes = sum(self._ranks.gather(snapshot.bytes))
-        return Arrangement(description, snapshot, groups, everyone[0][2], total_bytes)
-
-    def _order(self, final: Path, arranged: Arrangement, step: int, extra: Extra) -> Order:
-        rank, snapshot = current_rank(), arranged.snapshot
-        draft = Manifest(
-            version=VERSION,
-            step=step,
-            generation=extra.generation,
-            tokens=extra.tokens,
-            cursor=extra.cursor,
-            mesh=extra.mesh,
-            world_size=world_size(),
-            config_hash=extra.config_hash,
-            created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-            session=arranged.session,
-            groups=arranged.groups,
-            config=extra.config,
-        )
-        sidecar = Sidecar(
-            rank=rank,
-            step=step,
-            generation=extra.generation,
-            session=arranged.session,
-            shard_bytes=snapshot.bytes,
-            header_bytes=len(snapshot.header),
-            rng=extra.rng,
-        )
-        first = any(rank == group.ranks[0][0] for group in arranged.groups)
-        return Order(
-            path=str(final),
-            policy=self.policy,
-            draft=draft,
-            sidecar=sidecar,
-            table=arranged.description.encoded if first else b"",
-            bytes_per_second=self.bytes_per_second,
-            delay_seconds=self.stagger_seconds * rank / world_size(),
-            total_bytes=arranged.total_bytes,
-        )
 
 
 def _refuse_existing(final: Path) -> None:
