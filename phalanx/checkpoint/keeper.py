@@ -22,8 +22,9 @@ from pathlib import Path
 from phalanx.checkpoint.commit import Order, try_commit, withdraw
 from phalanx.checkpoint.folder import scan
 from phalanx.checkpoint.manifest import MANIFEST_FILE, CheckpointError
+from phalanx.checkpoint.peer import Peer
 from phalanx.checkpoint.quota import refusal_of
-from phalanx.checkpoint.serving import Peer, Worker, problem_of
+from phalanx.checkpoint.serving import Worker, problem_of
 from phalanx.checkpoint.shelf import Held, Shelf
 from phalanx.checkpoint.wire import Committed, Failed, Noted, Superseded, check_token
 

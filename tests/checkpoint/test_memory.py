@@ -17,7 +17,21 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from phalanx.checkpoint import Checkpointer, Extra
 from phalanx.checkpoint.keepers import buddies, find_keepers, home_of, node_name
 from phalanx.checkpoint.recover import Place, connect, offers
-from phalanx.checkpoint.wire import Ask, Inventory, ask, prove_token
+from phalanx.checkpoint.wire import (
+    Ask,
+    Data,
+    Detail,
+    Details,
+    Fetch,
+    Inventory,
+    Put,
+    Taken,
+    ask,
+    expect,
+    prove_token,
+    receive_into,
+    send,
+)
 from phalanx.data import Cursor
 from tests.checkpoint.waiting import eventually, keepers_below
 from tests.ranks import RankError, run_ranks
@@ -190,6 +204,27 @@ def test_a_corrupt_replica_is_refused_when_nothing_else_is_left(tmp_path: Path) 
     end(keepers_of(tmp_path, "node0"))
     spoil(left, whole(1.0))
     restore(tmp_path, nodes=True, expected=None)
+
+
+def test_a_replica_that_arrives_corrupt_is_refused(tmp_path: Path) -> None:
+    save_and_die(tmp_path, nodes=False, steps=1, write=False)
+    (path,) = find_keepers(home_of(str(tmp_path)))
+    header, place = offers(path)[0]
+    key = (header.rank, header.session, header.step)
+    with connect(place) as connection:
+        details = ask(connection, Detail(*key), Details)
+        ask(connection, Fetch(*key, 0, header.shard_bytes), Data)
+        content = bytearray(header.shard_bytes)
+        assert receive_into(connection, memoryview(content))
+    for position in (0, 3_000_000, header.shard_bytes - 1):
+        content[position] ^= 1
+        with connect(place._replace(node="elsewhere")) as connection:
+            send(connection, Put(details.order, details.sidecar))
+            connection.sendall(content)
+            with pytest.raises(ConnectionError, match="1 chunks arrived corrupt"):
+                expect(connection, Taken)
+        content[position] ^= 1
+    assert not any(offer.header.replica for offer in offers(path))
 
 
 def spoil(keeper: psutil.Process, content: torch.Tensor) -> None:
