@@ -50,7 +50,7 @@ LAYER = {  # of a 1B model, its largest tensors
     "mlp.down": (2048, 8192),
 }
 KINDS = ("model", "optimizer.exp_avg", "optimizer.exp_avg_sq")
-LAYER_BYTES = 4 * len(KINDS) * sum(rows * columns for rows, columns in LAYER.values())
+SMALL = {"square": (2048, 2048)}  # 8 MB on each of two ranks
 RAW_BYTES = 16 << 20  # at a time
 READERS = 4  # threads of a rank that read raw, as many as Phalanx's own
 EXTRA = Extra(tokens=0, cursor=Cursor(), mesh={"data": RANKS}, config_hash="")
@@ -73,17 +73,18 @@ class Bar:
 class Bench:
     """One rank's side of the comparison."""
 
-    def __init__(self, folder: Path, total_bytes: int) -> None:
+    def __init__(self, folder: Path, total_bytes: int, layer: dict[str, tuple[int, int]]) -> None:
         self.folder = folder
         self.rank = dist.get_rank()
         mesh = init_device_mesh("cpu", (RANKS,))
+        layer_bytes = 4 * len(KINDS) * sum(rows * columns for rows, columns in layer.values())
         self.state: dict[str, torch.Tensor] = {
-            f"{kind}.layers.{layer}.{name}": DTensor.from_local(
+            f"{kind}.layers.{number}.{name}": DTensor.from_local(
                 torch.randn(rows // RANKS, columns), mesh, [Shard(0)], run_check=False
             )
             for kind in KINDS
-            for layer in range(max(1, round(total_bytes / LAYER_BYTES)))
-            for name, (rows, columns) in LAYER.items()
+            for number in range(max(1, round(total_bytes / layer_bytes)))
+            for name, (rows, columns) in layer.items()
         }
         self.bytes = sum(tensor.to_local().nbytes for tensor in self.state.values())  # type: ignore[attr-defined]
         self.times: Times = {}
@@ -224,8 +225,10 @@ def read_raw(path: Path) -> None:
     os.close(file)
 
 
-def measure_rank(folder: Path, total_bytes: int, rounds: int) -> Times:
-    bench = Bench(folder, total_bytes)
+def measure_rank(
+    folder: Path, total_bytes: int, rounds: int, layer: dict[str, tuple[int, int]]
+) -> Times:
+    bench = Bench(folder, total_bytes, layer)
     for step in range(1, rounds + 1):
         bench.save_ours(step)
         bench.write_raw()
@@ -262,9 +265,13 @@ def bars_on_cpu(times: Times) -> list[Bar]:
     ]
 
 
-def run_on_cpu(folder: Path, total_bytes: int, rounds: int) -> tuple[Times, list[Bar]]:
+def run_on_cpu(
+    folder: Path, total_bytes: int, rounds: int, layer: dict[str, tuple[int, int]]
+) -> tuple[Times, list[Bar]]:
     """All sides, alternating; the times of the slowest rank."""
-    found = run_ranks(RANKS, measure_rank, folder, total_bytes, rounds, timeout_seconds=1500.0)
+    found = run_ranks(
+        RANKS, measure_rank, folder, total_bytes, rounds, layer, timeout_seconds=1500.0
+    )
     slowest: Times = {
         name: [max(each) for each in zip(*(f[name] for f in found), strict=True)]
         for name in found[0]
@@ -296,6 +303,7 @@ def main() -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--rounds", type=int, default=6, help="the first is shown apart")
     parser.add_argument("--gigabytes", type=float, default=1.6, help="of state, on CPU")
+    parser.add_argument("--small", action="store_true", help="8 MB a tensor and rank, on CPU")
     parser.add_argument("--preset", default="llama3-1b", help="of the model, on CUDA")
     parser.add_argument("--folder", type=Path, default=Path("runs/benchmarks/checkpoint"))
     options = parser.parse_args()
@@ -308,7 +316,8 @@ def main() -> None:
 
         times, bars, total_bytes = run_on_cuda(options.folder, options.rounds, options.preset)
     else:
-        times, bars = run_on_cpu(options.folder, total_bytes, options.rounds)
+        layer = SMALL if options.small else LAYER
+        times, bars = run_on_cpu(options.folder, total_bytes, options.rounds, layer)
     print(f"{total_bytes / 1e9:.2f} GB of state; load average before: {load:.1f}")
     show(times, bars, total_bytes)
     for name in ("phalanx", "raw", "dcp-sync", "dcp-async", "dcp-async, reused stager"):
