@@ -16,7 +16,7 @@ import pytest
 from phalanx.config import Job, job_from_table, resolve
 from phalanx.train import launch as launching
 from phalanx.train.exits import ExitInfo
-from phalanx.train.records import StepRecord, read_records
+from phalanx.train.records import CheckpointRecord, StepRecord, read_records
 from phalanx.train.run_folder import RunFolder, create
 
 TINY: dict[str, Any] = {
@@ -77,6 +77,10 @@ class Run:
         if not self.folder.steps.exists():
             return []
         return list(read_records(self.folder.steps, StepRecord))
+
+    @property
+    def checkpoints(self) -> list[CheckpointRecord]:
+        return list(read_records(self.folder.metrics / "checkpoints.jsonl", CheckpointRecord))
 
     @property
     def exit(self) -> ExitInfo:

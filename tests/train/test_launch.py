@@ -95,6 +95,7 @@ def test_a_killed_rank_is_named_and_the_others_end_within_seconds(
 ) -> None:
     run = start(small_job(tmp_path, 4, train__steps=100000, checkpoint__every=2), 4)
     run.until_step(4)
+    run.until(lambda: latest(run.folder.checkpoints) is not None, 20)
     ranks = run.rank_pids()
     os.kill(ranks[2], signal.SIGKILL)
     began = time.monotonic()
@@ -136,12 +137,14 @@ def test_a_full_disk_under_the_checkpoint_has_its_own_exit(tmp_path: Path, start
 
     job = small_job(tmp_path, log__tensorboard="false", checkpoint__every=4)
     run = start(job, before=limit)
-    assert run.wait() == ExitCode.CHECKPOINT
+    assert run.wait() == ExitCode.CHECKPOINT  # of the last save: the one of step 4 stops nothing
     assert run.exit.reason == "checkpoint"
     assert str(run.folder.checkpoints) in str(run.exit.details["path"])
     assert "is full" in run.exit.advice
     assert latest(run.folder.checkpoints) is None  # nothing that looks complete
-    assert run.steps[-1].step == 3  # what was learned before is not lost
+    assert run.steps[-1].step == job.train.steps - 1  # what was learned before is not lost
+    (told,) = [record for record in run.checkpoints if record.step == 4]
+    assert "File too large" in told.problem
 
 
 def test_a_loss_that_stays_non_finite_ends_the_run(tmp_path: Path, start: Start) -> None:
