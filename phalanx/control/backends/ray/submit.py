@@ -133,13 +133,14 @@ class RayBackend:
 
     def _bundle(self, ray: Any) -> dict[str, float]:
         """What an agent takes of a node: all its CPUs, unless told otherwise."""
-        alive = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        known = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        alive = [node for node in known if node.get("CPU")]  # a head may offer nothing
         if len(alive) < self.need.nodes:
             raise RayError(
                 f"the Ray cluster has {len(alive)} nodes and the job needs {self.need.slots} and "
                 f"{self.need.spares} spares: add nodes, or lower the mesh or backend.spares"
             )
-        cpus = self.backend.ray.cpus_per_node or min(node.get("CPU", 1) for node in alive)
+        cpus = self.backend.ray.cpus_per_node or min(node["CPU"] for node in alive)
         bundle = {"CPU": float(cpus)}
         if self.need.wants_gpus and any(node.get("GPU") for node in alive):
             bundle["GPU"] = float(self.need.gpus_per_node)

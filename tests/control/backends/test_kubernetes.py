@@ -1,0 +1,267 @@
+"""Manifests: valid by the published schemas, safe by default, and the same job as elsewhere."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+from kubeflow_trainer_api.models import JobsetV1alpha2JobSet
+from msgspec import structs
+
+from phalanx.config import Backend, ConfigError, Job, Kubernetes, Model, Parallel, Train, resolve
+from phalanx.control.backends.kubernetes.apply import KubernetesError, apply
+from phalanx.control.backends.kubernetes.install import install
+from phalanx.control.backends.kubernetes.manifests import manifests
+from phalanx.control.backends.kubernetes.site import KubernetesSite
+from phalanx.control.submission import Wanted
+
+IMAGE = "registry.example/phalanx@sha256:" + "0" * 64
+VERSION = "1.33"
+CORE = ("v1", "batch/v1", "rbac.authorization.k8s.io/v1")
+
+
+def wanted(**settings: object) -> Wanted:
+    site = Kubernetes(**{"runs_claim": "runs", **settings})  # type: ignore[arg-type]
+    backend = Backend(image=IMAGE, spares=1, kubernetes=site)
+    axes, train = Parallel(tensor=8, data=2), Train(steps=10, global_batch=16)
+    job = Job(name="Big Run", model=Model(preset="llama3-8b"), parallel=axes, train=train)
+    return Wanted(job=resolve(structs.replace(job, backend=backend), 16), ranks=16)
+
+
+def everything() -> dict[str, object]:
+    return {
+        "queue": "research",
+        "priority_class": "high",
+        "pull_secrets": ("registry",),
+        "gpu_product": "NVIDIA-H100-80GB-HBM3",
+        "host_network": True,
+        "rdma_resource": "rdma/hca",
+        "data_claim": "corpus",
+        "stage": "cp -r /data /local",
+    }
+
+
+def templates(objects: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """The pod templates in any kind of object."""
+    for found in objects:
+        stack: list[Any] = [found]
+        while stack:
+            value = stack.pop()
+            if isinstance(value, dict):
+                if "containers" in value.get("spec", {}):
+                    yield value
+                stack += value.values()
+            elif isinstance(value, list):
+                stack += value
+
+
+def agent_of(objects: list[dict[str, Any]]) -> dict[str, Any]:
+    (found,) = [
+        each
+        for each in templates(objects)
+        if each["metadata"]["labels"]["phalanx.dev/role"] == "agent"
+    ]
+    return found
+
+
+@pytest.mark.parametrize("kind", ["jobset", "pytorchjob", "volcano", "job"])
+@pytest.mark.parametrize("full", [False, True])
+def test_every_kind_is_valid_by_the_published_schemas(kind: str, full: bool) -> None:
+    made = manifests(wanted(kind=kind, **(everything() if full else {})))
+    for found in made:
+        if found["apiVersion"] in CORE:
+            kubernetes_validate.validate(found, VERSION, strict=True)
+    for template in templates(made):
+        spec = {"restartPolicy": "Never", **template["spec"]}
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "pod"}, "spec": spec}
+        kubernetes_validate.validate(pod, VERSION, strict=True)
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_a_jobset_has_no_field_that_its_model_does_not_know(full: bool) -> None:
+    (made,) = [
+        m for m in manifests(wanted(**(everything() if full else {}))) if m["kind"] == "JobSet"
+    ]
+    understood = JobsetV1alpha2JobSet.from_dict(made).to_dict()
+    assert unknown(made["spec"], understood["spec"]) == []
+    for each in made["spec"]["replicatedJobs"]:
+        job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "job"}}
+        kubernetes_validate.validate(job | each["template"], VERSION, strict=True)
+
+
+def unknown(given: Any, understood: Any, where: str = "") -> list[str]:
+    """Keys that were lost on the way through the model."""
+    if isinstance(given, dict) and isinstance(understood, dict):
+        lost = [f"{where}.{key}" for key in given if key not in understood]
+        both = [key for key in given if key in understood]
+        return lost + [
+            each for k in both for each in unknown(given[k], understood[k], f"{where}.{k}")
+        ]
+    if isinstance(given, list) and isinstance(understood, list):
+        pairs = zip(given, understood, strict=True)
+        return [each for a, b in pairs for each in unknown(a, b, f"{where}[]")]
+    return []
+
+
+def test_what_is_installed_is_valid_and_may_only_read() -> None:
+    made = install(Kubernetes(), gpus=64)
+    for found in made:
+        kubernetes_validate.validate(found, VERSION, strict=True)
+    rules = [rule for found in made for rule in found.get("rules", [])]
+    assert {verb for rule in rules for verb in rule["verbs"]} == {"get", "list"}
+    assert {what for rule in rules for what in rule["resources"]} == {"pods", "nodes"}
+
+
+def test_containers_have_no_privilege_and_requests_are_limits() -> None:
+    for template in templates(manifests(wanted(**everything()))):
+        spec = template["spec"]
+        assert spec["securityContext"]["runAsNonRoot"] is True
+        for container in (*spec["containers"], *spec.get("initContainers", [])):
+            rights = container["securityContext"]
+            assert rights["allowPrivilegeEscalation"] is False
+            assert rights["capabilities"]["drop"] == ["ALL"]
+            assert set(rights["capabilities"].get("add", [])) <= {"IPC_LOCK"}
+            assert container["resources"]["requests"] == container["resources"]["limits"]
+            assert "@sha256:" in container["image"]
+
+
+def test_an_agent_has_its_node_alone_with_gpus_rdma_and_shared_memory() -> None:
+    spec = agent_of(manifests(wanted(**everything())))["spec"]
+    limits = spec["containers"][0]["resources"]["limits"]
+    assert (limits["nvidia.com/gpu"], limits["rdma/hca"]) == ("8", "1")
+    assert spec["nodeSelector"] == {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"}
+    anti = spec["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    assert anti[0]["topologyKey"] == "kubernetes.io/hostname"
+    shm = next(volume for volume in spec["volumes"] if volume["name"] == "shm")
+    assert shm["emptyDir"]["medium"] == "Memory"
+    data = next(m for m in spec["containers"][0]["volumeMounts"] if m["name"] == "data")
+    assert data["readOnly"] is True
+    assert "drain" in spec["containers"][0]["lifecycle"]["preStop"]["exec"]["command"][-1]
+
+
+def test_a_bad_job_fails_and_a_lost_node_does_not_count() -> None:
+    (jobset,) = [m for m in manifests(wanted()) if m["kind"] == "JobSet"]
+    controller, agents = (each["template"]["spec"] for each in jobset["spec"]["replicatedJobs"])
+    by_action = {rule["action"]: rule for rule in controller["podFailurePolicy"]["rules"]}
+    assert 1 in by_action["FailJob"]["onExitCodes"]["values"]
+    disrupted = agents["podFailurePolicy"]["rules"][0]
+    assert disrupted["action"] == "Ignore"
+    assert disrupted["onPodConditions"][0]["type"] == "DisruptionTarget"
+    assert agents["completions"] == 3  # two nodes of eight ranks, and a spare
+
+
+def test_kueue_gets_the_queue_the_topology_and_a_suspended_job() -> None:
+    made = manifests(wanted(queue="research", topology_required=True))
+    (jobset,) = [each for each in made if each["kind"] == "JobSet"]
+    assert jobset["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "research"
+    assert jobset["spec"]["suspend"] is True
+    notes = agent_of(made)["metadata"]["annotations"]
+    assert "kueue.x-k8s.io/podset-required-topology" in notes
+
+
+@pytest.mark.parametrize(
+    ("change", "key"),
+    [({"image": ""}, "backend.image"), ({}, "backend.kubernetes.runs_claim")],
+)
+def test_what_is_missing_is_named_before_anything_is_made(change: dict[str, str], key: str) -> None:
+    job = wanted(runs_claim="").job
+    assert job is not None
+    backend = structs.replace(job.backend, **change)
+    with pytest.raises(ConfigError, match=key):
+        manifests(Wanted(job=structs.replace(job, backend=backend), ranks=16))
+
+
+PODS = {
+    "items": [
+        {
+            "metadata": {"labels": {"batch.kubernetes.io/job-completion-index": str(number)}},
+            "spec": {"nodeName": node},
+            "status": {"phase": "Running"},
+        }
+        for number, node in enumerate(["good", "cordoned", "silent", "full"])
+    ]
+}
+
+
+def condition(kind: str, status: str) -> dict[str, object]:
+    return {"conditions": [{"type": kind, "status": status, "reason": "Said"}]}
+
+
+NODES = {
+    "items": [
+        {"metadata": {"name": "good"}, "status": condition("Ready", "True")},
+        {"metadata": {"name": "cordoned"}, "spec": {"unschedulable": True}, "status": {}},
+        {"metadata": {"name": "silent"}, "status": condition("Ready", "Unknown")},
+        {
+            "metadata": {"name": "full"},
+            "status": {"conditions": [condition("DiskPressure", "True")]},
+        },
+    ]
+}
+
+
+def test_conditions_of_nodes_are_told_to_the_core(tmp_path: Path) -> None:
+    asked: list[tuple[str, str]] = []
+
+    class Api(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append((self.path, self.headers["Authorization"]))
+            body = json.dumps(PODS if "/pods" in self.path else NODES).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Api)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    (tmp_path / "token").write_text("secret\n")
+    (tmp_path / "namespace").write_text("research")
+    environment = {"PHALANX_KUBERNETES": f"http://127.0.0.1:{server.server_port}"}
+    try:
+        site = KubernetesSite(4, "big-run", environment, tmp_path)
+        assert site.unwanted() == {
+            "agent-1": "the node is cordoned",
+            "agent-2": "the node is not ready (Said)",
+            "agent-3": "the node has DiskPressure",
+        }
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert all(token == "Bearer secret" for _, token in asked)
+    assert asked[0][0].startswith("/api/v1/namespaces/research/pods?labelSelector=")
+    assert site.nodes() == ("agent-0", "agent-1", "agent-2", "agent-3")
+
+
+@pytest.mark.parametrize(
+    ("said", "hint"),
+    [
+        ('jobsets is forbidden: User "u" cannot create', "backend.kubernetes.namespace"),
+        ('no matches for kind "JobSet" in version', 'backend.kubernetes.kind = "job"'),
+        ("The connection to the server was refused", "current-context"),
+    ],
+)
+def test_refusals_are_kubectls_words_and_what_to_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str, hint: str
+) -> None:
+    program = tmp_path / "kubectl"
+    program.write_text(f"#!/bin/sh\necho '{said}' >&2\nexit 1\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    with pytest.raises(KubernetesError) as refused:
+        apply("{}")
+    assert said in str(refused.value) and hint in str(refused.value)
+
+
+def test_without_kubectl_it_says_what_else_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(KubernetesError, match="phalanx k8s manifests"):
+        apply("{}")
