@@ -135,7 +135,7 @@ def main() -> None:
         found = play.run()
     finally:
         left = play.end()
-        print(json.dumps({**found, "left": left}), flush=True)
+        sys.stdout.write(json.dumps({**found, "left": left}) + "\n")
 
 
 if __name__ == "__main__":

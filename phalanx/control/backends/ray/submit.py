@@ -6,6 +6,7 @@ import importlib
 import logging
 import os
 import secrets
+import socket
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -42,18 +43,30 @@ def connect(address: str) -> Any:
         ray: Any = importlib.import_module("ray")  # typed in some releases only
     except ImportError:
         raise RayError("ray is not installed: pip install 'phalanx[ray]'") from None
+    no_cluster = RayError(
+        f"no Ray cluster at {address!r}: start one with `ray start --head`, or set "
+        "backend.ray.address (or RAY_ADDRESS) to its head"
+    )
+    if ":" in address and not _answers(address):  # Ray itself tries for minutes
+        raise no_cluster
     try:
         ray.init(address=address, namespace="phalanx", log_to_driver=False, logging_level="warning")
     except ConnectionError:
-        raise RayError(
-            f"no Ray cluster at {address!r}: start one with `ray start --head`, or set "
-            "backend.ray.address (or RAY_ADDRESS) to its head"
-        ) from None
+        raise no_cluster from None
     except RuntimeError as error:
         if "ersion" in str(error):
             raise RayError(f"{error}\ninstall the cluster's version of ray here") from None
         raise RayError(str(error)) from None
     return ray
+
+
+def _answers(address: str) -> bool:
+    host, _, port = address.rpartition("://")[2].rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=3).close()
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 class RaySite:

@@ -1,0 +1,83 @@
+"""Ray: a real cluster of several nodes in a network namespace; refusals without one."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from phalanx.control.backends.ray.submit import RayBackend, RayError, connect
+from phalanx.control.submission import Wanted
+from tests.control.jobs import assert_same, generations, undisturbed, write_job
+
+needs_ray = pytest.mark.skipif(
+    importlib.util.find_spec("ray") is None, reason="ray is not installed: phalanx[ray]"
+)
+
+
+def namespaces() -> bool:
+    """Whether we may have a network of our own: Ray binds to the machine's addresses."""
+    command = ["unshare", "--net", "ip", "link", "set", "lo", "up"]
+    try:
+        return subprocess.run(command, capture_output=True, check=False).returncode == 0
+    except OSError:
+        return False
+
+
+@pytest.mark.soak
+@needs_ray
+@pytest.mark.skipif(not namespaces(), reason="no right to make a network namespace")
+def test_a_killed_worker_and_a_killed_node_of_ray_lose_nothing(tmp_path: Path) -> None:
+    expected = undisturbed(tmp_path)
+    job = write_job(tmp_path, "disturbed")
+    inside = f"ip link set lo up; exec {sys.executable} -m tests.control.backends.ray_play"
+    done = subprocess.run(
+        ["unshare", "--net", "sh", "-c", f"{inside} {tmp_path} {job}"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=400,
+        env={**os.environ, "RAY_USAGE_STATS_ENABLED": "0"},
+    )
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found.get("code") == 0, done.stderr[-3000:]
+    run = Path(found["run"])
+    assert set(generations(run).values()) == {1, 2, 3}
+    assert_same(run, expected)
+    assert set(found["leaves"].values()) == {"0", "1", "2"}
+    assert found["left"] == []
+
+
+@needs_ray
+def test_without_a_cluster_it_says_how_to_start_one() -> None:
+    with pytest.raises(RayError, match="ray start --head"):
+        connect("127.0.0.1:1")
+
+
+def test_without_the_package_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(RayError, match=r"pip install 'phalanx\[ray\]'"):
+        connect("auto")
+
+
+class SmallRay:
+    """What a cluster of two nodes says of itself."""
+
+    def nodes(self) -> list[dict[str, object]]:
+        return [{"Alive": True, "Resources": {"CPU": 4.0}} for _ in range(2)]
+
+
+def test_a_cluster_that_is_too_small_is_refused_before_anything_is_placed() -> None:
+    backend = RayBackend(Wanted(argv=("true",), ranks=4, slot_gpus=1, spares=1))
+    with pytest.raises(RayError, match="has 2 nodes and the job needs 4 and 1 spares"):
+        backend._bundle(SmallRay())
+
+
+def test_an_agent_takes_all_cpus_of_a_node_unless_told() -> None:
+    backend = RayBackend(Wanted(argv=("true",), ranks=2, slot_gpus=1))
+    assert backend._bundle(SmallRay()) == {"CPU": 4.0}
