@@ -35,6 +35,7 @@ COMMANDS = {
     "quota": ("phalanx.cli.fleet:quota", "Show or set what teams own."),
     "top": ("phalanx.cli.top:top", "The fleet at a glance, as it changes."),
     "page": ("phalanx.cli.page:page", "Print a link that opens the page and signs you in."),
+    "fleet": ("phalanx.cli.hosts", "Agents as services on hosts of one's own, over SSH."),
     "lead": ("phalanx.cli.lead:lead", "Lead a job inside another engine's allocation."),
     "slurm": ("phalanx.cli.slurm", "A private Slurm to try things; accounting."),
     "k8s": ("phalanx.cli.k8s", "Manifests of jobs for Kubernetes."),

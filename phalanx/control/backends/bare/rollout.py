@@ -1,0 +1,148 @@
+"""Agents onto hosts over SSH: a few at a time, each proved by its joining, resumable."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+
+from msgspec import Struct
+
+from phalanx.config import ConfigError
+from phalanx.control.backends.bare.unit import InstallOptions, script_of
+
+SSH_SECONDS = 900.0
+JOIN_SECONDS = 120.0
+HOST = re.compile(r"[A-Za-z0-9_.@:\[\]-]+")
+MEANINGS = {
+    10: "there is no Python",
+    11: "no virtual environment can be made (install python3-venv)",
+    12: "phalanx cannot be installed",
+    255: "SSH does not get in (BatchMode: a key that needs no password must be known)",
+}
+
+
+class Host(Struct, frozen=True):
+    """One line of a file of hosts: ``[user@]address[:port] [name]``."""
+
+    address: str
+    name: str
+    port: int = 22
+
+
+class Outcome(Struct, frozen=True, kw_only=True):
+    """What became of a host."""
+
+    host: str
+    state: str  # joined, failed, skipped
+    detail: str = ""
+    seconds: float = 0.0
+
+
+def read_hosts(text: str) -> list[Host]:
+    """Hosts of a file, one a line; ``#`` begins a comment."""
+    found: list[Host] = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        words = line.partition("#")[0].split()
+        if not words:
+            continue
+        address, colon, port = words[0].partition(":")
+        good = len(words) <= 2 and HOST.fullmatch(words[0]) and (not colon or port.isdigit())
+        if not good:
+            rule = "must be [user@]address[:port] and a name, if it has another"
+            raise ConfigError(f"line {number}", f'"{line.strip()}"', rule, "e.g. root@10.0.0.7 n7")
+        name = words[1] if len(words) > 1 else address.rpartition("@")[2]
+        found.append(Host(address, name, int(port) if port else 22))
+    names = [host.name for host in found]
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError("hosts", f'"{name}"', "is named twice", "give each a name of its own")
+    return found
+
+
+class Rollout:
+    """Installs on every host that is not done yet; ``joined`` tells which nodes are connected."""
+
+    def __init__(
+        self, options: InstallOptions, memory: Path, joined: Callable[[], Iterable[str]]
+    ) -> None:
+        self.options, self._memory, self._joined = options, memory, joined
+
+    def run(
+        self, hosts: list[Host], parallel: int, told: Callable[[Outcome], None]
+    ) -> list[Outcome]:
+        """All hosts, ``parallel`` at a time; a failed one does not hold up the others."""
+        done = self._read()
+        with ThreadPoolExecutor(max_workers=parallel) as pool:
+            outcomes = []
+            for outcome in pool.map(lambda host: self._one(host, done), hosts):
+                told(outcome)
+                outcomes.append(outcome)
+                if outcome.state == "joined":
+                    done[outcome.host] = self.options.version
+                    self._write(done)
+        return outcomes
+
+    def _one(self, host: Host, done: dict[str, str]) -> Outcome:
+        began = time.monotonic()
+        if done.get(host.name) == self.options.version and host.name in set(self._joined()):
+            return Outcome(host=host.name, state="skipped", detail="this version is there already")
+        problem = self._install(host) or self._wait(host)
+        return Outcome(
+            host=host.name,
+            state="failed" if problem else "joined",
+            detail=problem,
+            seconds=time.monotonic() - began,
+        )
+
+    def _install(self, host: Host) -> str:
+        """Run the script there, through its input: no secret stands in a list of processes."""
+        command = [*shlex.split(self.options.ssh), "-o", "BatchMode=yes"]
+        command += ["-o", "ConnectTimeout=10", "-p", str(host.port)]
+        try:
+            ended = subprocess.run(
+                [*command, host.address, "bash -s"],
+                input=script_of(host.name, self.options),
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=SSH_SECONDS,
+            )
+        except FileNotFoundError:
+            return f"{command[0]} is not installed here"
+        except subprocess.TimeoutExpired:
+            return f"not done within {SSH_SECONDS:.0f} s"
+        if ended.returncode == 0:
+            return ""
+        said = (ended.stderr or ended.stdout).strip().splitlines()[-3:]
+        meaning = MEANINGS.get(ended.returncode, f"the installation ended with {ended.returncode}")
+        return f"{meaning}: {' | '.join(said)}"
+
+    def _wait(self, host: Host) -> str:
+        deadline = time.monotonic() + JOIN_SECONDS
+        while time.monotonic() < deadline:
+            if host.name in set(self._joined()):
+                return ""
+            time.sleep(0.5)
+        return (
+            f"its agent did not join within {JOIN_SECONDS:.0f} s: see, there, "
+            f"`journalctl -u phalanx-agent` or {self.options.folder}/agent.log"
+        )
+
+    def _read(self) -> dict[str, str]:
+        with suppress(OSError, ValueError):
+            found: dict[str, str] = json.loads(self._memory.read_text())
+            return found
+        return {}
+
+    def _write(self, done: dict[str, str]) -> None:
+        self._memory.parent.mkdir(parents=True, exist_ok=True)
+        draft = self._memory.with_suffix(".new")
+        draft.write_text(json.dumps(done, indent=1))
+        draft.rename(self._memory)
