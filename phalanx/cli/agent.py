@@ -97,7 +97,7 @@ def join_and_serve(
     except (JoinError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         raise typer.Exit(1) from None
-    except KeyboardInterrupt:
+    except asyncio.CancelledError:  # told to end before there was work
         raise typer.Exit(0) from None
 
 
@@ -108,6 +108,11 @@ async def _wait_for_work(urls: tuple[str, ...], folder: Path, node: Node, token:
     from phalanx.control.uplink import Uplink
     from phalanx.control.wire import JoinRequest
 
+    # Started in the background of a shell, it would not hear SIGINT.
+    waiting, loop = asyncio.current_task(), asyncio.get_running_loop()
+    assert waiting is not None
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, waiting.cancel)
     machine = machine_id(folder)
     join = JoinRequest(name=node.name, machine=machine)
     uplink = Uplink(urls, folder, join, token, os.environ.get("PHALANX_CA", ""))
