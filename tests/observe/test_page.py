@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,6 +17,7 @@ from tests.control.jobs import write_job
 from tests.observe.browser import Tab, browser, chromium, tab
 
 STEPS = 3000  # more than any test waits for
+VIEWS = ("goodput", "events", "queue", "compare?jobs=1", "plan", "simulate")
 STATES = "document.querySelector('canvas.map').map.fleet"
 
 
@@ -164,12 +168,75 @@ def test_names_from_users_are_text_and_never_markup(run: Run, at: Tab) -> None:
     try:
         at.sign_in(run.token, "jobs")
         assert name in at.text() and "<b>team</b>" in at.text()
-        for view in (f"job/{job}", "events", "fleet"):
+        for view in (f"job/{job}", "events", "fleet", "queue", f"compare?jobs={run.job},{job}"):
             at.show(view)
+            assert at.page.evaluate("window.harmed") is None
+        assert name in at.text()
         assert at.page.evaluate("window.harmed") is None
         assert at.page.locator("#main img, #main script").count() == 0
     finally:
         run.stage.client.post(f"/v1/jobs/{job}/cancel", None, dict)
+
+
+def test_the_queue_says_who_waits_and_why(run: Run, at: Tab) -> None:
+    spec = {"name": "waiting", "gang": {"slot_gpus": 2, "tensor": 2, "replicas": 3}}
+    body = {"spec": spec, "work": {"kind": "Script", "argv": ["true"]}}
+    job = run.stage.client.post("/v1/jobs", body, dict)["jobs"][0]
+    try:
+        why = run.stage.get(f"/v1/jobs/{job}/why")["waits_for"]["text"]
+        at.sign_in(run.token, "queue")
+        at.wait_for_text("waiting")
+        assert why.split(";")[0] in at.text()
+    finally:
+        run.stage.client.post(f"/v1/jobs/{job}/cancel", None, dict)
+
+
+def test_curves_grow_while_one_looks(run: Run, at: Tab) -> None:
+    at.sign_in(run.token, f"job/{run.job}")
+    steps = "document.querySelector('.chart canvas').chart.series[0]?.x.length ?? 0"
+    at.page.wait_for_function(f"() => {steps} > 3")
+    before = at.page.evaluate(steps)
+    at.page.wait_for_function(f"before => {steps} > before", arg=before)
+    assert at.page.evaluate("document.querySelector('.heat canvas').heat.cells.length") == 4
+
+
+def test_runs_are_laid_over_each_other_with_their_differences(run: Run, at: Tab) -> None:
+    spec = {"name": "other", "gang": {"slot_gpus": 2, "tensor": 2, "replicas": 3}}
+    body = {"spec": spec, "work": {"kind": "Script", "argv": ["true"]}}
+    job = run.stage.client.post("/v1/jobs", body, dict)["jobs"][0]
+    run.stage.client.post(f"/v1/jobs/{job}/cancel", None, dict)
+    at.sign_in(run.token, f"compare?jobs={run.job},{job}")
+    at.wait_for_text("What differs")
+    wanted = run.stage.get(f"/v1/runs/diff?a={run.job}&b={job}")["differences"]
+    at.page.wait_for_function(
+        "n => document.querySelectorAll('section[aria-label=\"What differs\"] tbody tr').length === n",
+        arg=len(wanted),
+    )
+
+
+def test_a_slider_asks_the_planner_again(run: Run, at: Tab) -> None:
+    at.sign_in(run.token, "plan?model=llama3-8b&gpus=64&tokens=1T")
+    at.page.wait_for_function("() => document.querySelector('[data-planned]')")
+    before = at.page.inner_text(".figures")
+    at.page.focus("#plan-gpus")
+    at.page.keyboard.press("ArrowRight")
+    at.page.wait_for_function(
+        "before => document.querySelector('.figures').innerText !== before", arg=before
+    )
+    assert "gpus=128" in at.page.url
+    at.page.focus("#plan-tensor")
+    at.page.keyboard.press("End")
+    at.page.get_by_role("alert").get_by_text("tensor").wait_for()
+
+
+def test_a_small_simulation_is_played_and_shown(run: Run, at: Tab) -> None:
+    at.sign_in(run.token, "simulate")
+    at.page.select_option("select", "llama3-54d")
+    at.page.fill("input[aria-label=GPUs]", "512")
+    at.page.fill("input[aria-label=Days]", "0.1")
+    at.page.click("text=Play")
+    at.wait_for_text("Where the GPU time went")
+    assert "no invariant was violated" in at.text()
 
 
 def test_a_page_of_an_older_version_says_so(run: Run, at: Tab) -> None:
@@ -210,8 +277,32 @@ def test_the_page_survives_a_restart_of_the_server(run: Run, chrome: Any) -> Non
 def test_no_view_is_wider_than_its_screen(run: Run, chrome: Any, size: str) -> None:
     with tab(chrome, run.stage.url, size, dark=True) as opened:
         opened.sign_in(run.token)
-        for view in ("fleet", "jobs", f"job/{run.job}", "events"):
+        for view in ("fleet", "jobs", f"job/{run.job}", *VIEWS):
             opened.show(view)
             wide = opened.page.evaluate("document.documentElement.scrollWidth - innerWidth")
             assert wide <= 0, view
         assert opened.problems == []
+
+
+def test_the_ledger_of_an_ended_job_is_the_command_lines_to_the_nanosecond(
+    run: Run, at: Tab
+) -> None:
+    run.stage.client.post(f"/v1/jobs/{run.job}/cancel", None, dict)
+    run.stage.wait(lambda: run.stage.job(run.job)["state"] == "cancelled", "the end", 60)
+    command = [sys.executable, "-m", "phalanx", "ledger", str(run.job), "--json"]
+    command += ["--state", str(run.stage.state)]
+    told = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
+    at.sign_in(run.token, f"goodput?job={run.job}")
+    shown = at.page.evaluate(
+        "() => Object.fromEntries([...document.querySelectorAll('.step[data-ns]')]"
+        ".map((row) => [row.dataset.name, row.dataset.ns]))"
+    )
+    paid = shown.pop("paid for")
+    assert paid == told["allocation_gpu_ns"] == str(sum(map(int, told["buckets"].values())))
+    assert shown == {
+        name: ns for name, ns in told["buckets"].items() if int(ns) or name == "productive"
+    }
+    assert "sum to the allocation exactly" in at.text()
+    at.page.click(".step[data-name=restart] button")
+    at.page.wait_for_function("() => location.hash.includes('bucket=restart')")
+    at.page.locator('.event[data-kind="WorkerExited"]').first.wait_for()

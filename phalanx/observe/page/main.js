@@ -7,6 +7,7 @@ import { nextTheme, themeName, toggleTheme } from "./lib/theme.js";
 import { compareView } from "./views/compare.js";
 import { eventsView } from "./views/events.js";
 import { fleetView } from "./views/fleet.js";
+import { goodputView } from "./views/goodput.js";
 import { jobView } from "./views/job.js";
 import { jobsView } from "./views/jobs.js";
 import { loginView } from "./views/login.js";
@@ -16,7 +17,7 @@ import { queueView } from "./views/queue.js";
 import { simulateView } from "./views/simulate.js";
 
 const VIEWS = {
-  fleet: ["Fleet", fleetView], jobs: ["Jobs", jobsView], events: ["Events", eventsView],
+  fleet: ["Fleet", fleetView], jobs: ["Jobs", jobsView], goodput: ["Goodput", goodputView], events: ["Events", eventsView],
   queue: ["Queue", queueView], compare: ["Compare", compareView], plan: ["Plan", planView], simulate: ["Simulate", simulateView],
 };
 const INNER = { job: ["Job", jobView, "jobs"], node: ["Node", nodeView, "fleet"] };

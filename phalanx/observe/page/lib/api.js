@@ -74,13 +74,6 @@ export async function* stream(path, signal) {
   }
 }
 
-// What an endpoint says that this server may not have; null where it does not.
-let paths = null;
-export async function maybe(pattern, path) {
-  paths ??= get("/v1/openapi.json").then((found) => new Set(Object.keys(found.paths)));
-  return (await paths).has(pattern) ? get(path) : null;
-}
-
 const LONGEST_MS = 15_000;
 const SILENT_MS = 40_000; // the server says something at least every 15 s
 

@@ -1,5 +1,5 @@
 // Runs side by side: their curves over each other, and exactly what differs between them.
-import { get, maybe } from "../lib/api.js";
+import { get } from "../lib/api.js";
 import { Chart } from "../lib/chart.js";
 import { card, empty, fill, h, segmented, table } from "../lib/dom.js";
 import { percent, short, span, whole, words } from "../lib/format.js";
@@ -7,6 +7,7 @@ import { seriesColour } from "../lib/theme.js";
 
 const CURVES = [["loss", "Loss", short], ["tokens_per_second", "Tokens per second", short], ["mfu", "MFU", (v) => percent(v)], ["grad_norm", "Gradient norm", short]];
 const MOST = 6;
+const told = (value) => (value === null || value === undefined ? "–" : typeof value === "string" ? value : JSON.stringify(value));
 
 export function compareView({ go, query }) {
   let chosen = (query.get("jobs") ?? "").split(",").map(Number).filter(Boolean).slice(0, MOST);
@@ -62,11 +63,11 @@ export function compareView({ go, query }) {
   async function showDifferences(ids) {
     differsCard.hidden = ids.length !== 2;
     if (ids.length !== 2) return;
-    const found = await maybe("/v1/runs/diff", `/v1/runs/diff?a=${ids[0]}&b=${ids[1]}`);
-    const rows = found?.differences ?? [];
+    const { differences: rows } = await get(`/v1/runs/diff?a=${ids[0]}&b=${ids[1]}`);
     differs.querySelectorAll("th").forEach((cell, i) => { if (i) cell.textContent = `job ${ids[i - 1]}`; });
     differsCard.note(rows.length ? `${rows.length} of everything that was recorded` : "nothing that was recorded differs");
-    fill(differs.body, rows, (row) => row.key, (row) => h("tr", {}, h("td", {}, words(row.key)), h("td", { class: "mono" }, String(row.a ?? "–")), h("td", { class: "mono" }, String(row.b ?? "–"))));
+    fill(differs.body, rows, (row) => `${row.section}.${row.key}`, (row) => h("tr", {}, h("td", {}, row.key, h("div", { class: "faint small" }, words(row.section))),
+      h("td", { class: "mono" }, told(row.a)), h("td", { class: "mono" }, told(row.b))));
   }
   return { node, refresh, repaint: draw, close: () => group.forEach((chart) => chart.close()) };
 }

@@ -1,5 +1,5 @@
 // One job: is it learning, is it fast, is it healthy, and what happened to it.
-import { get, maybe } from "../lib/api.js";
+import { get } from "../lib/api.js";
 import { Chart } from "../lib/chart.js";
 import { card, empty, fill, figure, h, setText, table } from "../lib/dom.js";
 import { HeatMap } from "../lib/heatmap.js";
@@ -73,7 +73,7 @@ export function jobView({ rest: [id] }) {
     if (fleetDue()) fleet = await get("/v1/fleet");
     const [events, metrics, ranks, ledger, plan, found, kept] = await Promise.all([
       get(`/v1/events?job=${id}&limit=1000`), get(`/v1/jobs/${id}/metrics?names=${NAMES}&points=800`),
-      heatDue() ? get(`/v1/jobs/${id}/ranks?columns=${heatColumns(job)}`) : null, maybe("/v1/jobs/{job}/ledger", `/v1/jobs/${id}/ledger`), get(`/v1/jobs/${id}/plan`), maybe("/v1/jobs/{job}/incidents", `/v1/jobs/${id}/incidents`), get(`/v1/jobs/${id}/checkpoints`),
+      heatDue() ? get(`/v1/jobs/${id}/ranks?columns=${heatColumns(job)}`) : null, get(`/v1/jobs/${id}/ledger`), get(`/v1/jobs/${id}/plan`), get(`/v1/jobs/${id}/incidents`), get(`/v1/jobs/${id}/checkpoints`),
     ]);
     setText(title, `${job.id} ${job.name}`);
     now.replaceChildren(state(job.state, job.phase && job.phase !== job.state ? `${job.state}, ${job.phase}` : job.state));
@@ -81,7 +81,7 @@ export function jobView({ rest: [id] }) {
     const series = metrics?.series ?? {};
     const states = new Map(fleet.names.map((name, i) => [name, fleet.states[fleet.state[i]]]));
     const nodeName = (at) => fleet.names[at];
-    const happened = together(found?.findings ?? [], incidentsOf(events.events, number).map((each) => told(each, nodeName)));
+    const happened = together(found.findings, incidentsOf(events.events, number).map((each) => told(each, nodeName)));
     glance(job, series, ledger);
     curves(series, happened, plan);
     showIncidents(happened, job);
@@ -106,7 +106,7 @@ export function jobView({ rest: [id] }) {
     figures.speed.set(short(last(series.tokens_per_second)));
     figures.mfu.set(percent(last(series.mfu), 1));
     figures.time.set(job.step_seconds ? span(job.step_seconds) : "–");
-    figures.goodput.set(percent(ledger?.goodput ?? NaN, 1), "", ledger ? `${gpuHours(ledger.allocation_gpu_ns).join(" ")}, ${dollars(ledger.dollars)}` : "");
+    figures.goodput.set(percent(ledger.goodput, 1), "", `${gpuHours(ledger.allocation_gpu_ns).join(" ")}, ${dollars(ledger.dollars)}`);
     figures.generation.set(job.generation, "", job.generation > 1 ? counted(job.generation - 1, "re-formation") : "never re-formed");
   }
 
