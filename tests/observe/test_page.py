@@ -208,10 +208,8 @@ def test_runs_are_laid_over_each_other_with_their_differences(run: Run, at: Tab)
     at.sign_in(run.token, f"compare?jobs={run.job},{job}")
     at.wait_for_text("What differs")
     wanted = run.stage.get(f"/v1/runs/diff?a={run.job}&b={job}")["differences"]
-    at.page.wait_for_function(
-        "n => document.querySelectorAll('section[aria-label=\"What differs\"] tbody tr').length === n",
-        arg=len(wanted),
-    )
+    rows = "document.querySelectorAll('section[aria-label=\"What differs\"] tbody tr')"
+    at.page.wait_for_function(f"count => {rows}.length === count", arg=len(wanted))
 
 
 def test_a_slider_asks_the_planner_again(run: Run, at: Tab) -> None:
