@@ -58,6 +58,7 @@ class FleetOut(t.Out, frozen=True):
     pods: list[str]
     connected: list[int]  # 1: its agent speaks to this server; empty in the past
     slowness: list[float | None]  # own time of a step over the median of its peers; empty as well
+    temperature: list[float | None]  # of the hottest GPU, in Celsius; empty where none is known
     jobs: list[FleetJob]
 
 
@@ -131,8 +132,14 @@ async def fleet(call: Call) -> FleetOut:
         pods=known.places["pod"],
         connected=connected.tolist(),
         slowness=[] if past else slowness(call.leading.hub.watch, count),
+        temperature=[] if past else _temperature(call, count),
         jobs=_jobs(call, frame),
     )
+
+
+def _temperature(call: Call, count: int) -> list[float | None]:
+    known = call.leading.hub.metrics.temperature
+    return [known.get(node) for node in range(count)] if known else []
 
 
 def _seen(call: Call, job: Column) -> list[int]:

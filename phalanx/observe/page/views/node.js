@@ -1,7 +1,12 @@
+// One node: what it is, what its devices do, and what became of it.
 import { get } from "../lib/api.js";
+import { Chart } from "../lib/chart.js";
 import { card, empty, fill, figure, h, table } from "../lib/dom.js";
-import { moment, span } from "../lib/format.js";
+import { clock, moment, short, span } from "../lib/format.js";
 import { state } from "../lib/state.js";
+
+const HOST = [["load", "Load", short], ["memory_used_bytes", "Memory in use", (v) => `${short(v)}B`], ["network_receive_bytes_per_second", "Network in", (v) => `${short(v)}B/s`], ["disk_free_bytes", "Disk free", (v) => `${short(v)}B`]];
+const DEVICES = [["gpu_utilization", "GPUs busy", (v) => `${Math.round(v)} %`], ["gpu_temperature_celsius", "GPU temperature", (v) => `${Math.round(v)} °C`], ["gpu_power_watts", "GPU power", (v) => `${Math.round(v)} W`], ["gpu_memory_used_bytes", "GPU memory", (v) => `${short(v)}B`]];
 
 export function nodeView({ rest: [name] }) {
   const now = h("span");
@@ -9,12 +14,21 @@ export function nodeView({ rest: [name] }) {
   const why = h("p");
   const history = table(["time", "state", "why"]);
   const none = empty("Nothing happened to it yet", "Its history is kept from the first change of state on.");
+  const group = [];
+  const charts = [...HOST, ...DEVICES].map(([key, label, format]) => {
+    const chart = new Chart({ label, format, group, x: "at", formatX: (seconds) => clock(seconds * 1e9) });
+    const made = card(label, "", chart.node, "half curve");
+    made.hidden = true;
+    return { key, label, chart, card: made };
+  });
   const node = h("div", {},
     h("div", { class: "title" }, h("a", { href: "#/fleet" }, "Fleet"), h("span", { class: "faint" }, "/"), h("h1", {}, name), now, why),
     h("div", { class: "grid" }, card("Now", "", h("dl", { class: "figures" }, Object.values(figures))),
-      card("History", "newest first", h("div", {}, none, history), "flush")));
+      card("History", "newest first", h("div", {}, none, history), "flush"), ...charts.map((each) => each.card)));
+
   async function refresh() {
-    const { node: known, history: changes } = await get(`/v1/nodes/${encodeURIComponent(name)}`);
+    const path = `/v1/nodes/${encodeURIComponent(name)}`;
+    const [{ node: known, history: changes }, measured] = await Promise.all([get(path), get(`${path}/metrics`)]);
     now.replaceChildren(state(known.state));
     why.textContent = known.why.text + (known.connected ? "" : "; its agent is not connected");
     figures.gpus.set(known.free_gpus, `of ${known.gpus}`, known.kind);
@@ -25,6 +39,17 @@ export function nodeView({ rest: [name] }) {
     history.hidden = !changes.length;
     fill(history.body, changes.toReversed(), (change) => change.time_ns + change.state, (change) => h("tr", {},
       h("td", { class: "nowrap" }, moment(change.time_ns)), h("td", {}, state(change.state)), h("td", {}, change.why.text)));
+    for (const each of charts) {
+      const found = seriesOf(measured, each);
+      each.card.hidden = !found.length;
+      each.chart.show(found);
+    }
   }
-  return { node, refresh };
+
+  const told = (values) => values.some((value) => value !== null);
+  function seriesOf({ host, gpus, time }, { key, label }) {
+    if (host[key] && told(host[key].value)) return [{ name: label.toLowerCase(), x: host[key].time, y: host[key].value }];
+    return (gpus[key] ?? []).map((y, index) => ({ name: `GPU ${index}`, x: time, y })).filter(({ y }) => told(y));
+  }
+  return { node, refresh, repaint: () => group.forEach((chart) => chart.draw()), close: () => group.forEach((chart) => chart.close()) };
 }
