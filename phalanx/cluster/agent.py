@@ -29,6 +29,7 @@ from phalanx.cluster.messages import (
     CheckDone,
     Checked,
     Connected,
+    Differs,
     Disconnected,
     Fault,
     FlushAsk,
@@ -95,7 +96,15 @@ class Agent:
                 return []
             case Wake():
                 return self._wake(now_ns)
-            case Sealed() | WorkerUp() | Restored() | WorkerLeft() | WardSealed() | FlushAsk():
+            case (
+                Sealed()
+                | WorkerUp()
+                | Restored()
+                | WorkerLeft()
+                | WardSealed()
+                | FlushAsk()
+                | Differs()
+            ):
                 local = self.jobs.get(happened.job)
                 if local is None or local.generation != happened.generation:
                     return []  # of a generation that is over
@@ -225,11 +234,11 @@ class Agent:
     def _of_gang(
         self,
         local: LocalGang,
-        fact: Sealed | WorkerUp | Restored | WorkerLeft | WardSealed | FlushAsk,
+        fact: Sealed | WorkerUp | Restored | WorkerLeft | WardSealed | FlushAsk | Differs,
     ) -> list[Output]:
         match fact:
             case Sealed():
-                local.sealed(fact)
+                return local.sealed(fact)
             case WardSealed(step=step):
                 local.ward_sealed(step)
             case WorkerUp(rank=rank):
@@ -238,6 +247,8 @@ class Agent:
                 return local.restored(fact)
             case WorkerLeft():
                 return local.left(fact)
+            case Differs():
+                return local.differs(fact)
             case FlushAsk(job=job, generation=generation):
                 return [FlushAsked(node=self.node, job=job, generation=generation)]
         return []

@@ -11,8 +11,10 @@ from typing import Literal
 from msgspec import Struct
 
 from phalanx.cluster.commands import Command, Drain, Form, Restore, Stop
+from phalanx.cluster.detectors import replayed, vote
 from phalanx.cluster.events import (
     CheckResult,
+    Corruption,
     DeviceError,
     EventBody,
     FlushWanted,
@@ -29,6 +31,7 @@ from phalanx.cluster.events import (
 from phalanx.cluster.messages import (
     AgentMessage,
     Checked,
+    Differed,
     Drained,
     Exited,
     Finished,
@@ -57,6 +60,8 @@ class Expected(Struct):
     steps: dict[int, Steps] = {}
     reported: int = -1
     reported_ns: int = 0
+    differed: bool = False  # said already
+    durable: int = 0  # newest checkpoint that was reported
 
 
 class Gather:
@@ -125,6 +130,8 @@ class Gather:
                 return [CheckResult(node=n, check=k, passed=p, command=m, cause=c, detail=d)]
             case Hello(node=n, inventory=inventory):
                 return [NodeSeen(node=n, inventory=inventory)]
+            case Differed():
+                return self._differed(message)
             case FlushAsked(job=j, generation=g):
                 return [FlushWanted(job=j, generation=g)]
         return []  # heartbeats and receipts are for Liveness and Outbox
@@ -214,15 +221,43 @@ class Gather:
             )
         ]
 
+    def _differed(self, message: Differed) -> list[EventBody]:
+        """Replicas disagree: a vote names who is wrong, or the step that was made again does.
+
+        Without either nobody is named, and going back makes the step again.
+        """
+        gang = self.gangs.get(message.job)
+        if gang is None or gang.generation != message.generation or gang.differed:
+            return []
+        gang.differed = True
+        if message.again is None:
+            wrong = vote({0: message.copies}).wrong
+        else:
+            others = {rank: (message.again, message.again) for rank, _ in message.copies}
+            wrong = replayed(dict(message.copies), others).wrong
+        nodes, count = list(gang.nodes), len(gang.nodes)
+        named = dict.fromkeys(nodes[rank * count // message.world] for rank in wrong)
+        return [
+            Corruption(
+                job=message.job,
+                generation=message.generation,
+                step=message.step,
+                clean_step=message.clean_step,
+                nodes=tuple(named),
+            )
+        ]
+
     def _steps(self, message: Steps, now_ns: int) -> list[EventBody]:
         gang = self.gangs.get(message.job)
         if gang is None or gang.generation != message.generation or message.node not in gang.nodes:
             return []
         before = gang.steps.get(message.node)
-        if before is not None and before.step >= message.step:
+        known = (before.step, before.durable) if before is not None else (-1, -1)
+        if known[0] >= message.step and known[1] >= message.durable:
             return []  # said twice, or overtaken by a later one
         gang.steps[message.node] = message if before is None else _sum(before, message)
-        if now_ns - gang.reported_ns < self.report_ns:
+        durable = min(each.durable for each in gang.steps.values())
+        if now_ns - gang.reported_ns < self.report_ns and durable <= gang.durable:
             return []
         return self._report(message.job, gang, now_ns)
 
@@ -232,16 +267,18 @@ class Gather:
             return []
         said = list(gang.steps.values())
         step = min(each.step for each in said)
-        if step <= gang.reported:
+        durable = min(each.durable for each in said)
+        if step <= gang.reported and durable <= gang.durable:
             return []
-        gang.reported, gang.reported_ns, gang.steps = step, now_ns, {}
+        gang.reported, gang.reported_ns, gang.steps = max(step, gang.reported), now_ns, {}
+        gang.durable = max(durable, gang.durable)
         return [
             Progress(
                 job=job,
                 generation=gang.generation,
                 step=step,
                 committed=min(each.committed for each in said),
-                durable=min(each.durable for each in said),
+                durable=durable,
                 at_ns=max(each.at_ns for each in said if each.step == step),
                 data_wait_ns=max(each.data_wait_ns for each in said),
                 checkpoint_ns=max(each.checkpoint_ns for each in said),

@@ -11,6 +11,8 @@ from phalanx.cluster.keeper import Memory
 from phalanx.cluster.messages import (
     AgentAction,
     AgentMessage,
+    Differed,
+    Differs,
     Drained,
     Exited,
     Finished,
@@ -111,7 +113,11 @@ class LocalGang(Struct, kw_only=True):
         for rank in self.ranks.values():
             rank.restored = False
         restore = WorkerRestore(
-            job=self.job, generation=self.generation, step=order.step, source=order.source
+            job=self.job,
+            generation=self.generation,
+            step=order.step,
+            source=order.source,
+            skip_samples=order.skip_samples,
         )
         return [restore]
 
@@ -190,19 +196,21 @@ class LocalGang(Struct, kw_only=True):
         self.kept.restored(self.generation, fact.step)
         return self.say_again()
 
-    def sealed(self, fact: Sealed) -> None:
-        """A worker has made a step."""
+    def sealed(self, fact: Sealed) -> list[Output]:
+        """A worker has made a step. A new durable checkpoint is said at once: it must be known."""
         rank = self.ranks.get(fact.rank)
         if rank is None or self.phase not in ("running", "draining"):
-            return
-        kept = self.kept
+            return []
+        kept, durable = self.kept, self.kept.durable
         rank.step = max(rank.step, fact.step)
         if fact.acknowledged:
             rank.committed = max(rank.committed, fact.step)
         kept.durable = max(kept.durable, fact.durable)
         kept.seal(min(each.committed for each in self.ranks.values()))
-        if kept.reach(min(each.step for each in self.ranks.values()), fact.at_ns):
+        reached = kept.reach(min(each.step for each in self.ranks.values()), fact.at_ns)
+        if reached or kept.durable > durable:
             self._note(fact)
+        return self.say_steps() if kept.durable > durable else []
 
     def _note(self, fact: Sealed) -> None:
         before, kept = self.unsaid, self.kept
@@ -224,6 +232,23 @@ class LocalGang(Struct, kw_only=True):
         """The keeper holds a step of the slot that this one is the buddy of."""
         if self.phase in ("running", "draining"):
             self.kept.seal_ward(step)
+
+    def differs(self, fact: Differs) -> list[Output]:
+        """A worker disagrees with its replicas: one of them on each node is enough to say so."""
+        if self.phase not in ("running", "draining"):
+            return []
+        self.phase = "aborted"
+        differed = Differed(
+            node=self.node,
+            job=self.job,
+            generation=self.generation,
+            step=fact.step,
+            clean_step=fact.clean_step,
+            world=fact.world,
+            copies=fact.copies,
+            again=fact.again,
+        )
+        return [*self.say_steps(), differed]
 
     def left(self, fact: WorkerLeft) -> list[Output]:
         """A worker is gone."""

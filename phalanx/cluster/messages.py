@@ -141,6 +141,22 @@ class Steps(Message, frozen=True, tag=True):
     busy_ns: int = 0
 
 
+class Differed(Message, frozen=True, tag=True):
+    """Replicas of a block of weights disagree. ``copies``: (rank, fingerprint) of each.
+
+    ``again``: what the step gave when it was made a second time, if it was.
+    """
+
+    node: int
+    job: int
+    generation: int
+    step: int
+    clean_step: int
+    world: int
+    copies: tuple[tuple[int, int], ...]
+    again: int | None = None
+
+
 class Trouble(Message, frozen=True, tag=True):
     """A device error that the agent saw."""
 
@@ -173,6 +189,7 @@ AgentMessage = (
     | Exited
     | Refused
     | Steps
+    | Differed
     | Trouble
     | Checked
 )
@@ -258,6 +275,19 @@ class FlushAsk(Message, frozen=True, tag=True):
     generation: int
 
 
+class Differs(Message, frozen=True, tag=True):
+    """A worker's fingerprint is not that of its replicas; all of them say so."""
+
+    job: int
+    generation: int
+    rank: int
+    step: int
+    clean_step: int
+    world: int
+    copies: tuple[tuple[int, int], ...]
+    again: int | None = None
+
+
 class WardSealed(Message, frozen=True, tag=True):
     """The keeper holds a neighbour's snapshot."""
 
@@ -304,6 +334,7 @@ LocalFact = (
     | WorkerFound
     | KeeperFound
     | FlushAsk
+    | Differs
     | WardSealed
     | Fault
     | CheckDone
@@ -335,6 +366,7 @@ class WorkerRestore(Message, frozen=True, tag=True):
     generation: int
     step: int
     source: Source
+    skip_samples: tuple[int, int] = (0, 0)  # [first, past) that are left out from now on
 
 
 class WorkerGo(Message, frozen=True, tag=True):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import deque
 
 import numpy as np
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from phalanx.cluster.detectors import (
     behind,
@@ -149,16 +149,19 @@ class Watch:
             if gang.due_ns > now_ns:
                 continue
             gang.due_ns = now_ns + gang.hang_ns
-            count = gang.shape.gpus(gang.placement.replicas)
-            entered = [gang.collectives.get(rank, -1) for rank in range(count)]
-            late = behind(entered) if gang.collectives else []
-            nodes = dict.fromkeys(self._node(gang, rank) for rank in late)
-            found.append(
-                NoProgress(
-                    job=job, generation=gang.generation, step=gang.reached, nodes=tuple(nodes)
-                )
-            )
+            fact = NoProgress(job=job, generation=gang.generation, step=gang.reached)
+            found.append(self.named(fact))
         return found
+
+    def named(self, fact: NoProgress) -> NoProgress:
+        """The same with the nodes that are behind, as far as ranks have told how far they are."""
+        gang = self.gangs.get(fact.job)
+        if gang is None or gang.generation != fact.generation or not gang.collectives:
+            return fact
+        count = gang.shape.gpus(gang.placement.replicas)
+        late = behind([gang.collectives.get(rank, -1) for rank in range(count)])
+        nodes = dict.fromkeys(self._node(gang, rank) for rank in late)
+        return structs.replace(fact, nodes=tuple(nodes))
 
     def next_deadline_ns(self) -> int | None:
         """When the first gang would count as hung."""

@@ -33,6 +33,7 @@ from phalanx.control.agent_files import machine_id, next_incarnation
 from phalanx.control.agent_logs import LogReader
 from phalanx.control.crew import Crew
 from phalanx.control.ears import at_server_time
+from phalanx.control.evidence import Evidence
 from phalanx.control.examiner import Examiner
 from phalanx.control.hands import Place
 from phalanx.control.runtime import make_runtime_folder
@@ -42,6 +43,7 @@ from phalanx.control.zygote_client import ZygoteClient
 from phalanx.control.zygote_wire import Ended, Spawn
 from phalanx.observe.node_sample import Sampler
 
+REPORT_NS = 10**9  # between two reports of progress
 FOUND_SECONDS = 1.0  # for workers that outlived an agent to say where they stand
 
 log = logging.getLogger("phalanx.agent")
@@ -89,6 +91,7 @@ class AgentProcess:
             self.crew.jobs, self.uplink.send, self._telemetry_clock, Sampler(options.state)
         )
         self.crew.before_stop = lambda job: self.telemetry.collect(job, last=True)
+        self.evidence = Evidence(self.crew.jobs, self.uplink.send)
         self.store = ""
         self._early: list[LocalFact] = []  # before there is a machine
         self._changed = asyncio.Event()
@@ -213,7 +216,7 @@ class AgentProcess:
         self.zygote.lease(lease_seconds)
         if self.agent is None:
             self.agent = Agent(
-                welcome.node, welcome.lease_ns, welcome.heartbeat_ns, self.incarnation
+                welcome.node, welcome.lease_ns, welcome.heartbeat_ns, self.incarnation, REPORT_NS
             )
             early, self._early = self._early, []
             for fact in early:
@@ -238,6 +241,8 @@ class AgentProcess:
                 self.logs.read(message)
             case wire.StopLog():
                 self.logs.stop(message.request)
+            case wire.LookAt():
+                self.evidence.look(message, self.agent.node if self.agent else -1)
             case wire.WantDetail():
                 self.telemetry.want_detail(message.job, message.seconds)
 

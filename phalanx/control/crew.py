@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import shutil
 import signal
 import tomllib
@@ -225,7 +226,16 @@ class Crew:
             "PHALANX_NODE": self.place.name,
             "PHALANX_KEEPER": str(here.keeper_socket),
             "PHALANX_AGENT": str(here.agent_socket),
+            **self._chaos(here),
         }
+
+    def _chaos(self, here: Here) -> dict[str, str]:
+        """Where workers find faults that a test or a chaos run orders, if this agent allows it."""
+        if not os.environ.get("PHALANX_CHAOS"):
+            return {}
+        folder = here.folder / "chaos"
+        folder.mkdir(exist_ok=True)
+        return {"PHALANX_CHAOS": str(folder)}
 
     def pass_on(self, action: Passed) -> None:
         """An order for the workers of a job."""

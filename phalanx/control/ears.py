@@ -20,7 +20,7 @@ from phalanx.cluster.messages import (
     WorkerUp,
 )
 from phalanx.control.hands import Hand, Here, explained
-from phalanx.control.worker_link import GIVE_WAY, Fact, Present, decode_fact
+from phalanx.control.worker_link import GIVE_WAY, Fact, Looked, Present, decode_fact
 from phalanx.control.zygote_wire import Ended, Unframer
 
 log = logging.getLogger("phalanx.agent")
@@ -109,7 +109,9 @@ class Ears:
                 hand.step = fact.step
             case WorkerLeft():
                 hand.left = True
-        if not isinstance(fact, Present):
+            case Looked():
+                hand.looked = fact
+        if not isinstance(fact, Present | Looked):
             self._fact(fact)
 
     def ended(self, here: Here, end: Ended) -> None:

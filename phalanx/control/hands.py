@@ -11,7 +11,7 @@ from typing import NamedTuple
 from phalanx.cluster.commands import Form
 from phalanx.control.keeper_watch import KeeperWatch
 from phalanx.control.payload import Script, Train
-from phalanx.control.worker_link import Order, Passed, Take
+from phalanx.control.worker_link import Looked, Order, Passed, Take
 from phalanx.control.zygote_wire import Child, framed
 
 
@@ -29,6 +29,7 @@ class Hand:
         self.restored = False  # in the generation of ``take``
         self.left = False  # it has said its last word of this generation
         self.status: int | None = None  # of a process that ended
+        self.looked: Looked | None = None  # what it does, when somebody asked last
 
     def started(self, child: Child) -> None:
         """The zygote has forked it."""

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from msgspec import structs
 
 from phalanx.cluster.commands import Command, Form
-from phalanx.cluster.events import Event, NodeSilent, Progress
+from phalanx.cluster.events import Event, EventBody, NodeSilent, NoProgress, Progress
 from phalanx.cluster.fleet import NodeState
 from phalanx.cluster.gather import Gather
 from phalanx.cluster.job import Expected
@@ -27,13 +27,14 @@ from phalanx.cluster.messages import (
 from phalanx.cluster.outbox import Outbox
 from phalanx.cluster.timeouts import derive
 from phalanx.cluster.watch import GangRecord, Watch
+from phalanx.control.autopsy import Autopsy
 from phalanx.control.connection import Connection
 from phalanx.control.controller import Controller
 from phalanx.control.fast_socket import framed
 from phalanx.control.log_requests import LogRequests
 from phalanx.control.metrics import Metrics
 from phalanx.control.views import job_of, names_of
-from phalanx.control.wire import Deliver, LogPart, Rejected, Up, encode
+from phalanx.control.wire import Deliver, LogPart, Rejected, Seen, Up, encode
 from phalanx.observe.node_records import NodeRecords
 from phalanx.observe.node_sample import NodeSample
 from phalanx.observe.recorder import Recorder
@@ -64,6 +65,7 @@ class Hub:
         self.watch = Watch()
         self.metrics = Metrics(self.watch, controller.tell, recorder)
         self.logs = LogRequests(self.push)
+        self.autopsy = Autopsy(self.watch, self.push, controller.tell)
         self.connections: dict[int, Connection] = {}
         self.skew_ns: dict[int, int] = {}  # of each node's clock, ahead of the server's
         self.stores: dict[int, str] = {}  # host:port of each node's store
@@ -123,6 +125,9 @@ class Hub:
             connection.close(self.rejected("wrong_node", text))
             return
         now = self.controller.clock.now_ns()
+        if isinstance(message, Seen):
+            self.autopsy.receive(message)
+            return
         if isinstance(message, NodeRecords):
             self.metrics.receive(message, now)
             return
@@ -232,14 +237,24 @@ class Hub:
                 if connection is not None:
                     connection.close(self.rejected("replaced", "you were silent", retry=True))
                 self._silent(found)
-            late = [*self.gather.due(now), *self.watch.due(now)]
+            late = self.gather.due(now)
             if late:
                 self.controller.tell(late)
+            for fact in self.watch.due(now):
+                self._look_at(fact)
             again: dict[tuple[int, int], bytes] = {}
             for node, command in self.outbox.due(now):
                 key = command.sequence, command.index
                 frame = again.get(key) or again.setdefault(key, self._frame(command))
                 self.push(node, frame)
+
+    def _look_at(self, fact: EventBody) -> None:
+        """Before anything is done about a gang that hangs, its ranks are asked what they do."""
+        job = self.controller.core.view.jobs.get(job_of(fact))
+        if isinstance(fact, NoProgress) and job is not None and job.placement is not None:
+            self.autopsy.begin(fact, job.placement.nodes)
+        else:
+            self.controller.tell([fact])
 
     def close(self, leader: str) -> None:
         """This server leads no more: agents look for the one that does."""

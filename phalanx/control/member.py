@@ -16,21 +16,25 @@ import msgspec
 
 from phalanx.checkpoint.keepers import node_name
 from phalanx.cluster.messages import (
+    Differs,
     Restored,
     Sealed,
     WorkerAbort,
     WorkerDrain,
     WorkerGo,
     WorkerLeft,
+    WorkerRebalance,
     WorkerRestore,
     WorkerUp,
 )
 from phalanx.config import ConfigError, Job, job_from_table
 from phalanx.control.payload import Train, decode_payload
-from phalanx.control.worker_link import GIVE_WAY, Link, Order, Present, Take
+from phalanx.control.worker_link import GIVE_WAY, Link, Look, Looked, Order, Present, Take
 from phalanx.observe.node_records import RunRecord
 from phalanx.observe.worker_ring import RingSink, ring_path
 from phalanx.train.exits import ExitCode, ExitInfo
+from phalanx.train.fingerprint import Diverged
+from phalanx.train.look import look, record_collectives
 from phalanx.train.member import Formation, GenerationOver, Member, RestorePoint
 from phalanx.train.sockets import shut_network_sockets
 from phalanx.train.stop import StopFlag
@@ -69,6 +73,7 @@ class AgentOrders:
         self._formed = False  # it has met the others of its generation
         self._restore: WorkerRestore | None = None
         self._go = 0
+        self._shares: tuple[int, tuple[int, ...]] = (0, ())  # wanted, and in which generation
         self._running = False
         self._step, self._durable = 0, 0
         self._link = Link(path, self._present, self._hear)
@@ -101,13 +106,30 @@ class AgentOrders:
                     self._link.say(up)
                 case WorkerRestore():
                     self._restore = order
+                case WorkerRebalance():
+                    self._shares = (order.generation, order.micro_batches)
                 case WorkerGo():
                     self._go = order.generation
                 case WorkerAbort():
                     self._end_generations(order.generation)
                 case WorkerDrain():
                     self.stop.reason = "drain"
+                case Look():
+                    self._look(order)
             self._changed.notify_all()
+
+    def _look(self, order: Look) -> None:
+        """Somebody wants to know what this rank is doing."""
+        if order.generation == self._generation and self._take is not None:
+            waiting = look(Path(order.folder), self._rank)
+            looked = Looked(
+                job=self.job,
+                generation=order.generation,
+                rank=self._rank,
+                step=self._step,
+                waiting=waiting,
+            )
+            self._link.say(looked)
 
     def _end_generations(self, last: int) -> None:
         if last <= self._over:
@@ -158,6 +180,7 @@ class AgentOrders:
             prefix=f"job{self.job}/{take.generation}",
             buddy_shift=take.buddy_shift,
             replicas=take.replicas,
+            shares=take.micro_batches,
         )
 
     def restore_point(self) -> RestorePoint:
@@ -169,7 +192,7 @@ class AgentOrders:
                 order = self._restore
                 if order is not None and order.generation == self._generation:
                     self._restore = None
-                    return RestorePoint(order.step, order.source)
+                    return RestorePoint(order.step, order.source, order.skip_samples)
                 self._changed.wait()
 
     def restored(self, point: RestorePoint, refused: str = "") -> None:
@@ -205,6 +228,26 @@ class AgentOrders:
             acknowledged=False,
             durable=durable,
             checkpoint_ns=int(stall_seconds * 1e9),
+        )
+        self._link.say(fact)
+
+    def shares(self) -> tuple[int, ...]:
+        """Micro-batches by replica that the core wants in this generation."""
+        generation, shares = self._shares
+        return shares if generation == self._generation else ()
+
+    def diverged(self, finding: Diverged) -> None:
+        """Tells the agent what all replicas found."""
+        assert self._take is not None
+        fact = Differs(
+            job=self.job,
+            generation=self._generation,
+            rank=self._rank,
+            step=finding.step,
+            clean_step=finding.clean_step,
+            world=self._take.world_size,
+            copies=finding.copies,
+            again=finding.again,
         )
         self._link.say(fact)
 
@@ -267,7 +310,8 @@ def run_member(path: str) -> int:
         stream=sys.stderr,
         format=f"%(asctime)s {node_name()} %(levelname)s %(message)s",
     )
-    # Its agent asks for the stacks of all threads by this, wherever they hang.
+    record_collectives()
+    # Stacks of all threads for whoever asks by a signal, wherever they hang.
     faulthandler.register(signal.SIGUSR2, file=2, all_threads=True)
     job, index = int(os.environ["PHALANX_JOB"]), int(os.environ["PHALANX_INDEX"])
     orders = AgentOrders(path, job, index)

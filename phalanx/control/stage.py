@@ -16,15 +16,17 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from phalanx.checkpoint.wire import Noted, Watch, expect, send
 from phalanx.control.client import Client, ClientError
-from phalanx.control.local import LocalCluster, LocalNode, worker_pids
+from phalanx.control.local import LocalCluster, LocalNode, processes_of, worker_pids
 from phalanx.control.runtime import runtime_folder
 
 START_SECONDS = 120.0  # on a busy machine
+SPOILED_EVERY = 65_536  # bytes, so that no snapshot is left whole
 
 
 class Commit(NamedTuple):
@@ -180,18 +182,27 @@ class Stage:
 
     def submit(self, *arguments: str) -> int:
         """``phalanx submit`` with these arguments; the job's number."""
-        command = [sys.executable, "-m", "phalanx", "submit", "--state", str(self.state), "--json"]
+        return int(json.loads(self.command("submit", *arguments))["jobs"][0])
+
+    def command(self, name: str, *arguments: str) -> str:
+        """What a command of the command line says, as JSON."""
+        command = [sys.executable, "-m", "phalanx", name, "--state", str(self.state), "--json"]
         made = subprocess.run(
             [*command, *arguments], capture_output=True, text=True, check=False, cwd=self.root
         )
         if made.returncode:
             raise RuntimeError(made.stdout + made.stderr)
-        return int(json.loads(made.stdout)["jobs"][0])
+        return made.stdout
 
     def job(self, number: int) -> dict[str, Any]:
         """The job as the API shows it."""
         found: dict[str, Any] = self.get(f"/v1/jobs/{number}")["job"]
         return found
+
+    def events(self, kind: str, job: int) -> list[dict[str, Any]]:
+        """The events of a kind about a job, oldest first."""
+        found = self.get(f"/v1/events?limit=1000&job={job}")["events"]
+        return [event["body"] for event in found if event["kind"] == kind]
 
     def wait_ended(self, number: int, seconds: float) -> str:
         """Until a job has ended; its state then."""
@@ -231,6 +242,29 @@ class Stage:
         node.agent.kill()
         node.agent.wait()
 
+    def order_fault(self, node: LocalNode, job: int, fault: str, content: str = "") -> None:
+        """Have a worker do something wrong (``phalanx.train.drill``); agents must allow it."""
+        (node.state / "jobs" / str(job) / "chaos" / fault).write_text(content)
+
+    def corrupt_snapshots(self, node: LocalNode) -> int:
+        """Spoil every snapshot that a node's keepers hold; how many pieces of memory it was."""
+        found = [path for pid in processes_of(node) for path in snapshot_memory(pid)]
+        for path in found:
+            spoil(path)
+        return len(found)
+
+    def kill_everything(self) -> None:
+        """SIGKILL of the server and of all nodes, as if the power failed everywhere."""
+        self.kill_server()
+        for node in self.cluster.nodes:
+            self.cluster.kill_node(node)
+
+    def restart_everything(self) -> None:
+        """Start server and nodes again, with the state they had on disk."""
+        self.start_server()
+        for node in self.cluster.nodes:
+            self.restart_node(node)
+
     def restart_node(self, node: LocalNode) -> None:
         """Start a node that was killed, or only its agent."""
         if not (runtime_folder(node.state) / "zygote.sock").exists():
@@ -241,3 +275,24 @@ class Stage:
 def urlsplit_port(url: str) -> int:
     """The port of a server's URL."""
     return int(url.rstrip("/").rpartition(":")[2])
+
+
+def snapshot_memory(pid: int) -> list[Path]:
+    """The memory of snapshots that a process has open, as files."""
+    found = []
+    with suppress(OSError):
+        for path in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(OSError):
+                if "memfd:phalanx-snapshot" in str(path.readlink()):
+                    found.append(path)
+    return found
+
+
+def spoil(memory: Path) -> None:
+    """Turn one byte over in every part of some memory."""
+    with memory.open("r+b", buffering=0) as file:
+        for offset in range(0, file.seek(0, os.SEEK_END), SPOILED_EVERY):
+            file.seek(offset)
+            byte = file.read(1)
+            file.seek(offset)
+            file.write(bytes([byte[0] ^ 0xFF]))

@@ -7,7 +7,7 @@ from pathlib import Path
 from msgspec import Struct, structs
 
 from phalanx.cluster.job import SECOND_NS, Expected, GangShape, JobSpec
-from phalanx.config import Job, to_toml
+from phalanx.config import Job, micro_batches, to_toml
 from phalanx.control.api_types import Submission
 from phalanx.control.payload import Payload, Script, Train
 from phalanx.plan import AxisTraffic
@@ -86,6 +86,7 @@ def _described(wanted: Wanted, node_gpus: int) -> tuple[GangShape, Expected, Pay
         steps=job.train.steps,
         checkpoint_steps=job.checkpoint.every,
         samples_per_step=job.train.global_batch,
+        micro_batches=micro_batches(job),
     )
     work = Train(
         toml=to_toml(job),

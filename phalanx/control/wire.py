@@ -116,8 +116,25 @@ class WantDetail(Frame, frozen=True, tag=True):
     seconds: float
 
 
-Up = Register | LogPart | NodeRecords | NodeSample | AgentMessage
-Down = Welcome | Rejected | Deliver | ReadLog | StopLog | WantDetail
+class LookAt(Frame, frozen=True, tag=True):
+    """A gang makes no steps: save what its ranks are doing, and say how far each has come."""
+
+    job: int
+    generation: int
+
+
+class Seen(Frame, frozen=True, tag=True):
+    """The answer to ``LookAt``. ``ranks``: how far each has come; -1: it does not answer."""
+
+    node: int
+    job: int
+    generation: int
+    ranks: dict[int, int]
+    folder: str  # on the node: stacks and flight recorders
+
+
+Up = Register | LogPart | NodeRecords | NodeSample | Seen | AgentMessage
+Down = Welcome | Rejected | Deliver | ReadLog | StopLog | WantDetail | LookAt
 
 encode = msgspec.msgpack.Encoder().encode
 decode_up = msgspec.msgpack.Decoder(Up).decode

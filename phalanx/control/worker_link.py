@@ -15,6 +15,7 @@ import msgspec
 from msgspec import Struct
 
 from phalanx.cluster.messages import (
+    Differs,
     Restored,
     Sealed,
     WorkerAbort,
@@ -69,6 +70,24 @@ class Take(Frame, frozen=True, tag=True):
     payload: str = ""
 
 
+class Look(Frame, frozen=True, tag=True):
+    """Write the stacks of all threads and the flight recorder into a folder."""
+
+    job: int
+    generation: int
+    folder: str
+
+
+class Looked(Frame, frozen=True, tag=True):
+    """That is done. ``waiting``: the rank is in a collective that others have not completed."""
+
+    job: int
+    generation: int
+    rank: int
+    step: int
+    waiting: bool
+
+
 Passed = (  # orders of the core that an agent hands on as they are
     WorkerRestore
     | WorkerGo
@@ -78,8 +97,8 @@ Passed = (  # orders of the core that an agent hands on as they are
     | WorkerFlush
     | WorkerReplay
 )
-Order = Take | Passed
-Fact = Present | WorkerUp | Restored | Sealed | WorkerLeft
+Order = Take | Look | Passed
+Fact = Present | WorkerUp | Restored | Sealed | Differs | Looked | WorkerLeft
 
 decode_order = msgspec.msgpack.Decoder(Order).decode
 decode_fact = msgspec.msgpack.Decoder(Fact).decode

@@ -54,10 +54,24 @@ class _Share(NamedTuple):
     cuts: list[slice]  # micro-batches
 
     @classmethod
-    def of(cls, batch: int, micro_batch: int, index: int, count: int) -> _Share:
-        rows = -(-batch // (count * micro_batch)) * micro_batch
-        cuts = [slice(at, at + micro_batch) for at in range(0, rows, micro_batch)]
-        return cls(batch, rows, min(max(batch - index * rows, 0), rows), index * rows, cuts)
+    def of(
+        cls,
+        batch: int,
+        micro_batch: int,
+        index: int,
+        count: int,
+        shares: tuple[int, ...] = (),
+        padded: bool = True,
+    ) -> _Share:
+        """``shares``: micro-batches by replica, where they are unequal and cover the batch."""
+        if len(shares) != count or sum(shares) * micro_batch < batch:
+            shares = (-(-batch // (count * micro_batch)),) * count
+        first, own = sum(shares[:index]) * micro_batch, shares[index] * micro_batch
+        cuts = [slice(at, at + micro_batch) for at in range(0, own, micro_batch)]
+        extra = max(shares) - shares[index] if padded else 0
+        # Micro-batches that only keep others company are as small as can be.
+        cuts += [slice(at, at + 1) for at in range(own, own + extra)]
+        return cls(batch, own + extra, min(max(batch - first, 0), own), first, cuts)
 
 
 class StepReader:
@@ -80,13 +94,18 @@ class StepReader:
         self._data = data
         self._reader = reader
         self._ramp = global_batch
-        self._shares = {
-            batch: _Share.of(batch, micro_batch, index, count) for batch in global_batch.batches
-        }
-        self.most_rows = max(share.rows for share in self._shares.values())
+        self._place = (micro_batch, index, count)
+        self.rebalance((), padded=True)
         # Validation is measured again and again over the same samples: epochs limit training.
         limited = data.epochs > 0 and split == "train"
         self._limit = reader.draws.limit(data.epochs) if limited else None
+
+    def rebalance(self, shares: tuple[int, ...], *, padded: bool) -> None:
+        """Replicas take these numbers of micro-batches; (): equal ones."""
+        self._shares = {
+            batch: _Share.of(batch, *self._place, shares, padded) for batch in self._ramp.batches
+        }
+        self.most_rows = max(share.rows for share in self._shares.values())
 
     def advance(self, cursor: Cursor) -> Cursor:
         """The cursor after the step that starts at ``cursor``."""
@@ -198,6 +217,7 @@ class Feed:
     ) -> None:
         self.reader = SampleReader(data, vocab, split, source)
         self._steps = StepReader(data, self.reader, global_batch, micro_batch, index, count, split)
+        self._shares: tuple[int, ...] = ()
         self._depth = data.prefetch
         self._sequence = data.sequence
         self._pin = pin
@@ -231,6 +251,16 @@ class Feed:
             self._follow(cursor)
         assert self._ahead is not None
         return self._ahead.take()
+
+    def rebalance(self, shares: tuple[int, ...], *, padded: bool) -> None:
+        """From the next step on, replicas take these numbers of micro-batches; (): equal ones.
+
+        Where they need not be ``padded``, each computes its own number only.
+        """
+        if shares != self._shares:
+            self.close()
+            self._shares, self._buffers = shares, None
+            self._steps.rebalance(shares, padded=padded)
 
     def close(self) -> None:
         """End the reading thread; the feed may be used again and starts a new one."""

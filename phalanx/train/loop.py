@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 Stepped = Callable[[int, int, float], None]
+Compare = Callable[[int], None]
 
 
 def train(
@@ -38,11 +39,13 @@ def train(
     stop: StopFlag,
     checkpointer: Checkpointer,
     stepped: Stepped = lambda step, durable, stall_seconds: None,
+    compare: Compare = lambda step: None,
 ) -> ExitInfo:
     """Make steps until the job's last one, or until somebody asks the run to stop.
 
     ``stepped`` is told of every step: its number, the newest checkpoint that is complete, and
-    how long saving held it up.
+    how long saving held it up. ``compare`` looks at a step before it is handed over, and raises
+    where it must not be.
     """
     run = _Run(trainer, sinks, checkpointer)
     trainer.timer.restart()  # building and loading are not part of the first step
@@ -52,6 +55,7 @@ def train(
                 with profiler.step(trainer.step + 1):
                     outcome = trainer.train_step(stop.requested)
                 stop.started()  # from here on there is something to save
+                compare(trainer.step)
                 last = outcome.stop or trainer.step == trainer.job.train.steps
                 if last and run.keeps_the_end(outcome.stop):
                     run.save()

@@ -30,7 +30,9 @@ from phalanx.data import Feed
 from phalanx.parallel.mesh import build_mesh
 from phalanx.train import loop, run_folder
 from phalanx.train.diagnose import classify
+from phalanx.train.drill import ordered_drill
 from phalanx.train.exits import ExitCode, ExitInfo
+from phalanx.train.fingerprint import Copies, Diverged, Fingerprints
 from phalanx.train.memory import device_memory_error
 from phalanx.train.parent import find_parents
 from phalanx.train.provenance import Provenance, write_provenance
@@ -57,6 +59,7 @@ class Formation(NamedTuple):
     prefix: str  # of this generation's keys there
     buddy_shift: int = 0  # our snapshots are kept so many nodes further in rank order; 0: nowhere
     replicas: int = 0  # length of the data axis; 0: as the job says
+    shares: tuple[int, ...] = ()  # micro-batches by replica; (): equal
 
 
 class RestorePoint(NamedTuple):
@@ -64,6 +67,7 @@ class RestorePoint(NamedTuple):
 
     step: int
     source: str
+    skip: tuple[int, int] = (0, 0)  # samples [first, past) that are left out from now on
 
 
 class GenerationOver(BaseException):
@@ -90,6 +94,12 @@ class Orders(Protocol):
     def stepped(self, step: int, durable: int, stall_seconds: float) -> None:
         """A step is complete."""
 
+    def shares(self) -> tuple[int, ...]:
+        """Micro-batches by replica that somebody wants; (): as they are."""
+
+    def diverged(self, finding: Diverged) -> None:
+        """Replicas disagree: this rank waits for what is decided about it."""
+
     def over(self) -> bool:
         """Whether the generation is over: what fails then is no failure."""
 
@@ -111,6 +121,8 @@ class Member:
         self._trainer: Trainer | None = None
         self._feed: tuple[tuple[int, int], Feed] | None = None  # and what it is for
         self._rank = -1
+        self._disputed: dict[int, Copies] = {}  # steps that replicas disagreed on
+        self._drill = ordered_drill()
 
     @property
     def step(self) -> int:
@@ -133,6 +145,9 @@ class Member:
             return self._report(self._train(formation))
         except GenerationOver:
             pass
+        except Diverged as finding:
+            log.error("%s: %s", finding, finding.copies)
+            self._orders.diverged(finding)
         except BaseException as error:
             if not self._orders.over():
                 info = self._failure(error)
@@ -164,6 +179,7 @@ class Member:
             point = self._restore(checkpointer, laps)
             trainer = self._trainer
             trainer.generation = formation.generation
+            self._resume(trainer, formation, point)
             seal(self.job, trainer, checkpointer, formation.buddy_shift)
             laps.end("seal")
             words = "generation %d: rank %d of %d at step %d (%s); seconds: %s"
@@ -197,6 +213,18 @@ class Member:
         trainer = Trainer(self.job, self._mesh, self._device, kept)
         self._feed = (wanted, trainer.feed)
         return trainer
+
+    def _resume(self, trainer: Trainer, formation: Formation, point: RestorePoint) -> None:
+        """What holds from here on, beside the state that was restored."""
+        first, past = point.skip
+        if past > first:
+            log.warning("samples %d to %d are left out", first, past - 1)
+            trainer.cursor = trainer.cursor.skip(first, past)
+        trainer.rebalance(formation.shares)
+        trainer.wanted_shares = self._orders.shares
+        if self._drill is not None:
+            drill = self._drill
+            trainer.before_step = lambda: drill.before_step(trainer)
 
     def _restore(self, checkpointer: Checkpointer, laps: Laps) -> RestorePoint:
         """Load what is ordered; a source that is no good is refused, and another one ordered."""
@@ -244,8 +272,15 @@ class Member:
         own = open_sinks(self.job, self.folder) if self._rank == 0 else []
         sinks = Sinks([*own, *self._sinks])
         try:
+            prints = Fingerprints(trainer, self.job.train.compare_every, self._disputed)
             info = loop.train(
-                trainer, self.folder, sinks, self._orders.stop, checkpointer, self._orders.stepped
+                trainer,
+                self.folder,
+                sinks,
+                self._orders.stop,
+                checkpointer,
+                self._orders.stepped,
+                prints.compare,
             )
         finally:
             sinks.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import zlib
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
@@ -45,7 +46,11 @@ class Trainer:
         configure_torch(job, device)
         self.job, self.mesh, self.device = job, mesh, device
         self.generation = 0
+        self.before_step: Callable[[], None] = lambda: None
         self.before_update: Callable[[], None] = lambda: None  # a copy of the state may still run
+        # Micro-batches by replica that somebody wants from now on; (): as they are.
+        self.wanted_shares: Callable[[], tuple[int, ...]] = lambda: ()
+        self.shares: tuple[int, ...] = ()  # (): equal
         self.engine = Engine(job, mesh)
         offload = job.memory.offload == "optimizer" and device.type == "cuda"
         self.optimizer = build_optimizer(self.engine.weights, job.optimizer, offload=offload)
@@ -61,9 +66,11 @@ class Trainer:
 
     def train_step(self, stop_requested: bool = False) -> StepOutcome:
         """One optimizer step over the next global batch."""
+        self.before_step()
         with self.timer.phase("data"):
             batches = self.feed.next(self.cursor)
-        tokens = self.agreement.start(batches.real_tokens, batches.damaged, stop_requested)
+        wanted = self.wanted_shares()
+        tokens = self.agreement.start(batches.real_tokens, batches.damaged, stop_requested, wanted)
         token_weight = self.loss_scale.value / tokens
         loss = self.engine.run(batches.micro_batches, token_weight, self.timer)
         with self.timer.phase("optimizer"):
@@ -71,8 +78,19 @@ class Trainer:
         self.step += 1
         self.tokens += outcome.tokens
         self.cursor = self.feed.advance(self.cursor)
-        stop, damaged = self.agreement.outcome()
+        stop, damaged, all_want = self.agreement.outcome()
+        if all_want and wanted != self.shares:
+            self.rebalance(wanted)
         return outcome._replace(stop=stop, damaged=damaged)
+
+    def rebalance(self, shares: tuple[int, ...]) -> None:
+        """From the next step on replicas take these numbers of micro-batches; on all ranks alike.
+
+        Where every micro-batch communicates, all have as many and the rest is padding.
+        """
+        self.shares = shares
+        once = self.mesh.uses_ddp or (self.job.parallel.zero <= 1 and self.engine.pipeline is None)
+        self.feed.rebalance(shares, padded=not once)
 
     def _update(self, loss: Tensor, batches: StepBatches) -> StepOutcome:
         """Reduce what the ranks know of the step, judge it, and apply it or not."""
@@ -189,15 +207,18 @@ class Agreement:
         self._mesh = mesh
         cuda = mesh.device.type == "cuda"
         # Pinned, or the copies would make the host wait; reused, which `outcome` makes safe.
-        self._host = torch.zeros(3, dtype=torch.float64, pin_memory=cuda)
-        self._answer = torch.zeros(3, dtype=torch.float64, pin_memory=cuda)
+        self._host = torch.zeros(4, dtype=torch.float64, pin_memory=cuda)
+        self._answer = torch.zeros(4, dtype=torch.float64, pin_memory=cuda)
         self._stream = torch.cuda.Stream(mesh.device) if cuda else None
 
-    def start(self, real_tokens: int, damaged: int, stop_requested: bool) -> Tensor:
+    def start(
+        self, real_tokens: int, damaged: int, stop_requested: bool, shares: tuple[int, ...] = ()
+    ) -> Tensor:
         """Tell the others; returns the real tokens of the global batch, on the device."""
         self._host[0] = real_tokens / self._mesh.ranks_per_sample
         self._host[1] = damaged / self._mesh.ranks_per_sample
         self._host[2] = float(stop_requested)
+        self._host[3] = float(zlib.crc32(repr(shares).encode()) if shares else 0)
         values = all_sum(self._host.to(self._mesh.device, non_blocking=True, copy=True))
         if self._stream is None:
             self._answer.copy_(values)
@@ -208,12 +229,16 @@ class Agreement:
             values.record_stream(self._stream)
         return values[0].round().float()
 
-    def outcome(self) -> tuple[bool, int]:
-        """Whether all ranks leave after this step, and the damaged samples of its batch."""
+    def outcome(self) -> tuple[bool, int, bool]:
+        """Whether all ranks leave after this step, the damaged samples of its batch, and whether
+        all want the same shares.
+        """
         if self._stream is not None:
             self._stream.synchronize()
-        _, damaged, stop = self._answer.tolist()
-        return stop > 0, round(damaged)
+        _, damaged, stop, shares = self._answer.tolist()
+        own = float(self._host[3])
+        same = own > 0 and shares == own * self._mesh.world_size
+        return stop > 0, round(damaged), same
 
 
 def config_hash(job: Job) -> str:

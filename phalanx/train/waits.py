@@ -62,10 +62,20 @@ def _watch(waits: PeerWaits) -> None:
         dist.Work.wait = _timed_wait  # type: ignore[assignment,method-assign]
 
 
+_inside: dict[int, None] = {}  # threads that wait for peers now
+
+
+def waits_now() -> bool:
+    """Whether a thread of this process waits for a collective."""
+    return bool(_inside)
+
+
 def _timed_wait(work: Any, *args: Any, **named: Any) -> Any:
     began = perf_counter()
+    _inside[threading.get_ident()] = None
     try:
         return _WAIT(work, *args, **named)
     finally:
+        _inside.pop(threading.get_ident(), None)
         if _watching is not None:
             _watching.add(perf_counter() - began)

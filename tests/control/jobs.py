@@ -60,20 +60,31 @@ def write_job(root: Path, name: str, steps: int = STEPS) -> Path:
     return path
 
 
-def undisturbed(root: Path, steps: int = STEPS) -> Path:
-    """The run's folder of the same job without a cluster."""
+def undisturbed(root: Path, steps: int = STEPS, *settings: str) -> Path:
+    """The run's folder of the same job, with other settings, without a cluster."""
     job = write_job(root, "undisturbed", steps)
-    command = [sys.executable, "-m", "phalanx", "train", str(job)]
+    command = [sys.executable, "-m", "phalanx", "train", str(job), *set_options(settings)]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     (folder,) = (root / "runs" / "undisturbed").iterdir()
     return folder
 
 
+def set_options(settings: tuple[str, ...]) -> list[str]:
+    """Settings as options of the command line."""
+    return [word for setting in settings for word in ("--set", setting)]
+
+
 def losses(folder: Path) -> dict[int, float | None]:
     """The loss of every step; of one that was made again, the last."""
     records = read_records(folder / "metrics" / "steps.jsonl", StepRecord)
     return {record.step: record.loss for record in records}
+
+
+def first_samples(folder: Path) -> dict[int, int]:
+    """The first sample of every step."""
+    records = read_records(folder / "metrics" / "steps.jsonl", StepRecord)
+    return {record.step: record.first_sample for record in records}
 
 
 def generations(folder: Path) -> dict[int, int]:

@@ -1,0 +1,68 @@
+"""A gang that makes no steps is looked at before anything is done about it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from msgspec import Struct, structs
+
+from phalanx.cluster.events import EventBody, NoProgress
+from phalanx.cluster.watch import Watch
+from phalanx.control.fast_socket import framed
+from phalanx.control.wire import LookAt, Seen, encode
+
+LOOK_SECONDS = 1.5  # until nodes that have not answered count as silent
+
+
+class Open(Struct):
+    """One gang that is being looked at."""
+
+    fact: NoProgress
+    nodes: tuple[int, ...]
+    seen: dict[int, Seen] = {}
+
+
+class Autopsy:
+    """Asks the nodes of a hung gang what their ranks do; then tells who is behind."""
+
+    def __init__(
+        self,
+        watch: Watch,
+        push: Callable[[int, bytes], bool],
+        tell: Callable[[Sequence[EventBody]], None],
+    ) -> None:
+        self._watch, self._push, self._tell = watch, push, tell
+        self._open: dict[int, Open] = {}
+
+    def begin(self, fact: NoProgress, nodes: tuple[int, ...]) -> None:
+        """Look at a gang; the fact is told when enough is known."""
+        if fact.job in self._open:
+            return
+        opened = self._open[fact.job] = Open(fact, nodes)
+        frame = framed(encode(LookAt(job=fact.job, generation=fact.generation)))
+        for node in nodes:
+            self._push(node, frame)
+        asyncio.get_running_loop().call_later(LOOK_SECONDS, self._close, opened)
+
+    def receive(self, seen: Seen) -> None:
+        """A node has looked."""
+        opened = self._open.get(seen.job)
+        if opened is None or opened.fact.generation != seen.generation:
+            return
+        opened.seen[seen.node] = seen
+        if len(opened.seen) == len(opened.nodes):
+            self._close(opened)
+
+    def _close(self, opened: Open) -> None:
+        fact = opened.fact
+        if self._open.get(fact.job) is not opened:
+            return
+        del self._open[fact.job]
+        for seen in opened.seen.values():
+            for rank, entered in seen.ranks.items():
+                self._watch.entered(fact.job, rank, entered)
+        named = self._watch.named(fact)
+        kept = sorted({seen.folder for seen in opened.seen.values()})
+        detail = "stacks and flight recorders: " + ", ".join(kept[:4]) if kept else ""
+        self._tell([structs.replace(named, detail=detail)])

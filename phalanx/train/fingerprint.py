@@ -1,0 +1,81 @@
+"""Replicas compare fingerprints of their weights: numbers that went wrong in silence are found.
+
+Ranks that hold the same block of weights must hold the same bits. Every few steps each adds up
+its bits (any single flipped one changes the sum), and one small reduction shows everybody all
+sums. Who is wrong is for others to decide: a step that replicas disagree on is never handed over.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from phalanx.parallel import Weight
+    from phalanx.train.trainer import Trainer
+
+LEAST_CUDA_EVERY = 10  # reading the sums waits for the device
+BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+Copies = tuple[tuple[int, int], ...]  # (rank, fingerprint) of every replica of a block
+
+
+class Diverged(Exception):  # noqa: N818 - it is a finding, told to whoever decides
+    """Replicas disagree; ``again``: what the step gave when it was made a second time."""
+
+    def __init__(self, step: int, clean_step: int, copies: Copies, again: int | None) -> None:
+        super().__init__(f"replicas disagree at step {step}; they agreed at step {clean_step}")
+        self.step, self.clean_step, self.copies, self.again = step, clean_step, copies, again
+
+
+class Fingerprints:
+    """The comparisons of one generation.
+
+    ``disputed`` outlives it: steps that no majority decided on, with what each rank had.
+    """
+
+    def __init__(self, trainer: Trainer, every: int, disputed: dict[int, Copies]) -> None:
+        mesh = trainer.mesh
+        self._group = mesh.stage_group if mesh.uses_ddp else mesh.group("replicate")
+        self._blocks = _bits([w for w in trainer.engine.weights if w.copies > 1])
+        self._every = every if mesh.device.type == "cpu" else max(every, LEAST_CUDA_EVERY)
+        self._device, self._clean, self._disputed = mesh.device, trainer.step, disputed
+
+    @property
+    def active(self) -> bool:
+        """Whether there is anything to compare."""
+        return self._group is not None and bool(self._blocks) and self._every > 0
+
+    def compare(self, step: int) -> None:
+        """After a step's update: raises ``Diverged`` on all replicas alike. Collective."""
+        if not self.active or step % self._every:
+            return
+        assert self._group is not None
+        ranks = dist.get_process_group_ranks(self._group)
+        sums = torch.zeros(len(ranks), dtype=torch.int64, device=self._device)
+        parts = [block.sum(dtype=torch.int64) for block in self._blocks]
+        sums[dist.get_rank(self._group)] = torch.stack(parts).sum()
+        dist.all_reduce(sums, group=self._group)
+        found: list[int] = sums.tolist()
+        before = self._disputed.pop(step, None)
+        if len(set(found)) > 1:
+            copies = tuple(zip(ranks, found, strict=True))
+            if 2 * max(found.count(each) for each in found) <= len(found):
+                self._disputed[step] = copies  # no majority: made again, the step itself decides
+            raise Diverged(step, self._clean, copies, None)
+        if before is not None and found[0] in [fingerprint for _, fingerprint in before]:
+            raise Diverged(step, self._clean, before, found[0])
+        self._clean = step
+
+
+def _bits(weights: list[Weight]) -> list[Tensor]:
+    """The memory of weights as integers: masters, and what computes where that is apart."""
+    found = []
+    for weight in weights:
+        found.append(weight.master)
+        if weight.master.data_ptr() != weight.local.data_ptr():
+            found.append(weight.local)
+    return [block.detach().reshape(-1).view(BITS[block.element_size()]) for block in found]

@@ -1,0 +1,320 @@
+"""Every way in which a run is disturbed, and what is left of it: nothing, where nothing must be."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from phalanx.control.stage import Commits, Stage
+from tests.control.jobs import (
+    assert_same,
+    first_samples,
+    generations,
+    losses,
+    set_options,
+    undisturbed,
+    write_job,
+)
+from tests.control.test_recovery import left_over, reach
+
+END_SECONDS = 180
+# Deadlines for a job of small steps: a heartbeat a second, and a hang after a few.
+PROMPT = """
+[spares]
+nodes = {spares}
+[timeouts]
+heartbeat_ns = 1_000_000_000
+round_trip_ns = 200_000_000
+least_hang_ns = 2_000_000_000
+lease_margin_ns = 20_000_000_000
+[recovery]
+grow_after_ns = 500_000_000
+"""
+
+Disturbed = Callable[..., tuple[Stage, int, Commits]]
+
+
+@pytest.fixture
+def disturbed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Disturbed]:
+    """Starts a cluster whose workers obey drills, and a job on it."""
+    monkeypatch.setenv("PHALANX_CHAOS", "1")
+    stages: list[Stage] = []
+
+    def start(
+        *settings: str,
+        nodes: int = 4,
+        spares: int = 0,
+        steps: int = 60,
+        policy: str = "",
+        options: tuple[str, ...] = (),
+    ) -> tuple[Stage, int, Commits]:
+        rules = PROMPT.format(spares=spares) + policy
+        stage = Stage(tmp_path, nodes=nodes, spares=spares, policy=rules)
+        stages.append(stage.__enter__())
+        path = write_job(tmp_path, "disturbed", steps)
+        job = stage.submit(str(path), *set_options(settings), *options)
+        return stage, job, stage.commits(job, nodes)
+
+    yield start
+    for stage in stages:
+        stage.__exit__()
+    assert left_over(tmp_path) == []
+
+
+def folder_of(root: Path, job: int) -> Path:
+    return root / "runs" / "disturbed" / f"job-{job}"
+
+
+def ends_as_if_nothing_happened(stage: Stage, job: int, root: Path, expected: Path) -> None:
+    assert stage.wait_ended(job, END_SECONDS) == "done", stage.job(job)
+    assert_same(folder_of(root, job), expected)
+
+
+@contextmanager
+def explained(stage: Stage, job: int) -> Iterator[None]:
+    """What the log says of a job that did not do as it should."""
+    try:
+        yield
+    except TimeoutError as error:
+        said = stage.get(f"/v1/events?limit=40&job={job}")["events"]
+        raise AssertionError(f"{error}\n{stage.job(job)}\n" + "\n".join(map(str, said))) from error
+
+
+def test_ranks_that_stand_still_are_found_named_and_replaced(
+    disturbed: Disturbed, tmp_path: Path
+) -> None:
+    expected = undisturbed(tmp_path, 120)
+    stage, job, commits = disturbed(steps=120)
+    reach(stage, commits, 5)
+    stopped, dead = stage.node_of(1, job), stage.node_of(2, job)
+    stage.signal_worker(1, job, signal.SIGSTOP)
+    with explained(stage, job):
+        stage.wait(lambda: commits.first_after(1), "recovery from a stopped rank", 60)
+    stage.order_fault(dead, job, "deadlock-0")
+    with explained(stage, job):
+        stage.wait(lambda: commits.first_after(2), "recovery from a deadlock", 60)
+    names = {node["node"]: node["name"] for node in stage.get("/v1/nodes")["nodes"]}
+    named = [[names[n] for n in fact["nodes"]] for fact in stage.events("NoProgress", job)]
+    assert named == [[stopped.name], [dead.name]]
+    evidence = dead.state / "jobs" / str(job) / "evidence" / "generation-2"
+    assert "drill.py" in (evidence / "rank-2.stacks").read_text()
+    assert "all_reduce" in (evidence / "rank-2.flight.json").read_text()
+    frozen = stopped.state / "jobs" / str(job) / "evidence" / "generation-1" / "rank-1.process"
+    assert "T (stopped)" in frozen.read_text()
+    ends_as_if_nothing_happened(stage, job, tmp_path, expected)
+
+
+REPLICAS = ("parallel.data=3", "parallel.pipeline=1", "parallel.zero=0", "train.global_batch=12")
+
+
+def test_a_flipped_bit_is_found_voted_on_and_undone(disturbed: Disturbed, tmp_path: Path) -> None:
+    expected = undisturbed(tmp_path, 60, *REPLICAS)
+    stage, job, commits = disturbed(*REPLICAS, nodes=3, spares=1)
+    reach(stage, commits, 5)
+    culprit = stage.node_of(1, job)
+    stage.order_fault(culprit, job, "flip-0")
+    with explained(stage, job):
+        stage.wait(lambda: commits.first_after(1), "recovery from a wrong bit", 60)
+    (fact,) = stage.events("Corruption", job)
+    assert fact["step"] == fact["clean_step"] + 1
+    states = {node["name"]: node["state"] for node in stage.get("/v1/nodes")["nodes"]}
+    assert states[culprit.name] == "quarantined"
+    assert culprit.name not in stage.job(job)["nodes"]
+    ends_as_if_nothing_happened(stage, job, tmp_path, expected)
+
+
+@pytest.mark.soak
+def test_two_replicas_that_disagree_are_judged_by_making_the_step_again(
+    disturbed: Disturbed, tmp_path: Path
+) -> None:
+    pair = ("parallel.data=2", "parallel.pipeline=1", "parallel.zero=0")
+    expected = undisturbed(tmp_path, 80, *pair)
+    stage, job, commits = disturbed(*pair, nodes=2, spares=1, steps=80)
+    reach(stage, commits, 5)
+    culprit = stage.node_of(1, job)
+    stage.order_fault(culprit, job, "flip-0")
+    with explained(stage, job):
+        stage.wait(lambda: commits.first_after(2), "two recoveries", 60)
+    first, second = stage.events("Corruption", job)
+    assert not first.get("nodes") and second["nodes"]
+    assert culprit.name not in stage.job(job)["nodes"]
+    ends_as_if_nothing_happened(stage, job, tmp_path, expected)
+
+
+@pytest.mark.soak
+def test_without_a_spare_the_gang_shrinks_and_grows_back(
+    disturbed: Disturbed, tmp_path: Path
+) -> None:
+    # Growing must pay: to the core the job looks as if it had hours to go.
+    steady = ("schedule.kind=constant",)
+    expected = undisturbed(tmp_path, 200, *steady)
+    stage, job, commits = disturbed(*steady, steps=1_000_000, options=("--least", "1"))
+    reach(stage, commits, 5)
+    gone = stage.node_of(1, job)
+    stage.kill_node(gone)
+    with explained(stage, job):
+        stage.wait(lambda: stage.job(job)["replicas"] == 1, "a smaller gang", 60)
+        half = stage.commits(job, 2)
+        stage.wait(lambda: half.first_after(1), "steps of one replica", 60)
+        shrunk = half.first_after(1)
+        assert shrunk is not None
+        reach(stage, half, shrunk.step + 20)
+    stage.restart_node(gone)
+    with explained(stage, job):
+        stage.wait(lambda: stage.job(job)["replicas"] == 2, "the gang to grow back", 60)
+        whole = stage.commits(job, 4)
+        stage.wait(lambda: whole.first_after(2), "steps of both replicas", 60)
+    found, wanted = losses(folder_of(tmp_path, job)), losses(expected)
+    samples, right = first_samples(folder_of(tmp_path, job)), first_samples(expected)
+    common = sorted(found.keys() & wanted.keys())
+    assert len(common) > shrunk.step + 20
+    assert {step: samples[step] for step in common} == {step: right[step] for step in common}
+    for step in range(shrunk.step, shrunk.step + 20):
+        assert found[step] == pytest.approx(wanted[step], rel=1e-4)
+
+
+@pytest.mark.soak
+def test_a_slow_rank_is_found_and_swapped(disturbed: Disturbed, tmp_path: Path) -> None:
+    wide = ("parallel.data=4", "parallel.pipeline=1")
+    expected = undisturbed(tmp_path, 300, *wide)
+    stage, job, commits = disturbed(*wide, spares=1, steps=300)
+    reach(stage, commits, 5)
+    slow = stage.node_of(2, job)
+    stage.order_fault(slow, job, "slow-0", "0.2")
+    with explained(stage, job):
+        stage.wait(lambda: commits.first_after(1), "the slow rank to be swapped", 90)
+    fact = stage.events("SlowRank", job)[0]
+    assert fact["rank"] == 2
+    assert slow.name not in stage.job(job)["nodes"]
+    ends_as_if_nothing_happened(stage, job, tmp_path, expected)
+
+
+@pytest.mark.soak
+def test_a_slow_rank_gets_less_work_where_there_is_no_spare(
+    disturbed: Disturbed, tmp_path: Path
+) -> None:
+    wide = ("parallel.data=4", "parallel.pipeline=1", "parallel.zero=1", "train.global_batch=64")
+    wide = (*wide, "schedule.kind=constant")
+    expected = undisturbed(tmp_path, 60, *wide)
+    stage, job, commits = disturbed(*wide, steps=1_000_000)
+    reach(stage, commits, 5)
+    stage.order_fault(stage.node_of(2, job), job, "slow-0", "0.5")
+    with explained(stage, job):
+        stage.wait(lambda: _shares(stage, job), "less work for the slow rank", 90)
+    shares = _shares(stage, job)
+    assert shares[2] == min(shares) < max(shares) and sum(shares) == 32
+    at = commits.newest()
+    assert at is not None
+    reach(stage, commits, max(60, at.step + 5))
+    found, wanted = losses(folder_of(tmp_path, job)), losses(expected)
+    assert first_samples(expected).items() <= first_samples(folder_of(tmp_path, job)).items()
+    for step, loss in wanted.items():
+        assert found[step] == pytest.approx(loss, rel=1e-4)
+
+
+def _shares(stage: Stage, job: int) -> list[int]:
+    events = stage.get(f"/v1/events?limit=1000&job={job}")["events"]
+    orders = [order for event in events for order in event["commands"]]
+    found = [order for order in orders if order["kind"] == "Rebalance"]
+    return list(stage.job(job).get("micro_batches", [])) if found else []
+
+
+def test_after_a_power_failure_the_job_goes_on_from_its_checkpoint(
+    disturbed: Disturbed, tmp_path: Path
+) -> None:
+    expected = undisturbed(tmp_path, 80, "checkpoint.every=10")
+    stage, job, _ = disturbed("checkpoint.every=10", steps=80)
+    with explained(stage, job):
+        stage.wait(lambda: stage.job(job)["durable"] >= 10, "a durable checkpoint", 60)
+    stage.kill_everything()
+    stage.restart_everything()
+    with explained(stage, job):
+        ends_as_if_nothing_happened(stage, job, tmp_path, expected)
+    restored = [fact["step"] for fact in stage.events("GangReady", job)]
+    assert restored[0] == 0 and restored[-1] >= 10
+
+
+@pytest.mark.soak
+def test_numbers_that_are_none_take_the_job_back(disturbed: Disturbed, tmp_path: Path) -> None:
+    settings = ("checkpoint.every=5",)
+    expected = undisturbed(tmp_path, 60, *settings)
+    stage, job, commits = disturbed(*settings, policy="spike_rollback_steps = 3\n")
+    reach(stage, commits, 12)
+    stage.order_fault(stage.node_of(1, job), job, "nan-0")
+    with explained(stage, job):
+        stage.wait(lambda: commits.first_after(1), "the way back", 60)
+        ends_as_if_nothing_happened(stage, job, tmp_path, expected)
+
+
+@pytest.mark.soak
+def test_a_batch_behind_a_spike_is_left_out_if_so_configured(
+    disturbed: Disturbed, tmp_path: Path
+) -> None:
+    stage, job, commits = disturbed(
+        "checkpoint.every=5", policy="spike_rollback_steps = 3\nskip_batch = true\n"
+    )
+    reach(stage, commits, 12)
+    stage.order_fault(stage.node_of(1, job), job, "nan-0")
+    with explained(stage, job):
+        stage.wait(lambda: commits.first_after(1), "the way back", 60)
+    assert stage.wait_ended(job, END_SECONDS) == "done"
+    (fact,) = stage.events("LossSpike", job)
+    samples = first_samples(folder_of(tmp_path, job))
+    left_out = range((fact["step"] - 1) * 8, fact["step"] * 8)
+    assert not set(samples.values()) & set(left_out)
+    assert samples[60] == 59 * 8 + 8  # one batch further than without
+    log = "".join(path.read_text() for path in stage.root.glob("local/nodes/*/jobs/*/worker-*.log"))
+    assert f"samples {left_out[0]} to {left_out[-1]} are left out" in log
+
+
+@pytest.mark.soak
+def test_corrupt_snapshots_are_refused_and_the_neighbours_used(
+    disturbed: Disturbed, tmp_path: Path
+) -> None:
+    expected = undisturbed(tmp_path, 100)
+    stage, job, commits = disturbed(steps=100)
+    reach(stage, commits, 5)
+    node = stage.node_of(1, job)
+    stage.signal_worker(1, job, signal.SIGSTOP)  # nothing new is handed over meanwhile
+    assert stage.corrupt_snapshots(node)
+    stage.signal_worker(1, job, signal.SIGKILL)
+    with explained(stage, job):
+        stage.wait(lambda: commits.first_after(1), "recovery", 60)
+        ends_as_if_nothing_happened(stage, job, tmp_path, expected)
+
+
+@pytest.mark.soak
+def test_at_its_time_limit_and_when_drained_a_job_is_saved_and_goes_on(
+    disturbed: Disturbed, tmp_path: Path
+) -> None:
+    expected = undisturbed(tmp_path, 150)
+    stage, job, commits = disturbed(steps=150)
+    reach(stage, commits, 5)
+    stage.command("drain", str(job))
+    with explained(stage, job):
+        stage.wait(lambda: stage.job(job)["state"] in ("held", "pending"), "it to leave", 60)
+    assert stage.job(job)["durable"] >= 5
+    stage.command("resume", str(job))
+    with explained(stage, job):
+        ends_as_if_nothing_happened(stage, job, tmp_path, expected)
+    made = sorted(set(generations(folder_of(tmp_path, job)).values()))
+    assert made == [1, 2]
+
+
+@pytest.mark.soak
+def test_a_program_that_always_fails_at_the_same_place_is_stopped_with_evidence(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "bad.py").write_text("print('about to fail', flush=True)\nraise SystemExit(7)\n")
+    with Stage(tmp_path, nodes=1, policy=PROMPT.format(spares=0)) as stage:
+        job = stage.submit("--world-size", "1", "--", sys.executable, "bad.py")
+        assert stage.wait_ended(job, 60) == "failed"
+        shown: dict[str, Any] = stage.job(job)
+        assert "exit code 7" in str(shown)
+        assert len(stage.events("WorkerExited", job)) == 3
