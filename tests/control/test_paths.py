@@ -99,7 +99,7 @@ def test_ranks_that_stand_still_are_found_named_and_replaced(
     stage.order_fault(dead, job, "deadlock-0")
     with explained(stage, job):
         stage.wait(lambda: commits.first_after(2), "recovery from a deadlock", 60)
-    names = {node["node"]: node["name"] for node in stage.get("/v1/nodes")["nodes"]}
+    names = {node["number"]: node["name"] for node in stage.get("/v1/nodes")["nodes"]}
     named = [[names[n] for n in fact["nodes"]] for fact in stage.events("NoProgress", job)]
     assert named == [[stopped.name], [dead.name]]
     evidence = dead.state / "jobs" / str(job) / "evidence" / "generation-2"
