@@ -1,10 +1,14 @@
-"""From a kill to the next committed step at full size, beside torchrun on the same model.
+"""From a kill to the next committed step at full size, beside torchrun and torchft.
 
-    python -m benchmarks.recovery [--times 10] [--peers] [--json]
+    python -m benchmarks.recovery [--times 10] [--peers] [--device cuda] [--json]
 
-Four workers, two pipeline stages on two replicas each, one node a worker and one spare node.
-``snapshots`` is what a snapshot of every step costs: its part of the step as the trainer measures
-it, and the medians of whole steps with and without.
+On CPU: four workers, two pipeline stages on two replicas each, one node a worker, spares for the
+nodes that are killed. ``stopped`` is a rank under SIGSTOP: from the signal to the log's fact that
+names it, beside the deadline that was derived. ``snapshots`` is what a snapshot of every step
+costs: its part of the step as the trainer measures it, and medians of whole steps with and without.
+
+On CUDA: one worker on one GPU. Its process is killed, and one that stands by with a context made
+goes on from shared memory.
 """
 
 from __future__ import annotations
@@ -22,28 +26,33 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from benchmarks.recovery_peers import torchft, torchrun
+from phalanx.cluster.job import Expected
+from phalanx.cluster.policy import TimeoutPolicy
+from phalanx.cluster.timeouts import derive
 from phalanx.control.stage import Commits, Stage
 from phalanx.train import StepRecord, read_records
 
-WORLD = 4
+HANG_NS = 2_000_000_000  # the least; what is derived from the step is shown
+POLICY = f"[spares]\nnodes = {{spares}}\n[timeouts]\nleast_hang_ns = {HANG_NS}\n"
 JOB = """
 name = "{name}"
 runs = "runs"
 
 [model]
-preset = "tiny"
+{model}
 
 [data]
-sequence = 128
+sequence = {sequence}
 
 [parallel]
-data = 2
-pipeline = 2
+{parallel}
 
 [precision]
-compute = "float32"
+compute = "{compute}"
 
 [schedule]
+kind = "constant"
 warmup_steps = 2
 
 [train]
@@ -61,25 +70,46 @@ every = 1
 tensorboard = false
 communication_every = 0
 """
+CPU = {
+    "model": 'preset = "tiny"',
+    "sequence": "128",
+    "parallel": "data = 2\npipeline = 2",
+    "compute": "float32",
+    "device": "cpu",
+}
+CUDA = {
+    "model": 'preset = "tiny"\ndim = 1024\nlayers = 12\nffn = 4096\nvocab = 32000',
+    "sequence": "1024",
+    "parallel": "data = 1",
+    "compute": "bfloat16",
+    "device": "cuda",
+}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--times", type=int, default=10, help="kills of each kind")
-    parser.add_argument("--peers", action="store_true", help="torchrun too")
+    parser.add_argument("--peers", action="store_true", help="torchrun and torchft too")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
+    cuda = options.device == "cuda"
     with tempfile.TemporaryDirectory(
         prefix="phalanx-recovery-", ignore_cleanup_errors=True
     ) as folder:
         root = Path(folder)
+        bench = Bench(root, CUDA if cuda else CPU, 1 if cuda else 4)
         parts: dict[str, Callable[[], dict[str, Any]]] = {
-            "worker": lambda: kills(root / "worker", options.times, "worker"),
-            "node": lambda: kills(root / "node", max(1, options.times // 3), "node"),
-            "snapshots": lambda: snapshot_cost(root / "cost"),
+            "worker": lambda: bench.kills(options.times, "worker")
         }
+        if not cuda:
+            parts["node"] = lambda: bench.kills(max(1, options.times // 3), "node")
+            parts["stopped"] = lambda: bench.stops(max(1, options.times // 5))
+        parts["snapshots"] = bench.snapshot_cost
         if options.peers:
-            parts["torchrun"] = lambda: torchrun(root / "torchrun", options.times)
+            job = bench.job
+            parts["torchrun"] = lambda: torchrun(root / "torchrun", job, bench.world, options.times)
+            parts["torchft"] = lambda: torchft(root / "torchft", max(1, options.times // 3))
         results: dict[str, dict[str, Any]] = {}
         for name, measure in parts.items():
             load = os.getloadavg()[0]
@@ -88,39 +118,97 @@ def main() -> None:
                 show(name, results[name])
     if options.json:
         print(json.dumps(results, indent=2))
+    elif "torchrun" in results:
+        ratio = median(results["torchrun"]) / median(results["worker"])
+        print(f"torchrun takes {ratio:.1f} times as long as a killed worker here")
 
 
-def write_job(root: Path, name: str, steps: int, checkpoint: str = "every = 0") -> Path:
-    root.mkdir(parents=True, exist_ok=True)
-    path = root / f"{name}.toml"
-    path.write_text(JOB.format(name=name, steps=steps, device="cpu", checkpoint=checkpoint))
-    return path
+class Bench:
+    """Jobs of one kind on stages of their own."""
+
+    def __init__(self, root: Path, kind: dict[str, str], world: int) -> None:
+        self.root, self.kind, self.world = root, kind, world
+
+    def job(self, folder: Path, name: str, steps: int, checkpoint: str = "every = 0") -> Path:
+        """A job file."""
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"{name}.toml"
+        path.write_text(JOB.format(name=name, steps=steps, checkpoint=checkpoint, **self.kind))
+        return path
+
+    def stage(self, folder: Path, spares: int = 0) -> Stage:
+        policy = POLICY.format(spares=spares)
+        return Stage(folder, nodes=self.world, spares=spares, policy=policy)
+
+    def kills(self, times: int, what: str) -> dict[str, Any]:
+        """Seconds from each SIGKILL to the next committed step, and the steps made again."""
+        seconds, again, detected = [], [], []
+        folder = self.root / what
+        with self.stage(folder, 0 if what == "worker" else times) as stage:
+            job = stage.submit(str(self.job(folder, "killed", 10**6)))
+            commits = stage.commits(job, self.world)
+            for number in range(times):
+                settle(stage, commits, job, 3)
+                generation, before = stage.job(job)["generation"], commits.newest()
+                assert before is not None
+                slot, since = number % self.world, time.time_ns()
+                if what == "worker":
+                    at = stage.signal_worker(slot, job, signal.SIGKILL)
+                else:
+                    at = stage.kill_node(stage.node_of(slot, job))
+                after = recovered(stage, commits, generation)
+                seconds.append(after.at - at)
+                again.append(max(0, before.step - (after.step - 1)))
+                detected.append(first_fact(stage, job, since, ("WorkerExited", "NodeSilent")))
+            step = step_seconds(folder / "runs" / "killed" / f"job-{job}")
+        return {
+            "seconds": seconds,
+            "steps_again": again,
+            "step_seconds": step,
+            "detected": detected,
+        }
+
+    def stops(self, times: int) -> dict[str, Any]:
+        """Seconds until a stopped rank is named, and until the gang makes steps again."""
+        seconds, detected, deadlines = [], [], []
+        folder = self.root / "stopped"
+        with self.stage(folder) as stage:
+            job = stage.submit(str(self.job(folder, "stopped", 10**6)))
+            commits = stage.commits(job, self.world)
+            for number in range(times):
+                settle(stage, commits, job, 3)
+                generation, since = stage.job(job)["generation"], time.time_ns()
+                measured = int(stage.job(job)["step_seconds"] * 1e9)
+                deadline = derive(TimeoutPolicy(least_hang_ns=HANG_NS), Expected(), measured)
+                at = stage.signal_worker(number % self.world, job, signal.SIGSTOP)
+                seconds.append(recovered(stage, commits, generation).at - at)
+                detected.append(first_fact(stage, job, since, ("NoProgress",)))
+                deadlines.append(deadline.hang_ns / 1e9)
+        return {"seconds": seconds, "detected": detected, "deadline": max(deadlines)}
+
+    def snapshot_cost(self, steps: int = 60) -> dict[str, Any]:
+        """Steps with a snapshot each, replicated where there is a neighbour; and without any."""
+        folder = self.root / "cost"
+        with self.stage(folder) as stage:
+            job = stage.submit(str(self.job(folder, "every-step", steps)))
+            stage.wait_ended(job, 300)
+        records = steps_of(folder / "runs" / "every-step" / f"job-{job}")
+        plain = self.job(folder, "plain", steps, 'every = 0\nmode = "sync"')
+        command = [sys.executable, "-m", "phalanx", "train", str(plain)]
+        subprocess.run(command, cwd=folder, check=True, capture_output=True)
+        (other,) = (folder / "runs" / "plain").iterdir()
+        without = steps_of(other)
+        return {
+            "stall_seconds": statistics.median(record.parts.snapshot or 0.0 for record in records),
+            "step_seconds": statistics.median(record.step_seconds for record in records),
+            "step_seconds_without": statistics.median(record.step_seconds for record in without),
+        }
 
 
-def kills(root: Path, times: int, what: str) -> dict[str, Any]:
-    """Seconds from each SIGKILL to the next committed step, and the steps made again."""
-    seconds, again = [], []
-    spares = 0 if what == "worker" else times
-    with Stage(root, nodes=WORLD, spares=spares) as stage:
-        job = stage.submit(str(write_job(root, "killed", 10**6)))
-        commits = stage.commits(job, WORLD)
-        for number in range(times):
-            settle(stage, commits, job, 3)
-            generation, before = stage.job(job)["generation"], commits.newest()
-            assert before is not None
-            slot = number % WORLD
-            if what == "worker":
-                at = stage.signal_worker(slot, job, signal.SIGKILL)
-            else:
-                at = stage.kill_node(stage.node_of(slot, job))
-            stage.wait(lambda g=generation: commits.first_after(g), "recovery", 60)  # type: ignore[misc]
-            after = commits.first_after(generation)
-            assert after is not None
-            seconds.append(after.at - at)
-            again.append(max(0, before.step - (after.step - 1)))
-        folder = root / "runs" / "killed" / f"job-{job}"
-        step = step_seconds(folder)
-    return {"seconds": seconds, "steps_again": again, "step_seconds": step}
+def recovered(stage: Stage, commits: Commits, generation: int) -> Any:
+    """The first step that a later generation made and committed."""
+    stage.wait(lambda: commits.first_after(generation), "recovery", 120)
+    return commits.first_after(generation)
 
 
 def settle(stage: Stage, commits: Commits, job: int, steps: int) -> None:
@@ -133,90 +221,40 @@ def settle(stage: Stage, commits: Commits, job: int, steps: int) -> None:
     stage.wait(lambda: (new := commits.newest()) and new.step >= first.step + steps, "steps")
 
 
+def first_fact(stage: Stage, job: int, since_ns: int, kinds: tuple[str, ...]) -> float:
+    """Seconds from a moment to the first fact of these kinds in the log."""
+    events = stage.get("/v1/events?limit=200")["events"]
+    found = [e["time_ns"] for e in events if e["kind"] in kinds and e["time_ns"] >= since_ns]
+    return (min(found) - since_ns) / 1e9 if found else float("nan")
+
+
+def steps_of(folder: Path) -> list[StepRecord]:
+    return list(read_records(folder / "metrics" / "steps.jsonl", StepRecord))[5:]
+
+
 def step_seconds(folder: Path) -> float:
-    records = list(read_records(folder / "metrics" / "steps.jsonl", StepRecord))
-    return statistics.median(record.step_seconds for record in records)
+    return statistics.median(record.step_seconds for record in steps_of(folder))
 
 
-def snapshot_cost(root: Path, steps: int = 60) -> dict[str, Any]:
-    """Steps with a replicated snapshot each, and the same job without any."""
-    with Stage(root, nodes=WORLD) as stage:
-        job = stage.submit(str(write_job(root, "every-step", steps)))
-        stage.wait_ended(job, 300)
-    folder = root / "runs" / "every-step" / f"job-{job}"
-    records = list(read_records(folder / "metrics" / "steps.jsonl", StepRecord))[5:]
-    stalls = [record.parts.snapshot or 0.0 for record in records]
-    plain = write_job(root, "plain", steps, 'every = 0\nmode = "sync"')
-    command = [sys.executable, "-m", "phalanx", "train", str(plain)]
-    subprocess.run(command, cwd=root, check=True, capture_output=True)
-    (other,) = (root / "runs" / "plain").iterdir()
-    without = list(read_records(other / "metrics" / "steps.jsonl", StepRecord))[5:]
-    return {
-        "stall_seconds": statistics.median(stalls),
-        "step_seconds": statistics.median(record.step_seconds for record in records),
-        "step_seconds_without": statistics.median(record.step_seconds for record in without),
-    }
-
-
-def torchrun(root: Path, times: int) -> dict[str, Any]:
-    """Kills of a rank under torchrun, which restarts all and reads the last checkpoint."""
-    job = write_job(
-        root, "torchrun", 10**6, 'every = 1\nkeep = 2\nresume = "auto"\nkeeper_lease = 3.0'
-    )
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(WORLD)]
-    command += ["--max-restarts", str(times), "--monitor-interval", "0.1"]
-    command += ["-m", "phalanx.train.worker", str(job)]
-    environment = {**os.environ, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-    seconds, known = [], []
-    with (root / "log").open("wb") as log:
-        process = subprocess.Popen(
-            command, cwd=root, env=environment, stdout=log, stderr=log, start_new_session=True
-        )
-    try:
-        for _ in range(times):
-            known = wait_for_checkpoint(root, process, known)
-            time.sleep(1.0)
-            at = time.monotonic()
-            os.kill(rank_pid(process.pid), signal.SIGKILL)
-            known = wait_for_checkpoint(root, process, known)
-            seconds.append(time.monotonic() - at)
-            known = known[:-1]  # the next kill is of the run that is there now
-    finally:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-    return {"seconds": seconds}
-
-
-def wait_for_checkpoint(
-    root: Path, process: subprocess.Popen[bytes], known: list[Path]
-) -> list[Path]:
-    """Until a run that was not known has completed a checkpoint of its own; all runs then."""
-    deadline = time.monotonic() + 120
-    while True:
-        found = sorted((root / "runs" / "torchrun").glob("*"))
-        new = [run for run in found if run not in known]
-        if any(list(run.glob("checkpoints/step-*/manifest.json")) for run in new):
-            return found
-        if time.monotonic() > deadline or process.poll() is not None:
-            raise TimeoutError((root / "log").read_text()[-3000:])
-        time.sleep(0.02)
-
-
-def rank_pid(parent: int) -> int:
-    """The last rank's process."""
-    children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
-    return int(children[-1])
+def median(found: dict[str, Any]) -> float:
+    return statistics.median(found["seconds"]) if found.get("seconds") else float("nan")
 
 
 def show(name: str, found: dict[str, Any]) -> None:
-    if name == "snapshots":
+    if "skipped" in found:
+        text = f"skipped: {found['skipped']}"
+    elif name == "snapshots":
         stall, step = found["stall_seconds"], found["step_seconds"]
-        text = f"stall {1e3 * stall:.1f} ms, {100 * stall / step:.1f} % of a step; steps take "
-        text += f"{1e3 * step:.0f} ms, without them {1e3 * found['step_seconds_without']:.0f} ms"
+        text = f"stall {1e3 * stall:.2f} ms, {100 * stall / step:.1f} % of a step; steps take "
+        text += f"{1e3 * step:.1f} ms, without them {1e3 * found['step_seconds_without']:.1f} ms"
     else:
         seconds = found["seconds"]
-        text = f"median {statistics.median(seconds):.2f} s, worst {max(seconds):.2f} s "
-        text += f"of {len(seconds)} kills"
+        text = f"median {median(found):.2f} s, worst {max(seconds):.2f} s of {len(seconds)}"
+        if "detected" in found:
+            text += f"; detected after {statistics.median(found['detected']):.2f} s"
+            text += f" (worst {max(found['detected']):.2f})"
+        if "deadline" in found:
+            text += f", derived deadline {found['deadline']:.2f} s"
         if "steps_again" in found:
             text += f"; committed steps made again: {max(found['steps_again'])}"
             text += f"; a step takes {1e3 * found['step_seconds']:.0f} ms"

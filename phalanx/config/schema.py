@@ -333,6 +333,8 @@ class Train(Section, frozen=True, kw_only=True):
     """Samples in one validation."""
     max_non_finite: Count = 10
     """Consecutive non-finite steps before the run ends."""
+    in_process_restart: bool = False
+    """On CUDA too, survivors of a broken gang keep their processes (NCCL: not verified)."""
     compare_every: Natural = 1
     """Steps between comparisons of replicated weights, under an agent; 0: never."""
     collective_timeout_seconds: Seconds = 600.0

@@ -198,6 +198,7 @@ class JobOut(Out, frozen=True):
     preemptions: int
     nodes: tuple[str, ...]
     spares: tuple[str, ...]
+    micro_batches: tuple[int, ...] = ()  # by replica, where a slow one has fewer
 
 
 class JobDetail(Out, frozen=True):

@@ -34,6 +34,7 @@ from phalanx.observe.node_records import RunRecord
 from phalanx.observe.worker_ring import RingSink, ring_path
 from phalanx.train.exits import ExitCode, ExitInfo
 from phalanx.train.fingerprint import Diverged
+from phalanx.train.launch import redirect_output
 from phalanx.train.look import look, record_collectives
 from phalanx.train.member import Formation, GenerationOver, Member, RestorePoint
 from phalanx.train.sockets import shut_network_sockets
@@ -65,6 +66,7 @@ class AgentOrders:
     def __init__(self, path: str, job: int, index: int) -> None:
         self.job, self.index = job, index
         self.stop = StopFlag()
+        self.keeps_process = True
         self._changed = threading.Condition()
         self._take: Take | None = None  # newest place; may be ahead of the main thread's
         self._generation = 0  # of the main thread
@@ -135,6 +137,10 @@ class AgentOrders:
         if last <= self._over:
             return
         self._over = last
+        if not self.keeps_process and self._generation:
+            # An error of CUDA stays with its process, and a collective of NCCL cannot be left.
+            log.info("generation %d is over: a new process goes on", self._generation)
+            os._exit(GIVE_WAY)
         if not self._out and self._generation <= last:
             threading.Thread(target=self._break_out, args=(self._generation,), daemon=True).start()
 
@@ -159,7 +165,10 @@ class AgentOrders:
         with self._changed:
             while self._take is None:
                 self._changed.wait()
-            return self._take.payload
+            payload = self._take.payload
+        if log_file := os.environ.get("PHALANX_STANDBY"):
+            redirect_output(Path(log_file))  # from here on it is a worker like others
+        return payload
 
     def formation(self) -> Formation | None:
         """The newest place to take."""
@@ -314,6 +323,8 @@ def run_member(path: str) -> int:
     # Stacks of all threads for whoever asks by a signal, wherever they hang.
     faulthandler.register(signal.SIGUSR2, file=2, all_threads=True)
     job, index = int(os.environ["PHALANX_JOB"]), int(os.environ["PHALANX_INDEX"])
+    if os.environ.get("PHALANX_STANDBY"):
+        make_context(index)
     orders = AgentOrders(path, job, index)
     try:
         work = decode_payload(orders.wait_for_place())
@@ -337,6 +348,16 @@ def run_member(path: str) -> int:
     orders.bye(member.info)
     orders.close()
     return code
+
+
+def make_context(index: int) -> None:
+    """Have CUDA ready before there is a place to take: that is most of a start's time."""
+    import torch
+
+    if torch.cuda.is_available():
+        torch.cuda.set_device(index % torch.cuda.device_count())
+        one = torch.ones(64, 64, device="cuda", dtype=torch.bfloat16)
+        log.info("a context stands by: %s", (one @ one).sum().item())
 
 
 def run_path(config: Job, job: int) -> Path:

@@ -73,6 +73,7 @@ def job_out(core: Core, job: Job) -> JobOut:
         preemptions=job.preemptions,
         nodes=names_of(fleet, placement.nodes) if placement else (),
         spares=names_of(fleet, placement.spares) if placement else (),
+        micro_batches=job.gang.micro_batches if job.gang is not None else (),
     )
 
 

@@ -78,6 +78,7 @@ class Orders(Protocol):
     """Where a member's orders come from and where its facts go."""
 
     stop: StopFlag
+    keeps_process: bool  # once a generation is over; False: a new process takes this one's place
 
     def formation(self) -> Formation | None:
         """The next place to take; waits for one. None: leave."""
@@ -152,7 +153,7 @@ class Member:
             if not self._orders.over():
                 info = self._failure(error)
                 # A CUDA context that lost a peer may be broken for good: leave it to a new process.
-                if not info.is_symptom or self._device.type == "cuda":
+                if not info.is_symptom or not self._orders.keeps_process:
                     return self._report(info)
                 noticed = info.message
         self._leave_group()
@@ -164,6 +165,8 @@ class Member:
         set_environment(formation)
         self.job = prepare(_with_replicas(self._unresolved, formation), formation.world_size)
         self._device = choose_device(self.job, formation.local_rank)
+        cuda = self._device.type == "cuda"
+        self._orders.keeps_process = not cuda or self.job.train.in_process_restart
         laps.end("check")
         join_group(formation, self.job, self._device)
         laps.end("meet")

@@ -222,7 +222,7 @@ def _shares(stage: Stage, job: int) -> list[int]:
     events = stage.get(f"/v1/events?limit=1000&job={job}")["events"]
     orders = [order for event in events for order in event["commands"]]
     found = [order for order in orders if order["kind"] == "Rebalance"]
-    return list(stage.job(job).get("micro_batches", [])) if found else []
+    return list(stage.job(job)["micro_batches"]) if found else []
 
 
 def test_after_a_power_failure_the_job_goes_on_from_its_checkpoint(
@@ -315,6 +315,6 @@ def test_a_program_that_always_fails_at_the_same_place_is_stopped_with_evidence(
     with Stage(tmp_path, nodes=1, policy=PROMPT.format(spares=0)) as stage:
         job = stage.submit("--world-size", "1", "--", sys.executable, "bad.py")
         assert stage.wait_ended(job, 60) == "failed"
-        shown: dict[str, Any] = stage.job(job)
-        assert "exit code 7" in str(shown)
+        shown: dict[str, Any] = stage.get(f"/v1/jobs/{job}")
+        assert "exit code 7" in shown["evidence"][-1]
         assert len(stage.events("WorkerExited", job)) == 3
