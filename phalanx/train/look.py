@@ -18,8 +18,7 @@ KEPT_COLLECTIVES = 256
 
 def record_collectives() -> None:
     """Have torch keep the last collectives; to be called before there is a group."""
-    for name in ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"):
-        os.environ.setdefault(name, str(KEPT_COLLECTIVES))
+    os.environ.setdefault("TORCH_FR_BUFFER_SIZE", str(KEPT_COLLECTIVES))
 
 
 def look(folder: Path, rank: int) -> bool:

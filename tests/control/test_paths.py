@@ -182,8 +182,8 @@ def test_without_a_spare_the_gang_shrinks_and_grows_back(
 @pytest.mark.soak
 def test_a_slow_rank_is_found_and_swapped(disturbed: Disturbed, tmp_path: Path) -> None:
     wide = ("parallel.data=4", "parallel.pipeline=1")
-    expected = undisturbed(tmp_path, 300, *wide)
-    stage, job, commits = disturbed(*wide, spares=1, steps=300)
+    expected = undisturbed(tmp_path, 150, *wide)
+    stage, job, commits = disturbed(*wide, spares=1, steps=150)
     reach(stage, commits, 5)
     slow = stage.node_of(2, job)
     stage.order_fault(slow, job, "slow-0", "0.2")
