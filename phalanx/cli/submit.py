@@ -37,6 +37,9 @@ def put_into_queue(
     retries: Annotated[int, typer.Option(min=0, help="After failures of its own.")] = 3,
     minutes: Annotated[float, typer.Option(min=0, help="Time limit; 0: none.")] = 0.0,
     preemptible: Annotated[bool, typer.Option(help="Others may take its nodes.")] = False,
+    requeue: Annotated[
+        bool, typer.Option("--requeue", help="At its time limit it goes back into the queue.")
+    ] = False,
     backend: Annotated[
         str, typer.Option(help="Engine that gives the nodes: slurm, ray, kubernetes.")
     ] = "",
@@ -72,6 +75,7 @@ def put_into_queue(
         retries=retries,
         minutes=minutes,
         preemptible=preemptible,
+        requeue=requeue,
     )
     if backend:
         from phalanx.cli.backends import to_backend

@@ -33,6 +33,7 @@ class Wanted(Struct, frozen=True, kw_only=True):
     retries: int = 3
     minutes: float = 0.0
     preemptible: bool = False
+    requeue: bool = False  # at its time limit
     traffic: tuple[AxisTraffic, ...] = ()
     environment: dict[str, str] = {}
 
@@ -64,6 +65,7 @@ def submission(wanted: Wanted, node_gpus: int) -> Submission:
         retries=wanted.retries,
         time_limit_ns=int(wanted.minutes * 60 * SECOND_NS),
         preemptible=wanted.preemptible,
+        requeue_at_limit=wanted.requeue,
     )
     return Submission(spec=spec, work=work)
 

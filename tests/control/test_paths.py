@@ -290,7 +290,45 @@ def test_corrupt_snapshots_are_refused_and_the_neighbours_used(
 
 
 @pytest.mark.soak
-def test_at_its_time_limit_and_when_drained_a_job_is_saved_and_goes_on(
+def test_at_its_time_limit_a_job_is_saved_queued_again_and_goes_on(
+    disturbed: Disturbed, tmp_path: Path
+) -> None:
+    expected = undisturbed(tmp_path, 400)
+    stage, job, _ = disturbed(steps=400, options=("--minutes", "0.15", "--requeue"))
+    with explained(stage, job):
+        ends_as_if_nothing_happened(stage, job, tmp_path, expected)
+    restored = [fact["step"] for fact in stage.events("GangReady", job)]
+    assert restored == sorted(set(restored)) and len(restored) > 1
+    assert restored[1:] == [fact["step"] for fact in stage.events("GangDrained", job)]
+
+
+URGENT = """
+[queue]
+grace_ns = 20_000_000_000
+least_run_ns = 0
+[queue.qos.normal]
+[queue.qos.urgent]
+priority = 1000
+preempts = true
+"""
+
+
+@pytest.mark.soak
+def test_a_preempted_job_is_saved_and_goes_on_later(disturbed: Disturbed, tmp_path: Path) -> None:
+    expected = undisturbed(tmp_path, 120)
+    stage, job, commits = disturbed(steps=120, policy=URGENT, options=("--preemptible",))
+    reach(stage, commits, 5)
+    urgent = stage.submit(str(write_job(tmp_path, "urgent", 5)), "--qos", "urgent")
+    with explained(stage, urgent):
+        assert stage.wait_ended(urgent, 90) == "done"
+    with explained(stage, job):
+        ends_as_if_nothing_happened(stage, job, tmp_path, expected)
+    (drained,) = stage.events("GangDrained", job)
+    assert [fact["step"] for fact in stage.events("GangReady", job)] == [0, drained["step"]]
+
+
+@pytest.mark.soak
+def test_a_drained_job_is_saved_and_goes_on_when_it_is_let_in(
     disturbed: Disturbed, tmp_path: Path
 ) -> None:
     expected = undisturbed(tmp_path, 150)
