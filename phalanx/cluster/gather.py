@@ -222,15 +222,18 @@ class Gather:
         ]
 
     def _differed(self, message: Differed) -> list[EventBody]:
-        """Replicas disagree: a vote names who is wrong, or the step that was made again does.
+        """Replicas disagree. Weights that changed between two updates say who is wrong; else a
+        vote does, or the step that was made again.
 
-        Without either nobody is named, and going back makes the step again.
+        Without any of them nobody is named, and going back makes the step again.
         """
         gang = self.gangs.get(message.job)
         if gang is None or gang.generation != message.generation or gang.differed:
             return []
         gang.differed = True
-        if message.again is None:
+        if message.changed:
+            wrong = message.changed
+        elif message.again is None:
             wrong = vote({0: message.copies}).wrong
         else:
             others = {rank: (message.again, message.again) for rank, _ in message.copies}

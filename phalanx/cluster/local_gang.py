@@ -246,6 +246,7 @@ class LocalGang(Struct, kw_only=True):
             clean_step=fact.clean_step,
             world=fact.world,
             copies=fact.copies,
+            changed=fact.changed,
             again=fact.again,
         )
         return [*self.say_steps(), differed]

@@ -154,6 +154,7 @@ class Differed(Message, frozen=True, tag=True):
     clean_step: int
     world: int
     copies: tuple[tuple[int, int], ...]
+    changed: tuple[int, ...] = ()  # ranks whose weights changed between two updates
     again: int | None = None
 
 
@@ -285,6 +286,7 @@ class Differs(Message, frozen=True, tag=True):
     clean_step: int
     world: int
     copies: tuple[tuple[int, int], ...]
+    changed: tuple[int, ...] = ()  # ranks whose weights changed between two updates
     again: int | None = None
 
 

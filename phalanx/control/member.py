@@ -256,6 +256,7 @@ class AgentOrders:
             clean_step=finding.clean_step,
             world=self._take.world_size,
             copies=finding.copies,
+            changed=finding.changed,
             again=finding.again,
         )
         self._link.say(fact)

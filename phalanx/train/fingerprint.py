@@ -24,11 +24,22 @@ Copies = tuple[tuple[int, int], ...]  # (rank, fingerprint) of every replica of 
 
 
 class Diverged(Exception):  # noqa: N818 - it is a finding, told to whoever decides
-    """Replicas disagree; ``again``: what the step gave when it was made a second time."""
+    """Replicas disagree. ``changed``: ranks whose weights changed between two updates.
 
-    def __init__(self, step: int, clean_step: int, copies: Copies, again: int | None) -> None:
+    ``again``: what the step gave when it was made a second time.
+    """
+
+    def __init__(
+        self,
+        step: int,
+        clean_step: int,
+        copies: Copies,
+        changed: tuple[int, ...] = (),
+        again: int | None = None,
+    ) -> None:
         super().__init__(f"replicas disagree at step {step}; they agreed at step {clean_step}")
-        self.step, self.clean_step, self.copies, self.again = step, clean_step, copies, again
+        self.step, self.clean_step, self.copies = step, clean_step, copies
+        self.changed, self.again = changed, again
 
 
 class Fingerprints:
@@ -43,11 +54,21 @@ class Fingerprints:
         self._blocks = _bits([w for w in trainer.engine.weights if w.copies > 1])
         self._every = every if mesh.device.type == "cpu" else max(every, LEAST_CUDA_EVERY)
         self._device, self._clean, self._disputed = mesh.device, trainer.step, disputed
+        self._before = torch.zeros((), dtype=torch.int64, device=mesh.device)
+        self._agreed: int | None = None  # the sum after the last step
 
     @property
     def active(self) -> bool:
         """Whether there is anything to compare."""
         return self._group is not None and bool(self._blocks) and self._every > 0
+
+    def before_update(self) -> None:
+        """A step is about to be applied: what changed until now was not changed by an update."""
+        if self.active and self._every == 1:
+            self._before = self._sum()
+
+    def _sum(self) -> Tensor:
+        return torch.stack([block.sum(dtype=torch.int64) for block in self._blocks]).sum()
 
     def compare(self, step: int) -> None:
         """After a step's update: raises ``Diverged`` on all replicas alike. Collective."""
@@ -55,20 +76,22 @@ class Fingerprints:
             return
         assert self._group is not None
         ranks = dist.get_process_group_ranks(self._group)
-        sums = torch.zeros(len(ranks), dtype=torch.int64, device=self._device)
-        parts = [block.sum(dtype=torch.int64) for block in self._blocks]
-        sums[dist.get_rank(self._group)] = torch.stack(parts).sum()
+        sums = torch.zeros(2, len(ranks), dtype=torch.int64, device=self._device)
+        own = dist.get_rank(self._group)
+        sums[0, own], sums[1, own] = self._sum(), self._before
         dist.all_reduce(sums, group=self._group)
-        found: list[int] = sums.tolist()
-        before = self._disputed.pop(step, None)
+        found, before = sums.tolist()
+        disputed = self._disputed.pop(step, None)
         if len(set(found)) > 1:
             copies = tuple(zip(ranks, found, strict=True))
-            if 2 * max(found.count(each) for each in found) <= len(found):
+            told = self._agreed is not None and self._every == 1
+            changed = [r for r, each in zip(ranks, before, strict=True) if each != self._agreed]
+            if not (told and changed) and 2 * max(map(found.count, found)) <= len(found):
                 self._disputed[step] = copies  # no majority: made again, the step itself decides
-            raise Diverged(step, self._clean, copies, None)
-        if before is not None and found[0] in [fingerprint for _, fingerprint in before]:
-            raise Diverged(step, self._clean, before, found[0])
-        self._clean = step
+            raise Diverged(step, self._clean, copies, tuple(changed) if told else ())
+        if disputed is not None and found[0] in [fingerprint for _, fingerprint in disputed]:
+            raise Diverged(step, self._clean, disputed, again=found[0])
+        self._clean, self._agreed = step, found[0]
 
 
 def _bits(weights: list[Weight]) -> list[Tensor]:

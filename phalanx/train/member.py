@@ -276,6 +276,13 @@ class Member:
         sinks = Sinks([*own, *self._sinks])
         try:
             prints = Fingerprints(trainer, self.job.train.compare_every, self._disputed)
+            copied = trainer.before_update
+
+            def before_update() -> None:
+                copied()
+                prints.before_update()
+
+            trainer.before_update = before_update
             info = loop.train(
                 trainer,
                 self.folder,

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+from msgspec import structs
+
 from phalanx.cluster.commands import Command, Drain, Form, Restore, Stop
 from phalanx.cluster.events import (
+    Corruption,
     GangDrained,
     GangJoined,
     GangReady,
@@ -13,6 +16,7 @@ from phalanx.cluster.events import (
 )
 from phalanx.cluster.gather import Gather
 from phalanx.cluster.messages import (
+    Differed,
     Drained,
     Exited,
     Finished,
@@ -247,3 +251,48 @@ def test_a_newer_generation_overtakes_commands_that_are_still_on_their_way():
     outbox.send(form(generation=2, nodes=(0, 1)), 0)
     sent = sorted((node, command.body.generation) for node, command in outbox.due(SECOND))
     assert sent == [(0, 2), (1, 2), (2, 1)]
+
+
+def differed(node: int, copies, again=None) -> Differed:
+    return Differed(
+        node=node,
+        job=1,
+        generation=1,
+        step=8,
+        clean_step=7,
+        world=3,
+        copies=copies,
+        again=again,
+    )
+
+
+def test_the_minority_of_replicas_that_disagree_is_named_once():
+    gather = Gather()
+    gather.expect(form(nodes=(4, 5, 6)))
+    copies = ((0, 11), (1, 99), (2, 11))
+    (fact,) = gather.receive(differed(4, copies), 0)
+    assert fact == Corruption(job=1, generation=1, step=8, clean_step=7, nodes=(5,))
+    assert gather.receive(differed(6, copies), 0) == []
+
+
+def test_two_replicas_that_disagree_are_judged_by_the_step_made_again():
+    gather = Gather()
+    gather.expect(form(nodes=(4, 5, 6)))
+    (fact,) = gather.receive(differed(4, ((0, 11), (2, 99))), 0)
+    assert fact.nodes == ()
+    gather.expect(form(generation=2, nodes=(4, 5, 6)))
+    again = differed(4, ((0, 11), (2, 99)), again=11)
+    (fact,) = gather.receive(structs.replace(again, generation=2), 0)
+    assert fact.nodes == (6,)
+
+
+def test_a_new_durable_checkpoint_is_reported_at_once():
+    gather = Gather()
+    gather.expect(form(nodes=(0,)))
+    gather.receive(joined(0), 0)
+    gather.expect(restore(0))
+    gather.receive(Ready(node=0, job=1, generation=1, step=0), 0)
+    said = Steps(node=0, job=1, generation=1, step=10, committed=10, durable=0, at_ns=5)
+    assert gather.receive(said, 10) == []
+    (fact,) = gather.receive(structs.replace(said, durable=10), 20)
+    assert isinstance(fact, Progress) and fact.durable == 10

@@ -133,7 +133,7 @@ def test_a_flipped_bit_is_found_voted_on_and_undone(disturbed: Disturbed, tmp_pa
 
 
 @pytest.mark.soak
-def test_two_replicas_that_disagree_are_judged_by_making_the_step_again(
+def test_of_two_replicas_the_one_with_the_flipped_bit_leaves(
     disturbed: Disturbed, tmp_path: Path
 ) -> None:
     pair = ("parallel.data=2", "parallel.pipeline=1", "parallel.zero=0")
@@ -143,9 +143,8 @@ def test_two_replicas_that_disagree_are_judged_by_making_the_step_again(
     culprit = stage.node_of(1, job)
     stage.order_fault(culprit, job, "flip-0")
     with explained(stage, job):
-        stage.wait(lambda: commits.first_after(2), "two recoveries", 60)
-    first, second = stage.events("Corruption", job)
-    assert not first.get("nodes") and second["nodes"]
+        stage.wait(lambda: commits.first_after(1), "recovery from a wrong bit", 60)
+    assert len(stage.events("Corruption", job)) == 1
     assert culprit.name not in stage.job(job)["nodes"]
     ends_as_if_nothing_happened(stage, job, tmp_path, expected)
 

@@ -54,6 +54,27 @@ def test_three_replicas_share_a_batch_of_eight() -> None:
     assert [gathered] == union(100, 8, 1, 1, steps=1)
 
 
+@pytest.mark.parametrize("padded", [False, True])
+def test_unequal_shares_make_the_same_batch(padded: bool) -> None:
+    shares = (3, 1, 2)
+    feeds = [counting_feed(100, 12, 2, index, 3) for index in range(3)]
+    alone = union(100, 12, 1, 1, steps=2)
+    for feed in feeds:
+        feed.next(feed.start())
+        feed.rebalance(shares, padded=padded)
+    steps = [feed.next(feed.advance(feed.start())) for feed in feeds]
+    assert [sample for step in steps for sample in real_samples(step)] == alone[1]
+    counts = [len(step.micro_batches) for step in steps]
+    assert counts == ([3, 3, 3] if padded else [3, 1, 2])
+    if padded:  # what only keeps others company is small and has no weight
+        padding = steps[1].micro_batches[-1]
+        assert padding.tokens.shape[0] == 1 and (padding.labels == -100).all()
+    for feed in feeds:
+        feed.rebalance((), padded=True)
+    steps = [feed.next(feed.start()) for feed in feeds]
+    assert [len(step.micro_batches) for step in steps] == [2, 2, 2]
+
+
 def test_real_tokens_counts_the_labels_that_carry_weight() -> None:
     for index in range(5):
         step = counting_feed(100, 13, 2, index, 5).next(counting_feed(100, 13, 2, index, 5).start())
