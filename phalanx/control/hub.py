@@ -42,6 +42,7 @@ from phalanx.observe.recorder import Recorder
 logger = logging.getLogger("phalanx.server")
 
 SWEEP_SECONDS = 0.25  # between two looks at deadlines
+SEVERAL_SECONDS = 3.0  # for agents to come back, where a gang lost one of several that are away
 LAST_WORDS_SECONDS = 15.0  # nodes of an ended job may still tell of its last steps
 ENDED = ("done", "failed", "cancelled")
 
@@ -108,8 +109,14 @@ class Hub:
     def _confirm_lost(self, number: int) -> None:
         """A gang lost a peer: a node of it without a connection is dead, not its agent alone."""
         job = self.controller.core.view.jobs.get(number)
-        for node in job.placement.nodes if job is not None and job.placement is not None else ():
-            self._lost(node)
+        nodes = job.placement.nodes if job is not None and job.placement is not None else ()
+        away = [node for node in nodes if node not in self.connections]
+        if len(away) == 1:
+            self._lost(away[0])
+            return
+        # One of several is dead, and the agents of others may only be starting again.
+        for node in away:
+            asyncio.get_running_loop().call_later(SEVERAL_SECONDS, self._lost, node)
 
     def _silent(self, found: NodeSilent | None) -> None:
         if found is not None:
