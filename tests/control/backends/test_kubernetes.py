@@ -200,7 +200,7 @@ NODES = {
         {"metadata": {"name": "silent"}, "status": condition("Ready", "Unknown")},
         {
             "metadata": {"name": "full"},
-            "status": {"conditions": [condition("DiskPressure", "True")]},
+            "status": condition("DiskPressure", "True"),
         },
     ]
 }
