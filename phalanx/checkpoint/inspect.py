@@ -125,7 +125,10 @@ def verify(where: str, report: Report) -> Verdict:
     """
     problems: list[str] = []
     done = tensors = 0
-    source = open_source(where)
+    try:
+        source = open_source(where)
+    except CheckpointError as error:
+        return Verdict(path=where, bytes=0, tensors=0, problems=error.problems)
     stored: Stored | None = None
     try:
         stored = Stored(source)

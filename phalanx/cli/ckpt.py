@@ -102,7 +102,7 @@ def verify(where: Where, json: Json = False) -> None:
         print_json(verdicts)
     else:
         for verdict in verdicts:
-            words = f"{verdict.tensors} tensors, {verdict.bytes / 1e9:.2f} GB"
+            words = f"{verdict.tensors} tensors, {_size(verdict.bytes)}"
             print(f"{verdict.path}: {'BAD' if verdict.problems else 'good'} ({words})")
             for problem in verdict.problems:
                 print(f"  {problem}")
@@ -254,7 +254,7 @@ def print_list(found: list[Listed]) -> None:
         good = "verified" if one.verified else "complete"
         state = "NOT GOOD" if one.problems else good + ", pinned" * one.pinned
         step, tokens, ranks = f"{one.step:,}", f"{one.tokens:,}", f"{one.ranks}"
-        age, size = _age(one.age_seconds), _size(one.bytes)
+        age, size = _age(one.age_seconds) if one.created else "-", _size(one.bytes)
         rows.append((step, tokens, size, ranks, mesh, age, state, one.path))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:

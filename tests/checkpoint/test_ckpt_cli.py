@@ -110,6 +110,13 @@ def test_verify_reads_every_byte_and_names_shard_and_tensor(run: Path) -> None:
     assert "model." in done.stdout and done.stdout.count("good") == 2
 
 
+def test_verify_goes_on_after_a_manifest_that_is_garbage(run: Path) -> None:
+    (step(run, 10) / "manifest.json").write_bytes(b"{")
+    done = call("verify", run)
+    assert done.exit_code == 15 and done.stdout.count("good") == 2
+    assert "step-00000010: BAD" in done.stdout and "manifest.json is corrupt" in done.stdout
+
+
 def test_ls_knows_what_was_verified(run: Path) -> None:
     assert call("verify", step(run, 10)).exit_code == 0
     lines = call("ls", run).stdout.splitlines()
