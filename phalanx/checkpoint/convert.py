@@ -94,7 +94,12 @@ def export_checkpoint(
     return sum(shape.numel() for shape in state.shapes().values())
 
 
-def import_checkpoint(folder: Path, out: Path, shard_bytes: int = SHARD_BYTES) -> Path:
+def import_checkpoint(
+    folder: Path,
+    out: Path,
+    shard_bytes: int = SHARD_BYTES,
+    report: Report = lambda _: None,
+) -> Path:
     """Write a Hugging Face folder's weights as the checkpoint of step 0, without optimizer."""
     if latest(out) is not None:
         raise CheckpointError(out, "holds a checkpoint already", "name another folder")
@@ -106,7 +111,16 @@ def import_checkpoint(folder: Path, out: Path, shard_bytes: int = SHARD_BYTES) -
         config_hash="",
         config={"model": msgspec.to_builtins(model)},
     )
-    return write_whole(out, 0, _with_biases(load_hf(folder)), extra, shard_bytes)
+    weights = _reported(_with_biases(load_hf(folder)), report)
+    return write_whole(out, 0, weights, extra, shard_bytes)
+
+
+def _reported(
+    tensors: Iterator[tuple[str, Tensor]], report: Report
+) -> Iterator[tuple[str, Tensor]]:
+    for name, tensor in tensors:
+        yield name, tensor
+        report(tensor.numel() * tensor.element_size())
 
 
 def _with_biases(weights: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
@@ -140,7 +154,13 @@ class _Reading(DefaultSavePlanner):
         return self._state[write_item.index.fqn]
 
 
-def import_dcp(folder: Path, out: Path, step: int = 0, shard_bytes: int = SHARD_BYTES) -> Path:
+def import_dcp(
+    folder: Path,
+    out: Path,
+    step: int = 0,
+    shard_bytes: int = SHARD_BYTES,
+    report: Report = lambda _: None,
+) -> Path:
     """Write the tensors of a DCP folder as a checkpoint, one at a time; the first Phalanx's too."""
     if not (folder / DCP_FILE).is_file():
         raise CheckpointError(folder, f"has no {DCP_FILE}: it is no DCP folder")
@@ -160,7 +180,7 @@ def import_dcp(folder: Path, out: Path, step: int = 0, shard_bytes: int = SHARD_
             yield name, whole
 
     extra, found_step = _extra_of(folder)
-    return write_whole(out, step or found_step, read(), extra, shard_bytes)
+    return write_whole(out, step or found_step, _reported(read(), report), extra, shard_bytes)
 
 
 def reshard(path: Path | str, out: Path, shards: int, report: Report = lambda _: None) -> Path:

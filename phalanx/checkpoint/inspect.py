@@ -13,6 +13,7 @@ from torch import Tensor
 
 from phalanx.checkpoint.direct import CHUNK_BYTES, WRITE_BYTES, aligned_buffer, chunk_sums
 from phalanx.checkpoint.load import Stored
+from phalanx.checkpoint.local import RECORD_SUFFIX
 from phalanx.checkpoint.manifest import BadCheckpointError, CheckpointError, shard_name
 from phalanx.checkpoint.shard import parse_header
 from phalanx.checkpoint.source import NamedSource, ShardReader
@@ -45,6 +46,7 @@ class Listed(msgspec.Struct, frozen=True, kw_only=True):
     age_seconds: float = 0.0
     pinned: bool = False
     verified: str = ""  # when every byte was last proved; UTC, ISO 8601
+    parts: int = 0  # ranks whose shards lie here, of a node's own disk; they are no whole
     problems: list[str] = []  # why it is not to be trusted, so far as is known
 
 
@@ -100,7 +102,14 @@ def describe(tier: Tier, name: str) -> Listed:
         manifest = tier.source(name).manifest
     except (CheckpointError, OSError) as error:
         problems = error.problems if isinstance(error, CheckpointError) else [str(error)]
-        return Listed(path=path, step=step_of(name), problems=problems, bytes=sum(files.values()))
+        parts = sum(file.endswith(RECORD_SUFFIX) for file in files)
+        return Listed(
+            path=path,
+            step=step_of(name),
+            problems=[] if parts else problems,
+            bytes=sum(files.values()),
+            parts=parts,
+        )
     age = datetime.now(UTC) - datetime.fromisoformat(manifest.created)
     return Listed(
         path=path,

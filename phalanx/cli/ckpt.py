@@ -169,7 +169,11 @@ def import_(
         from phalanx.checkpoint.convert import DCP_FILE, import_checkpoint, import_dcp
 
         dcp = (folder / DCP_FILE).is_file()
-        path = import_dcp(folder, out) if dcp else import_checkpoint(folder, out)
+        names = "*.distcp" if dcp else "*.safetensors"
+        total = sum(file.stat().st_size for file in folder.glob(names))
+        with bar(f"import {folder.name}", total, json) as report:
+            convert = import_dcp if dcp else import_checkpoint
+            path = convert(folder, out, report=report)
     print_json({"checkpoint": str(path)}) if json else print(f"checkpoint: {path}")
 
 
@@ -184,9 +188,10 @@ def reshard(
     with reported(json), torch_imported():
         from phalanx.checkpoint.convert import reshard as divide
         from phalanx.checkpoint.inspect import find
+        from phalanx.checkpoint.tier import open_source
 
         path = at(*newest(list(find(checkpoint)), checkpoint))
-        with bar("reshard", None, json) as report:
+        with bar("reshard", open_source(path).manifest.total_bytes, json) as report:
             done = divide(path, out, shards, report)
     print_json({"checkpoint": str(done)}) if json else print(f"checkpoint: {done}")
 
@@ -251,7 +256,7 @@ def print_list(found: list[Listed]) -> None:
     rows = [("step", "tokens", "size", "ranks", "mesh", "age", "state", "path")]
     for one in found:
         mesh = " ".join(f"{axis}{size}" for axis, size in one.mesh.items() if size > 1) or "-"
-        good = "verified" if one.verified else "complete"
+        good = "verified" if one.verified else f"part of {one.parts}" if one.parts else "complete"
         state = "NOT GOOD" if one.problems else good + ", pinned" * one.pinned
         step, tokens, ranks = f"{one.step:,}", f"{one.tokens:,}", f"{one.ranks}"
         age, size = _age(one.age_seconds) if one.created else "-", _size(one.bytes)

@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from phalanx.checkpoint import Checkpointer, list_checkpoints
 from phalanx.checkpoint.commit import Local
+from phalanx.checkpoint.inspect import describe, find
 from phalanx.checkpoint.keepers import home_of
 from phalanx.checkpoint.local import find_records
 from phalanx.checkpoint.retention import Policy
@@ -134,6 +135,12 @@ def test_each_node_keeps_what_its_policy_says_and_clears_older_runs(tmp_path: Pa
         checkpointer.close()
     assert names("run-1") == []
     assert names("run-2") == ["step-00000019", "step-00000020"]
+
+
+def test_ls_shows_what_a_node_has_as_parts(tmp_path: Path) -> None:
+    save_and_die(tmp_path, steps=1)
+    (found,) = [describe(tier, name) for tier, name in find(str(disk(tmp_path, 0)))]
+    assert (found.step, found.parts, found.problems) == (1, 1, [])
 
 
 def test_a_node_disk_over_its_quota_or_broken_costs_no_checkpoint(
