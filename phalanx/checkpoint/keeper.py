@@ -19,6 +19,9 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
+import msgspec
+
+from phalanx.checkpoint.channel import ReplicaOptions, Throttle, accept, require_sealing
 from phalanx.checkpoint.commit import Order, try_commit, withdraw
 from phalanx.checkpoint.folder import scan
 from phalanx.checkpoint.manifest import MANIFEST_FILE, CheckpointError
@@ -26,12 +29,11 @@ from phalanx.checkpoint.peer import Peer
 from phalanx.checkpoint.quota import refusal_of
 from phalanx.checkpoint.serving import Worker, problem_of
 from phalanx.checkpoint.shelf import Held, Shelf
-from phalanx.checkpoint.wire import Committed, Failed, Noted, Superseded, check_token
+from phalanx.checkpoint.wire import Committed, Failed, Noted, Superseded
 
 POLL_SECONDS = 0.1  # for the manifest, while other ranks still write
 LISTING_SECONDS = 5.0  # a listing of all sidecars is dearer than a look at one name
 NICE = 10  # about a tenth of a core where training leaves none idle
-PROOF_SECONDS = 10.0  # for whoever connects over TCP to show that it knows the token
 
 log = logging.getLogger(__name__)
 
@@ -39,8 +41,16 @@ log = logging.getLogger(__name__)
 class Keeper:
     """Serves the workers of one node, and the keepers that exchange replicas with it."""
 
-    def __init__(self, listener: socket.socket, lease_seconds: float, tcp: socket.socket) -> None:
+    def __init__(
+        self,
+        listener: socket.socket,
+        lease_seconds: float,
+        tcp: socket.socket,
+        options: ReplicaOptions,
+    ) -> None:
         self.shelf = Shelf()
+        self.options = options
+        self.throttle = Throttle(options.bytes_per_second)
         self.token = secrets.token_bytes(32)
         self.local_root: Path | None = None  # on this node's disk, once somebody asks for it
         self.port = int(tcp.getsockname()[1])
@@ -157,16 +167,15 @@ class Keeper:
     def _accept_peers(self) -> None:
         while True:
             connection, address = self._tcp.accept()
-            connection.settimeout(PROOF_SECONDS)
 
             def serve(connection: socket.socket = connection, host: str = address[0]) -> None:
-                with suppress(OSError):
-                    if not check_token(connection, self.token):
-                        log.warning("%s does not know this keeper's token", host)
-                        connection.close()
-                        return
-                    connection.settimeout(None)
-                    Peer(self, connection).serve()
+                try:
+                    stream = accept(connection, self.token, encrypt=self.options.encrypt)
+                    Peer(self, stream).serve()
+                except (OSError, msgspec.MsgspecError) as error:
+                    log.warning("%s is turned away: %s", host, error)
+                finally:
+                    connection.close()
 
             threading.Thread(target=serve, daemon=True).start()
 
@@ -255,9 +264,12 @@ def run_keeper(
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     listener = listener or listen(address)
-    tcp = socket.create_server((host, 0))
+    options = ReplicaOptions.from_environment()
+    if options.encrypt:
+        require_sealing()
+    tcp = socket.create_server((options.address or host, 0))
     try:
-        Keeper(listener, lease_seconds, tcp).serve()
+        Keeper(listener, lease_seconds, tcp, options).serve()
     finally:
         Path(address).unlink(missing_ok=True)
         with suppress(OSError):  # others may have sockets there

@@ -25,7 +25,9 @@ def domain_name() -> str:
 
 
 def own_address() -> str:
-    """The address at which the other nodes of the job reach this one."""
+    """The address at which the other nodes of the job reach this one's keeper."""
+    if given := os.environ.get("PHALANX_REPLICA_ADDRESS"):
+        return given
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect((os.environ.get("MASTER_ADDR", "127.0.0.1"), 9))  # sends nothing

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import socket
 import threading
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from phalanx.checkpoint.channel import Stream
 from phalanx.checkpoint.direct import CHUNK_BYTES, chunk_sums
 from phalanx.checkpoint.local import Found, Record, find_record
 from phalanx.checkpoint.shelf import Held
@@ -24,7 +24,7 @@ from phalanx.checkpoint.wire import (
     Put,
     Refused,
     Taken,
-    receive_by_keeper,
+    receive_by_peer,
     receive_into,
     send,
 )
@@ -38,18 +38,16 @@ RECEIVE_BYTES = 4 * CHUNK_BYTES
 class Peer:
     """A connection that may ask for snapshots and bring replicas."""
 
-    def __init__(self, keeper: Keeper, connection: socket.socket) -> None:
+    def __init__(self, keeper: Keeper, connection: Stream) -> None:
         self.keeper, self.connection = keeper, connection
         self.shelf = keeper.shelf
         self._telling = threading.Lock()
 
     def serve(self) -> None:
         """Answer until the other side is gone."""
-        with self.connection:
-            while True:
-                message, _ = receive_by_keeper(self.connection)
-                if not self.answer(message):
-                    return
+        with closing(self.connection):
+            while self.answer(receive_by_peer(self.connection)):
+                pass
 
     def tell(self, message: FromKeeper, *files: int) -> None:
         """Send; whoever is gone need not know."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import socket
 import threading
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
+from phalanx.checkpoint import channel
+from phalanx.checkpoint.channel import Stream
 from phalanx.checkpoint.geometry import Group, Table
 from phalanx.checkpoint.keepers import node_name, own_address
 from phalanx.checkpoint.local import find_record, find_records
@@ -28,7 +30,6 @@ from phalanx.checkpoint.wire import (
     Shelve,
     ask,
     header_of,
-    prove_token,
     receive_into,
     send,
 )
@@ -160,7 +161,7 @@ class KeeperSource:
                     if on_disk and place.node == node_name():
                         self._details[rank] = _read_details(place, wanted)
                     else:
-                        with connect(place) as connection:
+                        with closing(connect(place)) as connection:
                             self._details[rank] = ask(connection, wanted, Details)
                 except OSError as error:
                     problem = f"the snapshot of rank {rank} cannot be read: {error}"
@@ -182,14 +183,14 @@ class KeeperShard:
     def __init__(self, chosen: Candidate, rank: int, size: int) -> None:
         self._chosen, self._rank, self.bytes = chosen, rank, size
         self._own = threading.local()
-        self._all: list[socket.socket] = []
+        self._all: list[Stream] = []
 
     def read(self, buffer: memoryview, offset: int) -> int:
         if not hasattr(self._own, "connection"):
             self._own.connection = connect(self._chosen.holders[self._rank][0])
             self._all.append(self._own.connection)
         session, step = self._chosen.session, self._chosen.step
-        connection: socket.socket = self._own.connection
+        connection: Stream = self._own.connection
         on_disk = bool(self._chosen.holders[self._rank][0].folder)
         ask(connection, Fetch(self._rank, session, step, offset, len(buffer), on_disk), Data)
         if not receive_into(connection, buffer):
@@ -201,13 +202,11 @@ class KeeperShard:
             connection.close()
 
 
-def connect(place: Place) -> socket.socket:
+def connect(place: Place) -> Stream:
     """To a keeper: by its socket on the same node, otherwise by TCP with its token."""
     if place.node == node_name():
         return _connect_unix(place.path)
-    connection = socket.create_connection((place.host, place.port), ANSWER_SECONDS)
-    prove_token(connection, place.token)
-    return connection
+    return channel.connect(place.host, place.port, place.token, ANSWER_SECONDS)
 
 
 def _connect_unix(path: str) -> socket.socket:

@@ -7,12 +7,14 @@ import queue
 import socket
 import threading
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from phalanx.checkpoint.archive import Archiver, Copy
+from phalanx.checkpoint.channel import connect
 from phalanx.checkpoint.commit import publish_sidecar, try_commit, withdraw, write_bytes
 from phalanx.checkpoint.direct import chunk_sums
 from phalanx.checkpoint.local import write_local
@@ -40,7 +42,6 @@ from phalanx.checkpoint.wire import (
     Watch,
     Welcome,
     expect,
-    prove_token,
     receive_by_keeper,
     send,
 )
@@ -58,6 +59,7 @@ class Worker(Peer):
 
     def __init__(self, keeper: Keeper, connection: socket.socket) -> None:
         super().__init__(keeper, connection)
+        self._local = connection
         self._work: queue.Queue[tuple[int, Held] | None] = queue.Queue()
         self._later: queue.Queue[tuple[int, Held] | None] = queue.Queue()  # sealed, to be written
         self._region: Region | None = None
@@ -73,7 +75,7 @@ class Worker(Peer):
     def _listen(self) -> None:
         try:
             while True:
-                message, files = receive_by_keeper(self.connection)
+                message, files = receive_by_keeper(self._local)
                 if not self._obey(message, files):
                     return
         finally:  # also after words that nobody understands
@@ -267,10 +269,13 @@ class Worker(Peer):
             return True
         assert held.sidecar is not None
         try:
-            with socket.create_connection((buddy.host, buddy.port), PEER_SECONDS) as peer:
-                prove_token(peer, buddy.token)
+            encrypt, throttle = self.keeper.options.encrypt, self.keeper.throttle
+            peer = connect(buddy.host, buddy.port, buddy.token, PEER_SECONDS, encrypt=encrypt)
+            with closing(peer):
                 send(peer, Put(held.order, held.sidecar))
-                peer.sendall(held.memory[: held.sidecar.shard_bytes])
+                for part in throttle.parts(held.memory[: held.sidecar.shard_bytes]):
+                    throttle.take(len(part))
+                    peer.sendall(part)
                 expect(peer, Taken)
             self.tell(Replicated(step))
             return True

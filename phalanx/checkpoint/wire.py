@@ -5,9 +5,6 @@ A message is a length and msgpack; bytes of a snapshot follow theirs bare.
 
 from __future__ import annotations
 
-import hashlib
-import hmac
-import os
 import select
 import socket
 import struct
@@ -15,10 +12,9 @@ from typing import TypeVar
 
 import msgspec
 
+from phalanx.checkpoint.channel import Stream
 from phalanx.checkpoint.commit import Order
 from phalanx.checkpoint.shard import Sidecar
-
-NONCE_BYTES = 32
 
 _LENGTH = struct.Struct("<I")
 T = TypeVar("T")
@@ -257,11 +253,12 @@ _to_keeper: msgspec.msgpack.Decoder[ToKeeper] = msgspec.msgpack.Decoder(ToKeeper
 _from_keeper: msgspec.msgpack.Decoder[FromKeeper] = msgspec.msgpack.Decoder(FromKeeper)
 
 
-def send(connection: socket.socket, message: ToKeeper | FromKeeper, *files: int) -> None:
+def send(connection: Stream, message: ToKeeper | FromKeeper, *files: int) -> None:
     """Send one message, with file descriptors where there are any."""
     body = msgspec.msgpack.encode(message)
     frame = _LENGTH.pack(len(body)) + body
     if files:
+        assert isinstance(connection, socket.socket)
         frame = frame[socket.send_fds(connection, [frame], list(files)) :]
     connection.sendall(frame)
 
@@ -277,13 +274,20 @@ def receive_by_keeper(connection: socket.socket) -> tuple[ToKeeper | None, list[
     return (None if body is None else _to_keeper.decode(body)), list(files)
 
 
-def ask(connection: socket.socket, message: ToKeeper, kind: type[T]) -> T:
+def receive_by_peer(connection: Stream) -> ToKeeper | None:
+    """The next message to a keeper from another node; None when it is gone."""
+    head = receive_bytes(connection, _LENGTH.size)
+    body = None if head is None else receive_bytes(connection, _LENGTH.unpack(head)[0])
+    return None if body is None else _to_keeper.decode(body)
+
+
+def ask(connection: Stream, message: ToKeeper, kind: type[T]) -> T:
     """The keeper's answer of the kind that belongs to a question; ConnectionError otherwise."""
     send(connection, message)
     return expect(connection, kind)
 
 
-def expect(connection: socket.socket, kind: type[T]) -> T:
+def expect(connection: Stream, kind: type[T]) -> T:
     """The next message, which is of this kind or an error."""
     head = receive_bytes(connection, _LENGTH.size)
     body = None if head is None else receive_bytes(connection, _LENGTH.unpack(head)[0])
@@ -292,26 +296,6 @@ def expect(connection: socket.socket, kind: type[T]) -> T:
         return answer
     problem = answer.problem if isinstance(answer, Refused) else "no answer"
     raise ConnectionError(f"the keeper does not help: {problem}")
-
-
-def prove_token(connection: socket.socket, token: bytes) -> None:
-    """Show a keeper over TCP that we know its token, without sending it."""
-    nonce = receive_bytes(connection, NONCE_BYTES)
-    if nonce is None:
-        raise ConnectionError("the keeper closed the connection")
-    connection.sendall(_proof(token, nonce))
-
-
-def check_token(connection: socket.socket, token: bytes) -> bool:
-    """Whether whoever connected knows the token."""
-    nonce = os.urandom(NONCE_BYTES)
-    connection.sendall(nonce)
-    answer = receive_bytes(connection, NONCE_BYTES)
-    return answer is not None and hmac.compare_digest(answer, _proof(token, nonce))
-
-
-def _proof(token: bytes, nonce: bytes) -> bytes:
-    return hmac.new(token, nonce, hashlib.sha256).digest()
 
 
 class KeeperStream:
@@ -360,13 +344,13 @@ class KeeperStream:
         return found
 
 
-def receive_bytes(connection: socket.socket, count: int) -> bytes | None:
+def receive_bytes(connection: Stream, count: int) -> bytes | None:
     """Exactly ``count`` bytes; None when the other side is gone."""
     buffer = bytearray(count)
     return bytes(buffer) if receive_into(connection, memoryview(buffer)) else None
 
 
-def receive_into(connection: socket.socket, buffer: memoryview) -> bool:
+def receive_into(connection: Stream, buffer: memoryview) -> bool:
     """Fill a buffer; False when the other side is gone before."""
     done = 0
     while done < len(buffer):

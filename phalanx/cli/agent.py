@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from phalanx.cli.options import refused_in_words
+
 if TYPE_CHECKING:
     from phalanx.cluster.fleet import Node
     from phalanx.control.agent import AgentProcess
@@ -40,6 +42,9 @@ def join_and_serve(
     standby: Annotated[
         bool, typer.Option(help="Have torch and a worker ready, or start nothing before a job.")
     ] = True,
+    config: Annotated[
+        Path | None, typer.Option(help="TOML file: fault sources, hooks, binding, replicas.")
+    ] = None,
     follow: Annotated[int, typer.Option(hidden=True, help="End with this process.")] = 0,
     as_agent: Annotated[
         bool, typer.Option("--as-agent", help="Run jobs as the agent's own user, even if root.")
@@ -50,6 +55,7 @@ def join_and_serve(
     The join token comes from PHALANX_TOKEN or the file in PHALANX_TOKEN_FILE. SIGINT ends what
     runs here; after SIGTERM it runs on for a while, and the next agent takes it over.
     """
+    from phalanx.control.agent_config import AgentConfig, read_agent_config
     from phalanx.control.agent_files import describe_node, own_address
     from phalanx.control.backends.site import node_facts
     from phalanx.control.uplink import JoinError
@@ -57,6 +63,9 @@ def join_and_serve(
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
     )
+    with refused_in_words():
+        settings = read_agent_config(config) if config else AgentConfig()
+        settings.replicas.resolved()
     urls = tuple(url.strip().rstrip("/") for url in join.split(",") if url.strip())
     if not urls or not all(url.startswith(("http://", "https://")) for url in urls):
         print(f"error: {join!r} is no address of a server: use http://HOST:PORT", file=sys.stderr)
@@ -89,6 +98,7 @@ def join_and_serve(
             join_token=token,
             ca=os.environ.get("PHALANX_CA", ""),
             switch_users=not as_agent and os.getuid() == 0,
+            config=settings,
         )
         try:
             asyncio.run(_run(AgentProcess(options), follow))

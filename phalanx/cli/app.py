@@ -26,6 +26,7 @@ COMMANDS = {
     "show": ("phalanx.cli.jobs:show", "Show a job."),
     "why": ("phalanx.cli.jobs:why", "Say why a job is where it is, or what it waits for."),
     "logs": ("phalanx.cli.jobs:logs", "Show what a job's ranks print."),
+    "shell": ("phalanx.cli.shell:shell", "Open a shell in a job's environment on a node."),
     "cancel": ("phalanx.cli.jobs:cancel", "End a job."),
     "scale": ("phalanx.cli.jobs:scale", "Give an elastic job another number of replicas."),
     "nodes": ("phalanx.cli.fleet:nodes", "List nodes, or show one."),
@@ -44,6 +45,7 @@ COMMANDS = {
     "ledger": ("phalanx.cli.runs:ledger_app", "Say where GPU time went, exactly."),
     "token": ("phalanx.cli.token:app", "Make, list and revoke tokens."),
     "doctor": ("phalanx.cli.doctor:app", "Check a node, with evidence."),
+    "chaos": ("phalanx.cli.chaos:chaos", "Harm a job on purpose, and see what is lost."),
     "demo": ("phalanx.cli.demo", "Train a small model on four CPU ranks, start to end."),
 }
 

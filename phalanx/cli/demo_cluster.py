@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from msgspec import Struct, structs
 
@@ -101,6 +101,8 @@ def _disturb(stage: Stage, job: Job, undisturbed: Path, say: Say) -> Outcome:
     _follow(stage, commits, job.train.steps - 1, job.train.steps, say)
     state = stage.wait_ended(number, END_SECONDS)
     folder = runs / job.name / f"job-{number}"
+    from phalanx.control.chaos import compare
+
     differences = compare(folder, undisturbed)
     share = stage.get("/v1/ledger")["jobs"][str(number)]
     return Outcome(
@@ -162,35 +164,6 @@ def _kill(stage: Stage, commits: Commits, number: int, what: str, say: Say) -> I
             incident.restored = incident.restored or seconds
     say(f"-- it goes on with step {after.step} after {incident.resumed:.1f} s")
     return incident
-
-
-def compare(one: Path, other: Path) -> list[str]:
-    """What differs between two runs: losses, bit for bit, and the bytes of the last checkpoint."""
-    from phalanx.checkpoint import Checkpointer, latest, stored_tensors
-    from phalanx.train import StepRecord, read_records
-
-    curves, states = [], []
-    for folder in (one, other):
-        records = read_records(folder / "metrics" / "steps.jsonl", StepRecord)
-        curves.append({record.step: record.loss for record in records})
-        states.append(latest(folder / "checkpoints"))
-    found = [
-        f"loss of step {step}: {curves[0].get(step)} and {loss}"
-        for step, loss in curves[1].items()
-        if curves[0].get(step) != loss
-    ]
-    if None in states:
-        return [*found, "a run left no checkpoint"]
-    import torch
-
-    loaded: list[dict[str, Any]] = []
-    for path in states:
-        assert path is not None
-        state = {name: torch.empty(s, dtype=d) for name, (s, d) in stored_tensors(path).items()}
-        Checkpointer(path.parent).load(path, state)
-        loaded.append(state)
-    found += [n for n, tensor in loaded[0].items() if not torch.equal(tensor, loaded[1][n])]
-    return found
 
 
 def table(outcome: Outcome) -> str:

@@ -40,9 +40,11 @@ from phalanx.cluster.messages import (
     Inventory,
     KeeperFound,
     LocalFact,
+    Noticed,
     Restored,
     RunCheck,
     Sealed,
+    SiteNotice,
     Trouble,
     Wake,
     WardSealed,
@@ -267,6 +269,8 @@ class Agent:
                 )
             case Fault(cause=c, gpu=g, rail=r, job=j, detail=d):
                 return [Trouble(node=self.node, cause=c, gpu=g, rail=r, job=j, detail=d)]
+            case SiteNotice(deadline_ns=at, cause=c):
+                return [Noticed(node=self.node, deadline_ns=at, cause=c)]
             case CheckDone(check=k, passed=p, command=m, cause=c, detail=d):
                 return [Checked(node=self.node, check=k, passed=p, command=m, cause=c, detail=d)]
         return []

@@ -23,6 +23,7 @@ from phalanx.cluster.events import (
     GangReady,
     GangStuck,
     JobFinished,
+    NodeNotice,
     NodeSeen,
     Progress,
     RestoreFailed,
@@ -38,6 +39,7 @@ from phalanx.cluster.messages import (
     FlushAsked,
     Hello,
     Joined,
+    Noticed,
     Ready,
     Refused,
     Steps,
@@ -126,6 +128,8 @@ class Gather:
                 ]
             case Trouble(node=n, cause=c, gpu=u, rail=r, job=j, detail=d):
                 return [DeviceError(node=n, cause=c, gpu=u, rail=r, job=j, detail=d)]
+            case Noticed(node=n, deadline_ns=at, cause=c):
+                return [NodeNotice(node=n, deadline_ns=at, cause=c)]
             case Checked(node=n, check=k, passed=p, command=m, cause=c, detail=d):
                 return [CheckResult(node=n, check=k, passed=p, command=m, cause=c, detail=d)]
             case Hello(node=n, inventory=inventory):

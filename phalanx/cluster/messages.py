@@ -169,6 +169,14 @@ class Trouble(Message, frozen=True, tag=True):
     detail: str = ""
 
 
+class Noticed(Message, frozen=True, tag=True):
+    """The site will take the node away."""
+
+    node: int
+    deadline_ns: int
+    cause: str = "host_maintenance"
+
+
 class Checked(Message, frozen=True, tag=True):
     node: int
     check: str
@@ -192,6 +200,7 @@ AgentMessage = (
     | Steps
     | Differed
     | Trouble
+    | Noticed
     | Checked
 )
 
@@ -308,6 +317,13 @@ class Fault(Message, frozen=True, tag=True):
     detail: str = ""
 
 
+class SiteNotice(Message, frozen=True, tag=True):
+    """The site will take this node away (host maintenance, spot reclaim)."""
+
+    deadline_ns: int
+    cause: str = "host_maintenance"
+
+
 class CheckDone(Message, frozen=True, tag=True):
     check: str
     passed: bool
@@ -339,6 +355,7 @@ LocalFact = (
     | Differs
     | WardSealed
     | Fault
+    | SiteNotice
     | CheckDone
     | Connected
     | Disconnected

@@ -20,23 +20,29 @@ from phalanx.cluster.messages import (
     CheckDone,
     Connected,
     Disconnected,
+    Fault,
     Inventory,
     LocalFact,
     Message,
     RunCheck,
+    SiteNotice,
     Wake,
     WorkerForm,
     WorkerStop,
 )
 from phalanx.control import wire
+from phalanx.control.agent_config import AgentConfig
 from phalanx.control.agent_files import machine_id, next_incarnation
 from phalanx.control.agent_logs import LogReader
+from phalanx.control.agent_shell import Shells
 from phalanx.control.crew import Crew
 from phalanx.control.ears import at_server_time
 from phalanx.control.evidence import Evidence
 from phalanx.control.examiner import Examiner
+from phalanx.control.faults import FaultSources
 from phalanx.control.hands import Place
 from phalanx.control.runtime import make_runtime_folder
+from phalanx.control.shell_wire import CloseShell, OpenShell, ShellInput
 from phalanx.control.telemetry import Telemetry
 from phalanx.control.uplink import JoinError, Uplink
 from phalanx.control.zygote_client import ZygoteClient
@@ -44,6 +50,7 @@ from phalanx.control.zygote_wire import Ended, Spawn
 from phalanx.observe.node_sample import Sampler
 
 REPORT_NS = 10**9  # between two reports of progress
+UNSAID_FACTS = 100  # about the node, kept while there is no connection
 FOUND_SECONDS = 1.0  # for workers that outlived an agent to say where they stand
 
 log = logging.getLogger("phalanx.agent")
@@ -59,6 +66,7 @@ class AgentOptions(Struct, frozen=True, kw_only=True):
     join_token: str = ""
     ca: str = ""
     switch_users: bool = True  # jobs run as whoever submitted them, where the agent is root
+    config: AgentConfig = AgentConfig()
 
 
 class AgentProcess:
@@ -79,12 +87,20 @@ class AgentProcess:
             options.state / "zygote.log",
             lambda end: self._ended(end),
         )
-        self.crew = Crew(
-            Place(options.node.name, options.state, options.address, options.switch_users),
-            self.zygote,
-            self.happened,
+        place = Place(
+            options.node.name,
+            options.state,
+            options.address,
+            options.switch_users,
+            options.node.gpus,
+            options.config,
         )
+        self.crew = Crew(place, self.zygote, self.happened)
+        local = options.address.startswith("127.")  # jobs use no network card then
+        self.faults = FaultSources(options.config.faults, self.happened, links=not local)
+        self.crew.out_of_memory = self.faults.ran_out_of_memory
         self.logs = LogReader(self.crew, self.uplink.send)
+        self.shells = Shells(self.crew, self.uplink.send)
         self.examiner = Examiner(options.node, options.state, self.zygote)
         self.first_check: CheckDone | None = None  # at start; None: work was going on
         self.telemetry = Telemetry(
@@ -94,6 +110,7 @@ class AgentProcess:
         self.evidence = Evidence(self.crew.jobs, self.uplink.send)
         self.store = ""
         self._early: list[LocalFact] = []  # before there is a machine
+        self._unsaid: list[LocalFact] = []  # about the node, while there is no connection
         self._changed = asyncio.Event()
 
     async def run(self) -> None:
@@ -105,6 +122,7 @@ class AgentProcess:
             await asyncio.sleep(FOUND_SECONDS)
         else:
             self.first_check = await self.examiner.check("quick")
+        await self.faults.start()
         waking = asyncio.create_task(self._keep_time())
         rotating = asyncio.create_task(self.logs.rotate_forever())
         telling = asyncio.create_task(self.telemetry.run())
@@ -119,6 +137,7 @@ class AgentProcess:
         finally:
             for task in (waking, rotating, telling, lost, serving):
                 task.cancel()
+            self.faults.close()
             self.crew.close()
 
     async def leave(self) -> None:
@@ -144,6 +163,9 @@ class AgentProcess:
         if self.agent is None:
             if not isinstance(what, Command):
                 self._early.append(what)
+            return
+        if isinstance(what, Fault | SiteNotice | CheckDone) and not self.agent.connected:
+            self._unsaid = [*self._unsaid, what][-UNSAID_FACTS:]
             return
         if not isinstance(what, Command):
             what = at_server_time(what, self.skew_ns)
@@ -224,9 +246,12 @@ class AgentProcess:
             log.info("%s joined as node %d", self.options.node.name, welcome.node)
         self.agent.lease_ns, self.agent.heartbeat_ns = welcome.lease_ns, welcome.heartbeat_ns
         self.happened(Connected())
+        unsaid, self._unsaid = self._unsaid, []
         if self.first_check is not None and not self.first_check.passed:
-            self.happened(self.first_check)
+            unsaid.append(self.first_check)
         self.first_check = None
+        for fact in unsaid:
+            self.happened(fact)
 
     def heard(self, message: wire.Down) -> None:
         """A command, or a request for a log."""
@@ -243,6 +268,8 @@ class AgentProcess:
                 self.logs.stop(message.request)
             case wire.LookAt():
                 self.evidence.look(message, self.agent.node if self.agent else -1)
+            case OpenShell() | ShellInput() | CloseShell():
+                self.shells.hear(message)
             case wire.WantDetail():
                 self.telemetry.want_detail(message.job, message.seconds)
 
@@ -254,4 +281,5 @@ class AgentProcess:
     def parted(self) -> None:
         """The connection is gone; what runs, runs on for the lease."""
         self.logs.stop_all()
+        self.shells.close_all()
         self.happened(Disconnected())

@@ -31,6 +31,7 @@ from phalanx.control.controller import UnavailableError
 from phalanx.control.endpoints import ApiError, Call, Endpoint
 from phalanx.control.live import serve_live
 from phalanx.control.openapi import document
+from phalanx.control.shells import serve_shell
 from phalanx.control.store import StoreError
 from phalanx.control.wire import AGENT_PATH
 
@@ -86,6 +87,8 @@ def _people_app(server: Server) -> Starlette:
     routes: list[BaseRoute] = [_Resource(server, path, known) for path, known in by_path.items()]
     routes += page_files.routes()
     routes.append(WebSocketRoute("/v1/live", lambda socket: serve_live(server, socket)))
+    shell = "/v1/jobs/{job}/shell"
+    routes.append(WebSocketRoute(shell, lambda socket: serve_shell(server, socket)))
     return Starlette(routes=routes, exception_handlers={HTTPException: _http, Exception: _bug})
 
 

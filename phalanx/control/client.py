@@ -97,6 +97,13 @@ class Client:
         finally:
             connection.close()
 
+    def live(self, path: str) -> tuple[str, dict[str, str], ssl.SSLContext | None]:
+        """Address, headers and trust of a WebSocket; at the server that leads."""
+        self._call("GET", "/v1/status", None, dict)
+        headers = {"Authorization": f"Bearer {self._token}"}
+        url = self._urls[0].replace("http", "ws", 1) + path
+        return url, headers, self._context if url.startswith("wss:") else None
+
     def _call(self, method: str, path: str, body: object, kind: type[T]) -> T:
         key = uuid.uuid4().hex if method != "GET" else ""
         data = None if body is None else msgspec.json.encode(body)

@@ -17,18 +17,22 @@ from typing import Any
 
 from phalanx.cluster.commands import Form
 from phalanx.cluster.messages import (
+    Fault,
     LocalFact,
     WorkerForm,
     WorkerGo,
     WorkerLeft,
     WorkerStop,
 )
+from phalanx.control.binding import Seat, held_gpus, read_machine, seats, visible
 from phalanx.control.ears import Ears
 from phalanx.control.hands import Hand, Here, Place
+from phalanx.control.hooks import Hook, run_hook, told
 from phalanx.control.keeper_watch import KeeperWatch
 from phalanx.control.payload import Script, Train, decode_payload
 from phalanx.control.programs import Programs
 from phalanx.control.runtime import runtime_folder
+from phalanx.control.users import UnknownUserError
 from phalanx.control.worker_link import Passed, Take
 from phalanx.control.zygote_client import ZygoteClient, ZygoteError
 from phalanx.control.zygote_wire import Ended, Spawn
@@ -52,7 +56,13 @@ class Crew:
         self.jobs: dict[int, Here] = {}
         self.before_stop: Callable[[int], None] = lambda job: None
         self._ears = Ears(fact, self.here, self._give_way)
-        self._programs = Programs(zygote, place.address, fact, self._environment, self._user)
+        self._programs = Programs(
+            zygote, place.address, fact, self.environment, self.user, self.seat
+        )
+        if place.switch_users:
+            place.state.chmod(0o711)  # users pass through to the folder of their job
+        self._machine = read_machine()
+        self._replicas = place.config.replicas.resolved()
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def open(self) -> None:
@@ -61,11 +71,21 @@ class Crew:
             job, _, role = key.partition("/")
             if role.startswith(("worker", "standby")):
                 here = self.here(int(job.removeprefix("job")))
-                await self._ears.listen(here, self._user(here))
+                await self._ears.listen(here, self.user(here))
                 if here.watch is None:
                     await self._watch(here, 0)
 
-    def _user(self, here: Here) -> str:
+    @property
+    def out_of_memory(self) -> Callable[[int], str]:
+        """Says why a process was killed, where it was for its memory."""
+        return self._ears.out_of_memory
+
+    @out_of_memory.setter
+    def out_of_memory(self, ask: Callable[[int], str]) -> None:
+        self._ears.out_of_memory = ask
+
+    def user(self, here: Here) -> str:
+        """Whom a job runs as; "": the agent's own user."""
         return here.work.user if self.place.switch_users and here.work is not None else ""
 
     def close(self) -> None:
@@ -91,12 +111,15 @@ class Crew:
         here.form, here.generation, here.store = form, action.generation, store
         here.orders = []
         here.work = decode_payload(action.payload)
+        here.gpus, here.workers = action.gpus, len(action.ranks)
         self._later(self._form(here, action, form, store))
 
     async def _form(self, here: Here, action: WorkerForm, form: Form, store: str) -> None:
         async with here.forming:
             try:
-                await self._ears.listen(here, self._user(here))
+                await self._ears.listen(here, self.user(here))
+                if not await self._prepare(here, action):
+                    return
                 await self._ensure_keeper(here, len(action.ranks))
                 for index in [i for i in here.hands if i >= len(action.ranks)]:
                     self._end(here, index)
@@ -108,13 +131,50 @@ class Crew:
                     else:
                         self._end(here, index)
                         self._programs.place(here, index, rank, action.generation)
-            except (ZygoteError, OSError, KeyError) as error:
+            except (ZygoteError, OSError, UnknownUserError) as error:
                 self._cannot(here, action, error)
+
+    async def _prepare(self, here: Here, action: WorkerForm) -> bool:
+        """The site's prolog, once a job; where it fails the node is at fault, not the job."""
+        if here.prepared:
+            return True
+        hooks = self.place.config.hooks
+        problem = await self._hook(here, Hook("prolog", hooks.prolog, hooks.prolog_seconds))
+        if problem:
+            self.fact(Fault(cause="system_service", job=here.job, detail=problem))
+            return False
+        here.prepared = True
+        return here.generation == action.generation
+
+    async def _hook(self, here: Here, hook: Hook) -> str:
+        ranks = [hand.rank for hand in here.hands.values()]
+        facts = told(
+            here.job, here.generation, self.place.name, self.user(here), here.folder, ranks
+        )
+        problem = await run_hook(hook, here.folder / "hooks.log", facts)
+        if problem:
+            log.error("job %d: %s", here.job, problem)
+        return problem
+
+    async def _clean_up(self, here: Here) -> None:
+        """The site's epilog; a node that cannot be cleaned is suspect."""
+        hooks = self.place.config.hooks
+        problem = await self._hook(here, Hook("epilog", hooks.epilog, hooks.epilog_seconds))
+        if problem:
+            self.fact(Fault(cause="system_service", detail=problem))
+
+    def seat(self, here: Here, hand: Hand) -> Seat:
+        """Where a worker sits: its GPU, cores and memory."""
+        policy = self.place.config.binding.policy
+        found = seats(here.workers, here.gpus, self.place.gpus, self._machine, policy)
+        seat = found[hand.index] if hand.index < len(found) else Seat()
+        log.info("job %d: rank %d (worker %d): %s", here.job, hand.rank, hand.index, seat)
+        return seat
 
     def _cannot(self, here: Here, action: WorkerForm, error: Exception) -> None:
         detail = f"cannot start on {self.place.name}: {error}"
         log.error("job %d: %s", here.job, detail)
-        cause = "configuration" if isinstance(error, KeyError) else "system_service"
+        cause = "configuration" if isinstance(error, UnknownUserError) else "system_service"
         for rank in action.ranks[:1]:
             left = WorkerLeft(
                 job=here.job,
@@ -205,21 +265,25 @@ class Crew:
     async def _spawn(self, here: Here, hand: Hand, *, standby: bool = False) -> None:
         work = here.work
         assert work is not None
-        environment = {**work.environment, **self._environment(here, hand)}
+        seat = self.seat(here, hand)
+        variables = {**work.environment, **self.environment(here, hand)}
         if standby:
-            environment["PHALANX_STANDBY"] = str(here.log(hand.index))
+            variables["PHALANX_STANDBY"] = str(here.log(hand.index))
         order = Spawn(
             key=hand.key,
             role="member",
             log=str(here.folder / f"standby-{hand.index}.log" if standby else here.log(hand.index)),
-            environment=environment,
+            environment=variables,
             folder=work.folder,
-            user=self._user(here),
+            user=self.user(here),
             socket=str(here.agent_socket),
+            cores=seat.cores,
+            memory_node=seat.numa,
         )
         await self.zygote.spawn(order, hand.started)
 
-    def _environment(self, here: Here, hand: Hand) -> dict[str, str]:
+    def environment(self, here: Here, hand: Hand) -> dict[str, str]:
+        """What every worker of a job finds."""
         return {
             "PHALANX_JOB": str(here.job),
             "PHALANX_INDEX": str(hand.index),
@@ -227,6 +291,8 @@ class Crew:
             "PHALANX_KEEPER": str(here.keeper_socket),
             "PHALANX_AGENT": str(here.agent_socket),
             **self._chaos(here),
+            **visible(held_gpus(here.gpus, self._machine)),
+            **self._replicas.environment(),
         }
 
     def _chaos(self, here: Here) -> dict[str, str]:
@@ -277,6 +343,7 @@ class Crew:
             here.close()
             shutil.rmtree(here.sockets, ignore_errors=True)
             del self.jobs[action.job]
+            self._later(self._clean_up(here))
 
     def _end(self, here: Here, index: int) -> None:
         hand = here.hands.pop(index, None)
@@ -305,7 +372,8 @@ class Crew:
             log=str(here.folder / "keeper.log"),
             socket=str(here.keeper_socket),
             host=self.place.address,
-            user=self._user(here),
+            environment=self._replicas.environment(),
+            user=self.user(here),
             lease_seconds=self.lease_seconds,
         )
         await self.zygote.spawn(order)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import pwd
+import signal
 from collections.abc import Callable
 
 import msgspec
@@ -15,11 +15,13 @@ from phalanx.cluster.messages import (
     LocalFact,
     Restored,
     Sealed,
+    SiteNotice,
     WorkerFound,
     WorkerLeft,
     WorkerUp,
 )
 from phalanx.control.hands import Hand, Here, explained
+from phalanx.control.users import known_user
 from phalanx.control.worker_link import GIVE_WAY, Fact, Looked, Present, decode_fact
 from phalanx.control.zygote_wire import Ended, Unframer
 
@@ -36,6 +38,7 @@ class Ears:
         give_way: Callable[[Here, Hand], None],
     ) -> None:
         self._fact, self._here, self._give_way = fact, here, give_way
+        self.out_of_memory: Callable[[int], str] = lambda pid: ""
 
     async def listen(self, here: Here, user: str) -> None:
         """Open the socket that the workers of a job come to; its folder is their user's alone."""
@@ -45,9 +48,10 @@ class Ears:
         here.agent_socket.unlink(missing_ok=True)
         here.server = await asyncio.start_unix_server(self._meet, str(here.agent_socket))
         if user:
-            entry = pwd.getpwnam(user)
+            entry = known_user(user)
             for path in (here.folder, here.sockets, here.agent_socket):
                 os.chown(path, entry.pw_uid, entry.pw_gid)
+            here.folder.chmod(0o700)  # what a job prints is its user's
 
     async def _meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         unframer, hand, here = Unframer(), None, None
@@ -137,6 +141,8 @@ class Ears:
             return
         hand.left = True
         cause, detail = explained(hand.status)
+        if hand.status == -signal.SIGKILL and (told := self.out_of_memory(hand.pid)):
+            cause, detail = "host_out_of_memory", told
         left = WorkerLeft(
             job=here.job,
             generation=hand.generation,
@@ -150,4 +156,10 @@ class Ears:
 
 def at_server_time(fact: LocalFact, skew_ns: int) -> LocalFact:
     """A fact with its time as the server's clock would tell it."""
-    return structs.replace(fact, at_ns=fact.at_ns + skew_ns) if isinstance(fact, Sealed) else fact
+    match fact:
+        case Sealed():
+            return structs.replace(fact, at_ns=fact.at_ns + skew_ns)
+        case SiteNotice():
+            return structs.replace(fact, deadline_ns=fact.deadline_ns + skew_ns)
+        case _:
+            return fact

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from phalanx.cluster.commands import Form
+from phalanx.control.agent_config import AgentConfig
 from phalanx.control.keeper_watch import KeeperWatch
 from phalanx.control.payload import Script, Train
 from phalanx.control.worker_link import Looked, Order, Passed, Take
@@ -60,6 +61,9 @@ class Here:
         self.forming = asyncio.Lock()  # generations form one after the other
         self.orders: list[Passed] = []  # of this generation, for whoever comes late to it
         self.serial = 0  # of standbys
+        self.prepared = False  # the prolog has run
+        self.gpus = 0  # mask of those that it holds here; 0: all
+        self.workers = 0  # in its generation
 
     def hand(self, index: int, rank: int) -> Hand:
         """A new worker, without a process so far."""
@@ -98,6 +102,8 @@ class Place(NamedTuple):
     state: Path
     address: str  # that other nodes reach this one at
     switch_users: bool  # workers run as whoever submitted the job
+    gpus: int  # that the node offers
+    config: AgentConfig
 
 
 def explained(status: int) -> tuple[str, str]:

@@ -33,6 +33,8 @@ from phalanx.control.controller import Controller
 from phalanx.control.fast_socket import framed
 from phalanx.control.log_requests import LogRequests
 from phalanx.control.metrics import Metrics
+from phalanx.control.shell_wire import ShellOutput
+from phalanx.control.shells import Shells
 from phalanx.control.views import job_of, names_of
 from phalanx.control.wire import Deliver, LogPart, Rejected, Seen, Up, encode
 from phalanx.observe.node_records import NodeRecords
@@ -67,6 +69,7 @@ class Hub:
         self.metrics = Metrics(self.watch, controller.tell, recorder)
         self.logs = LogRequests(self.push)
         self.autopsy = Autopsy(self.watch, self.push, controller.tell)
+        self.shells = Shells(self.push)
         self.connections: dict[int, Connection] = {}
         self.skew_ns: dict[int, int] = {}  # of each node's clock, ahead of the server's
         self.stores: dict[int, str] = {}  # host:port of each node's store
@@ -99,6 +102,7 @@ class Hub:
         if self.connections.get(connection.node) is connection:
             del self.connections[connection.node]
             self.logs.lost(connection.node)
+            self.shells.lost(connection.node)
             loop = asyncio.get_running_loop()
             loop.call_later(self.reconnect_seconds, self._lost, connection.node)
 
@@ -124,6 +128,9 @@ class Hub:
 
     def receive(self, connection: Connection, message: Up) -> None:
         """A message of an agent; what it says about another node is not believed."""
+        if isinstance(message, ShellOutput):
+            self.shells.receive(connection.node, message)
+            return
         if isinstance(message, LogPart):
             self.logs.receive(connection.node, message)
             return

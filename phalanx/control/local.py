@@ -19,6 +19,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from phalanx.control.network import CARD, Network
 from phalanx.control.runtime import make_runtime_folder
 from phalanx.control.zygote_client import ZygoteClient
 from phalanx.control.zygote_wire import Spawn
@@ -41,8 +42,16 @@ class LocalCluster:
     """``nodes`` agents that join a server on this machine."""
 
     def __init__(
-        self, state: Path, url: str, join_token: Path, *, nodes: int, gpus_per_node: int
+        self,
+        state: Path,
+        url: str,
+        join_token: Path,
+        *,
+        nodes: int,
+        gpus_per_node: int,
+        network: Network | None = None,
     ) -> None:
+        self._network = network
         state.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.state, self.url, self.join_token = state, url, join_token
         self.gpus_per_node = gpus_per_node
@@ -60,12 +69,26 @@ class LocalCluster:
             await self.start_zygote(node)
             self.start_agent(node)
 
+    def _number(self, node: LocalNode) -> int:
+        return self.nodes.index(node)
+
     async def start_zygote(self, node: LocalNode) -> None:
         """Fork a node's zygote from the mother."""
         node.state.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = make_runtime_folder(node.state) / "zygote.sock"
         log_file = node.state / "zygote.log"
-        order = Spawn(key=node.name, role="zygote", socket=str(path), log=str(log_file))
+        space, environment = "", {}
+        if self._network is not None:
+            space = str(self._network.path(self._number(node)))
+            environment = {"GLOO_SOCKET_IFNAME": CARD}
+        order = Spawn(
+            key=node.name,
+            role="zygote",
+            socket=str(path),
+            log=str(log_file),
+            namespace=space,
+            environment=environment,
+        )
         await self._mother.spawn(order)
         while not path.exists():
             await asyncio.sleep(0.005)
@@ -73,9 +96,14 @@ class LocalCluster:
     def start_agent(self, node: LocalNode) -> None:
         """Start a node's agent; it finds what still runs of an earlier one."""
         command = [sys.executable, "-m", "phalanx", "agent", "--join", self.url]
-        command += ["--name", node.name, "--state", str(node.state), "--address", "127.0.0.1"]
+        address = "127.0.0.1"
+        if self._network is not None:
+            number = self._number(node)
+            address = self._network.address(number)
+            command = ["ip", "netns", "exec", self._network.space(number), *command]
+        command += ["--name", node.name, "--state", str(node.state), "--address", address]
         command += ["--gpus", str(self.gpus_per_node), "--rack", node.name, "--as-agent"]
-        command += ["--follow", str(os.getpid())]
+        command += ["--follow", str(os.getpid()), "--config", str(_config(node))]
         with (node.state / "agent.log").open("ab") as output:
             node.agent = subprocess.Popen(
                 command,
@@ -115,6 +143,14 @@ class LocalCluster:
                     await asyncio.sleep(0.02)
             self.kill_node(node)
         await self._mother.leave()
+
+
+def _config(node: LocalNode) -> Path:
+    """Nodes that share a machine share its cores: nobody is bound to any, unless somebody says."""
+    path = node.state / "agent.toml"
+    if not path.exists():
+        path.write_text('[binding]\npolicy = "none"\n')
+    return path
 
 
 def processes_of(node: LocalNode) -> list[int]:

@@ -16,6 +16,7 @@ from phalanx.cluster.messages import (
     WorkerRestore,
     WorkerUp,
 )
+from phalanx.control.binding import Seat
 from phalanx.control.hands import Hand, Here
 from phalanx.control.payload import Script
 from phalanx.control.worker_link import Passed
@@ -33,9 +34,10 @@ class Programs:
         fact: Callable[[LocalFact], None],
         environment: Callable[[Here, Hand], dict[str, str]],
         user: Callable[[Here], str],
+        seat: Callable[[Here, Hand], Seat],
     ) -> None:
         self._zygote, self._address, self._fact = zygote, address, fact
-        self._environment, self._user = environment, user
+        self._environment, self._user, self._seat = environment, user, seat
 
     def place(self, here: Here, index: int, rank: int, generation: int) -> None:
         """A rank is taken; its process starts when the whole gang may go."""
@@ -73,6 +75,7 @@ class Programs:
         if any(hand.rank == 0 for hand in here.hands.values()):
             own_port = await self._own_store(here)
         for hand in list(here.hands.values()):
+            seat = self._seat(here, hand)
             order = Spawn(
                 key=hand.key,
                 role="program",
@@ -88,6 +91,8 @@ class Programs:
                 rank=hand.rank,
                 store=(host, int(port or 0), f"job{here.job}/{here.generation}"),
                 own_port=own_port,
+                cores=seat.cores,
+                memory_node=seat.numa,
             )
             await self._zygote.spawn(order, hand.started)
 

@@ -22,4 +22,6 @@ def make_runtime_folder(state: Path) -> Path:
         status = path.stat()
         if status.st_uid != os.getuid() or status.st_mode & 0o022:
             raise PermissionError(f"{path} belongs to somebody else or is open to others")
+        if os.getuid() == 0:  # workers may run as other users; somebody may have made it before
+            path.chmod(status.st_mode | 0o011)
     return folder

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 from phalanx.checkpoint.wire import Noted, Watch, expect, send
 from phalanx.control.client import Client, ClientError
 from phalanx.control.local import LocalCluster, LocalNode, processes_of, worker_pids
+from phalanx.control.network import Network
 from phalanx.control.runtime import runtime_folder
 
 START_SECONDS = 120.0  # on a busy machine
@@ -94,8 +95,16 @@ class Stage:
     """A server and nodes; all of it ends when the stage is left."""
 
     def __init__(
-        self, root: Path, *, nodes: int, gpus_per_node: int = 1, spares: int = 0, policy: str = ""
+        self,
+        root: Path,
+        *,
+        nodes: int,
+        gpus_per_node: int = 1,
+        spares: int = 0,
+        policy: str = "",
+        namespaces: bool = False,
     ) -> None:
+        self.network = Network(nodes + spares) if namespaces else None
         self.root, self.state = root, root / "server"
         self.state.mkdir(parents=True, exist_ok=True)
         self._policy = root / "policy.toml"
@@ -106,12 +115,19 @@ class Stage:
 
     def __enter__(self) -> Stage:
         try:
+            if self.network is not None:
+                self.network.open()
             self.start_server()
             self.url = json.loads((self.state / "server.json").read_text())["url"]
             self.client = Client(self.url, self.state)
             token = self.state / "join.token"
             self.cluster = LocalCluster(
-                self.root / "local", self.url, token, nodes=self._nodes, gpus_per_node=self._gpus
+                self.root / "local",
+                self.url,
+                token,
+                nodes=self._nodes,
+                gpus_per_node=self._gpus,
+                network=self.network,
             )
             self._runner.run(self.cluster.start())
             self.wait(lambda: len(self.get("/v1/nodes")["nodes"]) == self._nodes, "nodes to join")
@@ -130,6 +146,8 @@ class Stage:
                 self._server.wait(10)
             except subprocess.TimeoutExpired:
                 self.kill_server()
+        if self.network is not None:
+            self.network.close()
 
     # The server.
 
@@ -138,6 +156,8 @@ class Stage:
         port = urlsplit_port(self.url) if hasattr(self, "url") else 0
         command = [sys.executable, "-m", "phalanx", "up", "--state", str(self.state)]
         command += ["--port", str(port), "--policy", str(self._policy)]
+        if self.network is not None:
+            command += ["--host", self.network.host]
         command += ["--follow", str(os.getpid())]
         with (self.state / "server.log").open("ab") as log:
             self._server = subprocess.Popen(

@@ -15,6 +15,7 @@ from msgspec import Struct
 from phalanx.cluster.commands import Command
 from phalanx.cluster.fleet import Node
 from phalanx.cluster.messages import AgentMessage, Inventory
+from phalanx.control.shell_wire import ShellDown, ShellOutput
 from phalanx.observe.node_records import NodeRecords
 from phalanx.observe.node_sample import NodeSample
 
@@ -133,8 +134,8 @@ class Seen(Frame, frozen=True, tag=True):
     folder: str  # on the node: stacks and flight recorders
 
 
-Up = Register | LogPart | NodeRecords | NodeSample | Seen | AgentMessage
-Down = Welcome | Rejected | Deliver | ReadLog | StopLog | WantDetail | LookAt
+Up = Register | LogPart | ShellOutput | NodeRecords | NodeSample | Seen | AgentMessage
+Down = Welcome | Rejected | Deliver | ReadLog | StopLog | WantDetail | LookAt | ShellDown
 
 encode = msgspec.msgpack.Encoder().encode
 decode_up = msgspec.msgpack.Decoder(Up).decode

@@ -27,6 +27,9 @@ from phalanx.train.threads import keep_single_threaded, require_single_thread
 keep_single_threaded()
 
 # ruff: noqa: E402 - these load numpy and torch, whose pools must not exist when it forks
+from phalanx.control.binding import prefer_memory
+from phalanx.control.network import enter_namespace
+from phalanx.control.users import known_user
 from phalanx.control.zygote_wire import (
     Child,
     Ended,
@@ -262,6 +265,9 @@ def be_child(zygote: Zygote, order: Spawn, serving: socket.socket | None, parent
             redirect_output(Path(order.log))
         if order.cores:
             os.sched_setaffinity(0, order.cores)
+        prefer_memory(order.memory_node)
+        if order.namespace:
+            enter_namespace(order.namespace)
         os.environ |= order.environment
         become(order.user)
         if order.folder:
@@ -281,7 +287,7 @@ def become(user: str) -> None:
     """Run as somebody else from here on; only root can, and only to somebody it knows."""
     if not user or os.getuid() != 0 or user == pwd.getpwuid(0).pw_name:
         return
-    entry = pwd.getpwnam(user)
+    entry = known_user(user)
     os.initgroups(user, entry.pw_gid)
     os.setgid(entry.pw_gid)
     os.setuid(entry.pw_uid)

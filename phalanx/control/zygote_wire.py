@@ -35,6 +35,8 @@ class Spawn(Frame, frozen=True, tag=True):
     host: str = ""  # where a store or a keeper listens
     lease_seconds: float = 60.0  # of a keeper
     cores: tuple[int, ...] = ()  # that it is bound to; (): all
+    namespace: str = ""  # of the network; "": the zygote's own
+    memory_node: int = -1  # NUMA node whose memory it prefers; -1: any
     rank: int = -1  # of a program
     store: tuple[str, int, str] = ("", 0, "")  # where a program's ranks meet: host, port, prefix
     own_port: int = 0  # of a store for this program alone, told by its first rank

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+from contextlib import closing
 from pathlib import Path
 
 import psutil
@@ -14,7 +15,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
-from phalanx.checkpoint import Checkpointer, Extra
+from phalanx.checkpoint import Checkpointer, Extra, channel
 from phalanx.checkpoint.keepers import buddies, find_keepers, home_of, node_name
 from phalanx.checkpoint.recover import Place, connect, offers
 from phalanx.checkpoint.wire import (
@@ -28,7 +29,6 @@ from phalanx.checkpoint.wire import (
     Taken,
     ask,
     expect,
-    prove_token,
     receive_into,
     send,
 )
@@ -248,13 +248,11 @@ def test_a_stranger_without_the_token_gets_nothing(tmp_path: Path) -> None:
     save_and_die(tmp_path, nodes=False, steps=1, write=False)
     (path,) = find_keepers(home_of(str(tmp_path)))
     place = offers(path)[0].place
-    with socket.create_connection((place.host, place.port), 5) as connection:
-        prove_token(connection, b"guess")
-        with pytest.raises(ConnectionError):
-            ask(connection, Ask(), Inventory)
+    with pytest.raises(ConnectionError):
+        channel.connect(place.host, place.port, b"guess", 5)
     far = Place("elsewhere", "", place.host, place.port, place.token)
     assert node_name() != "elsewhere"
-    with connect(far) as connection:
+    with closing(connect(far)) as connection:
         assert len(ask(connection, Ask(), Inventory).headers) == 2
 
 

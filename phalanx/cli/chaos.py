@@ -1,0 +1,96 @@
+"""``phalanx chaos``: harm a job on a cluster of its own, and see whether anything is lost."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from phalanx.cli.options import JobFile, Json, Set, WorldSize, load, print_json, refused_in_words
+
+if TYPE_CHECKING:
+    from phalanx.control.chaos import Outcome
+
+chaos = typer.Typer()
+
+LOST = 1  # exit code
+
+
+@chaos.command()
+def harm_and_judge(
+    path: JobFile,
+    plan: Annotated[
+        str, typer.Option(metavar="FILE|random", help="What is done, or drawn from the seed.")
+    ] = "random",
+    seed: Annotated[int, typer.Option(min=0, help="Of a random plan.")] = 0,
+    count: Annotated[
+        int, typer.Option(min=1, help="Random plans in a row, with seeds from there on.")
+    ] = 1,
+    spares: Annotated[int, typer.Option(min=0, help="Nodes that stand by.")] = 1,
+    namespaces: Annotated[
+        bool, typer.Option("--namespaces", help="A network of its own for each node (root).")
+    ] = False,
+    keep: Annotated[Path | None, typer.Option(help="Keep logs and runs in this folder.")] = None,
+    overrides: Set = None,
+    world_size: WorldSize = None,
+    json: Json = False,
+) -> None:
+    """Run a job twice: in peace, and on a cluster of this machine where a plan does it harm.
+
+    The verdict: whether losses and weights are the same bit for bit, and whether processes,
+    shared memory or ports stayed behind. Exit code 0: nothing is lost; 1: something is.
+    """
+    from phalanx.config import check, resolve
+    from phalanx.control.chaos import Arena, random_plan, read_plan
+    from phalanx.control.chaos.run import play_all
+
+    logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
+    with refused_in_words(json):
+        job, ranks = load(path, overrides, world_size)
+        check(job, ranks)
+        job = resolve(job, ranks)
+        steps = job.train.steps
+        if plan == "random":
+            plans = [random_plan(seed + turn, ranks, steps) for turn in range(count)]
+        else:
+            plans = [read_plan(Path(plan), ranks, steps)]
+
+    def say(text: str) -> None:
+        if not json:
+            print(text, flush=True)
+
+    with tempfile.TemporaryDirectory(prefix="phalanx-chaos-", ignore_cleanup_errors=True) as own:
+        root = Path(keep or own).absolute()
+        root.mkdir(parents=True, exist_ok=True)
+        arena = Arena(root, job, ranks, spares=spares, plans=plans, namespaces=namespaces)
+        say(f"== {path.name} in peace, on {ranks} ranks")
+        with arena:
+            say(f"== and on {ranks} nodes with {spares} spare, under {len(plans)} plans")
+            outcomes = play_all(arena, plans, say)
+    good = all(outcome.good for outcome in outcomes) and not arena.leaks
+    if json:
+        print_json({"good": good, "outcomes": outcomes, "leaks": arena.leaks})
+    else:
+        _conclude(outcomes, arena.leaks)
+    if not good:
+        raise typer.Exit(LOST)
+
+
+def _conclude(outcomes: list[Outcome], leaks: list[str]) -> None:
+    lost = [outcome for outcome in outcomes if outcome.state != "done"]
+    differing = [outcome for outcome in outcomes if outcome.differences]
+    staying = [each for outcome in outcomes for each in outcome.left_over]
+    print("\n== Verdict")
+    print(f"plans played:                       {len(outcomes)}")
+    print(f"jobs lost:                          {len(lost)}")
+    print(f"losses and weights identical:       {'no' if differing else 'yes'}")
+    print(f"processes that outlived their job:  {len(staying)}")
+    print(f"leaked processes, memory or ports:  {len(leaks)}")
+    for outcome in differing:
+        print(f"{outcome.plan}: {'; '.join(outcome.differences[:3])}")
+    for each in (*staying, *leaks):
+        print(each)

@@ -1,0 +1,86 @@
+"""What a site decides about a node: the file of ``phalanx agent --config``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from msgspec import Struct
+
+from phalanx.checkpoint.channel import (
+    ChannelError,
+    ReplicaOptions,
+    interface_address,
+    require_sealing,
+)
+from phalanx.config import ConfigError
+from phalanx.control.toml_file import read_struct
+
+
+class Part(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of all parts; unknown keys are refused."""
+
+
+class FaultOptions(Part, frozen=True):
+    """Where faults are heard of; "" or nothing: not there."""
+
+    kernel_log: str = "/dev/kmsg"
+    sysfs: str = "/sys/class"  # network cards and their counters
+    cgroup: str = "/sys/fs/cgroup"
+    mounts: tuple[str, ...] = ()  # folders that must answer, beside all network mounts
+    notice_file: str = ""  # the site takes the node away when it is there
+    notice_command: tuple[str, ...] = ()  # … or when this prints something
+    notice_url: str = ""  # … or when this answers 200
+    poll_seconds: float = 10.0
+
+
+class HookOptions(Part, frozen=True):
+    """Programs that run on the node before a job's workers start and after they have ended."""
+
+    prolog: tuple[str, ...] = ()
+    epilog: tuple[str, ...] = ()
+    prolog_seconds: float = 60.0
+    epilog_seconds: float = 60.0
+
+
+class BindingOptions(Part, frozen=True):
+    """How workers are bound. none: not at all; cores: each to its own; numa: near its GPU too."""
+
+    policy: Literal["none", "cores", "numa"] = "numa"
+
+
+class ReplicaChannel(Part, frozen=True):
+    """The channel between keepers."""
+
+    interface: str = ""  # of the network; "": the one that the node's address is on
+    encrypt: bool = False
+    bytes_per_second: int = 0  # 0: not limited
+
+    def resolved(self) -> ReplicaOptions:
+        """As keepers want it; ConfigError where it cannot be had here."""
+        address = ""
+        try:
+            if self.interface:
+                address = interface_address(self.interface)
+            if self.encrypt:
+                require_sealing()
+        except ChannelError as error:
+            raise ConfigError("replicas.encrypt", True, str(error), "or set it to false") from None
+        except OSError as error:
+            rule = error.strerror or str(error)
+            raise ConfigError("replicas.interface", self.interface, rule, "name another") from None
+        return ReplicaOptions(address, self.encrypt, self.bytes_per_second)
+
+
+class AgentConfig(Part, frozen=True):
+    """Everything about one node."""
+
+    faults: FaultOptions = FaultOptions()
+    hooks: HookOptions = HookOptions()
+    binding: BindingOptions = BindingOptions()
+    replicas: ReplicaChannel = ReplicaChannel()
+
+
+def read_agent_config(path: Path) -> AgentConfig:
+    """The file; ConfigError names what is wrong with it."""
+    return read_struct(path, AgentConfig, "--config")

@@ -1,0 +1,9 @@
+"""Harm on purpose: plans of it, what does it, and the verdict on what came of it."""
+
+from __future__ import annotations
+
+from phalanx.control.chaos.plan import Action, Plan, random_plan, read_plan
+from phalanx.control.chaos.run import Arena, Outcome
+from phalanx.control.chaos.verdict import compare
+
+__all__ = ["Action", "Arena", "Outcome", "Plan", "compare", "random_plan", "read_plan"]

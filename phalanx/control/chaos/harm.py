@@ -1,0 +1,210 @@
+"""Does one harm to a job on a stage, and undoes later what can be undone."""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+from phalanx.control.chaos.plan import Action
+from phalanx.control.client import ClientError
+from phalanx.control.local import LocalNode, processes_of, worker_pids
+from phalanx.control.stage import Stage
+
+SLICE_SECONDS = 0.05  # that a slowed worker runs and stands, by turns
+SNAPSHOT = "phalanx-snapshot"  # name of the keepers' memory
+WORKER_SECONDS = 30.0  # for a slot to have a worker to harm
+FULL_BYTES = 1 << 20
+
+log = logging.getLogger("phalanx.chaos")
+
+
+class HarmError(Exception):
+    """A harm that cannot be done here."""
+
+
+class Harm:
+    """All that is done to one job; ``heal`` undoes what still stands."""
+
+    def __init__(self, stage: Stage, job: int, disk: Path | None = None) -> None:
+        self.stage, self.job, self._disk = stage, job, disk
+        self._chance = random.Random(job)
+        self._held: list[str] = []
+        self._later: list[tuple[float, Callable[[], object]]] = []
+        self._threads: list[threading.Thread] = []
+        self.done: list[str] = []
+
+    def do(self, action: Action) -> None:
+        """Do it; what it cannot do now (nobody holds the slot) is left out and said."""
+        try:
+            getattr(self, f"_{action.do}")(action)
+            self.done.append(str(action))
+        except (HarmError, ProcessLookupError) as error:
+            self.done.append(f"{action}: left out, {error}")
+        log.info("%s", self.done[-1])
+
+    def due(self) -> None:
+        """Undo what has lasted long enough."""
+        now = time.monotonic()
+        ready = [undo for at, undo in self._later if at <= now]
+        self._later = [(at, undo) for at, undo in self._later if at > now]
+        for undo in ready:
+            undo()
+
+    def heal(self) -> None:
+        """Undo all that is left."""
+        for _, undo in self._later:
+            undo()
+        self._later = []
+        for thread in self._threads:
+            thread.join()
+
+    def _after(self, action: Action, undo: Callable[[], object]) -> None:
+        self._later.append((time.monotonic() + action.seconds, undo))
+
+    # Who is meant.
+
+    def _nodes(self) -> list[str]:
+        """Who holds the slots; while the controller is dead, who held them last."""
+        with suppress(ClientError):
+            self._held = self.stage.job(self.job)["nodes"] or self._held
+        return self._held
+
+    def _node(self, action: Action) -> LocalNode:
+        nodes = self._nodes()
+        if action.slot >= len(nodes):
+            raise HarmError("nobody holds that slot")
+        return self.stage.node(nodes[action.slot])
+
+    def _worker(self, action: Action) -> int:
+        deadline = time.monotonic() + WORKER_SECONDS
+        while time.monotonic() < deadline:
+            with suppress(HarmError):
+                if found := worker_pids(self._node(action), self.job):
+                    return next(iter(found.values()))
+            time.sleep(0.02)
+        raise HarmError("it has no worker")
+
+    def _keeper(self, node: LocalNode) -> int:
+        for pid in processes_of(node):
+            if (node.state / "jobs" / str(self.job) / "keeper.log") in set(_files(pid)):
+                return pid
+        raise HarmError("it has no keeper")
+
+    # What is done.
+
+    def _kill_worker(self, action: Action) -> None:
+        os.kill(self._worker(action), signal.SIGKILL)
+
+    def _stop_worker(self, action: Action) -> None:
+        pid = self._worker(action)
+        os.kill(pid, signal.SIGSTOP)
+        self._after(action, partial(_signal, pid, signal.SIGCONT))
+
+    def _slow_worker(self, action: Action) -> None:
+        pid, until = self._worker(action), time.monotonic() + action.seconds
+
+        def slow() -> None:
+            while time.monotonic() < until and _signal(pid, signal.SIGSTOP):
+                time.sleep(SLICE_SECONDS)
+                _signal(pid, signal.SIGCONT)
+                time.sleep(SLICE_SECONDS)
+
+        thread = threading.Thread(target=slow, daemon=True)
+        thread.start()
+        self._threads.append(thread)
+
+    def _kill_keeper(self, action: Action) -> None:
+        os.kill(self._keeper(self._node(action)), signal.SIGKILL)
+
+    def _kill_agent(self, action: Action) -> None:
+        node = self._node(action)
+        self.stage.kill_agent(node)
+        self._after(action, partial(self.stage.restart_node, node))
+
+    def _kill_node(self, action: Action) -> None:
+        node = self._node(action)
+        self.stage.kill_node(node)
+        self._after(action, partial(self.stage.restart_node, node))
+
+    def _freeze_node(self, action: Action) -> None:
+        pids = processes_of(self._node(action))
+        for pid in pids:
+            _signal(pid, signal.SIGSTOP)
+        for pid in pids:
+            self._after(action, partial(_signal, pid, signal.SIGCONT))
+
+    def _partition(self, action: Action) -> None:
+        network = self.stage.network
+        if network is None:
+            raise HarmError("nodes have no network of their own (root, --namespaces)")
+        node = self._node(action)
+        network.cut(node.name)
+        self._after(action, partial(network.mend, node.name))
+
+    def _corrupt_replica(self, action: Action) -> None:
+        """The next node in order keeps this one's replicas; where it does not, no harm is done."""
+        nodes = self._nodes()
+        victim, holder = self._node(action), self.stage.node(nodes[(action.slot + 1) % len(nodes)])
+        corrupted = self._corrupt(self._keeper(holder))
+        self.stage.kill_node(victim)
+        self._after(action, partial(self.stage.restart_node, victim))
+        if not corrupted:
+            raise HarmError("its neighbour held no snapshot")
+
+    def _corrupt(self, pid: int) -> int:
+        """Flip bytes in all that a keeper holds; it finds out when it is asked for them."""
+        count = 0
+        for path in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(OSError):
+                if SNAPSHOT not in str(path.readlink()):
+                    continue
+                with path.open("r+b", buffering=0) as file:
+                    size = os.fstat(file.fileno()).st_size
+                    for offset in (size // 3, size // 2, size - size // 5):
+                        os.pwrite(file.fileno(), bytes([self._chance.randrange(256)]), offset)
+                    count += 1
+        return count
+
+    def _flip_bit(self, action: Action) -> None:
+        node = self._node(action)
+        folder = node.state / "jobs" / str(self.job) / "chaos"
+        if not folder.is_dir():
+            raise HarmError("its agents take no such orders (PHALANX_CHAOS=1)")
+        (folder / "flip-0").write_text("")
+
+    def _fill_disk(self, action: Action) -> None:
+        if self._disk is None:
+            raise HarmError("the runs have no disk of their own (needs root)")
+        ballast = self._disk / "ballast"
+        with ballast.open("wb", buffering=0) as file, suppress(OSError):
+            while True:
+                file.write(bytes(FULL_BYTES))
+        self._after(action, lambda: ballast.unlink(missing_ok=True))
+
+    def _kill_controller(self, action: Action) -> None:
+        self.stage.kill_server()
+        self._after(action, self.stage.start_server)
+
+
+def _signal(pid: int, number: int) -> bool:
+    with suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, number)
+        return True
+    return False
+
+
+def _files(pid: int) -> list[Path]:
+    found = []
+    with suppress(OSError):
+        for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(OSError):
+                found.append(descriptor.readlink())
+    return found

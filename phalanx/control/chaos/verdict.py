@@ -1,0 +1,120 @@
+"""What came of it: the same numbers or not, and whether anything stayed behind."""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+GONE_SECONDS = 10.0  # for processes that were ended to be gone
+
+
+def compare(one: Path, other: Path) -> list[str]:
+    """What differs between two runs: losses, bit for bit, and the bytes of the last checkpoint."""
+    from phalanx.checkpoint import latest
+
+    curves = [losses(folder) for folder in (one, other)]
+    found = [
+        f"loss of step {step}: {curves[0].get(step)} and {loss}"
+        for step, loss in curves[1].items()
+        if curves[0].get(step) != loss
+    ]
+    states = [latest(folder / "checkpoints") for folder in (one, other)]
+    if None in states:
+        return [*found, "a run left no checkpoint"]
+    first, second = (weights(path) for path in states if path is not None)
+    import torch
+
+    return found + [name for name, value in first.items() if not torch.equal(value, second[name])]
+
+
+def losses(folder: Path) -> dict[int, float | None]:
+    """The loss of every step; of one that was made again, the last."""
+    from phalanx.train import StepRecord, read_records
+
+    records = read_records(folder / "metrics" / "steps.jsonl", StepRecord)
+    return {record.step: record.loss for record in records}
+
+
+def weights(path: Path) -> dict[str, Any]:
+    """All tensors of a checkpoint."""
+    import torch
+
+    from phalanx.checkpoint import Checkpointer, stored_tensors
+
+    state = {name: torch.empty(s, dtype=d) for name, (s, d) in stored_tensors(path).items()}
+    Checkpointer(path.parent).load(path, state)
+    return state
+
+
+def belonging(root: Path) -> dict[int, str]:
+    """Processes that have a folder in their command line or environment, or something open there.
+
+    What they are, by process.
+    """
+    needle, found = str(root).encode(), {}
+    for process in Path("/proc").iterdir():
+        if not process.name.isdigit() or int(process.name) == os.getpid():
+            continue
+        with suppress(OSError):
+            command = (process / "cmdline").read_bytes()
+            files = [os.fsencode(path.readlink()) for path in (process / "fd").iterdir()]
+            if needle in command or any(path.startswith(needle) for path in files):
+                words = command.replace(b"\0", b" ").decode(errors="replace").strip()
+                found[int(process.name)] = words[:200]
+    return found
+
+
+def open_names(pid: int, folder: Path) -> list[str]:
+    """What a process has open below a folder: tells a keeper from a worker."""
+    found = []
+    with suppress(OSError):
+        for path in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(OSError, ValueError):
+                found.append(str(path.readlink().relative_to(folder)))
+    return sorted(set(found))
+
+
+def orphans(root: Path) -> list[str]:
+    """Processes that stay although everything was ended."""
+    deadline = time.monotonic() + GONE_SECONDS
+    while (found := belonging(root)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return [f"process {pid}: {command}" for pid, command in found.items()]
+
+
+def shared_memory(folder: Path = Path("/dev/shm")) -> set[str]:
+    """Names in shared memory: ours have none, so a new one was leaked by somebody."""
+    return {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+
+
+def listening(pids: dict[int, str]) -> dict[int, int]:
+    """Ports that some processes listen on, and the sockets' numbers."""
+    wanted = set()
+    for pid in pids:
+        with suppress(OSError):
+            for path in Path(f"/proc/{pid}/fd").iterdir():
+                with suppress(OSError):
+                    name = str(path.readlink())
+                    if name.startswith("socket:["):
+                        wanted.add(int(name[8:-1]))
+    return {port: inode for port, inode in _listeners().items() if inode in wanted}
+
+
+def _listeners() -> dict[int, int]:
+    found = {}
+    for name in ("tcp", "tcp6"):
+        with suppress(OSError):
+            for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]:
+                fields = line.split()
+                if fields[3] == "0A":  # LISTEN
+                    found[int(fields[1].rpartition(":")[2], 16)] = int(fields[9])
+    return found
+
+
+def leaked_ports(seen: dict[int, int]) -> list[str]:
+    """Ports of ours that are still listened on, by the very same sockets."""
+    now = _listeners()
+    return [f"port {port}" for port, inode in seen.items() if now.get(port) == inode]

@@ -1,0 +1,108 @@
+"""Network cards and links, by the kernel's counters: which are down, flap, or drop packets."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from msgspec import Struct
+
+from phalanx.cluster.messages import Fault
+
+FLAPS = 3  # times that a link went away and came back between two looks
+ERRORS_PER_SECOND = 100.0  # of received packets that were broken
+ACTIVE = "ACTIVE"
+
+
+class Link(Struct, frozen=True):
+    """One port at one moment."""
+
+    name: str
+    kind: str  # "net" or "infiniband"
+    up: bool
+    downs: int  # times that it was lost
+    errors: int
+
+
+def read_links(root: Path = Path("/sys/class")) -> dict[str, Link]:
+    """Physical ports by name; what has no device behind it is no hardware."""
+    found = {}
+    for folder in sorted((root / "net").glob("*")):
+        if (folder / "device").exists():
+            link = Link(
+                name=folder.name,
+                kind="net",
+                up=_text(folder / "operstate") in ("up", "unknown"),
+                downs=_number(folder / "carrier_down_count")
+                or _number(folder / "carrier_changes") // 2,
+                errors=_number(folder / "statistics" / "rx_errors"),
+            )
+            found[link.name] = link
+    for port in sorted((root / "infiniband").glob("*/ports/*")):
+        counters = port / "counters"
+        errors = ("symbol_error", "port_rcv_errors", "link_error_recovery")
+        link = Link(
+            name=f"{port.parent.parent.name}/{port.name}",
+            kind="infiniband",
+            up=ACTIVE in _text(port / "state"),
+            downs=_number(counters / "link_downed"),
+            errors=sum(_number(counters / name) for name in errors),
+        )
+        found[link.name] = link
+    return found
+
+
+def _text(path: Path) -> str:
+    with suppress(OSError):
+        return path.read_text().strip()
+    return ""
+
+
+def _number(path: Path) -> int:
+    with suppress(ValueError):
+        return int(_text(path) or 0)
+    return 0
+
+
+def link_faults(before: dict[str, Link], after: dict[str, Link], seconds: float) -> list[Fault]:
+    """What happened between two looks to ports that were up at the first."""
+    found = []
+    for kind in ("infiniband", "net"):
+        ports = [link for link in before.values() if link.kind == kind and link.up]
+        alive = [link for link in ports if link.name in after and after[link.name].up]
+        for rail, was in enumerate(ports):
+            problem = _problem(was, after.get(was.name), seconds)
+            if problem:
+                # One of several is a slower node; the last one is no node.
+                cause = "nic" if len(alive) > 0 and was not in alive else "network_link"
+                on_rail = rail if kind == "infiniband" else -1
+                found.append(Fault(cause=cause, rail=on_rail, detail=f"{was.name}: {problem}"))
+    return found
+
+
+def _problem(was: Link, now: Link | None, seconds: float) -> str:
+    if now is None:
+        return "the device is gone"
+    if not now.up:
+        return "the link is down"
+    if now.downs - was.downs >= FLAPS:
+        return f"the link was lost {now.downs - was.downs} times within {seconds:.0f} s"
+    rate = (now.errors - was.errors) / max(seconds, 1e-9)
+    if rate > ERRORS_PER_SECOND:
+        return f"{rate:.0f} errors a second"
+    return ""
+
+
+class LinkLook:
+    """Looks again and again, each time since the last."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._before, self._then = read_links(root), time.monotonic()
+
+    def look(self) -> list[Fault]:
+        after, now = read_links(self._root), time.monotonic()
+        found = link_faults(self._before, after, now - self._then)
+        self._before, self._then = after, now
+        return found

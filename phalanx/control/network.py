@@ -1,0 +1,99 @@
+"""A network of its own for each node of a local cluster, so that one can be cut off (root only).
+
+Namespaces on a bridge: the server listens on the bridge's address, each node has a card of its own.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+from contextlib import suppress
+from pathlib import Path
+
+from phalanx.config import ConfigError
+
+NEW_NETWORK = 0x40000000  # CLONE_NEWNET
+CARD = "eth0"  # of a node, in its namespace
+
+
+class Network:
+    """Namespaces for ``nodes`` nodes, numbered as they are."""
+
+    def __init__(self, nodes: int) -> None:
+        self._tag = f"phx{os.getpid() % 100_000:x}"
+        # 198.18.0.0/15 is set aside for tests of networks.
+        self._subnet = f"198.{18 + os.getpid() // 250 % 2}.{os.getpid() % 250}"
+        self._nodes = range(nodes)
+        self.host = f"{self._subnet}.1"
+
+    def open(self) -> None:
+        """Make it all; ConfigError where we may not."""
+        if os.getuid() != 0:
+            raise ConfigError("--namespaces", "", "only root can make namespaces", "leave it out")
+        bridge = f"{self._tag}b"
+        try:
+            _ip("link", "add", bridge, "type", "bridge")
+            _ip("addr", "add", f"{self.host}/24", "dev", bridge)
+            _ip("link", "set", bridge, "up")
+            for node in self._nodes:
+                space, cable = self.space(node), self._cable(node)
+                _ip("netns", "add", space)
+                _ip("link", "add", cable, "type", "veth", "peer", "name", CARD, "netns", space)
+                _ip("link", "set", cable, "master", bridge, "up")
+                _ip("-n", space, "addr", "add", f"{self.address(node)}/24", "dev", CARD)
+                _ip("-n", space, "link", "set", CARD, "up")
+                _ip("-n", space, "link", "set", "lo", "up")
+        except (OSError, subprocess.CalledProcessError) as error:
+            self.close()
+            rule = f"namespaces cannot be made here: {getattr(error, 'stderr', error)}"
+            raise ConfigError("--namespaces", "", rule, "leave it out") from None
+
+    def close(self) -> None:
+        """Take it all away."""
+        for node in self._nodes:
+            with suppress(OSError, subprocess.CalledProcessError):
+                _ip("netns", "del", self.space(node))
+        with suppress(OSError, subprocess.CalledProcessError):
+            _ip("link", "del", f"{self._tag}b")
+
+    def space(self, node: int) -> str:
+        """The namespace of a node."""
+        return f"{self._tag}n{node}"
+
+    def path(self, node: int) -> Path:
+        """Where a process finds it."""
+        return Path("/var/run/netns") / self.space(node)
+
+    def address(self, node: int) -> str:
+        """The address of a node."""
+        return f"{self._subnet}.{node + 2}"
+
+    def cut(self, name: str) -> None:
+        """Nothing reaches the node of this name, and it reaches nobody."""
+        _ip("link", "set", self._cable(_number(name)), "down")
+
+    def mend(self, name: str) -> None:
+        """It is reachable again."""
+        _ip("link", "set", self._cable(_number(name)), "up")
+
+    def _cable(self, node: int) -> str:
+        return f"{self._tag}v{node}"
+
+
+def _number(name: str) -> int:
+    return int(name.removeprefix("node-"))
+
+
+def _ip(*arguments: str) -> None:
+    subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True)
+
+
+def enter_namespace(path: str) -> None:
+    """Have this process, and all that it starts, use another network."""
+    file = os.open(path, os.O_RDONLY)
+    try:
+        if ctypes.CDLL(None, use_errno=True).setns(file, NEW_NETWORK) != 0:
+            raise OSError(ctypes.get_errno(), f"cannot enter {path}")
+    finally:
+        os.close(file)

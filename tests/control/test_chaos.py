@@ -1,0 +1,124 @@
+"""Harm by plan: what is drawn, what is refused, what is noticed, and that nothing is lost."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from phalanx.config import ConfigError, job_from_table
+from phalanx.control.chaos import Arena, Plan, random_plan, read_plan
+from phalanx.control.chaos.plan import WEIGHTS, Action
+from phalanx.control.chaos.run import play_all
+from phalanx.control.chaos.verdict import (
+    belonging,
+    leaked_ports,
+    listening,
+    orphans,
+    shared_memory,
+)
+from tests.control.jobs import JOB
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "chaos.toml"
+
+
+def test_a_seed_draws_the_same_plan_and_another_one_another() -> None:
+    plans = [random_plan(seed, slots=4, steps=60) for seed in range(200)]
+    assert plans[7] == random_plan(7, slots=4, steps=60)
+    assert len({str(plan.actions) for plan in plans}) > 150
+    drawn = {action.do for plan in plans for action in plan.actions}
+    assert drawn == set(WEIGHTS)
+    for plan in plans:
+        steps = [action.at_step for action in plan.actions]
+        assert steps == sorted(steps) and steps[0] > 1 and steps[-1] <= 45
+        assert all(0 <= action.slot < 4 for action in plan.actions)
+
+
+def test_the_example_is_a_plan() -> None:
+    plan = read_plan(EXAMPLE, slots=4, steps=30)
+    assert plan.actions[0].do == "kill_worker"
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ('[[actions]]\ndo = "kill_worker"\nat_step = 5\nslot = 4', "actions[0].slot"),
+        ('[[actions]]\ndo = "kill_worker"\nat_step = 30', "actions[0].at_step"),
+        ('[[actions]]\ndo = "kill_worker"\nat_step = 5\nseconds = -1', "actions[0].seconds"),
+        ('[[actions]]\ndo = "kill_everybody"\nat_step = 5', "actions[0].do"),
+        ('[[action]]\ndo = "kill_worker"', "plan"),
+        ("not TOML at all [", "--plan"),
+    ],
+)
+def test_a_plan_that_does_not_fit_is_refused_with_its_key(
+    tmp_path: Path, text: str, key: str
+) -> None:
+    path = tmp_path / "plan.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        read_plan(path, slots=4, steps=30)
+    assert key in str(caught.value)
+
+
+def test_leaks_are_found(tmp_path: Path) -> None:
+    before = shared_memory()
+    code = (
+        "import socket, sys, time; s = socket.create_server(('127.0.0.1', 0)); "
+        "print(s.getsockname()[1], flush=True); time.sleep(60)"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    try:
+        port = int(process.stdout.readline())
+        assert process.pid in belonging(tmp_path)
+        seen = listening(belonging(tmp_path))
+        assert port in seen and leaked_ports(seen) == [f"port {port}"]
+    finally:
+        process.kill()
+        process.wait()
+    assert orphans(tmp_path) == [] and leaked_ports(seen) == []
+    with socket.create_server(("127.0.0.1", 0)) as ours:
+        assert ours.getsockname()[1] not in listening(belonging(tmp_path))
+    assert shared_memory() - before == set()
+
+
+def make_arena(root: Path, steps: int, plans: list[Plan]) -> Arena:
+    text = JOB.format(name="chaos", steps=steps).replace("every = 0", "every = 20", 1)
+    return Arena(root, job_from_table(tomllib.loads(text)), 4, plans=plans)
+
+
+def judge(arena: Arena, plans: list[Plan]) -> None:
+    with arena:
+        outcomes = play_all(arena, plans, print)
+    bad = [outcome for outcome in outcomes if not outcome.good]
+    assert not bad and not arena.leaks, (bad, arena.leaks)
+
+
+def test_a_plan_of_harm_loses_nothing(tmp_path: Path) -> None:
+    actions = (
+        Action(do="kill_worker", at_step=6, slot=1),
+        Action(do="kill_controller", at_step=14, seconds=0.5),
+        Action(do="kill_node", at_step=25, slot=3, seconds=1.0),
+    )
+    plans = [Plan(name="three harms", actions=actions)]
+    judge(make_arena(tmp_path, 50, plans), plans)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_fifty_random_plans_in_a_row_lose_nothing(tmp_path: Path) -> None:
+    plans = [random_plan(seed, 4, 60) for seed in range(50)]
+    judge(make_arena(tmp_path, 60, plans), plans)
+
+
+@pytest.mark.soak
+def test_a_full_disk_costs_checkpoints_and_not_the_run(tmp_path: Path) -> None:
+    actions = (Action(do="fill_disk", at_step=10, seconds=3.0),)
+    plans = [Plan(name="a full disk", actions=actions)]
+    judge(make_arena(tmp_path, 60, plans), plans)

@@ -1,0 +1,232 @@
+"""A node's own troubles, through a real agent to the core's decision and back."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from phalanx.control.local import worker_pids
+from phalanx.control.stage import Stage
+from tests.control.servers import ServerProcess
+
+SLEEP = (sys.executable, "-c", "import time; time.sleep(600)")
+DRAM = "2,1,1,-;EDAC MC1: 1 UE memory read error on CPU_SrcID#1_MC#0_Chan#1_DIMM#0\n"
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    """Three nodes of two places each; each has a kernel log, a notice and hooks of its own."""
+    root = tmp_path_factory.mktemp("stage")
+    for number in range(3):
+        folder = root / "local" / "nodes" / f"node-{number}"
+        folder.mkdir(parents=True)
+        (folder / "kmsg").write_text("")
+        hook = folder / "hook"
+        hook.write_text(f'#!/bin/sh\necho "$PHALANX_HOOK $PHALANX_JOB" >> {folder}/hooks\n')
+        hook.chmod(0o755)
+        (folder / "agent.toml").write_text(
+            textwrap.dedent(f"""
+            [faults]
+            kernel_log = "{folder}/kmsg"
+            notice_file = "{folder}/notice"
+            poll_seconds = 0.2
+            [hooks]
+            prolog = ["{hook}"]
+            epilog = ["{hook}"]
+            [binding]
+            policy = "cores"
+            """)
+        )
+    policy = "[health]\nbreaker_least_nodes = 100\nstrikes = 100\nlemon_score = 1000000\n"
+    with Stage(root, nodes=3, gpus_per_node=2, policy=policy) as stage:
+        yield stage
+
+
+def state_of(stage: Stage, name: str) -> str:
+    return str(stage.get(f"/v1/nodes/{name}")["node"]["state"])
+
+
+def events(stage: Stage, kind: str, job: int = 0) -> list[dict[str, Any]]:
+    path = f"/v1/events?limit=500{f'&job={job}' if job else ''}"
+    return [event for event in stage.get(path)["events"] if event["kind"] == kind]
+
+
+def running(stage: Stage, job: int) -> bool:
+    return bool(stage.job(job)["state"] == "running" and stage.job(job)["nodes"])
+
+
+def submit(stage: Stage, *argv: str) -> int:
+    job = stage.submit("--world-size", "2", "--slot-gpus", "2", "--", *argv)
+    stage.wait(lambda: stage.job(job)["state"] != "pending", "the job to be placed", 60)
+    return job
+
+
+def cancel(stage: Stage, job: int) -> None:
+    command = [sys.executable, "-m", "phalanx", "cancel", str(job), "--state", str(stage.state)]
+    subprocess.run(command, check=True, capture_output=True)
+    stage.wait_ended(job, 60)
+
+
+def test_a_memory_error_moves_the_job_and_the_node_is_examined(stage: Stage) -> None:
+    job = submit(stage, *SLEEP)
+    stage.wait(lambda: running(stage, job), "the job to run", 60)
+    node = stage.node(stage.job(job)["nodes"][0])
+    with (node.state / "kmsg").open("a") as log:
+        log.write(DRAM)
+    stage.wait(lambda: stage.job(job)["nodes"] not in ([], [node.name]), "the job to move", 60)
+    (error,) = events(stage, "DeviceError")
+    assert error["body"]["cause"] == "dram" and "EDAC" in error["body"]["detail"]
+    stage.wait(lambda: state_of(stage, node.name) == "healthy", "the node to pass its check", 60)
+    assert [event for event in events(stage, "CheckResult") if event["body"]["passed"]]
+    cancel(stage, job)
+
+
+def test_a_worker_that_the_kernel_killed_for_memory_is_told_apart(stage: Stage) -> None:
+    job = submit(stage, *SLEEP)
+    stage.wait(lambda: running(stage, job), "the job to run", 60)
+    node = stage.node(stage.job(job)["nodes"][0])
+    stage.wait(lambda: len(worker_pids(node, job)) == 2, "its processes", 30)
+    pid = worker_pids(node, job)[1]
+    with (node.state / "kmsg").open("a") as log:
+        log.write(f"3,2,2,-;Out of memory: Killed process {pid} (python) total-vm:1kB\n")
+    os.kill(pid, signal.SIGKILL)
+    stage.wait(lambda: events(stage, "WorkerExited", job), "the worker to be missed", 30)
+    assert events(stage, "WorkerExited", job)[0]["body"]["cause"] == "host_out_of_memory"
+    cancel(stage, job)
+
+
+def test_workers_are_bound_and_hooks_run_once_around_a_job(stage: Stage) -> None:
+    show = "import os; print('cores', sorted(os.sched_getaffinity(0)), flush=True)"
+    job = submit(stage, sys.executable, "-c", show)
+    assert stage.wait_ended(job, 60) == "done"
+    folders = [node.state for node in stage.cluster.nodes]
+    (ran,) = [folder for folder in folders if (folder / "jobs" / str(job)).exists()]
+    logs = [ran / "jobs" / str(job) / f"worker-{index}.log" for index in range(2)]
+    cores = [eval(log.read_text().split("cores", 1)[1]) for log in logs]
+    every = sorted(os.sched_getaffinity(0))
+    half = len(every) // 2
+    assert cores == ([every[:half], every[half : 2 * half]] if half else [every, every])
+    assert f"job {job}: rank 0 (worker 0)" in (ran / "agent.log").read_text()
+    told = lambda: [  # noqa: E731
+        line for line in (ran / "hooks").read_text().splitlines() if line.endswith(f" {job}")
+    ]
+    stage.wait(lambda: len(told()) == 2, "the epilog", 30)
+    assert told() == [f"prolog {job}", f"epilog {job}"]
+
+
+def test_a_job_goes_elsewhere_when_the_prolog_fails(stage: Stage) -> None:
+    tried = [node for node in stage.cluster.nodes if state_of(stage, node.name) == "healthy"]
+    hooks = {node.name: (node.state / "hook").read_text() for node in tried[:-1]}
+    good = tried[-1].name
+    for node in tried[:-1]:
+        (node.state / "hook").write_text("#!/bin/sh\necho no scratch; exit 1\n")
+    job = submit(stage, *SLEEP)
+    stage.wait(lambda: running(stage, job) and stage.job(job)["nodes"] == [good], "the good", 90)
+    told = [event["body"]["detail"] for event in events(stage, "DeviceError")]
+    assert [text for text in told if "no scratch" in text]
+    for node in tried[:-1]:
+        (node.state / "hook").write_text(hooks[node.name])
+    cancel(stage, job)
+
+
+def test_a_notice_empties_the_node_in_time(stage: Stage) -> None:
+    job = submit(stage, *SLEEP)
+    stage.wait(lambda: running(stage, job), "the job to run", 60)
+    node = stage.node(stage.job(job)["nodes"][0])
+    (node.state / "notice").write_text(json.dumps({"deadline_seconds": 30}))
+    stage.wait(lambda: state_of(stage, node.name) == "draining", "the node to be drained", 30)
+    moved = lambda: running(stage, job) and node.name not in stage.job(job)["nodes"]  # noqa: E731
+    stage.wait(moved, "the job to move", 60)
+    (notice,) = events(stage, "NodeNotice")
+    assert notice["body"]["deadline_ns"] > notice["time_ns"]
+    cancel(stage, job)
+
+
+@pytest.fixture
+def user() -> Iterator[str]:
+    """A real second user."""
+    if os.getuid() != 0:
+        pytest.skip("only root can run jobs as their users")
+    name = "phalanx-test"
+    made = subprocess.run(
+        ["useradd", "--system", "--no-create-home", "--shell", "/bin/sh", name],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if made.returncode not in (0, 9):  # 9: it is there already
+        pytest.skip(f"no user can be made here: {made.stderr}")
+    yield name
+    subprocess.run(["userdel", name], capture_output=True, check=False)
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that other users may enter, unlike pytest's own."""
+    with tempfile.TemporaryDirectory(prefix="phalanx-users-") as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
+
+
+def test_a_job_runs_as_whoever_submitted_it(user: str, open_folder: Path) -> None:
+    with ServerProcess(open_folder / "server") as server:
+        run = partial(subprocess.run, capture_output=True, text=True, check=False)
+        phalanx = [sys.executable, "-m", "phalanx"]
+        there = ["--state", str(server.state)]
+        token = open_folder / "token"
+        create = [*phalanx, "token", "create", user, "--role", "user", "--team", "t", *there]
+        assert run([*create, "--out", str(token)]).returncode == 0
+        state = open_folder / "agent"
+        command = [*phalanx, "agent", "--join", server.url, "--name", "real", "--gpus", "1"]
+        environment = {**os.environ, "PHALANX_TOKEN_FILE": str(server.state / "join.token")}
+        with (open_folder / "agent.log").open("wb") as output:
+            agent = subprocess.Popen(
+                [*command, "--state", str(state), "--address", "127.0.0.1"],
+                env=environment,
+                stdout=output,
+                stderr=output,
+            )
+        try:
+            script = (
+                f"id -un; cat {state}/agent.token || echo token is safe; "
+                "touch $PHALANX_FOLDER/own && echo own folder; kill -0 1 || echo no rights"
+            )
+            wait_for(lambda: server.call("GET", "/v1/nodes")[1]["nodes"])
+            submit = [*phalanx, "submit", "--json", "--server", server.url, "--team", "t"]
+            asked = run(
+                [*submit, "--world-size", "1", "--", "/bin/sh", "-c", script],
+                env={**os.environ, "PHALANX_TOKEN_FILE": str(token)},
+                cwd=open_folder,
+            )
+            assert asked.returncode == 0, asked.stdout + asked.stderr
+            job = json.loads(asked.stdout)["jobs"][0]
+            printed = state / "jobs" / str(job) / "worker-0.log"
+            wait_for(lambda: printed.exists() and "no rights" in printed.read_text())
+            if not printed.exists():
+                pytest.fail((open_folder / "agent.log").read_text())
+            lines = printed.read_text().splitlines()
+            assert lines[0] == user
+            assert "token is safe" in lines and "own folder" in lines and "no rights" in lines
+            missing = run([*submit, "--world-size", "1", "--", "id"], cwd=open_folder)
+            assert missing.returncode != 0  # no token, no job
+        finally:
+            agent.send_signal(signal.SIGINT)
+            agent.wait(30)
+
+
+def wait_for(ready: Callable[[], object], seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not ready() and time.monotonic() < deadline:
+        time.sleep(0.05)

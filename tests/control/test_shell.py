@@ -1,0 +1,126 @@
+"""A shell in a job's environment on its node: a real terminal, for the job's own team alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from phalanx.control.stage import Stage
+
+SLEEP = (sys.executable, "-c", "import time; time.sleep(600)")
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    with Stage(tmp_path_factory.mktemp("stage"), nodes=2) as stage:
+        yield stage
+
+
+@pytest.fixture(scope="module")
+def job(stage: Stage) -> int:
+    number = stage.submit("--world-size", "2", "--team", "red", "--", *SLEEP)
+    stage.wait(lambda: stage.job(number)["state"] == "running", "the job", 60)
+    return number
+
+
+def shell(
+    stage: Stage, *arguments: str, token: Path | None = None, typed: str = ""
+) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "phalanx", "shell", "--state", str(stage.state), *arguments]
+    environment = dict(os.environ)
+    if token is not None:
+        environment["PHALANX_TOKEN_FILE"] = str(token)
+    return subprocess.run(
+        command, input=typed, env=environment, capture_output=True, text=True, timeout=60,
+        check=False,
+    )  # fmt: skip
+
+
+def audited(stage: Stage) -> list[dict[str, object]]:
+    lines = (stage.state / "audit.jsonl").read_text().splitlines()
+    return [entry for entry in map(json.loads, lines) if entry["action"].startswith("shell")]
+
+
+def make_token(stage: Stage, name: str, role: str, team: str) -> Path:
+    path = stage.root / f"{name}.token"
+    command = [sys.executable, "-m", "phalanx", "token", "create", name, "--role", role]
+    command += ["--team", team, "--out", str(path), "--state", str(stage.state)]
+    subprocess.run(command, check=True, capture_output=True)
+    return path
+
+
+def test_a_program_runs_in_the_jobs_environment_on_the_node_that_is_named(
+    stage: Stage, job: int
+) -> None:
+    name = stage.job(job)["nodes"][1]
+    script = "echo $PHALANX_JOB on $PHALANX_NODE; tty; pwd; exit 7"
+    done = shell(stage, str(job), "--node", name, "--", "sh", "-c", script)
+    assert done.returncode == 7, done.stderr
+    assert f"{job} on {name}" in done.stdout
+    assert "/dev/pts/" in done.stdout
+    opened = [entry for entry in audited(stage) if entry["status"] == 101]
+    assert name in str(opened[-1]["detail"]) and opened[-1]["name"]
+
+
+def test_a_terminal_is_typed_into_and_closes_with_the_shell(stage: Stage, job: int) -> None:
+    pid, master = pty.fork()
+    if pid == 0:
+        command = [sys.executable, "-m", "phalanx", "shell", "--state", str(stage.state), str(job)]
+        os.environ["SHELL"] = "/bin/sh"
+        os.execv(sys.executable, command)
+    said, deadline, typed = b"", time.monotonic() + 60, False
+    while time.monotonic() < deadline:
+        try:
+            said += os.read(master, 65_536)
+        except OSError:  # it is over
+            break
+        if not typed and (b"$" in said or b"#" in said):
+            os.write(master, b"echo $((6 * 7)); stty size; exit\n")
+            typed = True
+    _, status = os.waitpid(pid, 0)
+    assert b"42" in said and os.waitstatus_to_exitcode(status) == 0
+
+
+def test_more_output_than_anybody_reads_at_once_arrives_whole(stage: Stage, job: int) -> None:
+    done = shell(stage, str(job), "--", "seq", "1", "200000")
+    assert done.returncode == 0
+    assert done.stdout.split()[-1] == "200000" and len(done.stdout.split()) == 200_000
+
+
+def test_other_teams_and_readers_get_no_shell(stage: Stage, job: int) -> None:
+    for name, role, team in (("eve", "user", "blue"), ("bob", "read", "red")):
+        done = shell(stage, str(job), "--", "id", token=make_token(stage, name, role, team))
+        assert done.returncode == 1 and "uid=" not in done.stdout
+    refused = [entry for entry in audited(stage) if entry["status"] in (403, 404)]
+    assert {entry["name"] for entry in refused} == {"eve", "bob"}
+    friend = shell(stage, str(job), "--", "id", token=make_token(stage, "ann", "user", "red"))
+    assert friend.returncode == 0 and "uid=" in friend.stdout
+
+
+def test_what_cannot_be_opened_is_said(stage: Stage, job: int) -> None:
+    assert "there is no job 99" in shell(stage, "99").stderr
+    assert "is not on nowhere" in shell(stage, str(job), "--node", "nowhere").stderr
+    missing = shell(stage, str(job), "--", "/no/such/program")
+    assert missing.returncode == 1 and "No such file" in missing.stderr
+
+
+def test_no_shell_outlives_whoever_opened_it(stage: Stage, job: int) -> None:
+    command = [sys.executable, "-m", "phalanx", "shell", "--state", str(stage.state), str(job)]
+    process = subprocess.Popen(
+        [*command, "--", "sleep", "4242"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
+    )
+    running = lambda: subprocess.run(  # noqa: E731
+        ["pgrep", "-f", "^sleep 4242"], capture_output=True, check=False
+    ).stdout.split()
+    stage.wait(running, "the program to start", 30)
+    process.kill()
+    process.wait()
+    stage.wait(lambda: not running(), "the program to end", 30)
