@@ -1,6 +1,6 @@
 """From a kill to the next committed step at full size, beside torchrun and torchft.
 
-    python -m benchmarks.recovery [--times 10] [--peers] [--device cuda] [--json]
+    python -m benchmarks.recovery [--times 10] [--peers] [--device cuda] [--only PARTS] [--json]
 
 On CPU: four workers, two pipeline stages on two replicas each, one node a worker, spares for the
 nodes that are killed. ``stopped`` is a rank under SIGSTOP: from the signal to the log's fact that
@@ -91,6 +91,7 @@ def main() -> None:
     parser.add_argument("--times", type=int, default=10, help="kills of each kind")
     parser.add_argument("--peers", action="store_true", help="torchrun and torchft too")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--only", default="", help="some of the parts, with commas")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     cuda = options.device == "cuda"
@@ -110,6 +111,8 @@ def main() -> None:
             job = bench.job
             parts["torchrun"] = lambda: torchrun(root / "torchrun", job, bench.world, options.times)
             parts["torchft"] = lambda: torchft(root / "torchft", max(1, options.times // 3))
+        if options.only:
+            parts = {name: parts[name] for name in options.only.split(",")}
         results: dict[str, dict[str, Any]] = {}
         for name, measure in parts.items():
             load = os.getloadavg()[0]
@@ -118,7 +121,7 @@ def main() -> None:
                 show(name, results[name])
     if options.json:
         print(json.dumps(results, indent=2))
-    elif "torchrun" in results:
+    elif {"torchrun", "worker"} <= results.keys():
         ratio = median(results["torchrun"]) / median(results["worker"])
         print(f"torchrun takes {ratio:.1f} times as long as a killed worker here")
 
