@@ -16,7 +16,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import msgspec
 import torch
@@ -34,78 +34,17 @@ from phalanx.train.drill import ordered_drill
 from phalanx.train.exits import ExitCode, ExitInfo
 from phalanx.train.fingerprint import Copies, Diverged, Fingerprints
 from phalanx.train.memory import device_memory_error
+from phalanx.train.orders import Formation, GenerationOver, Orders, RestorePoint
 from phalanx.train.parent import find_parents
 from phalanx.train.provenance import Provenance, write_provenance
 from phalanx.train.resume import load_start
 from phalanx.train.run_folder import RunFolder
 from phalanx.train.saving import keepers_home, open_checkpointer, seal
 from phalanx.train.sinks import Sink, Sinks, open_sinks
-from phalanx.train.stop import StopFlag
 from phalanx.train.trainer import Trainer
 from phalanx.train.worker import choose_device, prepare
 
 log = logging.getLogger(__name__)
-
-
-class Formation(NamedTuple):
-    """A place in a generation of the gang."""
-
-    generation: int
-    rank: int
-    world_size: int
-    local_rank: int
-    host: str  # of the store where the ranks meet
-    port: int
-    prefix: str  # of this generation's keys there
-    buddy_shift: int = 0  # our snapshots are kept so many nodes further in rank order; 0: nowhere
-    replicas: int = 0  # length of the data axis; 0: as the job says
-    shares: tuple[int, ...] = ()  # micro-batches by replica; (): equal
-
-
-class RestorePoint(NamedTuple):
-    """What to continue from. ``source``: "none", "peer", "disk" or "remote"."""
-
-    step: int
-    source: str
-    skip: tuple[int, int] = (0, 0)  # samples [first, past) that are left out from now on
-
-
-class GenerationOver(BaseException):
-    """The generation was aborted, or a newer one has formed."""
-
-
-class Orders(Protocol):
-    """Where a member's orders come from and where its facts go."""
-
-    stop: StopFlag
-    keeps_process: bool  # once a generation is over; False: a new process takes this one's place
-
-    def formation(self) -> Formation | None:
-        """The next place to take; waits for one. None: leave."""
-
-    def restore_point(self) -> RestorePoint:
-        """What to restore; waits until everybody has joined. Raises ``GenerationOver``."""
-
-    def restored(self, point: RestorePoint, refused: str = "") -> None:
-        """The step is loaded and sealed again, or why it could not be."""
-
-    def go(self) -> None:
-        """Waits until everybody is ready. Raises ``GenerationOver``."""
-
-    def stepped(self, step: int, durable: int, stall_seconds: float) -> None:
-        """A step is complete."""
-
-    def shares(self) -> tuple[int, ...]:
-        """Micro-batches by replica that somebody wants; (): as they are."""
-
-    def diverged(self, finding: Diverged) -> None:
-        """Replicas disagree: this rank waits for what is decided about it."""
-
-    def over(self) -> bool:
-        """Whether the generation is over: what fails then is no failure."""
-
-    def left(self, lost_peer: str = "") -> None:
-        """This rank is out of the group. ``lost_peer``: it noticed by itself, and how."""
 
 
 class Member:

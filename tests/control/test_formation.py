@@ -17,11 +17,12 @@ from torch.distributed import TCPStore
 
 from phalanx.cluster.messages import WorkerAbort
 from phalanx.config import Job, Train
-from phalanx.control.member import AgentOrders
+from phalanx.control.agent_orders import AgentOrders
 from phalanx.control.worker_link import Take, decode_fact
 from phalanx.control.zygote_client import ZygoteClient
 from phalanx.control.zygote_wire import Ended, Spawn, Unframer, framed
-from phalanx.train.member import Formation, join_group
+from phalanx.train.member import join_group
+from phalanx.train.orders import Formation
 from tests.ranks import run_ranks
 
 WAIT_SECONDS = 30.0

@@ -1,0 +1,302 @@
+"""Orders of an agent to its worker: they come over the link, and the main thread waits for them."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from pathlib import Path
+
+from phalanx.cluster.messages import (
+    Differs,
+    Restored,
+    Sealed,
+    WorkerAbort,
+    WorkerDrain,
+    WorkerGo,
+    WorkerLeft,
+    WorkerRebalance,
+    WorkerRestore,
+    WorkerUp,
+)
+from phalanx.control.worker_link import GIVE_WAY, Link, Look, Looked, Order, Present, Take
+from phalanx.train.exits import ExitCode, ExitInfo
+from phalanx.train.fingerprint import Diverged
+from phalanx.train.launch import redirect_output
+from phalanx.train.look import look
+from phalanx.train.orders import Formation, GenerationOver, RestorePoint
+from phalanx.train.sockets import shut_network_sockets
+from phalanx.train.stop import StopFlag
+
+SHUT_AGAIN_SECONDS = 0.02
+# Where the main thread does not wake up (gloo waits for ever for a peer that has yet to connect),
+# the process gives way to a new one: soon while it forms, since it has nothing to lose yet.
+FORMING_SECONDS, RUNNING_SECONDS = 0.3, 3.0
+LOST_PEER_SECONDS = 0.2  # to be told why by somebody else, before it is reported as a fault
+BYE_SECONDS = 5.0
+
+CAUSES = {
+    ExitCode.CONFIG: "configuration",
+    ExitCode.GPU_MEMORY: "gpu_out_of_memory",
+    ExitCode.HOST_MEMORY: "host_out_of_memory",
+    ExitCode.DATA_EXHAUSTED: "data_exhausted",
+    ExitCode.NON_FINITE: "non_finite",
+    ExitCode.LOST_PEER: "lost_peer",
+    ExitCode.CHECKPOINT: "checkpoint",
+}
+
+log = logging.getLogger(__name__)
+
+
+class AgentOrders:
+    """Orders that come over the link (its thread) and are waited for by the main thread."""
+
+    def __init__(self, path: str, job: int, index: int) -> None:
+        self.job, self.index = job, index
+        self.stop = StopFlag()
+        self.keeps_process = True
+        self._changed = threading.Condition()
+        self._take: Take | None = None  # newest place; may be ahead of the main thread's
+        self._generation = 0  # of the main thread
+        self._over = 0  # generations up to this one are over
+        self._out = True  # the main thread is in no group
+        self._formed = False  # it has met the others of its generation
+        self._restore: WorkerRestore | None = None
+        self._go = 0
+        self._shares: tuple[int, tuple[int, ...]] = (0, ())  # wanted, and in which generation
+        self._running = False
+        self._step, self._durable = 0, 0
+        self._link = Link(path, self._present, self._hear)
+        self._link.start()
+
+    # The link's thread.
+
+    def _present(self) -> Present:
+        take = self._take
+        return Present(
+            job=self.job,
+            index=self.index,
+            pid=os.getpid(),
+            generation=take.generation if take else 0,
+            rank=take.rank if take else -1,
+            running=self._running,
+            step=self._step,
+            committed=self._step - 1,
+            durable=self._durable,
+        )
+
+    def _hear(self, order: Order) -> None:
+        with self._changed:
+            match order:
+                case Take():
+                    if self._take is None or order.generation > self._take.generation:
+                        self._take = order
+                        self._end_generations(order.generation - 1)
+                    up = WorkerUp(job=self.job, generation=order.generation, rank=order.rank)
+                    self._link.say(up)
+                case WorkerRestore():
+                    self._restore = order
+                case WorkerRebalance():
+                    self._shares = (order.generation, order.micro_batches)
+                case WorkerGo():
+                    self._go = order.generation
+                case WorkerAbort():
+                    self._end_generations(order.generation)
+                case WorkerDrain():
+                    self.stop.reason = "drain"
+                case Look():
+                    self._look(order)
+            self._changed.notify_all()
+
+    def _look(self, order: Look) -> None:
+        """Somebody wants to know what this rank is doing."""
+        if order.generation == self._generation and self._take is not None:
+            waiting = look(Path(order.folder), self._rank)
+            looked = Looked(
+                job=self.job,
+                generation=order.generation,
+                rank=self._rank,
+                step=self._step,
+                waiting=waiting,
+            )
+            self._link.say(looked)
+
+    def _end_generations(self, last: int) -> None:
+        if last <= self._over:
+            return
+        self._over = last
+        if not self.keeps_process and self._generation:
+            # An error of CUDA stays with its process, and a collective of NCCL cannot be left.
+            log.info("generation %d is over: a new process goes on", self._generation)
+            os._exit(GIVE_WAY)
+        if not self._out and self._generation <= last:
+            threading.Thread(target=self._break_out, args=(self._generation,), daemon=True).start()
+
+    def _break_out(self, generation: int) -> None:
+        """Wake the main thread wherever it waits in the group, until it is out of it."""
+        began = time.monotonic()
+        patience = RUNNING_SECONDS if self._formed else FORMING_SECONDS
+        while True:
+            with self._changed:  # it may not open sockets of the next generation meanwhile
+                if self._out or self._generation != generation:
+                    return
+                shut_network_sockets()
+            if time.monotonic() - began > patience:
+                log.warning("generation %d cannot be left: a new process goes on", generation)
+                os._exit(GIVE_WAY)
+            time.sleep(SHUT_AGAIN_SECONDS)
+
+    # The main thread.
+
+    def wait_for_place(self) -> str:
+        """Waits until there is a place to take; returns what is to be run there."""
+        with self._changed:
+            while self._take is None:
+                self._changed.wait()
+            payload = self._take.payload
+        if log_file := os.environ.get("PHALANX_STANDBY"):
+            redirect_output(Path(log_file))  # from here on it is a worker like others
+        return payload
+
+    def formation(self) -> Formation | None:
+        """The newest place to take."""
+        with self._changed:
+            # One that is over already is not entered: nobody would call us back.
+            while self._take is None or self._take.generation <= max(self._generation, self._over):
+                self._changed.wait()
+            take = self._take
+            self._generation, self._out = take.generation, False
+            self._running = self._formed = False
+        return Formation(
+            generation=take.generation,
+            rank=take.rank,
+            world_size=take.world_size,
+            local_rank=take.local_rank,
+            host=take.host,
+            port=take.port,
+            prefix=f"job{self.job}/{take.generation}",
+            buddy_shift=take.buddy_shift,
+            replicas=take.replicas,
+            shares=take.micro_batches,
+        )
+
+    def restore_point(self) -> RestorePoint:
+        """Waits until everybody has joined."""
+        with self._changed:
+            self._formed = True
+            while True:
+                self._leave_if_over()
+                order = self._restore
+                if order is not None and order.generation == self._generation:
+                    self._restore = None
+                    return RestorePoint(order.step, order.source, order.skip_samples)
+                self._changed.wait()
+
+    def restored(self, point: RestorePoint, refused: str = "") -> None:
+        """Tells the agent what became of the restore."""
+        self._step = point.step
+        fact = Restored(
+            job=self.job,
+            generation=self._generation,
+            rank=self._rank,
+            step=point.step,
+            source=point.source,  # type: ignore[arg-type]
+            refused=refused,
+        )
+        self._link.say(fact)
+
+    def go(self) -> None:
+        """Waits until the whole gang is ready."""
+        with self._changed:
+            while self._go != self._generation:
+                self._leave_if_over()
+                self._changed.wait()
+            self._running = True
+
+    def stepped(self, step: int, durable: int, stall_seconds: float) -> None:
+        """Tells the agent of a step; that it is safe, the keeper tells it."""
+        self._step, self._durable = step, durable
+        fact = Sealed(
+            job=self.job,
+            generation=self._generation,
+            rank=self._rank,
+            step=step,
+            at_ns=time.time_ns(),
+            acknowledged=False,
+            durable=durable,
+            checkpoint_ns=int(stall_seconds * 1e9),
+        )
+        self._link.say(fact)
+
+    def shares(self) -> tuple[int, ...]:
+        """Micro-batches by replica that the core wants in this generation."""
+        generation, shares = self._shares
+        return shares if generation == self._generation else ()
+
+    def diverged(self, finding: Diverged) -> None:
+        """Tells the agent what all replicas found."""
+        assert self._take is not None
+        fact = Differs(
+            job=self.job,
+            generation=self._generation,
+            rank=self._rank,
+            step=finding.step,
+            clean_step=finding.clean_step,
+            world=self._take.world_size,
+            copies=finding.copies,
+            changed=finding.changed,
+            again=finding.again,
+        )
+        self._link.say(fact)
+
+    def over(self) -> bool:
+        """Whether the main thread's generation is over."""
+        return self._over >= self._generation
+
+    def left(self, lost_peer: str = "") -> None:
+        """The main thread is out; what it noticed by itself is said if nobody else explains it."""
+        with self._changed:
+            self._out, self._running = True, False
+            generation = self._generation
+        if lost_peer and not self.over():
+            args = (generation, self._rank, lost_peer)
+            threading.Timer(LOST_PEER_SECONDS, self._complain, args).start()
+
+    def _complain(self, generation: int, rank: int, detail: str) -> None:
+        with self._changed:
+            explained = self._over >= generation
+        if not explained:
+            self.leave(generation, rank, "lost_peer", detail)
+
+    def leave(self, generation: int, rank: int, cause: str, detail: str = "") -> None:
+        """Says why this rank takes no more part."""
+        fact = WorkerLeft(
+            job=self.job,
+            generation=generation,
+            rank=rank,
+            step=self._step,
+            cause=cause,
+            detail=detail[:2000],
+        )
+        self._link.say(fact)
+
+    def bye(self, info: ExitInfo | None) -> None:
+        """The last word of the process, heard before it ends."""
+        if info is None:
+            return
+        cause = "" if info.code == ExitCode.DONE else CAUSES.get(info.code, "user_error")  # type: ignore[call-overload]
+        self._link.connected.wait(BYE_SECONDS)
+        self.leave(self._generation, self._rank, cause, info.message if cause else "")
+
+    def close(self) -> None:
+        self._link.close()
+
+    @property
+    def _rank(self) -> int:
+        assert self._take is not None
+        return self._take.rank
+
+    def _leave_if_over(self) -> None:
+        if self._over >= self._generation:
+            raise GenerationOver
