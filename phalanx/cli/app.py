@@ -42,6 +42,7 @@ COMMANDS = {
     "k8s": ("phalanx.cli.k8s", "Manifests of jobs for Kubernetes."),
     "runs": ("phalanx.cli.runs:app", "List, show, compare, export and annotate runs."),
     "report": ("phalanx.cli.postmortem:app", "Write the post-mortem of a run."),
+    "profile": ("phalanx.cli.profile:app", "Trace steps of a running job, for Perfetto."),
     "ledger": ("phalanx.cli.runs:ledger_app", "Say where GPU time went, exactly."),
     "token": ("phalanx.cli.token:app", "Make, list and revoke tokens."),
     "doctor": ("phalanx.cli.doctor:app", "Check a node, with evidence."),

@@ -42,6 +42,10 @@ def start(
     nodes: Annotated[int, typer.Option(min=0, help="Start so many nodes on this machine.")] = 0,
     gpus_per_node: Annotated[int, typer.Option(min=1, help="Ranks that each of them takes.")] = 1,
     spares: Annotated[int, typer.Option(min=0, help="And so many that stand by.")] = 0,
+    keep_event_days: Annotated[
+        float,
+        typer.Option(min=0, help="Older events go from the log to archive/; 0: they stay."),
+    ] = 30.0,
     webhook: Annotated[
         list[str] | None,
         typer.Option(help="Address that is told of findings and ended jobs; may be repeated."),
@@ -87,6 +91,7 @@ def start(
             requests_per_second=requests_per_second,
             failures_per_second=5.0 if requests_per_second else 0.0,
             webhooks=tuple(webhook or ()),
+            keep_event_days=keep_event_days,
         )
 
     if follow:

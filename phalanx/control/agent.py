@@ -270,6 +270,8 @@ class AgentProcess:
                 self.evidence.look(message, self.agent.node if self.agent else -1)
             case OpenShell() | ShellInput() | CloseShell():
                 self.shells.hear(message)
+            case wire.Profile():
+                self.crew.trace(message.job, message.ranks, message.steps)
             case wire.WantDetail():
                 self.telemetry.want_detail(message.job, message.seconds)
 

@@ -12,12 +12,13 @@ import msgspec
 
 from phalanx.control.crew import Crew
 from phalanx.control.hands import Here
+from phalanx.control.log_keeping import compress_ended, cut, expire, read_end
 from phalanx.control.wire import LogPart, ReadLog
 
 PART_BYTES = 64 << 10
 FOLLOW_SECONDS = 0.2
-MOST_BYTES = 64 << 20  # of one file; the half before it is kept beside it
-ROTATE_SECONDS = 10.0
+CUT_SECONDS = 1.0  # a rank that floods writes some 100 MB in it
+TIDY_LOOKS = 300
 
 
 class LogReader:
@@ -26,6 +27,7 @@ class LogReader:
     def __init__(self, crew: Crew, send: Callable[[msgspec.Struct], None]) -> None:
         self._crew, self._send = crew, send
         self._readers: dict[int, asyncio.Task[None]] = {}
+        self.dropped_bytes = 0  # of logs that grew too large
 
     def read(self, order: ReadLog) -> None:
         """Send the end of a log, and what follows if asked."""
@@ -50,12 +52,18 @@ class LogReader:
                 self._send(LogPart(request=order.request, problem=problem))
             places = {}
             for path, label in files:
+                if path.suffix == ".gz":
+                    data = await asyncio.to_thread(read_end, path, order.tail_bytes)
+                    self._say(order.request, data, label)
+                    places[path] = 0
+                    continue
                 start = max(0, path.stat().st_size - order.tail_bytes) if path.exists() else 0
                 places[path] = self._part(order.request, path, start, label)
             while order.follow and files:
                 await asyncio.sleep(FOLLOW_SECONDS)
                 for path, label in files:
-                    places[path] = self._part(order.request, path, places[path], label)
+                    if path.suffix != ".gz":
+                        places[path] = self._part(order.request, path, places[path], label)
             self._send(LogPart(request=order.request, end=True))
         except OSError as error:
             self._send(LogPart(request=order.request, end=True, problem=str(error)))
@@ -68,9 +76,12 @@ class LogReader:
         if order.rank >= 0:
             found = [i for i, hand in here.hands.items() if hand.rank == order.rank]
             index = found[0] if found else 0
-            return [(here.log(index), "")] if here.log(index).exists() else []
+            path = here.log(index)
+            packed = path.with_name(f"{path.name}.gz")
+            return [(each, "") for each in (path, packed) if each.exists()][:1]
         ranks = {here.log(index): f"[{hand.rank}] " for index, hand in here.hands.items()}
-        return [(path, ranks.get(path, "")) for path in sorted(folder.glob("worker-*.log"))]
+        paths = [*folder.glob("worker-*.log"), *folder.glob("worker-*.log.gz")]
+        return [(path, ranks.get(path, "")) for path in sorted(paths)]
 
     def _part(self, request: int, path: Path, start: int, label: str) -> int:
         """Send what lies behind a place; returns the place behind it."""
@@ -80,24 +91,27 @@ class LogReader:
             file.seek(start)
             while data := file.read(PART_BYTES):
                 start += len(data)
-                if label:
-                    data = b"".join(label.encode() + line for line in data.splitlines(True))
-                self._send(LogPart(request=request, data=data))
+                self._say(request, data, label)
         return start
 
+    def _say(self, request: int, data: bytes, label: str) -> None:
+        if label:
+            data = b"".join(label.encode() + line for line in data.splitlines(True))
+        self._send(LogPart(request=request, data=data))
+
     async def rotate_forever(self) -> None:
-        """Keep every log below its bound. Writers append, so the file is emptied, not moved."""
+        """Keep every log below its bound, and old ones for their time."""
+        looks = 0
         while True:
-            await asyncio.sleep(ROTATE_SECONDS)
-            for path in (self._crew.state / "jobs").glob("*/*.log"):
-                with suppress(OSError):
-                    if path.stat().st_size > MOST_BYTES:
-                        rotate(path)
+            await asyncio.sleep(CUT_SECONDS)
+            jobs, running = self._crew.state / "jobs", [str(job) for job in self._crew.jobs]
+            await asyncio.to_thread(self._cut, jobs)
+            looks += 1
+            if looks % TIDY_LOOKS == 0:
+                await asyncio.to_thread(compress_ended, jobs, running)
+                await asyncio.to_thread(expire, jobs, running)
 
-
-def rotate(path: Path) -> None:
-    """Move the content of a log that is being written to the file beside it."""
-    before = path.with_suffix(".log.1")
-    with path.open("rb+") as file:
-        before.write_bytes(file.read())
-        file.truncate(0)
+    def _cut(self, jobs: Path) -> None:
+        for path in jobs.glob("*/*.log"):
+            with suppress(OSError):
+                self.dropped_bytes += cut(path)

@@ -6,6 +6,7 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from phalanx.cluster.messages import (
@@ -20,7 +21,16 @@ from phalanx.cluster.messages import (
     WorkerRestore,
     WorkerUp,
 )
-from phalanx.control.worker_link import GIVE_WAY, Link, Look, Looked, Order, Present, Take
+from phalanx.control.worker_link import (
+    GIVE_WAY,
+    Link,
+    Look,
+    Looked,
+    Order,
+    Present,
+    Take,
+    TraceSteps,
+)
 from phalanx.train.exits import ExitCode, ExitInfo
 from phalanx.train.fingerprint import Diverged
 from phalanx.train.launch import redirect_output
@@ -67,6 +77,7 @@ class AgentOrders:
         self._shares: tuple[int, tuple[int, ...]] = (0, ())  # wanted, and in which generation
         self._running = False
         self._step, self._durable = 0, 0
+        self.trace: Callable[[int], None] = lambda steps: None  # the next steps
         self._link = Link(path, self._present, self._hear)
         self._link.start()
 
@@ -105,6 +116,8 @@ class AgentOrders:
                     self._end_generations(order.generation)
                 case WorkerDrain():
                     self.stop.reason = "drain"
+                case TraceSteps(steps=steps):
+                    self.trace(steps)
                 case Look():
                     self._look(order)
             self._changed.notify_all()

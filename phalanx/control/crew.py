@@ -33,7 +33,7 @@ from phalanx.control.payload import Script, Train, decode_payload
 from phalanx.control.programs import Programs
 from phalanx.control.runtime import runtime_folder
 from phalanx.control.users import UnknownUserError
-from phalanx.control.worker_link import Passed, Take
+from phalanx.control.worker_link import Passed, Take, TraceSteps
 from phalanx.control.zygote_client import ZygoteClient, ZygoteError
 from phalanx.control.zygote_wire import Ended, Spawn
 
@@ -316,6 +316,13 @@ class Crew:
             hand.say(action)
         if isinstance(action, WorkerGo) and uses_cuda(here.work):
             self._later(self._stand_by(here))
+
+    def trace(self, job: int, ranks: tuple[int, ...], steps: int) -> None:
+        """Have workers trace their next steps."""
+        here = self.jobs.get(job)
+        for hand in here.hands.values() if here is not None else ():
+            if hand.rank in ranks:
+                hand.say(TraceSteps(steps=steps))
 
     async def _stand_by(self, here: Here) -> None:
         """Processes with a CUDA context made, for the next generation of a job that runs."""

@@ -50,6 +50,7 @@ def run_member(path: str) -> int:
     ring = RingSink(ring_path(Path(path).parent, index))
     folder = run_path(config, job)
     member = Member(config, folder, orders, [ring])
+    orders.trace = member.ask.ask
     member.described = lambda found: ring.describe(
         RunRecord(
             generation=found.generation,

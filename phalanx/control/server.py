@@ -20,6 +20,7 @@ from phalanx.cluster.commands import Command
 from phalanx.cluster.core import Core
 from phalanx.cluster.events import Event
 from phalanx.cluster.policy import Policy
+from phalanx.control.archive import archive_events
 from phalanx.control.audit import Audit
 from phalanx.control.auth import JOIN_HOURS, AuthError, Tokens
 from phalanx.control.chronicle import Chronicle
@@ -56,6 +57,7 @@ RENEW_SECONDS = 1.0
 RECENT_EVENTS = 2_000
 FLUSH_SECONDS = 2.0  # of metrics; a killed server loses at most so many
 KEEP_SECONDS = 60.0
+ARCHIVE_SECONDS = 600.0
 PUSH_SECONDS = 0.5  # between two pushes of a job's newest step to pages
 
 
@@ -76,6 +78,7 @@ class Options(Struct, frozen=True, kw_only=True):
     failures_per_second: float = 5.0  # of one address without a good token
     failure_burst: int = 50
     webhooks: tuple[str, ...] = ()  # told of findings and ended jobs
+    keep_event_days: float = 30.0  # in the log; older ones go to archive/; 0: for ever
     most_metric_bytes: int = 20 << 30  # beyond it the oldest go, whatever their tier
 
 
@@ -222,6 +225,7 @@ class Server:
                 self._renew(controller),
                 self.history.follow(controller.core, leading.changed),
                 self._keep_metrics(),
+                self._archive(),
                 leading.push_steps(),
                 leading.chronicle.keep(),
                 self.webhooks.run(),
@@ -250,6 +254,22 @@ class Server:
                 raise
             except StoreError as error:
                 logger.warning("the store does not answer: %s", error)
+
+    async def _archive(self) -> None:
+        """Events that no restart needs leave the log when they are old."""
+        days = self.options.keep_event_days
+        while days:
+            await asyncio.sleep(ARCHIVE_SECONDS)
+            before_ns = time.time_ns() - int(days * 86_400e9)
+            folder = self.options.state / "archive"
+            try:
+                moved = await asyncio.to_thread(archive_events, self.store, folder, before_ns)
+            except (StoreError, OSError) as error:
+                logger.error("old events cannot be archived: %s", error)
+                continue
+            if moved:
+                logger.info("%d old events moved to %s", moved, folder)
+        await asyncio.Event().wait()
 
     async def _keep_metrics(self) -> None:
         """Metrics go to disk every few seconds; a disk that takes none costs nothing else."""

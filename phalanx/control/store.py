@@ -78,6 +78,12 @@ class Store(Protocol):
     def last_snapshot(self) -> Snapshot | None:
         """The newest one."""
 
+    def oldest_snapshot(self) -> int:
+        """The sequence of the oldest snapshot that is kept; 0: there is none."""
+
+    def drop_events(self, until: int) -> None:
+        """Forget events up to a sequence, and what they gave; never what a snapshot needs."""
+
     def events(self, after: int, limit: int) -> list[Row]:
         """Events behind a sequence, oldest first."""
 

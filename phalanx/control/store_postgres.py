@@ -165,6 +165,21 @@ class PostgresStore:
             return Snapshot(sequence=sequence, version=version, core=core, answers=answers)
         return None
 
+    def oldest_snapshot(self) -> int:
+        """The oldest that is kept."""
+        ((sequence,),) = self._read("SELECT min(sequence) FROM snapshots")
+        return int(sequence or 0)
+
+    def drop_events(self, until: int) -> None:
+        """Up to a sequence, at most to the oldest snapshot."""
+        with self._using, self._fenced() as cursor:
+            for table in ("events", "commands"):
+                cursor.execute(
+                    f"DELETE FROM {table} WHERE sequence <= %s AND sequence <= "
+                    "(SELECT coalesce(min(sequence), 0) FROM snapshots)",
+                    (until,),
+                )
+
     def events(self, after: int, limit: int) -> list[Row]:
         """Events behind a sequence, oldest first."""
         return self._read(

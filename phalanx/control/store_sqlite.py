@@ -116,6 +116,21 @@ class SqliteStore:
             return Snapshot(sequence=sequence, version=version, core=core, answers=answers)
         return None
 
+    def oldest_snapshot(self) -> int:
+        """The oldest that is kept."""
+        ((sequence,),) = self._read("SELECT min(sequence) FROM snapshots")
+        return int(sequence or 0)
+
+    def drop_events(self, until: int) -> None:
+        """Up to a sequence, at most to the oldest snapshot."""
+        with self._transaction() as database:
+            for table in ("events", "commands"):
+                database.execute(
+                    f"DELETE FROM {table} WHERE sequence <= ? AND sequence <= "
+                    "(SELECT coalesce(min(sequence), 0) FROM snapshots)",
+                    (until,),
+                )
+
     def events(self, after: int, limit: int) -> list[Row]:
         """Events behind a sequence, oldest first."""
         return self._read(

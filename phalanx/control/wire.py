@@ -110,6 +110,14 @@ class StopLog(Frame, frozen=True, tag=True):
     request: int
 
 
+class Profile(Frame, frozen=True, tag=True):
+    """Have some ranks of a job trace their next steps, into the run's folder."""
+
+    job: int
+    ranks: tuple[int, ...]
+    steps: int
+
+
 class WantDetail(Frame, frozen=True, tag=True):
     """For so long, tell of a job's steps rank by rank, however large its gang is."""
 
@@ -135,7 +143,7 @@ class Seen(Frame, frozen=True, tag=True):
 
 
 Up = Register | LogPart | ShellOutput | NodeRecords | NodeSample | Seen | AgentMessage
-Down = Welcome | Rejected | Deliver | ReadLog | StopLog | WantDetail | LookAt | ShellDown
+Down = Welcome | Rejected | Deliver | ReadLog | StopLog | WantDetail | LookAt | Profile | ShellDown
 
 encode = msgspec.msgpack.Encoder().encode
 decode_up = msgspec.msgpack.Decoder(Up).decode

@@ -97,7 +97,15 @@ Passed = (  # orders of the core that an agent hands on as they are
     | WorkerFlush
     | WorkerReplay
 )
-Order = Take | Look | Passed
+
+
+class TraceSteps(Frame, frozen=True, tag=True):
+    """Trace the next steps with torch's profiler."""
+
+    steps: int
+
+
+Order = Take | Look | Passed | TraceSteps
 Fact = Present | WorkerUp | Restored | Sealed | Differs | Looked | WorkerLeft
 
 decode_order = msgspec.msgpack.Decoder(Order).decode

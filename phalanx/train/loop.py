@@ -16,7 +16,7 @@ from phalanx.data import DataExhausted
 from phalanx.train.exits import CHECKPOINT_INTERVAL, ExitCode, ExitInfo, now
 from phalanx.train.interval import SaveSchedule
 from phalanx.train.meter import Meter
-from phalanx.train.profile import StepProfiler
+from phalanx.train.profile import ProfileAsk, StepProfiler
 from phalanx.train.records import CheckpointRecord, ValidationRecord
 from phalanx.train.run_folder import RunFolder
 from phalanx.train.saving import prepare_saves
@@ -40,6 +40,7 @@ def train(
     checkpointer: Checkpointer,
     stepped: Stepped = lambda step, durable, stall_seconds: None,
     compare: Compare = lambda step: None,
+    ask: ProfileAsk | None = None,
 ) -> ExitInfo:
     """Make steps until the job's last one, or until somebody asks the run to stop.
 
@@ -50,7 +51,8 @@ def train(
     run = _Run(trainer, sinks, checkpointer)
     trainer.timer.restart()  # building and loading are not part of the first step
     try:
-        with StepProfiler(trainer.job.log, run_folder, trainer.timer, run.first_step) as profiler:
+        log_settings, first = trainer.job.log, run.first_step
+        with StepProfiler(log_settings, run_folder, trainer.timer, first, ask) as profiler:
             while trainer.step < trainer.job.train.steps:
                 with profiler.step(trainer.step + 1):
                     outcome = trainer.train_step(stop.requested)

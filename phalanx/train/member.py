@@ -36,6 +36,7 @@ from phalanx.train.fingerprint import Copies, Diverged, Fingerprints
 from phalanx.train.memory import device_memory_error
 from phalanx.train.orders import Formation, GenerationOver, Orders, RestorePoint
 from phalanx.train.parent import find_parents
+from phalanx.train.profile import ProfileAsk
 from phalanx.train.provenance import Provenance, write_provenance
 from phalanx.train.resume import load_start
 from phalanx.train.run_folder import RunFolder
@@ -52,6 +53,7 @@ class Member:
 
     def __init__(self, job: Job, folder: Path, orders: Orders, sinks: Sequence[Sink] = ()) -> None:
         self._unresolved, self._orders = job, orders
+        self.ask = ProfileAsk()
         self._sinks = sinks  # of every rank, beside those of the run's folder
         self.described: Callable[[Provenance], None] = lambda found: None  # told by rank 0
         self.job = job
@@ -230,6 +232,7 @@ class Member:
                 checkpointer,
                 self._orders.stepped,
                 prints.compare,
+                self.ask,
             )
         finally:
             sinks.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Self
 
 import msgspec
@@ -24,6 +25,27 @@ os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 WARM_UP_STEPS = 3  # of a process, before the first sample: they compile, allocate and connect
 
 
+class ProfileAsk:
+    """Somebody wants the next steps traced; asked from any thread."""
+
+    def __init__(self) -> None:
+        self._steps = 0
+
+    def ask(self, steps: int) -> None:
+        """Trace so many steps from the next one on."""
+        self._steps = steps
+
+    def take(self) -> int:
+        """How many are wanted; 0: none. They are not wanted twice."""
+        steps, self._steps = self._steps, 0
+        return steps
+
+
+def asked_path(run_folder: RunFolder, first_step: int, rank: int) -> Path:
+    """Where a trace that somebody asked for goes."""
+    return run_folder.logs / f"trace-step-{first_step}-rank-{rank}.json"
+
+
 class StepProfiler:
     """Decides which steps are traced, and reads the traces.
 
@@ -32,11 +54,17 @@ class StepProfiler:
     """
 
     def __init__(
-        self, settings: Log, run_folder: RunFolder, timer: StepTimer, first_step: int
+        self,
+        settings: Log,
+        run_folder: RunFolder,
+        timer: StepTimer,
+        first_step: int,
+        ask: ProfileAsk | None = None,
     ) -> None:
+        self._ask, self._run_folder = ask, run_folder
         self._steps = range(*settings.profile_steps) if settings.profile_steps else range(0)
-        rank = dist.get_rank() if dist.is_initialized() else 0
-        self._path = run_folder.logs / f"trace-rank-{rank}.json"
+        self._rank = dist.get_rank() if dist.is_initialized() else 0
+        self._path = run_folder.logs / f"trace-rank-{self._rank}.json"
         self._profile: profile | None = None
         self._timer = timer
         alone = not dist.is_initialized() or dist.get_world_size() == 1
@@ -56,6 +84,10 @@ class StepProfiler:
     def step(self, step: int) -> Iterator[None]:
         """Trace what runs inside if this step is asked for, or its turn has come."""
         self.exposed_seconds = None
+        wanted = self._ask.take() if self._ask is not None and self._profile is None else 0
+        if wanted:
+            self._steps = range(step, step + wanted)
+            self._path = asked_path(self._run_folder, step, self._rank)
         if step in self._steps and self._profile is None:
             self._profile = self._started([ProfilerActivity.CPU, *_device_activity()])
         if self._every and step >= self._next_sample and not profiler_is_on():
@@ -97,7 +129,9 @@ class StepProfiler:
         self._profile = None
         found = self._stopped(tracer, len(self._steps))
         with self._timer.phase("tracing"):
-            tracer.export_chrome_trace(str(self._path))
+            draft = self._path.with_suffix(".tmp")
+            tracer.export_chrome_trace(str(draft))
+            draft.rename(self._path)  # who waits for it finds it whole
             if found is not None:
                 summary = self._path.with_suffix(".communication.json")
                 summary.write_bytes(msgspec.json.encode(found) + b"\n")

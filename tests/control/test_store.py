@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import sqlite3
 import uuid
 from collections.abc import Callable, Iterator
@@ -10,12 +12,14 @@ from pathlib import Path
 import pytest
 
 from phalanx.cluster.events import Event, Hold, Tick
+from phalanx.control.archive import archive_events
 from phalanx.control.store import (
     Snapshot,
     Store,
     StoreBusyError,
     StoreError,
     StoreLostError,
+    command_row,
     event_row,
     open_store,
     tail,
@@ -194,3 +198,42 @@ def test_a_database_that_is_not_there_is_an_error_in_one_line(tmp_path: Path) ->
     with pytest.raises(StoreError, match="cannot reach PostgreSQL") as found:
         open_store(f"postgresql:///x?host={tmp_path}", tmp_path)
     assert "\n" not in str(found.value)
+
+
+def snapshot(sequence: int) -> Snapshot:
+    return Snapshot(sequence=sequence, version="1", core=b"", answers=b"")
+
+
+def test_old_events_are_archived_and_a_restart_loses_nothing(
+    opener: Opener, tmp_path: Path
+) -> None:
+    store = opener()
+    store.lead("http://one", "1.0")
+    store.append(rows(1, 100), [command_row(7, [])])
+    folder = tmp_path / "archive"
+    assert archive_events(store, folder, before_ns=10**18) == 0  # no snapshot: all is needed
+    for sequence in (40, 80):
+        store.save_snapshot(snapshot(sequence))
+    assert archive_events(store, folder, before_ns=200) == 19  # as old as was asked for
+    assert archive_events(store, folder, before_ns=10**18) == 21  # up to the older snapshot
+    assert [event.sequence for event in tail(store, 40)] == list(range(41, 101))
+    (first, second) = sorted(folder.iterdir())
+    texts = [gzip.decompress(path.read_bytes()) for path in (first, second)]
+    lines = [json.loads(line) for text in texts for line in text.splitlines()]
+    assert [line["sequence"] for line in lines] == list(range(1, 41))
+    assert lines[4]["body"] == {"kind": "Hold", "job": 5}
+    store.drop_events(1000)  # whatever is asked for, what a snapshot needs stays
+    assert [event.sequence for event in tail(store, 40)] == list(range(41, 101))
+
+
+def test_a_disk_that_cannot_take_the_archive_keeps_the_events(
+    opener: Opener, tmp_path: Path
+) -> None:
+    store = opener()
+    store.lead("http://one", "1.0")
+    store.append(rows(1, 10), [])
+    store.save_snapshot(snapshot(10))
+    (tmp_path / "archive").write_text("a file in its place")
+    with pytest.raises(OSError, match="archive"):
+        archive_events(store, tmp_path / "archive", before_ns=10**18)
+    assert len(store.events(0, 100)) == 10

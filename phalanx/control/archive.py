@@ -1,0 +1,60 @@
+"""Old events leave the log for compressed files, once no restart can need them.
+
+A restart begins at a snapshot; what lies before the older of the two that are kept is history. It
+is written to ``archive/events-FIRST-LAST.jsonl.gz`` and synced before it is dropped, so that a kill
+in between leaves it in both places and never in none.
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+from pathlib import Path
+
+import msgspec
+
+from phalanx.control.store import Store, commands_of, event_of
+
+PAGE = 5_000
+
+
+def archive_events(store: Store, folder: Path, before_ns: int) -> int:
+    """Archive events older than a time; returns how many. Called by whoever leads."""
+    floor, archived = store.oldest_snapshot(), 0
+    after = 0
+    while True:
+        rows = [row for row in store.events(after, PAGE) if row[0] <= floor and row[1] < before_ns]
+        if not rows:
+            return archived
+        first, last = rows[0][0], rows[-1][0]
+        commands = dict(store.commands(range(first, last + 1)))
+        lines = []
+        for row in rows:
+            event = event_of(row)
+            given = commands_of((row[0], commands[row[0]])) if row[0] in commands else []
+            entry = {
+                "sequence": event.sequence,
+                "time_ns": event.time_ns,
+                "body": event.body,
+                "commands": given,
+            }
+            lines.append(msgspec.json.encode(entry))
+        _write(folder / f"events-{first:012d}-{last:012d}.jsonl.gz", b"\n".join(lines) + b"\n")
+        store.drop_events(last)
+        archived += len(rows)
+        after = last
+
+
+def _write(path: Path, text: bytes) -> None:
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    draft = path.with_suffix(".tmp")
+    with draft.open("wb") as file:
+        file.write(gzip.compress(text, 6))
+        file.flush()
+        os.fsync(file.fileno())
+    draft.rename(path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

@@ -1,0 +1,63 @@
+"""Traces of several ranks as one, on one clock, for Perfetto.
+
+Each rank's trace counts microseconds from a base of its own node's clock. Here all of them count
+from the earliest base, corrected by how far each node's clock is ahead of the server's, and each
+rank becomes a process of its own in the picture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+RANK_PIDS = 1 << 24  # room for the process numbers of one rank
+
+
+def merge_traces(traces: Mapping[int, dict[str, Any]], skew_seconds: Mapping[int, float]) -> bytes:
+    """Traces by rank as one JSON document; ValueError names the rank whose trace is none."""
+    bases = {
+        rank: _base(rank, trace) - skew_seconds.get(rank, 0.0) * 1e9
+        for rank, trace in traces.items()
+    }
+    start = min(bases.values(), default=0.0)
+    events: list[dict[str, Any]] = []
+    for rank in sorted(traces):
+        shift = (bases[rank] - start) / 1e3
+        numbers: dict[object, int] = {}
+        for event in traces[rank]["traceEvents"]:
+            if not isinstance(event, dict):
+                continue
+            moved = dict(event)
+            given = moved.get("pid", 0)
+            moved["pid"] = rank * RANK_PIDS + numbers.setdefault(given, len(numbers))
+            if isinstance(moved.get("ts"), int | float):
+                moved["ts"] = moved["ts"] + shift
+            if "id" in moved:
+                moved["id"] = f"{rank}:{moved['id']}"
+            if moved.get("ph") == "M" and moved.get("name") == "process_name":
+                name = (moved.get("args") or {}).get("name", "")
+                moved["args"] = {"name": f"rank {rank} {name}".strip()}
+            events.append(moved)
+    whole = {"traceEvents": events, "baseTimeNanoseconds": int(start), "displayTimeUnit": "ms"}
+    return msgspec.json.encode(whole)
+
+
+def read_trace(path: Path) -> dict[str, Any]:
+    """A trace of torch's profiler; ValueError where it is none."""
+    try:
+        found = msgspec.json.decode(path.read_bytes())
+    except msgspec.MsgspecError as error:
+        raise ValueError(f"{path}: no trace ({error})") from None
+    if not isinstance(found, dict) or not isinstance(found.get("traceEvents"), list):
+        raise ValueError(f"{path}: no trace (it has no traceEvents)")
+    return found
+
+
+def _base(rank: int, trace: dict[str, Any]) -> float:
+    base = trace.get("baseTimeNanoseconds", 0)
+    if not isinstance(base, int | float):
+        raise ValueError(f"rank {rank}: the trace's base time is {base!r}")
+    return float(base)
