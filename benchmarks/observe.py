@@ -136,6 +136,30 @@ def ingest(folder: Path) -> dict[str, float]:
     }
 
 
+def cost(folder: Path, rounds: int = 2_000) -> dict[str, float]:
+    """Seconds that measuring takes from a rank's step: record, ring, waits for peers."""
+    from phalanx.observe.worker_ring import RingSink
+    from phalanx.train.waits import PeerWaits
+
+    sink, waits = RingSink(folder / "ring"), PeerWaits()
+    made = record(1, 0, 1.0)
+    began = time.perf_counter()
+    for _ in range(rounds):
+        sink.write(made)
+        sink.flush()
+    ring = (time.perf_counter() - began) / rounds
+    began = time.perf_counter()
+    for _ in range(rounds):
+        waits.take()
+    took = (time.perf_counter() - began) / rounds
+    began = time.perf_counter()
+    for _ in range(rounds):
+        at = time.perf_counter()
+        waits.add(time.perf_counter() - at)
+    collective = (time.perf_counter() - began) / rounds
+    return {"ring": ring, "waits": took, "collective": collective}
+
+
 def week(folder: Path, days: float) -> tuple[MetricStore, dict[str, float]]:
     """A week of 1,000 ranks with ten metrics a second each, through the store's own code."""
     store = MetricStore(folder / "week.sqlite")
@@ -150,8 +174,9 @@ def week(folder: Path, days: float) -> tuple[MetricStore, dict[str, float]]:
     base = {name: generator.uniform(0.05, 1.0) for name in wide}
     pool = 1 + 0.02 * generator.standard_normal((64, RANKS))
     for second in range(seconds):
-        # Old seconds only matter to the coarse tiers: one in ten stands for its bucket.
-        if seconds - second > 7 * 3600 and second % 10:
+        # Old seconds only matter to the coarse tiers: one stands for its bucket.
+        age = seconds - second
+        if (age > 7 * 3600 and second % 10) or (age > 50 * 3600 and second % 60):
             continue
         at = NOW - (seconds - second) * SECOND_NS
         scalars.append(at, second + 1, {name: float(pool[second % 64, 0]) for name in SCALARS})
@@ -324,6 +349,10 @@ def main() -> None:
         fleet = found["cpu_of_a_step_of_100000_ranks"] / 5
         print(f"1,000 ranks, ten metrics a second: {a_second:.3f} s of CPU a second")
         print(f"100,000 ranks, node-aggregated every 5 s: {fleet:.3f} s of CPU a second")
+        spent = cost(folder)
+        a_step = spent["ring"] + spent["waits"] + 200 * spent["collective"]
+        words = ", ".join(f"{name} {seconds * 1e6:.1f} us" for name, seconds in spent.items())
+        print(f"a rank's step: {words}; with 200 collectives {a_step * 1e6:.0f} us a step")
         store, stored = week(folder, options.days)
         print(f"{stored['days']:.0f} days of 1,000 ranks: {stored['gigabytes']:.2f} GB")
         for what, times in questions(store).items():

@@ -6,7 +6,7 @@
         ...
         step += 1
         worker.snapshot(step, state)       # safe here and at a neighbour, behind training's back
-        worker.stepped(step)
+        worker.stepped(step, loss=loss, tokens=tokens)
 
 ``state`` is a dictionary of tensors (DTensors too). Outside of Phalanx all of it does nothing, so
 that a program runs the same under torchrun.
@@ -23,6 +23,8 @@ from typing import TYPE_CHECKING
 
 from phalanx.cluster.messages import Sealed
 from phalanx.control.worker_link import Link, Present
+from phalanx.observe.worker_ring import RingSink, ring_path
+from phalanx.train.records import StepParts, StepRecord
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -43,14 +45,30 @@ class WorkerClient:
         self._step = 0
         self._link: Link | None = None
         self._checkpointer: Checkpointer | None = None
+        self._ring: RingSink | None = None
+        self._stepped_at, self._tokens = 0.0, 0
         if self.under_phalanx:
             signal.signal(signal.SIGTERM, self._stop)
             self._link = Link(os.environ["PHALANX_AGENT"], self._present, lambda order: None)
             self._link.start()
+            folder = Path(os.environ["PHALANX_AGENT"]).parent
+            self._ring = RingSink(ring_path(folder, int(os.environ["PHALANX_INDEX"])))
 
-    def stepped(self, step: int) -> None:
-        """A step is complete."""
+    def stepped(
+        self,
+        step: int,
+        *,
+        loss: float | None = None,
+        grad_norm: float | None = None,
+        learning_rate: float = 0.0,
+        tokens: int = 0,
+    ) -> None:
+        """A step is complete; numbers that are given are shown and kept. ``tokens``: of all ranks.
+
+        They must be numbers of the host: asking a device for them is the program's choice.
+        """
         self._step = step
+        self._record(step, loss, grad_norm, learning_rate, tokens)
         if self._link is not None:
             fact = Sealed(
                 job=int(os.environ["PHALANX_JOB"]),
@@ -61,6 +79,46 @@ class WorkerClient:
                 acknowledged=False,
             )
             self._link.say(fact)
+
+    def _record(
+        self,
+        step: int,
+        loss: float | None,
+        grad_norm: float | None,
+        learning_rate: float,
+        tokens: int,
+    ) -> None:
+        now, before = time.perf_counter(), self._stepped_at
+        self._stepped_at = now
+        if self._ring is None or not before:
+            return
+        self._tokens += tokens
+        seconds = now - before
+        record = StepRecord(
+            job=os.environ["PHALANX_JOB"],
+            generation=self._generation,
+            rank=self._rank,
+            step=step,
+            first_sample=0,
+            samples=0,
+            tokens=tokens,
+            tokens_seen=self._tokens,
+            loss=loss,
+            grad_norm=grad_norm,
+            learning_rate=learning_rate,
+            step_seconds=seconds,
+            parts=StepParts(),
+            tokens_per_second=tokens / seconds if seconds else 0.0,
+            mfu=None,
+            hfu=None,
+            mfu_basis="the program does not say",
+            peak_memory_bytes=0,
+            eta_seconds=None,
+            skipped=False,
+            non_finite=False,
+        )
+        self._ring.write(record)
+        self._ring.flush()
 
     def restore(self, state: dict[str, Tensor]) -> int:
         """Fill the tensors with what the gang continues from; its step. Collective."""

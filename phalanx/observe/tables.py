@@ -7,7 +7,6 @@ most in half precision: a straggler stays visible at any distance.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -66,30 +65,27 @@ def kind_of(tier: int, column: Column) -> str:
 
 
 class Bucket:
-    """The rows of one bucket of time, added up."""
+    """The rows of one bucket of time, added up; all columns side by side."""
 
-    def __init__(self, number: int, columns: Sequence[Column]) -> None:
+    def __init__(self, number: int, width: int) -> None:
         self.number, self.step = number, 0
-        self.count = {c.name: np.zeros(c.width) for c in columns}
-        self.sum = {c.name: np.zeros(c.width) for c in columns}
-        self.least = {c.name: np.full(c.width, np.nan) for c in columns}
-        self.most = {c.name: np.full(c.width, np.nan) for c in columns}
+        self.count, self.sum = np.zeros(width), np.zeros(width)
+        self.least, self.most = np.full(width, np.nan), np.full(width, np.nan)
 
-    def add(self, step: int, name: str, value: Array) -> None:
-        known = ~np.isnan(value)
+    def add(self, step: int, row: Array, known: Array) -> None:
         self.step = max(self.step, step)
-        self.count[name] += known
+        self.count += known
         with np.errstate(over="ignore"):  # a sum beyond all numbers is shown as unknown
-            self.sum[name] += np.where(known, value, 0.0)
-        self.least[name] = np.fmin(self.least[name], value)
-        self.most[name] = np.fmax(self.most[name], value)
+            self.sum += np.where(known, row, 0.0)
+        np.fmin(self.least, row, out=self.least)
+        np.fmax(self.most, row, out=self.most)
 
-    def row(self, name: str, wanted: Sequence[str]) -> Array:
+    def row(self, place: slice, wanted: Sequence[str]) -> Array:
         with np.errstate(invalid="ignore", divide="ignore"):
             found = {
-                "mean": self.sum[name] / self.count[name],
-                "min": self.least[name],
-                "max": self.most[name],
+                "mean": self.sum[place] / self.count[place],
+                "min": self.least[place],
+                "max": self.most[place],
             }
         return np.stack([found[each] for each in wanted])
 
@@ -100,29 +96,34 @@ class Table:
     def __init__(self, number: int, columns: Sequence[Column]) -> None:
         self.number = number
         self.columns = tuple(columns)
-        self._raw: list[tuple[int, int, dict[str, Array]]] = []
+        ends = np.cumsum([column.width for column in columns])
+        self._width = int(ends[-1])
+        self._places = {
+            column.name: slice(int(end) - column.width, int(end))
+            for column, end in zip(self.columns, ends, strict=True)
+        }
+        self._raw: list[tuple[int, int, Array]] = []
         self._open: list[Bucket | None] = [None] * len(TIERS)
         self._closed: list[list[Bucket]] = [[] for _ in TIERS]
 
     def append(self, time_ns: int, step: int, values: Mapping[str, float | Array]) -> None:
         """One row; what is missing is unknown, what is not finite counts as unknown."""
-        row: dict[str, Array] = {}
-        for column in self.columns:
-            given = np.asarray(values.get(column.name, np.nan), np.float64)
-            finite = np.where(np.isfinite(given), given, np.nan)
-            row[column.name] = np.broadcast_to(finite, column.width)
+        row = np.full(self._width, np.nan)
+        for name, value in values.items():
+            place = self._places.get(name)
+            if place is not None:
+                row[place] = value
+        known = np.isfinite(row)
+        row[~known] = np.nan
         self._raw.append((time_ns, step, row))
         for index, tier in enumerate(TIERS[1:], 1):
-            self._add(index, time_ns // tier.bucket_ns, step, row)
-
-    def _add(self, tier: int, number: int, step: int, row: dict[str, Array]) -> None:
-        bucket = self._open[tier]
-        if bucket is None or bucket.number != number:
-            if bucket is not None:
-                self._closed[tier].append(bucket)
-            bucket = self._open[tier] = Bucket(number, self.columns)
-        for name, value in row.items():
-            bucket.add(step, name, value)
+            number = time_ns // tier.bucket_ns
+            bucket = self._open[index]
+            if bucket is None or bucket.number != number:
+                if bucket is not None:
+                    self._closed[index].append(bucket)
+                bucket = self._open[index] = Bucket(number, self._width)
+            bucket.add(step, row, known)
 
     def take(self, *, everything: bool = False) -> Iterator[Rows]:
         """Rows to be stored; with ``everything`` also buckets that are not full."""
@@ -132,7 +133,7 @@ class Table:
                 0,
                 np.asarray([time for time, _, _ in raw], np.int64),
                 np.asarray([step for _, step, _ in raw], np.int64),
-                {c.name: np.stack([row[c.name][None] for *_, row in raw]) for c in self.columns},
+                self._apart(np.stack([row for *_, row in raw])),
             )
         for index, tier in enumerate(TIERS):
             buckets, self._closed[index] = self._closed[index], []
@@ -141,24 +142,18 @@ class Table:
                 buckets.append(last)
                 self._open[index] = None
             if buckets:
-                yield _bucket_rows(index, tier, buckets, self.columns)
+                yield self._bucket_rows(index, tier, buckets)
 
-    def shape(self, tier: int, column: Column, rows: int) -> tuple[int, int, int]:
-        """Of a column's values in so many rows."""
-        return rows, len(statistics(tier, column)), column.width
+    def _apart(self, rows: Array) -> dict[str, Array]:
+        return {name: rows[:, None, place] for name, place in self._places.items()}
 
-
-def _bucket_rows(
-    tier: int, kept: Tier, buckets: Sequence[Bucket], columns: Sequence[Column]
-) -> Rows:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # beyond half precision: infinite
+    def _bucket_rows(self, tier: int, kept: Tier, buckets: Sequence[Bucket]) -> Rows:
         values = {
             column.name: np.stack(
-                [each.row(column.name, statistics(tier, column)) for each in buckets]
+                [each.row(self._places[column.name], statistics(tier, column)) for each in buckets]
             )
-            for column in columns
+            for column in self.columns
         }
-    times = np.asarray([each.number * kept.bucket_ns for each in buckets], np.int64)
-    steps = np.asarray([each.step for each in buckets], np.int64)
-    return Rows(tier, times, steps, values)
+        times = np.asarray([each.number * kept.bucket_ns for each in buckets], np.int64)
+        steps = np.asarray([each.step for each in buckets], np.int64)
+        return Rows(tier, times, steps, values)
