@@ -150,7 +150,7 @@ def _state(exit_info: Table) -> str:
 def find_folders(runs: Path) -> list[Path]:
     """Folders of runs below ``runs/``, newest last."""
     found = [path.parent.parent for path in runs.glob("*/*/config/job.json")]
-    return sorted(found, key=lambda path: path.stat().st_mtime)
+    return sorted(found, key=lambda path: (path / "config" / "job.json").stat().st_mtime)
 
 
 def annotate_folder(path: Path, run: Run) -> None:
