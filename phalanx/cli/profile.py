@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from phalanx.cli.options import Json, print_json
 from phalanx.cli.remote import ServerUrl, State, connected
 from phalanx.observe.traces import merge_traces, read_trace
 
@@ -23,13 +24,14 @@ def profile(
     seconds: Annotated[float, typer.Option(min=1, help="How long to wait for the traces.")] = 300.0,
     server: ServerUrl = "",
     state: State = None,
+    json: Json = False,
 ) -> None:
     """Trace the next steps of some ranks and merge them on one clock, for ui.perfetto.dev."""
     try:
         chosen = [int(word) for word in ranks.split(",") if word]
     except ValueError:
         raise typer.BadParameter("numbers with commas between them", param_hint="--ranks") from None
-    with connected(server, False, state) as client:
+    with connected(server, json, state) as client:
         began = time.time()
         body = {"steps": steps, "ranks": chosen}
         asked = client.post(f"/v1/jobs/{job}/profile", body, dict)
@@ -47,7 +49,10 @@ def profile(
         raise typer.BadParameter(str(error), param_hint="JOB") from None
     path = out or Path(f"profile-{job}.json")
     path.write_bytes(merged)
-    print(f"{path}: {len(found)} ranks; open it at https://ui.perfetto.dev")
+    if json:
+        print_json({"file": str(path), "ranks": sorted(found)})
+    else:
+        print(f"{path}: {len(found)} ranks; open it at https://ui.perfetto.dev")
 
 
 def _wait(logs: Path, ranks: list[int], began: float, seconds: float) -> dict[int, Path]:

@@ -169,12 +169,13 @@ def export(
     out: Annotated[Path, typer.Option(help="File to write.")],
     server: ServerUrl = "",
     state: State = None,
+    json: Json = False,
 ) -> None:
     """Write everything that is known of a run, with its curves, into one JSON file."""
-    found = Source(server, state, False).get(run)
+    found = Source(server, state, json).get(run)
     whole: dict[str, Any] = {"run": found}
     if run.isdigit():
-        with connected(server, False, state) as client:
+        with connected(server, json, state) as client:
             names = "loss,grad_norm,learning_rate,tokens_per_second,mfu,step_seconds"
             path = f"/v1/jobs/{run}/metrics"
             whole["metrics"] = client.get(path, dict, names=names, points=5000)["series"]
@@ -184,7 +185,10 @@ def export(
         lines = steps.read_bytes().splitlines() if steps.exists() else []
         whole["steps"] = [msgspec.Raw(line) for line in lines if _is_json(line)]
     out.write_bytes(msgspec.json.format(msgspec.json.encode(whole), indent=1) + b"\n")
-    print(out)
+    if json:
+        print_json({"file": str(out)})
+    else:
+        print(out)
 
 
 def _is_json(line: bytes) -> bool:
@@ -196,17 +200,21 @@ def _is_json(line: bytes) -> bool:
 
 
 @app.command()
-def note(run: Which, text: str, server: ServerUrl = "", state: State = None) -> None:
+def note(
+    run: Which, text: str, server: ServerUrl = "", state: State = None, json: Json = False
+) -> None:
     """Write a note about a run."""
     if not 0 < len(text) <= MOST_NOTE_LETTERS:
         raise typer.BadParameter(f"a note has 1 to {MOST_NOTE_LETTERS} letters", param_hint="TEXT")
     if run.isdigit():
-        with connected(server, False, state) as client:
-            client.post(f"/v1/runs/{run}/notes", {"text": text}, Run)
-        return
-    found = Source(server, state, False).get(run)
-    found.notes.append(Note(time=time.time(), text=text))
-    annotate_folder(find(run), found)
+        with connected(server, json, state) as client:
+            found = client.post(f"/v1/runs/{run}/notes", {"text": text}, Run)
+    else:
+        found = Source(server, state, json).get(run)
+        found.notes.append(Note(time=time.time(), text=text))
+        annotate_folder(find(run), found)
+    if json:
+        print_json(found.notes)
 
 
 @app.command()
@@ -215,9 +223,10 @@ def tag(
     tags: Annotated[list[str], typer.Argument(metavar="TAG…", help="-NAME takes one away.")],
     server: ServerUrl = "",
     state: State = None,
+    json: Json = False,
 ) -> None:
     """Give a run tags."""
-    source = Source(server, state, False)
+    source = Source(server, state, json)
     found = source.get(run)
     kept = dict.fromkeys(found.tags)
     for each in tags:
@@ -227,10 +236,12 @@ def tag(
             kept[each] = None
     found.tags = list(kept)
     if run.isdigit():
-        with connected(server, False, state) as client:
+        with connected(server, json, state) as client:
             client.put(f"/v1/runs/{run}/tags", {"tags": found.tags}, Run)
     else:
         annotate_folder(find(run), found)
+    if json:
+        print_json(found.tags)
 
 
 @ledger_app.command()

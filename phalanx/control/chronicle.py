@@ -227,8 +227,9 @@ class Chronicle:
                 if time.monotonic() >= ledger_due:
                     ledger_due = time.monotonic() + LEDGER_SECONDS
                     await asyncio.to_thread(self._write_ledger, *self.ledger_now())
-            except sqlite3.Error as error:
-                logger.error("runs cannot be stored: %s", error)
+            except (sqlite3.Error, OSError, ValueError, OverflowError) as error:
+                # Whatever is wrong with what people read must not end the leadership.
+                logger.error("runs cannot be stored: %r", error)
                 self._dirty = {**dirty, **self._dirty}
             for number in [n for n in self._runs if n in self._ended and n not in self._dirty]:
                 del self._runs[number]

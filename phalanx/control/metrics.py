@@ -8,7 +8,7 @@ import numpy as np
 
 from phalanx.cluster.detectors.robust import Ints
 from phalanx.cluster.events import EventBody
-from phalanx.cluster.job import Job
+from phalanx.cluster.job import Expected, Job
 from phalanx.cluster.watch import GangRecord, Watch
 from phalanx.control.chronicle import Chronicle
 from phalanx.observe.findings import Trends
@@ -55,7 +55,7 @@ class Metrics:
                     generation=job.generation,
                     world=len(placement.nodes) * slot_ranks,
                     gpus=shape.gpus(placement.replicas),
-                    planned_step_seconds=job.spec.expected.step_ns / NS,
+                    planned_step_seconds=planned_ns(job) / NS,
                     node_names=names,
                     slot_ranks=slot_ranks,
                 )
@@ -130,6 +130,12 @@ class Metrics:
             self.chronicle.saved(job, record.step, record.path, record.seconds)
             for each in self._trends.saved(job, record.step, now_ns, record.seconds):
                 self.chronicle.add(each)
+
+
+def planned_ns(job: Job) -> int:
+    """What a step takes by the plan; 0: nobody planned it."""
+    planned = job.spec.expected.step_ns
+    return 0 if planned == Expected().step_ns else planned
 
 
 def gang_record(step: GangStep) -> GangRecord:
