@@ -31,7 +31,7 @@ Buckets = dict[str, int]
 
 _run = msgspec.json.Decoder(Run).decode
 _finding = msgspec.json.Decoder(Finding).decode
-_buckets = msgspec.msgpack.Decoder(dict[str, int]).decode
+_buckets = msgspec.json.Decoder(dict[str, int]).decode  # integers of msgpack end at 2**64
 
 
 class Journal:
@@ -91,7 +91,7 @@ class Journal:
 
     def note_ledger(self, time_ns: int, owners: dict[str, Buckets]) -> None:
         """Sums so far, in GPU-nanoseconds by bucket, of each owner."""
-        rows = [(time_ns, name, msgspec.msgpack.encode(sums)) for name, sums in owners.items()]
+        rows = [(time_ns, name, msgspec.json.encode(sums)) for name, sums in owners.items()]
         with self._using:
             self._database.executemany("INSERT OR REPLACE INTO ledger VALUES (?, ?, ?)", rows)
 

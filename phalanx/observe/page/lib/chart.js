@@ -105,9 +105,12 @@ export class Chart {
     c.lineWidth = 1;
     c.textBaseline = "middle";
     c.textAlign = "right";
-    for (const y of ticks(range.low, range.high, height / 48)) {
+    const levels = ticks(range.low, range.high, height / 48);
+    // Ticks that would read the same get more digits.
+    const digits = [3, 4, 5, 6].find((each) => new Set(levels.map((y) => this.options.format(y, each))).size === levels.length) ?? 6;
+    for (const y of levels) {
       line(c, LEFT, Math.round(py(y)) + 0.5, width - RIGHT, Math.round(py(y)) + 0.5);
-      c.fillText(this.options.format(y), LEFT - 7, py(y));
+      c.fillText(this.options.format(y, digits), LEFT - 7, py(y));
     }
     c.textBaseline = "alphabetic";
     c.textAlign = "center";

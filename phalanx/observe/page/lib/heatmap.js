@@ -79,7 +79,8 @@ export class HeatMap {
   // A cell over the median of its peers; NaN where either is not known.
   ratio(row, column) {
     const value = this.cells[row][column];
-    return value === null || value === undefined ? NaN : value / this.middles[Math.floor((row * this.stages) / this.cells.length)][column];
+    const middle = this.middles[Math.floor((row * this.stages) / this.cells.length)][column];
+    return value === null || value === undefined || !(middle > 0) ? NaN : value / middle;
   }
 
   // One pixel a cell, and no more rows than the screen can show three pixels high: of rows that
@@ -98,10 +99,13 @@ export class HeatMap {
     const known = ratios.filter((ratio) => ratio > 0).sort();
     // Half of all cells are palest, whatever their noise: what stands out is what differs.
     const low = Math.min(1.1, known.length ? known[known.length >> 1] : 1);
+    // Where everybody varies, only what varies more is strong.
+    const usual = known.length ? known[Math.floor(known.length * 0.9)] - low : 0;
+    const high = Math.max(HIGHEST, low + 3 * usual);
     const scale = heatScale().map(rgb);
     const empty = rgb(colours().sunken);
     const image = new ImageData(Math.max(1, this.columns), Math.max(1, tall));
-    ratios.forEach((ratio, i) => image.data.set([...(ratio ? shade(scale, (ratio - low) / (HIGHEST - low)) : empty), 255], 4 * i));
+    ratios.forEach((ratio, i) => image.data.set([...(ratio ? shade(scale, (ratio - low) / (high - low)) : empty), 255], 4 * i));
     this.image = new OffscreenCanvas(image.width, image.height);
     this.image.getContext("2d").putImageData(image, 0, 0);
   }

@@ -36,7 +36,7 @@ export function paint(map) {
     fillAll(c, nodes.filter((node) => !dim.has(node)), x, y, ox, oy, scale, size);
     c.globalAlpha = 1;
   });
-  if (scale >= MARKS_FROM) marks(c, map, theme, groups, scale, size, ox, oy);
+  if (scale >= MARKS_FROM) marks(c, map, groups, scale, size, ox, oy);
   if (scale >= NAMES_FROM) names(c, map, theme, groups, scale, size, ox, oy);
   if (map.chosen >= 0 && map.chosen < count) {
     c.lineWidth = 2;
@@ -78,15 +78,14 @@ function blocks(c, map, theme, scale, ox, oy) {
   }
 }
 
-function marks(c, map, theme, groups, scale, size, ox, oy) {
+function marks(c, map, groups, scale, size, ox, oy) {
   const { fleet, places } = map;
-  c.strokeStyle = theme.surface;
-  c.fillStyle = theme.surface;
   c.lineWidth = Math.max(1.2, Math.min(3, size * 0.11));
   const r = Math.min(size * 0.26, 11);
   for (const node of groups.flat()) {
     const shape = SHAPES[fleet.states[fleet.state[node]]];
     if (!shape) continue;
+    c.strokeStyle = c.fillStyle = inkOn(map.colour.palette[map.colour.of[node]]);
     const big = size >= NAMES_FROM;
     const cx = ox + places.x[node] * scale + (big ? size - r * 1.6 : size / 2);
     const cy = oy + places.y[node] * scale + (big ? r * 1.6 : size / 2);

@@ -5,6 +5,7 @@ import { clock, gpuHours, percent, words } from "./format.js";
 import { fitCanvas, fontOf } from "./scale.js";
 import { colours } from "./theme.js";
 
+const FINE_NS = 60e9;
 const LEFT = 8, BOTTOM = 22, RIGHT = 8;
 
 export class Stack {
@@ -22,11 +23,23 @@ export class Stack {
   }
 
   show(bins) {
-    this.bins = bins.map((bin) => {
+    let empty = 0; // bins before this one in which nothing was settled
+    this.bins = [];
+    for (const bin of bins) {
       const parts = ORDER.map((name) => [name, Number(bin.buckets[name] ?? 0)]).filter(([, value]) => value > 0);
-      return { from: bin.from * 1e9, to: bin.to * 1e9, parts, sum: parts.reduce((a, [, value]) => a + value, 0) };
-    });
+      const made = { from: bin.from * 1e9, to: bin.to * 1e9, parts, sum: parts.reduce((a, [, value]) => a + value, 0) };
+      this.bins.push(made);
+      if (parts.length) { this.spread(empty); empty = 0; } else { empty++; }
+    }
     this.draw();
+  }
+
+  // When nothing happens nothing is settled: what is settled next is of all the time before it.
+  spread(empty) {
+    const last = this.bins[this.bins.length - 1];
+    const parts = last.parts.map(([name, value]) => [name, value / (empty + 1)]);
+    const sum = last.sum / (empty + 1);
+    for (const bin of this.bins.slice(-empty - 1)) Object.assign(bin, { parts, sum });
   }
 
   draw() { this.frame ??= requestAnimationFrame(() => { this.frame = null; this.paint(); }); }
@@ -38,16 +51,18 @@ export class Stack {
     c.fillStyle = theme.faint;
     if (!this.bins.length) { c.textAlign = "center"; c.fillText("no GPU time yet", width / 2, height / 2); return; }
     const first = this.bins[0].from, last = this.bins[this.bins.length - 1].to;
-    // Height is the share of GPUs in use of the most that there ever were.
-    const most = Math.max(...this.bins.map((bin) => bin.sum / Math.max(1, bin.to - bin.from)));
+    // Height: GPUs, beside the most that there ever were. Time is settled when steps are reported,
+    // seconds later: of a short while, shares say more than sums.
+    const fine = this.bins[0].to - this.bins[0].from < FINE_NS;
+    const most = fine ? 0 : Math.max(...this.bins.map((bin) => bin.sum / Math.max(1, bin.to - bin.from)));
+    this.part = (bin, value) => (fine ? value / bin.sum : value / Math.max(1, bin.to - bin.from) / most) * this.tall;
     this.px = (time) => LEFT + ((time - first) / Math.max(1, last - first)) * (width - LEFT - RIGHT);
     this.tall = height - BOTTOM - 6;
-    this.most = most;
     for (const bin of this.bins) {
       const x = this.px(bin.from), w = Math.max(1, this.px(bin.to) - x - (this.bins.length < 120 ? 1 : 0));
       let y = height - BOTTOM;
       for (const [name, value] of bin.parts) {
-        const part = (value / Math.max(1, bin.to - bin.from) / most) * this.tall;
+        const part = this.part(bin, value);
         c.fillStyle = tint(name);
         c.fillRect(x, y - part, w, part + 0.5);
         y -= part;
@@ -68,7 +83,7 @@ export class Stack {
     if (!bin) return null;
     let y = box.height - BOTTOM;
     for (const [name, value] of bin.parts) {
-      y -= (value / Math.max(1, bin.to - bin.from) / this.most) * this.tall;
+      y -= this.part(bin, value);
       if (event.clientY - box.top >= y) return { bin, name, value };
     }
     return { bin, name: "", value: 0 };

@@ -38,7 +38,7 @@ export function eventsView({ go, query }) {
 
   const nodeName = (number) => fleet?.names[number];
   const fits = (event) => {
-    if (bucket && !EVENTS[bucket]?.includes(event.kind)) return false;
+    if (bucket && (!EVENTS[bucket]?.includes(event.kind) || (event.kind === "Tick" && !event.commands.length))) return false;
     if (cause && !JSON.stringify(event).includes(cause)) return false;
     if (which === "all") return true;
     return which === "trouble" ? Boolean(toneOf(event.kind)) : !isCalm(event);

@@ -5,7 +5,7 @@ import { card, empty, fill, figure, h, setText, table } from "../lib/dom.js";
 import { dollars, gpuHours, percent, whole, words } from "../lib/format.js";
 import { Stack } from "../lib/stack.js";
 
-const MOST_BINS = 120, LEAST_BINS = 4;
+const MOST_BINS = 120, LEAST_BINS = 4, SAMPLE_SECONDS = 12;
 
 export function goodputView({ go, query }) {
   let scope = query.get("job") ? `job:${query.get("job")}` : query.get("team") ? `team:${query.get("team")}` : "fleet";
@@ -86,9 +86,11 @@ export function goodputView({ go, query }) {
 
   // The ledger is sampled every few seconds: of a short time, fewer and wider bins are asked for.
   function sparse(timeline) {
-    const filled = timeline.filter((bin) => Object.keys(bin.buckets).length).length;
-    if (bins <= LEAST_BINS || filled > bins * 0.6 || !filled) return false;
-    bins = Math.max(LEAST_BINS, Math.floor(filled * 0.9));
+    if (!timeline.length) return false;
+    const seconds = timeline[timeline.length - 1].to - timeline[0].from;
+    const wanted = Math.max(LEAST_BINS, Math.min(MOST_BINS, Math.floor(seconds / SAMPLE_SECONDS)));
+    if (wanted > bins * 0.5 && wanted < bins * 2) return false;
+    bins = wanted;
     return true;
   }
 

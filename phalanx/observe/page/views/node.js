@@ -5,8 +5,8 @@ import { card, empty, fill, figure, h, table } from "../lib/dom.js";
 import { clock, moment, short, span } from "../lib/format.js";
 import { state } from "../lib/state.js";
 
-const HOST = [["load", "Load", short], ["memory_used_bytes", "Memory in use", (v) => `${short(v)}B`], ["network_receive_bytes_per_second", "Network in", (v) => `${short(v)}B/s`], ["disk_free_bytes", "Disk free", (v) => `${short(v)}B`]];
-const DEVICES = [["gpu_utilization", "GPUs busy", (v) => `${Math.round(v)} %`], ["gpu_temperature_celsius", "GPU temperature", (v) => `${Math.round(v)} °C`], ["gpu_power_watts", "GPU power", (v) => `${Math.round(v)} W`], ["gpu_memory_used_bytes", "GPU memory", (v) => `${short(v)}B`]];
+const HOST = [["load", "Load", short], ["memory_used_bytes", "Memory in use", (v, digits) => `${short(v, digits)}B`], ["network_receive_bytes_per_second", "Network in", (v, digits) => `${short(v, digits)}B/s`], ["disk_free_bytes", "Disk free", (v, digits) => `${short(v, digits)}B`]];
+const DEVICES = [["gpu_utilization", "GPUs busy", (v) => `${Math.round(v)} %`], ["gpu_temperature_celsius", "GPU temperature", (v) => `${Math.round(v)} °C`], ["gpu_power_watts", "GPU power", (v) => `${Math.round(v)} W`], ["gpu_memory_used_bytes", "GPU memory", (v, digits) => `${short(v, digits)}B`]];
 
 export function nodeView({ rest: [name] }) {
   const now = h("span");
