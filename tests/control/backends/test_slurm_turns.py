@@ -20,7 +20,7 @@ END_SECONDS = 420
 
 def repeated(job: SlurmJob) -> int:
     """Steps that were made more than once."""
-    records = read_records(job.run / "metrics" / "steps.jsonl", StepRecord)
+    records = list(read_records(job.run / "metrics" / "steps.jsonl", StepRecord))
     return len(records) - len({record.step for record in records})
 
 
