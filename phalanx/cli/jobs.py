@@ -11,7 +11,17 @@ import typer
 from phalanx.cli.options import Json, print_json
 from phalanx.cli.remote import ServerUrl, State, add_row, connected, span, table, when
 from phalanx.cli.remote import show as show_table
-from phalanx.control.api_types import Done, JobDetail, JobList, JobOut, Replicas, Waits
+from phalanx.cluster.job import JobSpec
+from phalanx.control.api_types import (
+    Done,
+    JobDetail,
+    JobList,
+    JobOut,
+    NodeList,
+    NodeOut,
+    Replicas,
+    Waits,
+)
 
 JobNumber = Annotated[int, typer.Argument(metavar="JOB", min=1, help="Number of the job.")]
 
@@ -48,13 +58,34 @@ def list_jobs(
     show_table(made)
 
 
+class RankPlace(msgspec.Struct, frozen=True):
+    """Where a rank is: in the mesh, and in the fleet."""
+
+    rank: int
+    stage: int
+    replica: int
+    context: int
+    tensor: int
+    node: str
+    leaf: str
+    pod: str
+
+
 @show.command()
 def show_job(
-    job: JobNumber, server: ServerUrl = "", state: State = None, json: Json = False
+    job: JobNumber,
+    ranks: Annotated[bool, typer.Option("--ranks", help="Which rank is on which node.")] = False,
+    server: ServerUrl = "",
+    state: State = None,
+    json: Json = False,
 ) -> None:
     """Show a job: its state, where it runs, how far it is."""
     with connected(server, json, state) as client:
         found = client.get(f"/v1/jobs/{job}", JobDetail)
+        if ranks:
+            nodes = client.get("/v1/nodes", NodeList, limit=20_000).nodes
+            _show_ranks(rank_places(found, {node.name: node for node in nodes}), json)
+            return
     if json:
         print_json(found)
         return
@@ -80,6 +111,31 @@ def show_job(
         print(f"{name + ':':<11}{text}")
     print("submission:")
     print(msgspec.json.format(bytes(found.spec), indent=2).decode())
+
+
+def rank_places(found: JobDetail, nodes: dict[str, NodeOut]) -> list[RankPlace]:
+    """Every rank with its place in the mesh and on the fleet, in order."""
+    shape = msgspec.json.decode(found.spec, type=JobSpec).gang
+    job, slot = found.job, max(1, shape.slot_gpus)
+    places = []
+    for rank in range(shape.replica_ranks * job.replicas if job.nodes else 0):
+        rest, tensor = divmod(rank, shape.tensor)
+        rest, context = divmod(rest, shape.context)
+        stage, replica = divmod(rest, job.replicas)
+        node = nodes[job.nodes[rank // slot]]
+        place = RankPlace(rank, stage, replica, context, tensor, node.name, node.leaf, node.pod)
+        places.append(place)
+    return places
+
+
+def _show_ranks(places: list[RankPlace], json: bool) -> None:
+    if json:
+        print_json(places)
+        return
+    made = table("RANK", "STAGE", "REPLICA", "CONTEXT", "TENSOR", "NODE", "LEAF", "POD")
+    for place in places:
+        add_row(made, *msgspec.structs.astuple(place))
+    show_table(made)
 
 
 @why.command()

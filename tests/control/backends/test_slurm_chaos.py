@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
+from itertools import groupby
 from pathlib import Path
 
+from phalanx.cli.jobs import rank_places
+from phalanx.control.api_types import JobDetail, NodeList
+from phalanx.control.backends.slurm.facts import topology
 from phalanx.control.backends.slurm.sandbox import Sandbox
 from phalanx.control.backends.slurm.stage import SlurmJob
 from tests.control.jobs import assert_same, generations, undisturbed, write_job
@@ -24,6 +28,20 @@ def other_slot(job: SlurmJob) -> int:
     return next(s for s, name in enumerate(job.job()["nodes"]) if name != job.batch_host())
 
 
+def assert_placed_by_leaf(sandbox: Sandbox, job: SlurmJob) -> None:
+    """Ranks stand below the leaves that Slurm's own topology names, neighbours together."""
+    switches = topology(sandbox.run("scontrol", "show", "topology"))
+    leaf_of = {node: each.name for each in switches if not each.level for node in each.nodes}
+    detail = job.client.get("/v1/jobs/1", JobDetail)
+    nodes = {node.name: node for node in job.client.get("/v1/nodes", NodeList).nodes}
+    places = rank_places(detail, nodes)
+    assert [place.rank for place in places] == [0, 1, 2, 3]
+    assert [place.stage for place in places] == [0, 0, 1, 1]
+    assert all(place.leaf == leaf_of[place.node] for place in places)
+    leaves = [place.leaf for place in places]
+    assert len(list(groupby(leaves))) == len(set(leaves))  # no leaf is left and entered again
+
+
 def test_a_killed_worker_and_a_killed_node_lose_nothing(
     make_sandbox: Callable[..., Sandbox], tmp_path: Path
 ) -> None:
@@ -31,6 +49,7 @@ def test_a_killed_worker_and_a_killed_node_lose_nothing(
     expected = undisturbed(tmp_path)
     job = SlurmJob(sandbox, tmp_path, str(write_job(tmp_path, "disturbed")), *SMALL)
     job.wait_running()
+    assert_placed_by_leaf(sandbox, job)
     commits = job.commits(4)
     reach(job, commits, 5)
     job.signal_worker(other_slot(job), signal.SIGKILL)
