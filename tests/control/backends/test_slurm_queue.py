@@ -1,0 +1,94 @@
+"""Slurm's queue in words, and its accounting beside the ledger, as its programs really print."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from phalanx.control.backends.slurm.accounting import Turn, read_turns, reconciled
+from phalanx.control.backends.slurm.programs import Programs, SlurmError
+from phalanx.control.backends.slurm.queue import in_words, place_of, places
+from phalanx.control.backends.slurm.sandbox import Sandbox
+
+
+def test_a_waiting_job_says_why_and_what_helps(
+    make_sandbox: Callable[..., Sandbox], tmp_path: Path
+) -> None:
+    sandbox = make_sandbox(nodes=2, gpus_per_node=0)
+    common = ("--exclusive", "--output=/dev/null", "--time=10")
+    sandbox.run("sbatch", *common, "--nodes=2", "--wrap=sleep 100")
+    sandbox.run("sbatch", *common, "--nodes=1", "--wrap=true", "--job-name=waits")
+    held = sandbox.run("sbatch", "--parsable", "--hold", *common, "--wrap=true").strip()
+    place = place_of(Programs(tmp_path), 2)
+    assert (place.name, place.state) == ("waits", "pending")
+    assert place.reason in ("Resources", "Priority", "None")
+    place = place_of(Programs(tmp_path), int(held))
+    assert place.text == "its owner holds it" and "scontrol release" in place.helps
+    command = [sys.executable, "-m", "phalanx", "why", f"slurm:{held}"]
+    said = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert "is pending" in said.stdout and "its owner holds it (JobHeldUser)" in said.stdout
+    with pytest.raises(SlurmError, match="has no job 99"):
+        place_of(Programs(tmp_path), 99)
+
+
+@pytest.mark.parametrize(
+    ("reason", "words"),
+    [
+        ("QOSMaxNodePerUserLimit", "a limit of its QoS"),
+        ("AssocGrpGRES", "a limit of its account"),
+        ("ReqNodeNotAvail, UnavailableNodes:n1", "down, drained or reserved"),
+        ("DependencyNeverSatisfied", "can no longer come"),
+        ("SomethingNew", "Slurm says SomethingNew"),
+    ],
+)
+def test_reasons_are_told_in_words(reason: str, words: str) -> None:
+    assert words in in_words(reason)[0]
+
+
+def test_newer_releases_write_numbers_and_states_differently() -> None:
+    job: dict[str, Any] = {
+        "job_id": 7,
+        "job_state": ["PENDING"],
+        "state_reason": "Priority",
+        "partition": "gpu",
+        "priority": {"set": True, "infinite": False, "number": 10},
+        "start_time": {"set": False, "number": 0},
+    }
+    ahead = {**job, "job_id": 8, "priority": {"set": True, "number": 20}}
+    (place, _) = places({"jobs": [job, ahead]})
+    assert (place.state, place.priority, place.estimated_start) == ("pending", 10, 0)
+    assert place.ahead == 1
+
+
+def recorded(state: str, start: int, elapsed: int) -> dict[str, Any]:
+    """A job as sacct 22.05 writes it."""
+    return {
+        "job_id": 1,
+        "state": {"current": state, "reason": "None"},
+        "time": {"elapsed": elapsed, "start": start, "end": start + elapsed},
+        "tres": {
+            "allocated": [
+                {"type": "cpu", "name": None, "id": 1, "count": 2},
+                {"type": "node", "name": None, "id": 4, "count": 2},
+                {"type": "gres", "name": "gpu", "id": 1001, "count": 8},
+            ]
+        },
+    }
+
+
+def test_all_turns_of_a_requeued_job_are_charged() -> None:
+    answer = {"jobs": [recorded("COMPLETED", 200, 30), recorded("REQUEUED", 100, 60)]}
+    turns = read_turns(answer, 1)
+    assert turns == (
+        Turn(state="REQUEUED", start=100, elapsed=60, nodes=2, gpus=8),
+        Turn(state="COMPLETED", start=200, elapsed=30, nodes=2, gpus=8),
+    )
+    found = reconciled(1, turns, {"productive": 600 * 10**9, "restart": 40 * 10**9, "bubble": 0})
+    assert found.slurm_gpu_seconds == 8 * 90
+    assert found.buckets == {"productive": 600.0, "restart": 40.0}
+    assert found.outside == pytest.approx(720 - 640)
