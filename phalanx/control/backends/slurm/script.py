@@ -262,6 +262,7 @@ def _end(options: ScriptOptions) -> Iterator[Line]:
     if options.backend.slurm.requeue:
         yield Line(
             "if [ $code -eq 75 ]; then\n"
+            '  [ "$(squeue -h -j "$SLURM_JOB_ID" -o %T)" = RUNNING ] || exit 0  # cancelled\n'
             '  scontrol requeue "$SLURM_JOB_ID"\n'
             '  bad=$(cat "$state/exclude" 2>/dev/null)\n'
             '  [ -z "$bad" ] || scontrol update job="$SLURM_JOB_ID" ExcNodeList="$bad"\n'

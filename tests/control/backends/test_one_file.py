@@ -1,0 +1,79 @@
+"""One job file for every engine: what each would get is made from the same lines."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.control.jobs import JOB
+
+SITE = """
+[backend]
+gpus_per_node = 1
+spares = 1
+image = "registry.example/phalanx@sha256:{digest}"
+
+[backend.slurm]
+account = "research"
+
+[backend.kubernetes]
+runs_claim = "runs"
+"""
+
+
+def submit(path: Path, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "phalanx", "submit", "--dry-run", str(path), *words]
+    return subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=path.parent,
+        env={**os.environ, **environment},
+    )
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    path = tmp_path / "job.toml"
+    path.write_text(JOB.format(name="same", steps=10) + SITE.format(digest="0" * 64))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("engine", "words"),
+    [
+        ("slurm", ("#SBATCH --nodes=5", "#SBATCH --account=research", "--world-size 4")),
+        ("ray", ("STRICT_SPREAD: 4 bundles", "STRICT_SPREAD: 1 of the same as spares")),
+        ("kubernetes", ("kind: JobSet", "completions: 5", "claimName: runs")),
+    ],
+)
+def test_every_engine_takes_the_same_file(job: Path, engine: str, words: tuple[str, ...]) -> None:
+    done = submit(job, "--backend", engine)
+    assert done.returncode == 0, done.stderr
+    assert all(word in done.stdout for word in words), done.stdout
+
+
+def test_a_script_can_be_read_where_there_is_no_slurm(job: Path) -> None:
+    done = submit(job, "--backend", "slurm", PATH="")
+    assert done.returncode == 0 and "#SBATCH --nodes=5" in done.stdout
+
+
+def test_an_unknown_engine_is_refused_with_the_nearest(job: Path) -> None:
+    done = submit(job, "--backend", "slrum")
+    assert done.returncode == 2 and 'did you mean "slurm"?' in done.stderr
+
+
+def test_settings_that_no_script_can_carry_are_refused(job: Path) -> None:
+    for setting, key in (
+        ("backend.slurm.account=a b", "backend.slurm.account"),
+        ("backend.slurm.options=['rm -rf /']", "backend.slurm.options"),
+        ("backend.image=phalanx:latest", "backend.image"),
+        ("backend.slurm.array_width=9", "backend.slurm.array_width"),
+    ):
+        done = submit(job, "--backend", "slurm", "--set", setting)
+        assert done.returncode == 2 and key in done.stderr, done.stderr
