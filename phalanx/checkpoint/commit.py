@@ -151,6 +151,7 @@ def try_commit(order: Order, committed: Callable[[], None] = lambda: None) -> bo
     first = create_manifest(path, complete, order.sidecar.rank)
     if not first:
         _refuse_foreign(path, draft)
+    (path / RESERVED_FILE).unlink(missing_ok=True)
     doomed = prune(path.parent, order.policy, path) if first else []
     committed()
     clear(doomed)

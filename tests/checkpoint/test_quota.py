@@ -45,6 +45,7 @@ def test_room_is_made_before_the_next_one_is_written(tmp_path: Path) -> None:
         checkpointer.save(step, state(), extra())
         assert used_bytes(folder_of(tmp_path, "a")) <= 2 * (ONE + 5000)
     assert steps(tmp_path, "a") == [3, 4]
+    assert not list(folder_of(tmp_path, "a").glob("*/reserved"))
 
 
 def test_a_save_above_the_quota_is_refused_and_the_newest_one_stays(tmp_path: Path) -> None:
