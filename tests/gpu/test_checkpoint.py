@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -113,10 +111,7 @@ def test_a_killed_worker_is_continued_from_the_keepers_memory(tmp_path: Path) ->
     checkpointer.save(trainer.step, trainer.tensors(), trainer.extra())
     checkpointer.finish()
     expected = snapshot(trainer)
-    # As if killed: the connection ends without a word.
-    background = checkpointer._background
-    assert background is not None
-    background._kept._connection.close()
+    checkpointer.abandon()  # as if killed: the connection ends without a word
     for path in (tmp_path / "checkpoints").glob("step-*/rank-*"):
         path.unlink()  # only the memory is left
     resumed = make_trainer()
@@ -125,10 +120,10 @@ def test_a_killed_worker_is_continued_from_the_keepers_memory(tmp_path: Path) ->
     resumed.restore(manifest)
     for name, tensor in snapshot(resumed).items():
         assert torch.equal(tensor, expected[name]), name
-    keeper = checkpointer._keeper
-    assert keeper is not None
-    os.kill(keeper.pid, signal.SIGKILL)
-    keeper.wait()
+    attachment = checkpointer._attachment
+    assert attachment is not None and attachment._process is not None
+    attachment._process.kill()
+    attachment._process.wait()
 
 
 def test_the_memory_of_snapshots_is_pinned(tmp_path: Path) -> None:
