@@ -51,6 +51,7 @@ from phalanx.observe.node_sample import Sampler
 
 REPORT_NS = 10**9  # between two reports of progress
 UNSAID_FACTS = 100  # about the node, kept while there is no connection
+UNCLAIMED_SECONDS = 10.0  # for the core to say what it wants of what outlived an agent
 FOUND_SECONDS = 1.0  # for workers that outlived an agent to say where they stand
 
 log = logging.getLogger("phalanx.agent")
@@ -244,6 +245,7 @@ class AgentProcess:
             for fact in early:
                 self.happened(fact)
             log.info("%s joined as node %d", self.options.node.name, welcome.node)
+            asyncio.get_running_loop().call_later(UNCLAIMED_SECONDS, self._end_unclaimed)
         self.agent.lease_ns, self.agent.heartbeat_ns = welcome.lease_ns, welcome.heartbeat_ns
         self.happened(Connected())
         unsaid, self._unsaid = self._unsaid, []
@@ -252,6 +254,18 @@ class AgentProcess:
         self.first_check = None
         for fact in unsaid:
             self.happened(fact)
+
+    def _end_unclaimed(self) -> None:
+        """Workers that outlived an agent, and that the core wants nothing of, are orphans."""
+        assert self.agent is not None
+        if not self.agent.connected:
+            loop = asyncio.get_running_loop()
+            loop.call_later(UNCLAIMED_SECONDS, self._end_unclaimed)
+            return
+        for job in list(self.crew.jobs):
+            if job not in self.agent.jobs and job not in self.forms:
+                log.warning("job %d: nobody wants what is left of it here", job)
+                self.crew.abandon(job)
 
     def heard(self, message: wire.Down) -> None:
         """A command, or a request for a log."""

@@ -352,6 +352,16 @@ class Crew:
             del self.jobs[action.job]
             self._later(self._clean_up(here))
 
+    def abandon(self, job: int) -> None:
+        """End the workers of a job; its keeper ends with its own lease, if nobody asks for it."""
+        here = self.jobs.pop(job)
+        for hand in here.hands.values():
+            hand.left = True
+        for key in list(self.zygote.children):  # also programs that never said a word
+            if key.startswith(f"job{job}/") and key != here.keeper_key:
+                self.zygote.signal(key, signal.SIGKILL)
+        here.close()
+
     def _end(self, here: Here, index: int) -> None:
         hand = here.hands.pop(index, None)
         if hand is not None:

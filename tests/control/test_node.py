@@ -154,6 +154,21 @@ def test_a_notice_empties_the_node_in_time(stage: Stage) -> None:
     cancel(stage, job)
 
 
+@pytest.mark.soak
+def test_what_outlived_an_agent_and_is_not_wanted_any_more_ends(stage: Stage) -> None:
+    job = submit(stage, *SLEEP)
+    stage.wait(lambda: running(stage, job), "the job to run", 60)
+    node = stage.node(stage.job(job)["nodes"][0])
+    stage.wait(lambda: len(worker_pids(node, job)) == 2, "its processes", 30)
+    stage.kill_agent(node)
+    moved = lambda: running(stage, job) and node.name not in stage.job(job)["nodes"]  # noqa: E731
+    stage.wait(moved, "the job to move", 90)
+    stage.restart_node(node)
+    stage.wait(lambda: not worker_pids(node, job), "its old processes to end", 60)
+    assert running(stage, job)
+    cancel(stage, job)
+
+
 @pytest.fixture
 def user() -> Iterator[str]:
     """A real second user."""

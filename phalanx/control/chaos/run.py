@@ -33,6 +33,7 @@ from phalanx.control.stage import Stage
 
 END_SECONDS = 300.0  # for a job of an arena, however it is disturbed
 HEAL_SECONDS = 120.0
+LEASE_SECONDS = 150.0  # that a keeper may outlive a job whose agent was away: see POLICY
 DISK_BYTES = 512 << 20
 POLICY = """
 [spares]
@@ -197,7 +198,7 @@ class Arena:
 
     def _left_over(self, number: int) -> list[str]:
         """Processes of the job that outlive it."""
-        deadline = time.monotonic() + END_SECONDS / 10
+        deadline = time.monotonic() + LEASE_SECONDS
         while True:
             found = [
                 f"{node.name}: process {pid} ({' '.join(open_names(pid, folder))})"

@@ -50,13 +50,13 @@ def weights(path: Path) -> dict[str, Any]:
 
 
 def belonging(root: Path) -> dict[int, str]:
-    """Processes that have a folder in their command line or environment, or something open there.
+    """Processes that name a folder in their command line, or have something open there.
 
-    What they are, by process.
+    Not this one, and nobody who started it: they may have been told the folder.
     """
-    needle, found = str(root).encode(), {}
+    needle, found, own = str(root).encode(), {}, _ancestors()
     for process in Path("/proc").iterdir():
-        if not process.name.isdigit() or int(process.name) == os.getpid():
+        if not process.name.isdigit() or int(process.name) in own:
             continue
         with suppress(OSError):
             command = (process / "cmdline").read_bytes()
@@ -64,6 +64,16 @@ def belonging(root: Path) -> dict[int, str]:
             if needle in command or any(path.startswith(needle) for path in files):
                 words = command.replace(b"\0", b" ").decode(errors="replace").strip()
                 found[int(process.name)] = words[:200]
+    return found
+
+
+def _ancestors() -> set[int]:
+    found, pid = set(), os.getpid()
+    while pid > 0 and pid not in found:
+        found.add(pid)
+        with suppress(OSError):
+            status = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            pid = int(status[1])
     return found
 
 
