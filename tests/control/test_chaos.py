@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
@@ -88,9 +89,9 @@ def test_leaks_are_found(tmp_path: Path) -> None:
     assert shared_memory() - before == set()
 
 
-def make_arena(root: Path, steps: int, plans: list[Plan]) -> Arena:
+def make_arena(root: Path, steps: int, plans: list[Plan], *, namespaces: bool = False) -> Arena:
     text = JOB.format(name="chaos", steps=steps).replace("every = 0", "every = 20", 1)
-    return Arena(root, job_from_table(tomllib.loads(text)), 4, plans=plans)
+    return Arena(root, job_from_table(tomllib.loads(text)), 4, plans=plans, namespaces=namespaces)
 
 
 def judge(arena: Arena, plans: list[Plan]) -> None:
@@ -115,6 +116,15 @@ def test_a_plan_of_harm_loses_nothing(tmp_path: Path) -> None:
 def test_fifty_random_plans_in_a_row_lose_nothing(tmp_path: Path) -> None:
     plans = [random_plan(seed, 4, 60) for seed in range(50)]
     judge(make_arena(tmp_path, 60, plans), plans)
+
+
+@pytest.mark.soak
+def test_a_node_that_is_cut_off_trains_on_in_vain(tmp_path: Path) -> None:
+    if os.getuid() != 0:
+        pytest.skip("only root can give nodes networks of their own")
+    actions = (Action(do="partition", at_step=10, slot=1, seconds=8.0),)
+    plans = [Plan(name="a partition", actions=actions)]
+    judge(make_arena(tmp_path, 40, plans, namespaces=True), plans)
 
 
 @pytest.mark.soak

@@ -174,11 +174,17 @@ class Harm:
         return count
 
     def _flip_bit(self, action: Action) -> None:
-        node = self._node(action)
-        folder = node.state / "jobs" / str(self.job) / "chaos"
+        self._order(action, "flip-0")
+
+    def _deadlock_worker(self, action: Action) -> None:
+        self._order(action, "deadlock-0")
+
+    def _order(self, action: Action, name: str) -> None:
+        """What only the worker can do to itself; see ``train/drill.py``."""
+        folder = self._node(action).state / "jobs" / str(self.job) / "chaos"
         if not folder.is_dir():
             raise HarmError("its agents take no such orders (PHALANX_CHAOS=1)")
-        (folder / "flip-0").write_text("")
+        (folder / name).write_text("")
 
     def _fill_disk(self, action: Action) -> None:
         if self._disk is None:

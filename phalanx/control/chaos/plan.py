@@ -14,6 +14,7 @@ from phalanx.control.toml_file import read_struct
 Kind = Literal[
     "kill_worker",  # SIGKILL of a slot's first worker
     "stop_worker",  # SIGSTOP; it goes on after ``seconds``, if it still lives
+    "deadlock_worker",  # its main thread waits for ever
     "slow_worker",  # it gets half of its time for ``seconds``
     "kill_keeper",
     "kill_agent",  # and started again after ``seconds``
@@ -30,6 +31,7 @@ WEIGHTS: dict[Kind, int] = {
     "kill_worker": 6,
     "stop_worker": 2,
     "slow_worker": 1,
+    "deadlock_worker": 1,
     "kill_keeper": 2,
     "kill_agent": 3,
     "kill_node": 3,

@@ -106,6 +106,7 @@ class Arena:
         self.undisturbed = root
 
     def __enter__(self) -> Arena:
+        os.environ["PHALANX_CHAOS"] = "1"  # workers take orders of harm
         self.runs.mkdir(exist_ok=True)
         if self._own_disk:
             self._own_disk = mount_disk(self.runs)
@@ -122,6 +123,7 @@ class Arena:
     ) -> None:
         self._ports |= listening(belonging(self.root))
         self.stage.__exit__()
+        os.environ.pop("PHALANX_CHAOS", None)
         self.leaks += orphans(self.root)
         self.leaks += leaked_ports(self._ports)
         self.leaks += [f"/dev/shm/{name}" for name in sorted(shared_memory() - self._before)]
