@@ -15,12 +15,15 @@ from rich.text import Text
 from phalanx.cli.options import Json, print_json
 from phalanx.cli.remote import ServerUrl, State, connected, span, when
 from phalanx.cluster.job import HOUR_NS
+from phalanx.control.api_observe import FindingsOut
 from phalanx.control.api_types import JobList, JobOut, LedgerOut, NoticeOut, Status
 from phalanx.control.client import Client, ClientError
+from phalanx.observe.findings import Finding
 
 top = typer.Typer()
 
 SECONDS = 1.0  # between two looks
+FINDINGS = 3  # shown, the newest first
 MARKS = {
     "running": ("●", "green"),
     "healthy": ("●", "green"),
@@ -80,9 +83,10 @@ def _look(client: Client, console: Console) -> RenderableType:
     status = client.get("/v1/status", Status)
     jobs = client.get("/v1/jobs", JobList, limit=1000, state="all").jobs
     ledger = client.get("/v1/ledger", LedgerOut)
+    found = client.get("/v1/findings", FindingsOut, limit=FINDINGS).findings[::-1]
     lines = console.height if console.is_terminal else 40
-    notices = [*status.notices[-5:]][::-1]
-    room = max(3, lines - 8 - len(notices) - len(status.questions))
+    notices = status.notices[-4:][::-1]
+    room = max(3, lines - 8 - len(notices) - len(found) - len(status.questions))
     jobs.sort(key=lambda job: (ORDER.index(job.state), -job.id))
     return Group(
         _head(status, ledger),
@@ -90,6 +94,7 @@ def _look(client: Client, console: Console) -> RenderableType:
         _jobs(jobs, room, console.width),
         Rule(style="dim"),
         *(Text(f"decide: {each.about}", style="bold yellow") for each in status.questions),
+        *(_finding(each) for each in found),
         *(_notice(each) for each in notices),
     )
 
@@ -154,6 +159,15 @@ def _jobs(jobs: list[JobOut], room: int, width: int) -> Table:
     if not jobs:
         made.add_row(Text("no jobs: phalanx submit JOB.toml", style="dim"))
     return made
+
+
+def _finding(finding: Finding) -> Text:
+    text = Text(no_wrap=True, overflow="ellipsis")
+    text.append(f"{when(int(finding.time * 1e9))} ", style="dim")
+    text.append(finding.sentence or finding.kind, style="yellow")
+    where = [f"job {finding.job}" if finding.job else "", finding.node]
+    text.append(f" ({', '.join(each for each in where if each)})" if any(where) else "", "dim")
+    return text
 
 
 def _notice(notice: NoticeOut) -> Text:

@@ -51,7 +51,7 @@ export function fleetView({ go, query }) {
     const colour = colourBy(mode, fleet);
     const text = find.value.trim().toLowerCase();
     const matches = (i) => (!text || fleet.names[i].toLowerCase().includes(text)) && (!only || fleet.states[fleet.state[i]] === only);
-    map.found = text || only ? new Set(fleet.names.keys().filter(matches)) : null;
+    map.found = text || only ? new Set([...fleet.names.keys()].filter(matches)) : null;
     map.show(fleet, colour);
     fill(legend, colour.legend, ([tint, name]) => tint + name,
       ([tint, name]) => h("span", { class: "key" }, h("span", { class: "swatch", style: { background: tint } }), name));
