@@ -101,12 +101,12 @@ def main() -> None:
         root = Path(folder)
         bench = Bench(root, CUDA if cuda else CPU, 1 if cuda else 4)
         parts: dict[str, Callable[[], dict[str, Any]]] = {
-            "worker": lambda: bench.kills(options.times, "worker")
+            "snapshots": bench.snapshot_cost,
+            "worker": lambda: bench.kills(options.times, "worker"),
         }
         if not cuda:
             parts["node"] = lambda: bench.kills(max(1, options.times // 3), "node")
             parts["stopped"] = lambda: bench.stops(max(1, options.times // 5))
-        parts["snapshots"] = bench.snapshot_cost
         if options.peers:
             job = bench.job
             parts["torchrun"] = lambda: torchrun(root / "torchrun", job, bench.world, options.times)
