@@ -122,9 +122,6 @@ class DdpGradients:
                 gradient_as_bucket_view=True,
                 broadcast_buffers=False,
                 init_sync=False,  # every rank drew the same weights
-                # Otherwise buckets are cut anew after the first step, and three or more ranks
-                # add up in another order: a run that was resumed would differ in the last bits.
-                find_unused_parameters=job.train.deterministic,
             )
         self.group = group
         self.module.register_comm_hook(None, lambda _, bucket: self._reduce(bucket))
