@@ -142,6 +142,13 @@ class Watch:
             found.extend(self._series(fact, gang))
         return found
 
+    def slow_ranks(self, job: int, step: int) -> list[int]:
+        """Ranks of a gang that were lately found to be slow."""
+        gang = self.gangs.get(job)
+        said = gang.said if gang is not None else {}
+        slow = [name for name, at in said.items() if 0 <= step - at < QUIET_STEPS]
+        return [int(name.split()[1]) for name in slow if name.startswith("slow ")]
+
     def due(self, now_ns: int) -> list[EventBody]:
         """Gangs without a step for too long, each said once, with who is behind."""
         found: list[EventBody] = []

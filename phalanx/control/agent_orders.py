@@ -227,7 +227,7 @@ class AgentOrders:
                 self._changed.wait()
             self._running = True
 
-    def stepped(self, step: int, durable: int, stall_seconds: float) -> None:
+    def stepped(self, step: int, durable: int, stall_seconds: float, data_seconds: float) -> None:
         """Tells the agent of a step; that it is safe, the keeper tells it."""
         self._step, self._durable = step, durable
         fact = Sealed(
@@ -239,6 +239,7 @@ class AgentOrders:
             acknowledged=False,
             durable=durable,
             checkpoint_ns=int(stall_seconds * 1e9),
+            data_wait_ns=int(data_seconds * 1e9),
         )
         self._link.say(fact)
 

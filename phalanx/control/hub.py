@@ -164,7 +164,7 @@ class Hub:
             self._confirm_lost(message.job)
         events = self.gather.receive(_not_in_future(message, now), now)  # type: ignore[arg-type]
         if events:
-            self.controller.tell(events)
+            self.controller.tell([self.metrics.with_stragglers(event) for event in events])
 
     def deliver(self, event: Event, commands: Sequence[Command]) -> None:
         """Sends what an event gave to the nodes that it is for."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
+from msgspec import structs
 
 from phalanx.cluster.detectors.robust import Ints
-from phalanx.cluster.events import EventBody
+from phalanx.cluster.events import EventBody, Progress
 from phalanx.cluster.job import Expected, Job
 from phalanx.cluster.watch import GangRecord, Watch
 from phalanx.control.chronicle import Chronicle
@@ -34,6 +35,7 @@ class Metrics:
         self.steps = GangSteps()
         self.recorder = recorder  # None: nothing is kept
         self.chronicle: Chronicle | None = None
+        self._straggler_ns: dict[int, int] = {}  # by job: not in the ledger yet
         self.temperature: dict[int, float] = {}  # by node: of its hottest GPU, in Celsius
         self.watts: dict[int, float] = {}  # by node: of all its GPUs
         self._trends = Trends()
@@ -66,6 +68,7 @@ class Metrics:
         for step in self.steps.end(job):
             self._made(step, step.first_ns)
         self._trends.forget(job)
+        self._straggler_ns.pop(job, None)
         if self.recorder is not None:
             self.recorder.end(job)
 
@@ -84,6 +87,12 @@ class Metrics:
         if message.run is not None and 0 in message.ranks and self.chronicle is not None:
             self.chronicle.describe(message.job, message.run)
 
+    def with_stragglers(self, body: EventBody) -> EventBody:
+        """Progress with what its gang lost to slow ranks since the last one, for the ledger."""
+        if isinstance(body, Progress) and self._straggler_ns.get(body.job):
+            return structs.replace(body, straggler_ns=self._straggler_ns.pop(body.job))
+        return body
+
     def sampled(self, sample: NodeSample, name: str, now_ns: int) -> None:
         """A look at a node's devices."""
         for column, kept, join in (
@@ -97,6 +106,9 @@ class Metrics:
             self.recorder.sample(sample, name, now_ns)
 
     def _made(self, step: GangStep, now_ns: int) -> None:
+        lost_ns = straggler_ns(step, self._watch.slow_ranks(step.job, step.step))
+        if lost_ns:
+            self._straggler_ns[step.job] = self._straggler_ns.get(step.job, 0) + lost_ns
         found = self._watch.record(gang_record(step), now_ns)
         if found:
             self._tell(found)
@@ -130,6 +142,16 @@ class Metrics:
             self.chronicle.saved(job, record.step, record.path, record.seconds)
             for each in self._trends.saved(job, record.step, now_ns, record.seconds):
                 self.chronicle.add(each)
+
+
+def straggler_ns(step: GangStep, slow: Sequence[int]) -> int:
+    """What the worst of the ranks that are known to be slow worked longer than the middle one."""
+    own = step.compute_seconds
+    if not slow or np.isnan(own).all():
+        return 0
+    known = [float(own[rank]) for rank in slow if rank < len(own) and not np.isnan(own[rank])]
+    lost = max(known, default=0.0) - float(np.nanmedian(own))
+    return max(0, int(lost * NS))
 
 
 def planned_ns(job: Job) -> int:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-Stepped = Callable[[int, int, float], None]
+Stepped = Callable[[int, int, float, float], None]
 Compare = Callable[[int], None]
 
 
@@ -38,15 +38,15 @@ def train(
     sinks: Sinks,
     stop: StopFlag,
     checkpointer: Checkpointer,
-    stepped: Stepped = lambda step, durable, stall_seconds: None,
+    stepped: Stepped = lambda step, durable, stall_seconds, data_seconds: None,
     compare: Compare = lambda step: None,
     ask: ProfileAsk | None = None,
 ) -> ExitInfo:
     """Make steps until the job's last one, or until somebody asks the run to stop.
 
     ``stepped`` is told of every step: its number, the newest checkpoint that is complete, and
-    how long saving held it up. ``compare`` looks at a step before it is handed over, and raises
-    where it must not be.
+    how long saving held it up and data let it wait. ``compare`` looks at a step before it is
+    handed over, and raises where it must not be.
     """
     run = _Run(trainer, sinks, checkpointer)
     trainer.timer.restart()  # building and loading are not part of the first step
@@ -66,7 +66,8 @@ def train(
                 elif run.memory_is_due() or run.local_is_due():
                     run.save(write=False)
                 run.report_checkpoints(checkpointer.poll())
-                stepped(trainer.step, run.durable, run.stall_seconds)
+                waited = trainer.timer.so_far("data")
+                stepped(trainer.step, run.durable, run.stall_seconds, waited)
                 run.meter.add(trainer.step, trainer.tokens, outcome, profiler.exposed_seconds)
                 if last or run.log_is_due():
                     run.report_steps()
@@ -75,10 +76,10 @@ def train(
                 run.plan_checkpoints()
                 if outcome.stop:
                     run.report_checkpoints(checkpointer.finish())
-                    stepped(trainer.step, run.durable, 0.0)
+                    stepped(trainer.step, run.durable, 0.0, 0.0)
                     return run.ended(stop.reason or "stopped", "stopped on request")
             run.report_checkpoints(checkpointer.finish())
-            stepped(trainer.step, run.durable, 0.0)
+            stepped(trainer.step, run.durable, 0.0, 0.0)
     except CheckpointError:
         run.report_steps()
         raise

@@ -53,7 +53,7 @@ class Orders(Protocol):
     def go(self) -> None:
         """Waits until everybody is ready. Raises ``GenerationOver``."""
 
-    def stepped(self, step: int, durable: int, stall_seconds: float) -> None:
+    def stepped(self, step: int, durable: int, stall_seconds: float, data_seconds: float) -> None:
         """A step is complete."""
 
     def shares(self) -> tuple[int, ...]:

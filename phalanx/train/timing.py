@@ -52,6 +52,12 @@ class StepTimer:
             finally:
                 self._open.append((name, before, clock.mark()))
 
+    def so_far(self, name: Phase) -> float:
+        """Seconds of a phase within the step that is under way; only of the host's phases."""
+        assert name in HOST_PHASES
+        spans = [(start, end) for each, start, end in self._open if each == name]
+        return sum(_HOST_CLOCK.seconds(start, end) for start, end in spans)
+
     def restart(self) -> None:
         """The next step begins now: what passed since the last one (a validation) is not its."""
         self._clock.release(self._started)

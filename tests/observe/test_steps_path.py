@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from phalanx.cluster.events import LossSpike, SlowRank
+from phalanx.cluster.events import LossSpike, Progress, SlowRank
 from phalanx.cluster.job import GangShape, Placement
 from phalanx.cluster.watch import Watch
 from phalanx.control.metrics import Metrics
@@ -216,6 +216,21 @@ def test_a_rank_that_computes_slowly_becomes_an_event_within_twenty_steps() -> N
     slow = [event for event in found if isinstance(event, SlowRank)]
     assert [(event.rank, event.node, event.part) for event in slow] == [(5, 5, "compute")]
     assert slow[0].slowdown_ppm == pytest.approx(200_000, rel=0.3)
+
+
+def test_what_a_slow_rank_costs_its_gang_goes_into_the_ledger() -> None:
+    metrics, _ = watching(8)
+    progress = Progress(job=1, generation=1, step=30, committed=0, durable=0, at_ns=0)
+    for step in range(1, 31):
+        for rank in range(8):
+            own = 0.6 if rank == 5 else 0.5
+            parts = StepParts(peer_wait=0.7 - own, own=own)
+            tell(metrics, rank, said(step, rank, step_seconds=0.7, parts=parts))
+    told = metrics.with_stragglers(progress)
+    assert isinstance(told, Progress)
+    steps = told.straggler_ns / 1e8  # a tenth of a second each, since it was found
+    assert 10 <= steps <= 30
+    assert metrics.with_stragglers(progress) == progress  # once
 
 
 def test_ranks_that_only_flicker_are_not_called_slow() -> None:
