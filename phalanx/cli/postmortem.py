@@ -10,7 +10,7 @@ import typer
 
 from phalanx.cli.options import print_json
 from phalanx.cli.remote import ServerUrl, State, connected
-from phalanx.cli.runs import Source, Which
+from phalanx.cli.runs import Source, Which, write_out
 from phalanx.observe.report import PARTS, Curve, Material, html, markdown
 from phalanx.observe.runs import Run
 from phalanx.train.records import StepRecord
@@ -37,13 +37,8 @@ def report(
         material = _from_folder(found)
     base = out or Path(f"report-{found.id.replace('/', '-')}")
     files = [base.with_suffix(".html"), base.with_suffix(".md")]
-    try:
-        files[0].write_text(html(material))
-        files[1].write_text(markdown(material))
-    except OSError as error:
-        raise typer.BadParameter(
-            f"{error.filename}: {error.strerror}", param_hint="--out"
-        ) from None
+    write_out(files[0], html(material).encode())
+    write_out(files[1], markdown(material).encode())
     if json:
         print_json([str(path) for path in files])
     else:

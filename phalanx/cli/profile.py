@@ -10,6 +10,7 @@ import typer
 
 from phalanx.cli.options import Json, print_json
 from phalanx.cli.remote import ServerUrl, State, connected
+from phalanx.cli.runs import write_out
 from phalanx.observe.traces import merge_traces, read_trace
 
 app = typer.Typer()
@@ -48,7 +49,7 @@ def profile(
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="JOB") from None
     path = out or Path(f"profile-{job}.json")
-    path.write_bytes(merged)
+    write_out(path, merged)
     if json:
         print_json({"file": str(path), "ranks": sorted(found)})
     else:

@@ -134,7 +134,8 @@ def describe(run: Run) -> list[str]:
     )
     lines += [f"seed {name}: {seed}" for name, seed in (facts.get("seeds") or {}).items()]
     lines += [f"data {name}: {value}" for name, value in (facts.get("data") or {}).items()]
-    lines += [f"{name}: {_short(value)}" for name, value in run.summary.items()]
+    shown = {name: value for name, value in run.summary.items() if name != "time"}
+    lines += [f"{name}: {_short(value)}" for name, value in shown.items()]
     for place in run.placements:
         nodes = ", ".join(place.get("nodes", [])[:8])
         lines.append(f"generation {place.get('generation')} since {_when(place['time'])}: {nodes}")
@@ -184,11 +185,19 @@ def export(
         steps = Path(found.folder) / "metrics" / "steps.jsonl"
         lines = steps.read_bytes().splitlines() if steps.exists() else []
         whole["steps"] = [msgspec.Raw(line) for line in lines if _is_json(line)]
-    out.write_bytes(msgspec.json.format(msgspec.json.encode(whole), indent=1) + b"\n")
+    write_out(out, msgspec.json.format(msgspec.json.encode(whole), indent=1) + b"\n")
     if json:
         print_json({"file": str(out)})
     else:
         print(out)
+
+
+def write_out(path: Path, data: bytes) -> None:
+    """Write a file that the user named; what is wrong with it is said in words."""
+    try:
+        path.write_bytes(data)
+    except OSError as error:
+        raise typer.BadParameter(f"{path}: {error.strerror}", param_hint="--out") from None
 
 
 def _is_json(line: bytes) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from time import perf_counter
+from time import perf_counter, thread_time
 from typing import Literal, NamedTuple
 
 import torch
@@ -46,11 +46,13 @@ class StepTimer:
         """Attribute what runs inside to a phase; a phase may occur many times in a step."""
         clock = _HOST_CLOCK if name in HOST_PHASES else self._clock
         with self._clock.range(name):
-            before = clock.mark()
+            before, worked = clock.mark(), thread_time()
             try:
                 yield
             finally:
                 self._open.append((name, before, clock.mark()))
+                if self._waits is not None and name in HOST_PHASES:
+                    self._waits.leave_out(thread_time() - worked)
 
     def so_far(self, name: Phase) -> float:
         """Seconds of a phase within the step that is under way; only of the host's phases."""
@@ -93,9 +95,12 @@ class StepTimer:
         reporting = totals.pop("report", 0.0)
         if step.waits is None:
             return StepTime(seconds, StepParts(**totals))
-        away = sum(step.waits) + totals.get("data", 0.0) + totals.get("snapshot", 0.0) + reporting
-        own = max(0.0, seconds - away)
-        return StepTime(seconds, StepParts(**totals, peer_wait=step.waits.peers, own=own))
+        waits = step.waits
+        away = waits.peers + totals.get("data", 0.0) + totals.get("snapshot", 0.0) + reporting
+        # Some of the waiting for cores happened within collectives and would count twice; what was
+        # calculated on a core is the rank's own in any case.
+        own = max(waits.working, seconds - away - waits.cores)
+        return StepTime(seconds, StepParts(**totals, peer_wait=waits.peers, own=own))
 
 
 _Mark = float | torch.cuda.Event

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, thread_time
 from typing import Any, NamedTuple
 
 import torch.distributed as dist
@@ -18,10 +18,11 @@ _WAIT: Any = dist.Work.wait if dist.is_available() else None
 
 
 class Waits(NamedTuple):
-    """Seconds in which a thread could not go on."""
+    """How a thread spent its time between two looks, in seconds."""
 
     peers: float  # blocked in collectives
-    cores: float  # ready to run, with every core taken by somebody else
+    cores: float  # ready to run, with every core taken by somebody else; also within collectives
+    working: float  # on a core
 
 
 class PeerWaits:
@@ -31,7 +32,7 @@ class PeerWaits:
         self._thread = threading.get_ident()
         self._seconds = 0.0
         self._schedule = Path(f"/proc/self/task/{threading.get_native_id()}/schedstat")
-        self._cores_seconds = self._waited_for_cores()
+        self._cores_seconds, self._worked = self._waited_for_cores(), thread_time()
         _watch(self)
 
     def add(self, seconds: float) -> None:
@@ -43,7 +44,12 @@ class PeerWaits:
         """Seconds since the last call."""
         seconds, self._seconds = self._seconds, 0.0
         before, self._cores_seconds = self._cores_seconds, self._waited_for_cores()
-        return Waits(seconds, self._cores_seconds - before)
+        worked, self._worked = self._worked, thread_time()
+        return Waits(seconds, self._cores_seconds - before, max(0.0, self._worked - worked))
+
+    def leave_out(self, worked: float) -> None:
+        """So much of the work since the last call was beside the step."""
+        self._worked += worked
 
     def _waited_for_cores(self) -> float:
         try:

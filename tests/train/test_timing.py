@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import suppress
 from types import SimpleNamespace
 
@@ -105,3 +106,22 @@ def test_cuda_events_are_read_after_one_wait_and_reused(monkeypatch: pytest.Monk
         made.append(FakeEvent.made)
     assert made[0] == made[1] == made[2]  # the pool of the first interval serves all others
     assert set(pushed) == {"forward"}
+
+
+def test_a_ranks_own_work_leaves_out_waits_for_data_and_peers_but_not_its_sleep() -> None:
+    timer = StepTimer(torch.device("cpu"), peer_waits=True)
+    timer.restart()
+    with timer.phase("data"):
+        time.sleep(0.05)
+    assert timer.so_far("data") >= 0.05
+    with timer.phase("forward"):
+        time.sleep(0.1)  # a slow device, as its peers see it
+    assert timer._waits is not None
+    timer._waits.add(0.02)  # of the time below, blocked in a collective
+    time.sleep(0.02)
+    timer.close_step()
+    (step,) = timer.drain()
+    assert step.parts.peer_wait == 0.02
+    assert step.parts.own is not None
+    assert step.parts.own <= step.seconds - 0.05 - 0.02 + 0.001
+    assert step.parts.own > 0
