@@ -160,19 +160,23 @@ def cost(folder: Path, rounds: int = 2_000) -> dict[str, float]:
     return {"ring": ring, "waits": took, "collective": collective}
 
 
-def week(folder: Path, days: float) -> tuple[MetricStore, dict[str, float]]:
-    """A week of 1,000 ranks with ten metrics a second each, through the store's own code."""
+def week(
+    folder: Path, days: float, ranks_count: int = RANKS
+) -> tuple[MetricStore, dict[str, float]]:
+    """A week of ranks with ten metrics a second each, through the store's own code."""
     store = MetricStore(folder / "week.sqlite")
     scalars = store.table(owner_of(SMALL_JOB), "scalars", 0, [Column(name) for name in SCALARS])
     wide = ["step_seconds", "own_seconds", *(f"{name}_seconds" for name in PARTS)]
     wide += ["memory", "power"][: METRICS - len(wide)]
-    facts = {"rows": "rank", "ranks": list(range(RANKS)), "nodes": ["n"] * RANKS}
-    ranks = store.table(owner_of(SMALL_JOB), "ranks", 1, [Column(n, RANKS) for n in wide], facts)
+    facts = {"rows": "rank", "ranks": list(range(ranks_count)), "nodes": ["n"] * ranks_count}
+    ranks = store.table(
+        owner_of(SMALL_JOB), "ranks", 1, [Column(n, ranks_count) for n in wide], facts
+    )
     generator = np.random.default_rng(1)
     seconds = int(days * 86_400)
     began, kept = time.process_time(), 0
     base = {name: generator.uniform(0.05, 1.0) for name in wide}
-    pool = 1 + 0.02 * generator.standard_normal((64, RANKS))
+    pool = 1 + 0.02 * generator.standard_normal((64, ranks_count))
     for second in range(seconds):
         # Old seconds only matter to the coarse tiers: one stands for its bucket.
         age = seconds - second
@@ -336,6 +340,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--stores", action="store_true", help="compare ways to store numbers")
     parser.add_argument("--days", type=float, default=7.0)
+    parser.add_argument("--ranks", type=int, default=RANKS, help="of the job that is kept")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="phalanx-observe-") as name:
         folder = Path(name)
@@ -353,8 +358,10 @@ def main() -> None:
         a_step = spent["ring"] + spent["waits"] + 200 * spent["collective"]
         words = ", ".join(f"{name} {seconds * 1e6:.1f} us" for name, seconds in spent.items())
         print(f"a rank's step: {words}; with 200 collectives {a_step * 1e6:.0f} us a step")
-        store, stored = week(folder, options.days)
-        print(f"{stored['days']:.0f} days of 1,000 ranks: {stored['gigabytes']:.2f} GB")
+        store, stored = week(folder, options.days, options.ranks)
+        size, cpu = stored["gigabytes"], stored["cpu"]
+        words = f"{stored['days']:.0f} days of {options.ranks:,} ranks"
+        print(f"{words}: {size:.2f} GB, {cpu:.0f} s of CPU to write", flush=True)
         for what, times in questions(store).items():
             print(f"{what}: median {times['median'] * 1e3:.0f} ms, p99 {times['p99'] * 1e3:.0f} ms")
 
