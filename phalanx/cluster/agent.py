@@ -322,10 +322,12 @@ class Agent:
         if self._lease_ends_ns is None or now_ns < self._lease_ends_ns:
             return []
         self._lease_ends_ns = None
-        stops: list[Output] = []
         for job, local in self.jobs.items():
             self.fences[job] = max(self.fences.get(job, 0), local.generation)
-            stops.append(WorkerStop(job=job, generation=local.generation))
+        known = dict.fromkeys((*self.jobs, *self.memory))  # nor do snapshots stay for ever
+        stops: list[Output] = [
+            WorkerStop(job=job, generation=self.fences.get(job, 0)) for job in known
+        ]
         self.jobs = {}
         self.memory = {}
         return stops

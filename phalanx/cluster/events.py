@@ -213,14 +213,15 @@ class WorkerExited(Body, frozen=True, tag=True):
 class GangJoined(Body, frozen=True, tag=True):
     """Every slot has joined a generation.
 
-    ``step``: the least committed step over the nodes that keep one, lost slots counted by what
-    their buddies keep; -1: nobody keeps one. ``empty``: nodes without a usable snapshot.
+    ``step``: the newest of which every slot of the last generation has a copy here, its own or its
+    buddy's; -1: there is none. ``empty``: nodes that hold nothing of it.
     """
 
     job: int
     generation: int
     step: int
     empty: tuple[int, ...] = ()
+    durable: int = 0  # newest checkpoint that they have heard of, perhaps before it was reported
 
 
 class GangReady(Body, frozen=True, tag=True):

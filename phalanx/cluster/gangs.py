@@ -130,6 +130,8 @@ def on_joined(ctx: Context, fact: GangJoined) -> None:
             gang.lost[node] = "empty"
         elif node in present:
             gang.lost.pop(node, None)
+    if gang.rollback < 0 or fact.durable <= gang.rollback:
+        job.add_durable(fact.durable)
     gang.memory_step = fact.step if fact.step >= 0 and in_memory(gang) else -1
     restore(ctx, job)
 

@@ -206,7 +206,13 @@ class Gather:
                     at_ns=ended,
                 )
             )
-        joined = GangJoined(job=job, generation=gang.generation, step=step, empty=empty)
+        joined = GangJoined(
+            job=job,
+            generation=gang.generation,
+            step=step,
+            empty=empty,
+            durable=max(a.durable for a in answers),
+        )
         return [*events, joined]
 
     def _refused(self, message: Refused) -> list[EventBody]:

@@ -138,6 +138,7 @@ class LocalGang(Struct, kw_only=True):
                     ward_previous=kept.ward_previous,
                     reached=kept.reached,
                     reached_ns=kept.reached_ns,
+                    durable=kept.durable if kept.committed >= 0 else 0,
                 )
                 return [joined]
             case "ready":

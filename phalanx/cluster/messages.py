@@ -70,6 +70,7 @@ class Joined(Message, frozen=True, tag=True):
     ward_previous: int = -1
     reached: int = 0  # highest step completed here, in any generation
     reached_ns: int = 0
+    durable: int = 0  # newest checkpoint on remote storage that the node has heard of
 
 
 class Ready(Message, frozen=True, tag=True):

@@ -325,6 +325,18 @@ def test_workers_end_with_the_lease_when_nobody_speaks():
     assert node.agent.inventory().jobs == ()
 
 
+def test_snapshots_that_outlived_their_workers_end_with_the_lease_too():
+    node = Node()
+    node.run()
+    node.command(Stop(reason=WHY, job=1, generation=1, keep_snapshots=True))
+    assert node.agent.inventory().snapshots
+    node.fact(Connected())
+    node.fact(Disconnected())
+    node.now_ns = node.agent.next_deadline_ns()
+    assert node.fact(Wake()) == [WorkerStop(job=1, generation=1)]
+    assert node.agent.inventory().snapshots == ()
+
+
 def test_a_connection_in_time_keeps_the_workers():
     node = Node()
     node.run()

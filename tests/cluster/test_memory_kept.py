@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec import structs
+
 from phalanx.cluster.commands import Command, Form, Stop
 from phalanx.cluster.events import CheckResult, GangJoined, NodeSeen, NodeSilent, WorkerExited
 from phalanx.cluster.gather import Gather
@@ -150,3 +152,27 @@ def test_a_checkpoint_that_other_nodes_wrote_does_not_come_from_the_disks_of_the
     drive.wait(SECOND)
     drive.run(job)
     assert drive.last_restore().source == "remote"
+
+
+def test_a_checkpoint_that_was_made_after_the_last_report_is_not_forgotten():
+    drive = Drive(8, Policy(recovery=RecoveryPolicy(peer_memory=False)))
+    job = drive.running(steps=150)
+    assert job.durable == 100
+    told = answer(0, (219, 218)), structs.replace(answer(1, (219, 218)), durable=200)
+    gather = Gather()
+    order = Form(reason=reason("x"), job=1, generation=4, nodes=(0, 1), gpus=())
+    gather.expect(Command(1, 0, 1, (0, 1), order))
+    (joined,) = [event for one in told for event in gather.receive(one, SECOND)]
+    drive.tell(
+        WorkerExited(
+            job=job.id,
+            generation=1,
+            node=job.placement.nodes[0],
+            rank=0,
+            cause="worker_killed",
+            step=219,
+        )
+    )
+    drive.wait(SECOND)
+    drive.tell(structs.replace(joined, job=job.id, generation=job.generation))
+    assert drive.last_restore().step == 200

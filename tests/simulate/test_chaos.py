@@ -64,7 +64,7 @@ def test_each_gray_fault_alone_many_times_over_is_survived(kind: str) -> None:
 # given up came back with their memory, because growing gangs went back to a ward's step, or because
 # the world did not believe its own log. Then: stale checkpoints on local disks; a deposed leader
 # that nobody told; nodes that stayed suspects for ever; a node that changed jobs in one event.
-ONCE_BROKEN = (5541, 5605, 6006, 6465, 6488, 11045, 13074, 14547, 18377, 17119, 21601, 27619)
+ONCE_BROKEN = (5541, 5605, 6006, 6465, 6488, 11045, 13074, 14547, 18377, 17119, 21601, 27619, 4694)
 
 
 @pytest.mark.parametrize("seed", ONCE_BROKEN)
