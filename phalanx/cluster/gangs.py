@@ -108,11 +108,10 @@ def in_memory(gang: Gang, empty: tuple[int, ...] = ()) -> bool:
         return False
     gone = {**gang.lost, **dict.fromkeys(empty, "empty")}
     count = len(gang.keepers)
-    for slot, node in enumerate(gang.keepers):
-        if node in gone:
-            buddy = gang.keepers[(slot + gang.buddy_shift) % count]
-            if not gang.buddy_shift or buddy in gone:
-                return False
+    for slot in [slot for slot, node in enumerate(gang.keepers) if node in gone] if gone else ():
+        buddy = gang.keepers[(slot + gang.buddy_shift) % count]
+        if not gang.buddy_shift or buddy in gone:
+            return False
     return True
 
 
@@ -124,12 +123,10 @@ def on_joined(ctx: Context, fact: GangJoined) -> None:
     gang, placement = gang_of(job), job.placement
     assert placement is not None
     # Whoever joined speaks for itself: a node that was given up may be back with all it kept.
-    empty, present = dict.fromkeys(fact.empty), dict.fromkeys(placement.nodes)
-    for node in gang.keepers:
-        if node in empty:
-            gang.lost[node] = "empty"
-        elif node in present:
-            gang.lost.pop(node, None)
+    empty, kept = dict.fromkeys(fact.empty), dict.fromkeys(gang.keepers)
+    for node in [node for node in gang.lost if node in placement.nodes]:
+        del gang.lost[node]
+    gang.lost.update({node: "empty" for node in empty if node in kept})
     if gang.rollback < 0 or fact.durable <= gang.rollback:
         job.add_durable(fact.durable)
     gang.memory_step = fact.step if fact.step >= 0 and in_memory(gang) else -1

@@ -55,7 +55,7 @@ def on_worker_exited(ctx: Context, fact: WorkerExited) -> None:
     job.step = max(job.step, fact.step)
     if fact.cause == "lost_peer" and _withheld(ctx, job):
         return
-    if own_failure(ctx, job, fact.cause, fact.detail):
+    if own_failure(ctx, job, fact.cause, fact.detail, fact.step):
         return
     verdict = cause_of(fact.cause).node
     if verdict != "keep":
@@ -166,6 +166,7 @@ def on_corruption(ctx: Context, fact: Corruption) -> None:
         replay(ctx, job, fact)
         return
     gang.rollback = fact.clean_step
+    job.failed_step, job.failures_there = -1, 0  # what comes before it again is no failure twice
     job.durables = [step for step in job.durables if step <= fact.clean_step]
     told = reason("corrupt", step=fact.step, clean=fact.clean_step)
     if not culprits:

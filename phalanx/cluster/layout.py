@@ -72,21 +72,25 @@ def with_columns(
 
 
 def buddy_shift(fleet: Fleet, nodes: Sequence[int]) -> int:
-    """A shift at which every slot's buddy stands in another rack and power domain, if there is one.
+    """A shift at which every slot's buddy stands in another failure domain, if there is one.
 
-    Slots of a rack follow each other, so the size of the largest rack is nearly always enough.
+    That is, in another rack, on another power feed and below another switch: what takes one of them
+    then leaves the copy. Slots of a place follow each other, so the size of the largest one is
+    nearly always enough.
     """
     count = len(nodes)
     if count < 2:
         return 0
     where = np.asarray(nodes, np.int64)
-    rack, power = fleet.columns.rack[where], fleet.columns.power[where]
-    largest = int(np.bincount(rack).max())
-    best, least = 1, count + 1
-    for shift in dict.fromkeys((1, largest, int(np.bincount(power).max()), count // 2)):
+    columns = fleet.columns
+    places = [columns.rack[where], columns.power[where], columns.leaf[where]]
+    sizes = [int(np.bincount(place).max()) for place in places]
+    best, least = 1, (count + 1, count + 1)
+    for shift in dict.fromkeys((1, *sizes, count // 2)):
         if not 0 < shift < count:
             continue
-        shared = int(((rack == np.roll(rack, -shift)) | (power == np.roll(power, -shift))).sum())
+        rack, power, leaf = (place == np.roll(place, -shift) for place in places)
+        shared = int((rack | power).sum()), int(leaf.sum())
         if shared < least:
             best, least = shift, shared
     return best

@@ -133,9 +133,7 @@ def start(ctx: Context, decision: Start) -> None:
 
 def held_gpus(ctx: Context, job: Job) -> int:
     """GPUs that a job's slots hold."""
-    assert job.placement is not None
-    held = ctx.fleet.held
-    return sum(held[node][job.id].gpus.bit_count() for node in job.placement.nodes)
+    return ctx.fleet.job_gpus.get(job.id, 0)
 
 
 def spare_gpus(ctx: Context, placement: Placement) -> int:

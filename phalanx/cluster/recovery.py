@@ -64,30 +64,33 @@ def broken(ctx: Context, job: Job, node: int, cause: str, *, lost: bool) -> None
     ctx.wake(ctx.now_ns + ctx.policy.recovery.settle_ns, "settle", job.id, token(job))
 
 
-def own_failure(ctx: Context, job: Job, cause: str, detail: str) -> bool:
-    """Counts a failure that is not a part's fault. True when it was one too many."""
+def own_failure(ctx: Context, job: Job, cause: str, detail: str, step: int = 0) -> bool:
+    """Counts a failure that is not a part's fault. True when it was one too many.
+
+    ``step``: that was reached, where it is known better than from the last report.
+    """
     domain = cause_of(cause).domain
-    if domain == "hardware" or cause == "lost_peer":
+    if domain == "hardware" or cause_of(cause).node == "replace" or cause == "lost_peer":
         return False
     gang = gang_of(job)
     if gang.phase == "settling" and gang.cause != "lost_peer":
         return False  # one incident, however many workers it took
-    words = f"{cause} at step {job.step}" + (f": {detail}" if detail else "")
+    here = max(ctx.ledger.accounts[job.id].step, step)
+    words = f"{cause} at step {here}" + (f": {detail}" if detail else "")
     job.evidence = (*job.evidence[1 - EVIDENCE_KEPT :], words)
     if domain == "software" and gang.phase in ("joining", "restoring"):
         # The step was not even tried: whatever disturbs the formation may pass.
         job.failed_formations += 1
     else:
-        job.failures_there = job.failures_there + 1 if job.step <= job.failed_step else 1
-        job.failed_formations = 0
-    job.failed_step = job.step
+        job.failures_there = job.failures_there + 1 if here <= job.failed_step else 1
+        job.failed_step, job.failed_formations = here, 0
     if domain == "user":
         job.retries_used += 1
     why: Reason | None = None
     if job.failed_formations >= ctx.policy.recovery.failed_formations:
         why = reason("no_formation", times=job.failed_formations, evidence=words)
     elif job.failures_there >= ctx.policy.recovery.same_step_failures:
-        why = reason("same_step", step=job.step, times=job.failures_there, evidence=words)
+        why = reason("same_step", step=here, times=job.failures_there, evidence=words)
     elif job.retries_used > job.spec.retries:
         why = reason("retries", retries=job.spec.retries, evidence=words)
     if why is None:

@@ -92,7 +92,8 @@ def replacement(fleet: Fleet, request: Request, slot: int) -> int | None:
     room = room_of(fleet)
     classes = room.suiting(request.shape, request.constraint, request.partition)
     able = np.isin(columns.node_class, np.asarray(classes, np.int64))
-    able[np.asarray(request.avoid + request.keep, np.int64)] = False
+    able[np.asarray(request.avoid, np.int64)] = False
+    able[_column(request.keep)] = False
     wide = tensor_slots(request.shape)
     if wide > 1 and request.keep:
         first = slot // wide * wide
@@ -111,6 +112,14 @@ def replacement(fleet: Fleet, request: Request, slot: int) -> int | None:
     return _nearest(fleet, request, slot, idle) if len(idle) else None
 
 
+@lru_cache(maxsize=4)
+def _column(nodes: tuple[int, ...]) -> Column:
+    """The nodes of a large gang are asked about once for every node that it lost."""
+    found = np.asarray(nodes, np.int64)
+    found.flags.writeable = False
+    return found
+
+
 def _nearest(fleet: Fleet, request: Request, slot: int, nodes: Column) -> int:
     bad = array_of(room_of(fleet).worse, len(fleet))
     worse = np.isin(nodes, bad)
@@ -124,7 +133,7 @@ def _distance(fleet: Fleet, request: Request, slot: int, able: Column) -> Column
     if not request.keep:
         return far
     columns, fabric = fleet.columns, request.fabric
-    keep = np.asarray(request.keep, np.int64)
+    keep = _column(request.keep)
     leaf_cost = fabric.leaf_oversubscription_ppm
     pod_cost = max(fabric.pod_oversubscription_ppm, leaf_cost)
     for axis in flows_of(request.shape, request.replicas):

@@ -170,9 +170,10 @@ class Invariants:
 
     def _give_up(self, job: Job) -> None:
         """Forgets what a job claims no longer."""
-        now = dict.fromkeys(job.placement.nodes) if job.placement else {}
+        placed = job.placement.nodes if job.placement else ()
         nodes, _ = self._placements.get(job.id, ((), ()))
-        for node in nodes:
+        now = dict.fromkeys(placed) if nodes != placed else {}
+        for node in nodes if nodes != placed else ():
             if node not in now:
                 self._claims.get(node, {}).pop(job.id, None)
 

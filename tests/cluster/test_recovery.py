@@ -212,6 +212,33 @@ def test_a_gang_that_nobody_answers_for_is_given_up_with_the_evidence():
     assert "could not form 3 times" in str(job.why) and "joining" in str(job.why)
 
 
+def test_steps_that_are_made_again_after_a_corruption_are_not_the_same_step_failing():
+    drive = Drive(8)
+    job = drive.running(steps=150)
+    drive.tell(exited(job, cause="software_bug"))
+    drive.wait(SECOND)
+    drive.run(job)
+    drive.tell(Corruption(job=job.id, generation=job.generation, step=150, clean_step=100))
+    drive.wait(SECOND)
+    drive.run(job, 100)
+    for _ in range(3):  # each a little further, none as far as before
+        drive.train(job, 5)
+        drive.tell(exited(job, cause="software_bug"))
+        drive.wait(SECOND)
+        drive.run(job)
+    assert job.state == "running" and job.step == 150
+
+
+def test_a_driver_that_fails_is_not_the_jobs_failure():
+    drive = Drive(8)
+    job = drive.running()
+    for _ in range(4):
+        drive.tell(exited(job, cause="driver"))
+        drive.wait(SECOND)
+        drive.run(job)
+    assert job.state == "running"
+
+
 def test_formations_that_failed_long_ago_count_no_more():
     drive = Drive(8, Policy(recovery=RecoveryPolicy(failed_formations=2)))
     job = drive.running()

@@ -169,3 +169,14 @@ def test_buddies_stand_in_another_rack():
 
 def test_a_reason_reads_as_a_sentence_even_without_one():
     assert str(reason("never_heard_of", node=3)) == "never heard of (node 3)"
+
+
+def test_a_buddy_stands_below_another_switch_where_there_is_one() -> None:
+    # Eight nodes to a leaf, two to a rack: whatever takes a leaf must not take both copies.
+    fleet = Fleet(
+        Node(name=f"n{i}", rack=f"r{i // 2}", power=f"p{i // 2}", leaf=f"l{i // 8}")
+        for i in range(32)
+    )
+    shift = buddy_shift(fleet, tuple(range(32)))
+    leaves = [i // 8 for i in range(32)]
+    assert all(leaves[i] != leaves[(i + shift) % 32] for i in range(32))
