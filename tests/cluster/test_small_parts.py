@@ -5,6 +5,7 @@ from msgspec import structs
 
 from phalanx.cluster.constraints import matches, parse
 from phalanx.cluster.events import NodeSilent
+from phalanx.cluster.fleet import Fleet, Node
 from phalanx.cluster.job import Expected, GangShape, shape_of
 from phalanx.cluster.layout import (
     buddy_shift,
