@@ -60,6 +60,7 @@ class Invariants:
         self._events = 0
         self._generations: dict[int, int] = {}
         self._epoch = 0
+        self._starved: dict[int, None] = {}
         self._placements: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}
         self._claims: dict[int, dict[int, int]] = {}  # node: job: mask
         self._tail: list[Event] = []
@@ -126,11 +127,12 @@ class Invariants:
         self._snapshot, self._tail = now, []
 
     def starved(self, bound_ns: int) -> None:
-        """No eligible job waits longer than this."""
+        """No eligible job waits longer than this; each is told once."""
         view = self.core.view
         for number in view.pending:
             waited = view.now_ns - view.jobs[number].queued_ns
-            if waited > bound_ns:
+            if waited > bound_ns and number not in self._starved:
+                self._starved[number] = None
                 self.add("starved", f"job {number} has waited {waited // 10**9} s")
 
     def _ordered(self, command: Command) -> None:

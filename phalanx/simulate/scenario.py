@@ -205,6 +205,8 @@ class WorkloadPart(Section, frozen=True, kw_only=True):
     """Jobs that may be preempted."""
     user_error_share: Fraction = 0.1
     """Jobs that end early by a mistake of their user."""
+    starved_days: NonNegative = 7.0
+    """A job that waits longer is a violation, where the load is below 1; 0: not looked at."""
 
 
 class ChaosPart(Section, frozen=True, kw_only=True):

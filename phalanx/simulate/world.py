@@ -30,6 +30,7 @@ from phalanx.simulate.slow import SlowNodes
 from phalanx.simulate.story import Story
 
 OUT = (NodeState.DEAD, NodeState.QUARANTINED)
+STARVED_LOOK_NS = 6 * 3600 * 10**9  # between two looks
 
 
 class World:
@@ -73,9 +74,18 @@ class World:
         self._next_incident()
         self.slow.start()
         self.people.start()
+        load = self.scenario.workload
+        if load.kind == "multi-tenant" and load.starved_days and load.utilisation < 1:
+            self.agenda.after(
+                STARVED_LOOK_NS, self._look_for_starved, ns(load.starved_days * 86400)
+            )
         self.agenda.run(self.end_ns)
         self.gangs.close()
         self.checks.sweep()
+
+    def _look_for_starved(self, bound_ns: int) -> None:
+        self.checks.starved(bound_ns)
+        self.agenda.after(STARVED_LOOK_NS, self._look_for_starved, bound_ns)
 
     def _ordered(self, event: Event, commands: list[Command]) -> None:
         """Carries out what the core orders, after the event and never inside it."""

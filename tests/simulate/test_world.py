@@ -162,3 +162,10 @@ def test_many_jobs_share_a_fleet_without_violations() -> None:
     assert result.violations == 0
     assert result.jobs_done > 0.7 * result.jobs
     assert result.jobs_failed > 0  # users make mistakes
+
+
+def test_a_queue_that_lets_jobs_wait_too_long_is_caught_in_a_scenario() -> None:
+    small = ["fleet.gpus=64", "workload.jobs_per_day=400", "days=1"]
+    assert run_seed(load_scenario("multi-tenant", small), 0).found == []
+    told = run_seed(load_scenario("multi-tenant", [*small, "workload.starved_days=1e-4"]), 0).found
+    assert told and all(one.startswith("starved") for one in told)
