@@ -57,6 +57,7 @@ bench: $(STAMP)
 	$(BIN)/python -m benchmarks.data_store
 	$(BIN)/python -m benchmarks.tokenizing
 	$(BIN)/python -m benchmarks.cluster
+	$(BIN)/python -m benchmarks.detection --days 1 --trials 1
 	$(BIN)/python -m benchmarks.checkpoint
 	$(BIN)/python -m benchmarks.checkpoint_scale
 	$(BIN)/python -m benchmarks.checkpoint_size
