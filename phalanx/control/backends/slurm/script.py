@@ -188,11 +188,18 @@ def _where(options: ScriptOptions) -> Iterator[Line]:
     if options.server:
         yield Line(f"url={shlex.quote(options.server)}", "The controller is elsewhere")
         return
-    port = options.backend.port or f"$(({FIRST_PORT} + SLURM_JOB_ID % {PORTS}))"
+    if options.backend.port:
+        yield Line(f"port={options.backend.port}", "backend.port")
+    else:
+        yield Line(
+            f"port=$(({FIRST_PORT} + SLURM_JOB_ID % {PORTS}))\n"
+            'while (: < "/dev/tcp/127.0.0.1/$port") 2>/dev/null; do port=$((port + 1)); done',
+            "A port that nobody on this node listens on",
+        )
     yield Line(
         'host=$(scontrol --oneliner show node "$SLURMD_NODENAME" | '
         "sed -n 's/.* NodeAddr=\\([^ ]*\\).*/\\1/p')\n"
-        f"url=http://${{host:-$(hostname)}}:{port}",
+        "url=http://${host:-$(hostname)}:$port",
         "The controller runs on this node, at the address that Slurm itself uses",
     )
 
