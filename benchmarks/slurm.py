@@ -5,10 +5,9 @@
 All on a private Slurm of real daemons on this machine (`phalanx slurm sandbox`).
 
 recovery: six ranks (three replicas of two stages) on eight nodes, two of them spare. A worker, a
-node, a stopped worker, the controller; seconds from the harm to the next committed step. Then the
-same model as a plain batch job that Slurm requeues when the same kind of node dies, from its last
-checkpoint: seconds from the death to the next step. Slurm's node timeout is 4 s here; sites have
-300.
+node, a stopped worker, the controller; seconds from the harm to the next committed step. Then
+a plain batch job of as many nodes, and one of them dies: seconds until Slurm runs it again, before
+its program has started or loaded anything. Slurm's node timeout is 4 s here; sites have 300.
 agents: 64 nodes, seconds from the allocation's start until every agent has joined.
 submissions: 100 jobs in a row through the backend, and how fast slurmctld answers meanwhile.
 """
@@ -27,12 +26,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from phalanx.control.backends.slurm.facts import expand
 from phalanx.control.backends.slurm.programs import Programs
 from phalanx.control.backends.slurm.sandbox import Sandbox
 from phalanx.control.backends.slurm.sandbox_files import SandboxOptions
 from phalanx.control.backends.slurm.stage import SlurmJob
 from phalanx.control.client import Client, ClientError
-from phalanx.train import StepRecord, read_records
 
 RANKS, SPARES = 6, 2
 POLICY = "[timeouts]\nleast_hang_ns = 1_500_000_000\nround_trip_ns = 500_000_000\n"
@@ -58,8 +57,7 @@ micro_batch = 2
 device = "cpu"
 deterministic = true
 [checkpoint]
-every = {every}
-resume = "{resume}"
+every = 0
 [log]
 every = 1
 tensorboard = false
@@ -68,13 +66,8 @@ communication_every = 0
 gpus_per_node = 1
 """
 PLAIN = """#!/bin/bash
-#SBATCH --nodes={ranks} --ntasks-per-node=1 --exclusive --requeue --output={root}/plain.out
-#SBATCH --open-mode=append
-cd {root}
-export MASTER_ADDR=127.0.0.1 MASTER_PORT=$((24000 + SLURM_RESTART_COUNT)) WORLD_SIZE={ranks}
-export LOCAL_RANK=0 LOCAL_WORLD_SIZE=1
-srun --mpi=none bash -c 'RANK=$SLURM_PROCID GROUP_RANK=$SLURM_PROCID \\
-  exec {python} -m phalanx train {root}/plain.toml'
+#SBATCH --nodes={ranks} --ntasks-per-node=1 --exclusive --requeue --output=/dev/null
+srun --mpi=none sleep 1000
 """
 GANG = """#!/bin/bash
 #SBATCH --nodes={nodes} --ntasks-per-node=1 --exclusive --output={root}/gang.out
@@ -104,7 +97,7 @@ def recovery(root: Path) -> dict[str, Any]:
     """Seconds of each harm, and of Slurm's requeue."""
     with Up(SandboxOptions(root=root / "slurm", nodes=8, gpus_per_node=1)) as sandbox:
         (root / "policy.toml").write_text(POLICY)
-        (root / "job.toml").write_text(JOB.format(name="chaos", steps=3000, every=0, resume=""))
+        (root / "job.toml").write_text(JOB.format(name="chaos", steps=3000))
         job = SlurmJob(
             sandbox,
             root,
@@ -147,33 +140,21 @@ def _harm(job: SlurmJob, what: str) -> float:
 
 
 def _requeue(sandbox: Sandbox, root: Path) -> float:
-    (root / "plain.toml").write_text(JOB.format(name="plain", steps=3000, every=20, resume="auto"))
-    script = PLAIN.format(ranks=RANKS, root=root, python=sys.executable)
-    (root / "plain.sh").write_text(script)
-    number = sandbox.run("sbatch", "--parsable", str(root / "plain.sh")).strip()
+    """From the death of a node until Slurm runs the job again: its program still has to start."""
+    script = root / "plain.sh"
+    script.write_text(PLAIN.format(ranks=RANKS))
+    number = sandbox.run("sbatch", "--parsable", str(script)).strip()
 
-    def steps() -> int:
-        files = list((root / "runs" / "plain").glob("*/metrics/steps.jsonl"))
-        return max((r.step for f in files for r in read_records(f, StepRecord)), default=0)
+    def shown(field: str) -> str:
+        text = sandbox.run("scontrol", "--oneliner", "show", "job", number)
+        return text.partition(f" {field}=")[2].split()[0]
 
-    wait(lambda: steps() > 60, "the plain job's steps")
-    shown = sandbox.run("scontrol", "--oneliner", "show", "job", number)
-    batch = shown.partition(" BatchHost=")[2].split()[0]
-    nodes = sandbox.run(
-        "scontrol", "show", "hostnames", shown.partition(" NodeList=")[2].split()[0]
-    )
-    files = {path: path.stat().st_size for path in (root / "runs" / "plain").glob("*/metrics/*")}
+    wait(lambda: shown("JobState") == "RUNNING", "the plain job")
+    doomed = next(name for name in expand(shown("NodeList")) if name != shown("BatchHost"))
+    wait(lambda: sandbox.job_processes(doomed), "its processes")
     at = time.monotonic()
-    sandbox.kill_node(next(name for name in nodes if name != batch))
-
-    def goes_on() -> bool:
-        shown = sandbox.run("scontrol", "--oneliner", "show", "job", number)
-        if " Restarts=0 " in shown:
-            return False
-        now = (root / "runs" / "plain").glob("*/metrics/steps.jsonl")
-        return any(path.stat().st_size != files.get(path, 0) for path in now)
-
-    wait(goes_on, "Slurm's requeue", 300)
+    sandbox.kill_node(doomed)
+    wait(lambda: shown("Restarts") == "1" and shown("JobState") == "RUNNING", "the requeue", 300)
     seconds = time.monotonic() - at
     say(f"Slurm's requeue: {seconds:.1f} s")
     sandbox.run("scancel", number)
