@@ -78,7 +78,7 @@ $(STAMP): pyproject.toml
 
 # The trackers are heavy, and only the long proof runs them.
 $(SOAK_STAMP): $(STAMP)
-	$(BIN)/python -m pip install --quiet -e '.[dev,wandb,mlflow]'
+	$(BIN)/python -m pip install --quiet -e '.[dev,mlflow,ray,wandb]'
 	touch $@
 
 clean:
