@@ -127,16 +127,21 @@ def test_workers_are_bound_and_hooks_run_once_around_a_job(stage: Stage) -> None
 
 
 def test_a_job_goes_elsewhere_when_the_prolog_fails(stage: Stage) -> None:
-    tried = [node for node in stage.cluster.nodes if state_of(stage, node.name) == "healthy"]
-    hooks = {node.name: (node.state / "hook").read_text() for node in tried[:-1]}
-    good = tried[-1].name
-    for node in tried[:-1]:
+    job = submit(stage, *SLEEP)
+    stage.wait(lambda: running(stage, job), "the job to run", 60)
+    first = stage.job(job)["nodes"][0]  # where the next one will go too
+    cancel(stage, job)
+    names = [n.name for n in stage.cluster.nodes if state_of(stage, n.name) == "healthy"]
+    good = next(name for name in names if name != first)
+    tried = [stage.node(name) for name in names if name != good]
+    hooks = {node.name: (node.state / "hook").read_text() for node in tried}
+    for node in tried:
         (node.state / "hook").write_text("#!/bin/sh\necho no scratch; exit 1\n")
     job = submit(stage, *SLEEP)
     stage.wait(lambda: running(stage, job) and stage.job(job)["nodes"] == [good], "the good", 90)
     told = [event["body"]["detail"] for event in events(stage, "DeviceError")]
     assert [text for text in told if "no scratch" in text]
-    for node in tried[:-1]:
+    for node in tried:
         (node.state / "hook").write_text(hooks[node.name])
     cancel(stage, job)
 
