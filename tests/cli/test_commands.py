@@ -118,7 +118,7 @@ def every_command(group: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 def test_every_command_can_report_in_json() -> None:
     found = dict(every_command(typer.main.get_command(app)))
     assert {"train", "demo", "config check", "data inspect"} <= set(found)
-    for serving in ("agent", "lead"):  # until they are stopped, and report to the server
+    for serving in ("agent", "lead", "shell"):  # until they are stopped; a shell's user reads
         del found[serving]
     for name, command in found.items():
         options = [option for parameter in command.params for option in parameter.opts]
