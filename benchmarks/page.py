@@ -172,10 +172,13 @@ def main() -> None:
             figures["load_average"] = round(os.getloadavg()[0], 1)
             print(json.dumps(figures, indent=1))
             if chosen.images is not None:
-                from benchmarks.page_images import of_fleet, of_run
+                from benchmarks.page_images import of_fleet
 
                 of_fleet(running, url, state, chosen.images)
-                of_run(running, chosen.images)
+    if chosen.images is not None:
+        from benchmarks.page_images import of_run
+
+        of_run(chosen.images)
 
 
 if __name__ == "__main__":

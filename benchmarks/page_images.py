@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.page import opened, visitor
+from benchmarks.page import chromium, opened, visitor
 from phalanx.cli.demo import JOB
 from phalanx.config import load_job, resolve, to_toml
 from phalanx.control.stage import Stage
@@ -43,8 +43,11 @@ def of_fleet(running: Any, url: str, state: Path, folder: Path) -> None:
         page.context.close()
 
 
-def of_run(running: Any, folder: Path) -> None:
-    """The demo's job, of which a worker and a whole node are killed."""
+def of_run(folder: Path) -> None:
+    """The demo's job, of which a worker and a whole node are killed.
+
+    The browser comes after the cluster: each wants an event loop of its own in this thread.
+    """
     with tempfile.TemporaryDirectory(prefix="phalanx-page-") as name:
         root = Path(name)
         job = demo_job(root)
@@ -60,7 +63,8 @@ def of_run(running: Any, folder: Path) -> None:
             wait(STEPS // 2)
             stage.kill_node(stage.node_of(2, number))
             wait(STEPS * 7 // 8)
-            _run_pictures(running, stage, number, folder)
+            with chromium() as running:
+                _run_pictures(running, stage, number, folder)
 
 
 def demo_job(root: Path) -> Path:
