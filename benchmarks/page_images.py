@@ -24,6 +24,10 @@ def picture(page: Any, folder: Path, name: str, whole: bool = False) -> None:
     """What is to be seen now."""
     time.sleep(SETTLE_SECONDS)
     folder.mkdir(parents=True, exist_ok=True)
+    # Logs name folders of this machine.
+    page.evaluate(
+        "for (const log of document.querySelectorAll('pre.log')) log.closest('.card')?.remove()"
+    )
     page.screenshot(path=str(folder / f"{name}.png"), full_page=whole)
     print(f"wrote {folder / name}.png", flush=True)
 
