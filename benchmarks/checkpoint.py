@@ -258,6 +258,7 @@ def bars_on_cpu(times: Times) -> list[Bar]:
         Bar(
             "taken / DCP reused stager", paired(taken, "taken: dcp async, reused stager"), 0.7, True
         ),
+        Bar("taken / DCP sync", paired(taken, "taken: dcp sync"), 1 / 8, True),
         Bar("first taken / warm", times[taken][0] / warm, 1.2, True),
         Bar("durable speed / raw", paired("durable: raw", "durable: phalanx"), 0.85, False),
         Bar("durable speed / DCP", paired("durable: dcp sync", "durable: phalanx"), 1.2, False),
