@@ -15,7 +15,7 @@ from rich.text import Text
 from phalanx.cli.options import Json, print_json
 from phalanx.cli.remote import ServerUrl, State, connected, span, when
 from phalanx.cluster.job import HOUR_NS
-from phalanx.control.api_observe import FindingsOut
+from phalanx.control.api_runs import FindingsOut
 from phalanx.control.api_types import JobList, JobOut, LedgerOut, NoticeOut, Status
 from phalanx.control.client import Client, ClientError
 from phalanx.observe.findings import Finding

@@ -16,11 +16,13 @@ from starlette.routing import BaseRoute, Route, WebSocketRoute
 
 from phalanx.control import (
     api_jobs,
+    api_ledger,
+    api_metrics,
     api_nodes,
-    api_observe,
     api_page,
     api_plan,
     api_prometheus,
+    api_runs,
     api_server,
     page_files,
 )
@@ -43,7 +45,9 @@ if TYPE_CHECKING:
 ENDPOINTS: list[Endpoint] = [
     *api_jobs.ENDPOINTS,
     *api_nodes.ENDPOINTS,
-    *api_observe.ENDPOINTS,
+    *api_metrics.ENDPOINTS,
+    *api_ledger.ENDPOINTS,
+    *api_runs.ENDPOINTS,
     *api_prometheus.ENDPOINTS,
     *api_server.ENDPOINTS,
     *api_page.ENDPOINTS,
