@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 import random
 import time
 from collections import Counter
@@ -130,4 +131,4 @@ def test_a_few_kills_lose_nothing(tmp_path: Path) -> None:
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
 def test_a_hundred_kills_lose_nothing(tmp_path: Path) -> None:
-    asyncio.run(kill_and_check(tmp_path, 100, seed=11))
+    asyncio.run(kill_and_check(tmp_path, 100, seed=int(os.environ.get("PHALANX_KILLS_SEED", 11))))
