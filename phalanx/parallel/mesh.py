@@ -13,6 +13,8 @@ from functools import cached_property
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor._redistribute import _gen_transform_infos
+from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
 from phalanx.config import Job, Parallel
 
@@ -136,11 +138,22 @@ def _merged(mesh: DeviceMesh, axes: tuple[str, ...], sizes: dict[str, int]) -> s
     return wide[0] if wide else None
 
 
+def forget_meshes() -> None:
+    """Have torch forget what it concluded about meshes of an earlier group.
+
+    It keeps the outcome of operators by mesh, and two meshes over the same ranks are the same to
+    it: a process that had another rank before would be given the blocks of that rank again.
+    """
+    _clear_sharding_prop_cache()
+    _gen_transform_infos.cache_clear()
+
+
 def build_mesh(job: Job, device: torch.device) -> Mesh:
     """The mesh of a resolved job over the initialised process group, if any."""
     parallel = job.parallel
     if not dist.is_initialized():
         return Mesh(parallel, device, 0, 1, None, None)
+    forget_meshes()
     offload = job.memory.offload == "parameters"
     rank, world = dist.get_rank(), dist.get_world_size()
     plain = Mesh(parallel, device, rank, world, None, None, offload)

@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from phalanx.checkpoint import Checkpointer, latest
@@ -30,6 +31,7 @@ SAMPLES = 24  # an epoch of three steps
 MESHES: dict[str, tuple[int, dict[str, Any]]] = {
     "single": (1, {}),
     "fsdp2": (2, {"zero": 3}),
+    "ddp3": (3, {"zero": 0, "data": 3}),
     "tp2xfsdp2": (4, {"tensor": 2}),
     "pp2xfsdp2": (4, {"pipeline": 2}),
 }
@@ -173,3 +175,28 @@ def joined(first: list[Result], rest: list[Result]) -> list[Result]:
     return [
         (before + after, state) for (before, _), (after, state) in zip(first, rest, strict=True)
     ]
+
+
+def _make_steps_as_another_rank(job: Job, folder: Path) -> list[tuple[list[float], str]]:
+    """The same steps twice in one process, which changes its rank in between."""
+    device = torch.device("cpu")
+    found = []
+    for generation in range(2):
+        trainer = Trainer(job, build_mesh(job, device), device)
+        losses = [trainer.train_step().loss.item() for _ in range(2)]
+        found.append((losses, f"{dist.get_rank()} {digest(trainer)}"))
+        trainer.close()
+        if generation == 0:
+            rank, world = dist.get_rank(), dist.get_world_size()
+            dist.destroy_process_group()
+            store = dist.FileStore(str(folder / "again"), world)
+            dist.init_process_group("gloo", store=store, rank=(rank + 1) % world, world_size=world)
+    return found
+
+
+def test_a_process_that_was_another_rank_before_makes_the_same_steps(tmp_path: Path) -> None:
+    """torch knows meshes by their ranks: it must not take the old one's blocks for ours."""
+    job = job_on(4, {"pipeline": 2}, tmp_path)
+    results = run_ranks(4, _make_steps_as_another_rank, job, tmp_path)
+    first, second = ([found[generation] for found in results] for generation in range(2))
+    assert sorted(first) == sorted(second)
