@@ -269,18 +269,33 @@ class Gather:
         if known[0] >= message.step and known[1] >= message.durable:
             return []  # said twice, or overtaken by a later one
         gang.steps[message.node] = message if before is None else _sum(before, message)
-        durable = min(each.durable for each in gang.steps.values())
+        # One rank that knows a checkpoint to be complete is enough: it is so for all.
+        if message.durable > gang.durable and len(gang.steps) < len(gang.nodes):
+            return [self._checkpointed(message, gang)]
+        durable = max(each.durable for each in gang.steps.values())
         if now_ns - gang.reported_ns < self.report_ns and durable <= gang.durable:
             return []
         return self._report(message.job, gang, now_ns)
+
+    def _checkpointed(self, message: Steps, gang: Expected) -> Progress:
+        """A new checkpoint is said at once: whoever has yet to report may never do so again."""
+        gang.durable, gang.reported = message.durable, max(gang.reported, message.durable)
+        return Progress(
+            job=message.job,
+            generation=gang.generation,
+            step=gang.reported,
+            committed=0,  # not known of all
+            durable=message.durable,
+            at_ns=message.at_ns,
+        )
 
     def _report(self, job: int, gang: Expected, now_ns: int) -> list[EventBody]:
         """Progress of the whole gang: the least over its nodes; waits are the longest of any."""
         if len(gang.steps) < len(gang.nodes):
             return []
         said = list(gang.steps.values())
-        step = min(each.step for each in said)
-        durable = min(each.durable for each in said)
+        least, durable = min(each.step for each in said), max(each.durable for each in said)
+        step = max(least, durable)  # a checkpoint is complete when all have made its step
         if step <= gang.reported and durable <= gang.durable:
             return []
         gang.reported, gang.reported_ns, gang.steps = max(step, gang.reported), now_ns, {}
@@ -292,7 +307,7 @@ class Gather:
                 step=step,
                 committed=min(each.committed for each in said),
                 durable=durable,
-                at_ns=max(each.at_ns for each in said if each.step == step),
+                at_ns=max(each.at_ns for each in said if each.step == least),
                 data_wait_ns=max(each.data_wait_ns for each in said),
                 checkpoint_ns=max(each.checkpoint_ns for each in said),
                 straggler_ns=max(each.straggler_ns for each in said),

@@ -296,3 +296,18 @@ def test_a_new_durable_checkpoint_is_reported_at_once():
     assert gather.receive(said, 10) == []
     (fact,) = gather.receive(structs.replace(said, durable=10), 20)
     assert isinstance(fact, Progress) and fact.durable == 10
+
+
+def test_a_checkpoint_is_known_though_a_node_never_reports_again():
+    gather = Gather()
+    gather.expect(form(nodes=(0, 1)))
+    gather.receive(joined(0), 0)
+    gather.receive(joined(1), 0)
+    gather.expect(restore(0))
+    for node in (0, 1):
+        gather.receive(Ready(node=node, job=1, generation=1, step=0), 0)
+    said = Steps(node=0, job=1, generation=1, step=12, committed=11, durable=10, at_ns=5)
+    (fact,) = gather.receive(said, 10)
+    assert isinstance(fact, Progress)
+    assert (fact.step, fact.durable, fact.committed) == (10, 10, 0)
+    assert gather.receive(structs.replace(said, step=13), 20) == []
