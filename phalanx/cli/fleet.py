@@ -86,10 +86,10 @@ def drain_thing(
     state: State = None,
     json: Json = False,
 ) -> None:
-    """Empty a node and give it no new work; a job makes a checkpoint and goes back to the queue."""
+    """Empty a node and give it no new work; a job makes a checkpoint and waits for ``resume``."""
     with connected(server, json, state) as client:
         if what.isdigit():
-            done = client.post(f"/v1/jobs/{what}/requeue", None, Done)
+            done = client.post(f"/v1/jobs/{what}/drain", None, Done)
         else:
             body = Drain(deadline_seconds=within)
             done = client.post(f"/v1/nodes/{quote(what, safe='')}/drain", body, Done)

@@ -5,9 +5,8 @@ from __future__ import annotations
 from phalanx.cluster.commands import Accept
 from phalanx.cluster.context import Context
 from phalanx.cluster.events import RaiseBudget
-from phalanx.cluster.gangs import timeouts_of
 from phalanx.cluster.job import SECOND_NS, Job
-from phalanx.cluster.lifecycle import depart, known
+from phalanx.cluster.lifecycle import depart_safely, known
 from phalanx.cluster.policy import MILLION
 from phalanx.cluster.reasons import reason, sentences
 
@@ -43,7 +42,7 @@ def check(ctx: Context, job: Job) -> None:
     limit = job.budget_gpu_seconds * SECOND_NS
     if used >= limit:
         why = reason("budget", gpu_hours=hours)
-        depart(ctx, job, timeouts_of(ctx, job).drain_ns, "failed", why)
+        depart_safely(ctx, job, "failed", why)
         return
     if used >= _warning_gpu_ns(ctx, job) and not job.budget_warned:
         job.budget_warned = True

@@ -165,7 +165,11 @@ def _on_ready(ctx: Context, fact: GangReady) -> None:
     if gangs.on_ready(ctx, fact):
         job = ctx.view.jobs[fact.job]
         budget.watch(ctx, job)
-        if job.placement and job.placement.replicas < job.wanted_replicas:
+        gang = gang_of(job)
+        if gang.ending is not None:  # it only formed to save what it had in memory
+            limit = gangs.timeouts_of(ctx, job).drain_ns
+            gangs.drain(ctx, job, limit, gang.ending, gang.ending_why)
+        elif job.placement and job.placement.replicas < job.wanted_replicas:
             ctx.look_at_queue(capacity=True)
 
 

@@ -48,9 +48,10 @@ class Cancel(Body, frozen=True, tag=True):
 
 
 class Requeue(Body, frozen=True, tag=True):
-    """Stop a running job with a snapshot and put it back into the queue."""
+    """Stop a running job with a snapshot and put it back into the queue; ``hold``: beside it."""
 
     job: int
+    hold: bool = False
     request: str = ""
 
 

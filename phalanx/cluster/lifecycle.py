@@ -31,6 +31,7 @@ sentences(
         "not_running": "job {job} is {state}; only a running job can be sent back to the queue",
         "cancelled": "cancelled by a person",
         "requeued": "sent back to the queue by a person",
+        "drained": "stopped by a person, and held until it is resumed",
         "finished": "did all its steps",
         "time_limit": "ran into its time limit of {seconds} s at step {step}",
     }
@@ -182,7 +183,7 @@ def leave(ctx: Context, job: Job, state: JobState, why: Reason) -> None:
             job.ran_ns = 0  # the next allocation has the whole limit again
         job.state = "pending"
         let_in(ctx, job)
-        job.why = why
+        job.why = job.why if job.held else why
     else:
         end(ctx, job, state, why)
 
@@ -241,16 +242,34 @@ def cancel(ctx: Context, fact: Cancel) -> None:
 
 
 def requeue(ctx: Context, fact: Requeue) -> None:
-    """Stops a job with a snapshot and puts it back into the queue."""
+    """Stops a job with a snapshot and puts it back into the queue, or keeps it out of it."""
     job = known(ctx, fact.job, fact.request)
     if job is None:
+        return
+    if fact.hold and job.state in ("pending", "draining"):
+        hold(ctx, Hold(job=job.id, request=fact.request))
         return
     if job.placement is None or job.state == "draining":
         why = reason("not_running", job=job.id, state=job.state)
         ctx.emit((), Refuse(reason=why, request=fact.request, job=job.id))
         return
-    depart(ctx, job, timeouts_of(ctx, job).drain_ns, "pending", reason("requeued"))
-    ctx.emit((), Accept(reason=reason("requeued"), request=fact.request, job=job.id))
+    job.held = fact.hold
+    told = reason("drained" if fact.hold else "requeued")
+    depart_safely(ctx, job, "pending", told)
+    ctx.emit((), Accept(reason=told, request=fact.request, job=job.id))
+
+
+def depart_safely(ctx: Context, job: Job, ending: JobState, why: Reason) -> None:
+    """Makes a job leave its nodes; steps that are in memory alone are written first.
+
+    A gang that forms just now does so, if it can, and is drained then: see ``on_ready``.
+    """
+    gang = gang_of(job)
+    unsafe = job.step > job.durable and gang.keepers and gang.phase not in ("running", "draining")
+    if not unsafe:
+        depart(ctx, job, timeouts_of(ctx, job).drain_ns, ending, why)
+    elif gang.ending is None:
+        gang.ending, gang.ending_why = ending, why
 
 
 def depart(ctx: Context, job: Job, limit_ns: int, ending: JobState, why: Reason) -> None:
@@ -305,4 +324,4 @@ def time_limit(ctx: Context, job: Job) -> None:
     limit = job.spec.time_limit_ns
     why = reason("time_limit", seconds=limit // 10**9, step=job.step)
     ending: JobState = "pending" if job.spec.requeue_at_limit else "failed"
-    depart(ctx, job, timeouts_of(ctx, job).drain_ns, ending, why)
+    depart_safely(ctx, job, ending, why)

@@ -115,7 +115,10 @@ def recover(ctx: Context, job: Job) -> None:
     if best.rung == "requeue":
         job.preemptions += 1
         gone = tuple(gang.broken)
-        leave(ctx, job, "pending", why)
+        if gang.ending is not None:
+            leave(ctx, job, gang.ending, gang.ending_why)
+        else:
+            leave(ctx, job, "pending", why)
         settle_nodes(ctx, gone)
         return
     reshape(ctx, job, best, why)

@@ -116,6 +116,11 @@ async def requeue(call: Call) -> t.Done:
     return await call.order(Requeue(job=call.job().id))
 
 
+async def drain(call: Call) -> t.Done:
+    """Stops a job with a checkpoint; it waits until it is released."""
+    return await call.order(Requeue(job=call.job().id, hold=True))
+
+
 async def hold(call: Call) -> t.Done:
     """Keeps a pending job out of the queue."""
     return await call.order(Hold(job=call.job().id, held=True))
@@ -268,6 +273,7 @@ ENDPOINTS = [
     ),
     _job("cancel", "End a job at once.", cancel),
     _job("requeue", "Stop a job with a checkpoint and queue it again.", requeue),
+    _job("drain", "Stop a job with a checkpoint and hold it.", drain),
     _job("hold", "Keep a pending job out of the queue.", hold),
     _job("release", "Let a held job into the queue.", release),
     _job("scale", "Give an elastic job another number of replicas.", scale, t.Replicas),

@@ -31,8 +31,9 @@ class Autopsy:
         watch: Watch,
         push: Callable[[int, bytes], bool],
         tell: Callable[[Sequence[EventBody]], None],
+        now_ns: Callable[[], int],
     ) -> None:
-        self._watch, self._push, self._tell = watch, push, tell
+        self._watch, self._push, self._tell, self._now_ns = watch, push, tell, now_ns
         self._open: dict[int, Open] = {}
 
     def begin(self, fact: NoProgress, nodes: tuple[int, ...]) -> None:
@@ -59,6 +60,10 @@ class Autopsy:
         if self._open.get(fact.job) is not opened:
             return
         del self._open[fact.job]
+        made = steps_made(opened)
+        if made > fact.step:  # reports were late, and nobody hangs
+            self._watch.alive(fact.job, fact.generation, made, self._now_ns())
+            return
         for seen in opened.seen.values():
             for rank, entered in seen.ranks.items():
                 self._watch.entered(fact.job, rank, entered)
@@ -66,3 +71,11 @@ class Autopsy:
         kept = sorted({seen.folder for seen in opened.seen.values()})
         detail = "stacks and flight recorders: " + ", ".join(kept[:4]) if kept else ""
         self._tell([structs.replace(named, detail=detail)])
+
+
+def steps_made(opened: Open) -> int:
+    """The step that every rank of a gang says it has completed; -1: not all of them answered."""
+    ranks = [entered for seen in opened.seen.values() for entered in seen.ranks.values()]
+    if len(opened.seen) < len(opened.nodes) or not ranks:
+        return -1
+    return min(ranks) // 2  # see ``Evidence``: twice the step, and whether it waits

@@ -10,7 +10,14 @@ from collections.abc import Sequence
 from msgspec import structs
 
 from phalanx.cluster.commands import Command, Form
-from phalanx.cluster.events import Event, EventBody, NodeSilent, NoProgress, Progress
+from phalanx.cluster.events import (
+    Event,
+    EventBody,
+    GangReady,
+    NodeSilent,
+    NoProgress,
+    Progress,
+)
 from phalanx.cluster.fleet import NodeState
 from phalanx.cluster.gather import Gather
 from phalanx.cluster.job import Expected
@@ -68,7 +75,8 @@ class Hub:
         self.watch = Watch()
         self.metrics = Metrics(self.watch, controller.tell, recorder)
         self.logs = LogRequests(self.push)
-        self.autopsy = Autopsy(self.watch, self.push, controller.tell)
+        now = controller.clock.now_ns
+        self.autopsy = Autopsy(self.watch, self.push, controller.tell, now)
         self.shells = Shells(self.push)
         self.connections: dict[int, Connection] = {}
         self.skew_ns: dict[int, int] = {}  # of each node's clock, ahead of the server's
@@ -185,6 +193,8 @@ class Hub:
             self._watch(job)
         if isinstance(body, Progress):
             self._record(body, now)
+        elif isinstance(body, GangReady):
+            self.watch.alive(body.job, body.generation, body.step, now)
 
     def _watch(self, number: int) -> None:
         """Watches a gang for as long as it runs."""

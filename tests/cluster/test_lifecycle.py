@@ -6,6 +6,8 @@ from phalanx.cluster.commands import Accept, Drain, Notify, Refuse, Stop
 from phalanx.cluster.events import (
     Cancel,
     GangDrained,
+    GangJoined,
+    GangReady,
     Hold,
     JobFinished,
     RaiseBudget,
@@ -27,6 +29,12 @@ def finish(drive: Drive, job) -> None:
     if job.state == "forming":
         drive.run(job)
     drive.tell(JobFinished(job=job.id, generation=job.generation, step=job.step))
+
+
+def dies(drive: Drive, job) -> None:
+    node, generation = job.placement.nodes[0], job.generation
+    fact = WorkerExited(job=job.id, generation=generation, node=node, rank=0, cause="worker_killed")
+    drive.tell(fact)
 
 
 def refused(drive: Drive, **fields) -> str:
@@ -216,6 +224,36 @@ def test_a_gang_that_does_not_drain_in_time_is_ended_anyway():
     drive.wait(30 * SECOND)
     assert job.state == "forming" and job.generation == 2
     assert job.durable == 100
+
+
+def test_a_drained_job_waits_until_it_is_let_in_again():
+    drive = Drive()
+    job = drive.running(steps=150)
+    drive.tell(Requeue(job=job.id, hold=True))
+    drive.tell(GangDrained(job=job.id, generation=1, step=151), SECOND)
+    drive.wait(10 * SECOND)
+    assert job.state == "pending" and str(job.why) == "held by a person"
+    drive.tell(Hold(job=job.id, held=False))
+    drive.wait(SECOND)
+    assert job.state == "forming"
+
+
+@pytest.mark.parametrize("ready", [True, False], ids=["forms", "breaks-again"])
+def test_a_gang_that_forms_at_its_time_limit_saves_what_it_has_in_memory(ready: bool):
+    drive = Drive()
+    job = drive.running(steps=150, time_limit_ns=3600 * SECOND, requeue_at_limit=True)
+    drive.wait(job.started_ns + 3599 * SECOND - drive.now_ns)
+    dies(drive, job)
+    drive.wait(2 * SECOND)
+    assert job.state == "forming" and job.generation == 2 and job.step > job.durable
+    if ready:
+        drive.tell(GangJoined(job=job.id, generation=2, step=job.step))
+        drive.tell(GangReady(job=job.id, generation=2, step=job.step))
+        assert job.state == "draining"
+        drive.tell(GangDrained(job=job.id, generation=2, step=job.step))
+    else:
+        dies(drive, job)
+    assert job.state == "pending" and "time limit" in str(job.why)
 
 
 def test_a_held_job_stays_out_of_the_queue():

@@ -43,6 +43,7 @@ class Harm:
 
     def do(self, action: Action) -> None:
         """Do it; what it cannot do now (nobody holds the slot) is left out and said."""
+        self._nodes()  # after this harm there may be nobody to ask
         try:
             getattr(self, f"_{action.do}")(action)
             self.done.append(str(action))
@@ -86,6 +87,7 @@ class Harm:
     def _worker(self, action: Action) -> int:
         deadline = time.monotonic() + WORKER_SECONDS
         while time.monotonic() < deadline:
+            self.due()  # the controller that would tell who holds the slot may be dead
             with suppress(HarmError):
                 if found := worker_pids(self._node(action), self.job):
                     return next(iter(found.values()))
