@@ -109,7 +109,12 @@ def sync_gradients(part: FSDPModule, zero: int, *, last: bool) -> None:
 
 
 class DdpGradients:
-    """DDP with summed gradients that are accumulated and reduced in fp32 if so configured."""
+    """DDP with summed gradients that are accumulated and reduced in fp32 if so configured.
+
+    After its first step DDP arranges its buckets anew, and three ranks or more then add up in
+    another order: a run that was resumed would differ in its last bits. Where a job is to be
+    deterministic each parameter is therefore reduced by itself.
+    """
 
     def __init__(self, part: Transformer, job: Job, group: dist.ProcessGroup | None) -> None:
         with warnings.catch_warnings():
@@ -123,20 +128,18 @@ class DdpGradients:
                 broadcast_buffers=False,
                 init_sync=False,  # every rank drew the same weights
             )
-        self.group = group
+        self.group, self._apart = group, job.train.deterministic
         self.module.register_comm_hook(None, lambda _, bucket: self._reduce(bucket))
 
     def _reduce(self, bucket: Any) -> Any:
         """Sum one bucket over ranks, with what earlier micro-batches left in fp32."""
         buffer = bucket.buffer()
         if not any(hasattr(p, "main_grad") for p in bucket.parameters()):
-            work = dist.all_reduce(buffer, group=self.group, async_op=True)
-            return work.get_future().then(lambda future: future.value()[0])
+            return self._sum(buffer, bucket.gradients()).then(lambda _: buffer)
         wide = buffer.float()
         views = _views(wide, bucket.parameters())
         for parameter, view in zip(bucket.parameters(), views, strict=True):
             view += parameter.main_grad
-        work = dist.all_reduce(wide, group=self.group, async_op=True)
 
         def keep(future: Any) -> Any:
             future.value()
@@ -144,7 +147,14 @@ class DdpGradients:
                 parameter.main_grad.copy_(view)
             return buffer
 
-        return work.get_future().then(keep)
+        return self._sum(wide, views).then(keep)
+
+    def _sum(self, buffer: Tensor, parts: list[Tensor]) -> Any:
+        """Sum a bucket over ranks in place, at once or part by part."""
+        if not self._apart:
+            return dist.all_reduce(buffer, group=self.group, async_op=True).get_future()
+        works = [dist.all_reduce(part, group=self.group, async_op=True) for part in parts]
+        return torch.futures.collect_all([work.get_future() for work in works])
 
 
 def _views(flat: Tensor, parameters: list[Tensor]) -> list[Tensor]:

@@ -126,10 +126,7 @@ def test_a_flipped_bit_is_found_voted_on_and_undone(disturbed: Disturbed, tmp_pa
     states = {node["name"]: node["state"] for node in stage.get("/v1/nodes")["nodes"]}
     assert states[culprit.name] == "quarantined"
     assert culprit.name not in stage.job(job)["nodes"]
-    assert stage.wait_ended(job, END_SECONDS) == "done"
-    # Three ranks add up in another order when DDP starts anew: the last bits may differ.
-    found, wanted = losses(folder_of(tmp_path, job)), losses(expected)
-    assert found == {step: pytest.approx(loss, rel=1e-6) for step, loss in wanted.items()}
+    ends_as_if_nothing_happened(stage, job, tmp_path, expected)
 
 
 @pytest.mark.soak

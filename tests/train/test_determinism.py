@@ -31,7 +31,6 @@ SAMPLES = 24  # an epoch of three steps
 MESHES: dict[str, tuple[int, dict[str, Any]]] = {
     "single": (1, {}),
     "fsdp2": (2, {"zero": 3}),
-    "ddp3": (3, {"zero": 0, "data": 3}),
     "tp2xfsdp2": (4, {"tensor": 2}),
     "pp2xfsdp2": (4, {"pipeline": 2}),
 }
@@ -200,3 +199,33 @@ def test_a_process_that_was_another_rank_before_makes_the_same_steps(tmp_path: P
     results = run_ranks(4, _make_steps_as_another_rank, job, tmp_path)
     first, second = ([found[generation] for found in results] for generation in range(2))
     assert sorted(first) == sorted(second)
+
+
+def _continue_with_new_buckets(job: Job) -> tuple[str, str]:
+    """The state after five steps, and after three steps in one trainer and two in another."""
+    device = torch.device("cpu")
+    whole, other = (Trainer(job, build_mesh(job, device), device) for _ in range(2))
+    for step in range(5):
+        if step == 3:
+            kept = {name: tensor.clone() for name, tensor in whole.tensors().items()}
+            other.cursor, other.step = whole.cursor, whole.step
+        whole.train_step()
+    for name, tensor in other.tensors().items():
+        tensor.copy_(kept[name])
+    other.publish_weights()
+    for _ in range(2):
+        other.train_step()
+    return digest(whole), digest(other)
+
+
+@pytest.mark.parametrize("compute", ["float32", "bfloat16"])
+def test_replicas_add_up_in_the_same_order_after_a_new_start(compute: str) -> None:
+    """DDP arranges its buckets anew after its first step."""
+    sections = {
+        "parallel": {"data": 3, "zero": 0},
+        "precision": {"compute": compute},
+        "train": {"global_batch": 12, "deterministic": True},
+    }
+    job = make_job(3, sections)
+    for whole, continued in run_ranks(3, _continue_with_new_buckets, job):
+        assert whole == continued
