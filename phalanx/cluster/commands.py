@@ -71,6 +71,7 @@ class Abort(Order, frozen=True, tag=True):
 
     job: int
     generation: int
+    answer_ns: int = 0  # peers miss somebody: who has not confirmed by then is; 0: nobody is missed
 
 
 class Drain(Order, frozen=True, tag=True):

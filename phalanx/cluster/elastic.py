@@ -217,9 +217,11 @@ def use_capacity(ctx: Context) -> None:
     for job in small:
         if first is None or ctx.queue.priority(ctx.view, job, gang_of(job).reshaped_ns) >= first:
             grow(ctx, job, job.wanted_replicas)
-    for job in _running(ctx):
+    wanting = [job for job in _active(ctx) if job.spec.spares]
+    for job in wanting:
         placement = job.placement
-        assert placement is not None
+        if placement is None or gang_of(job).phase != "running":
+            continue
         full = placement.replicas >= job.wanted_replicas
         if full and len(placement.spares) < job.spec.spares:
             fill_spares(ctx, job)
@@ -235,17 +237,20 @@ def use_the_rest(ctx: Context) -> None:
             ctx.wake(_reshaped_again_ns(ctx, job), "capacity", 0)
 
 
-def _running(ctx: Context) -> Iterator[Job]:
-    for number in list(ctx.view.active):
-        job = ctx.view.jobs[number]
-        if job.placement is not None and gang_of(job).phase == "running":
-            yield job
+def _active(ctx: Context) -> Iterator[Job]:
+    """Jobs that hold nodes."""
+    return map(ctx.view.jobs.__getitem__, ctx.view.active)
 
 
 def _small(ctx: Context) -> Iterator[Job]:
-    """Jobs that have fewer replicas than they should."""
-    for job in _running(ctx):
-        if job.placement is not None and job.placement.replicas < job.wanted_replicas:
+    """Jobs that run with fewer replicas than they should."""
+    shapes = ((job, job.spec.gang) for job in _active(ctx))
+    elastic = [job for job, shape in shapes if shape.least_replicas or shape.most_replicas]
+    for job in elastic:
+        placement = job.placement
+        if placement is None or gang_of(job).phase != "running":
+            continue
+        if placement.replicas < job.wanted_replicas:
             yield job
 
 

@@ -212,6 +212,11 @@ class Fleet:
         changes.append(Change(now_ns, state, why))
         del changes[:-HISTORY_KEPT]
 
+    def since_ns(self, node: int) -> int:
+        """When a node came to its state."""
+        changes = self.history.get(node)
+        return changes[-1].time_ns if changes else 0
+
     def set_rails_down(self, node: int, mask: int) -> None:
         """Marks rails of a node as dead (bit r: rail r)."""
         self._columns["rails_down"][node] = mask

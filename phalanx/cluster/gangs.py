@@ -67,14 +67,19 @@ def token(job: Job) -> int:
     return job.generation * 64 + phases.index(gang.phase) * 8 + min(gang.attempts, 7)
 
 
-def form(ctx: Context, job: Job, why: Reason) -> None:
-    """Orders the next generation onto the job's placement."""
+def form(ctx: Context, job: Job, why: Reason, *, cold: bool = True) -> None:
+    """Orders the next generation onto the job's placement.
+
+    ``cold``: workers are started on nodes that have none standing by, which takes longer.
+    """
     gang, placement = gang_of(job), job.placement
     assert placement is not None
     job.generation += 1
     job.state, job.why = "forming", why
     gang.broken = {}
-    gang.deadline_ns = enter(ctx, job, "joining", timeouts_of(ctx, job).join_ns)
+    limits = timeouts_of(ctx, job)
+    limit_ns = limits.join_ns if cold else limits.rejoin_ns
+    gang.deadline_ns = enter(ctx, job, "joining", limit_ns)
     ctx.emit(placement.nodes + placement.spares, form_order(ctx, job))
 
 
@@ -95,7 +100,7 @@ def form_order(ctx: Context, job: Job) -> Form:
         kept_generation=gang.kept_generation,
         kept_nodes=() if gang.keepers == placement.nodes else gang.keepers,
         kept_shift=gang.buddy_shift,
-        buddy_shift=buddy_shift(ctx.fleet, placement.nodes),
+        buddy_shift=buddy_shift(ctx.fleet, placement.nodes, gang.buddy_shift),
         deadline_ns=gang.deadline_ns,
         micro_batches=gang.micro_batches,
         payload=job.spec.payload,
@@ -106,12 +111,13 @@ def in_memory(gang: Gang, empty: tuple[int, ...] = ()) -> bool:
     """Whether every slot's snapshot is in somebody's memory."""
     if not gang.keepers:
         return False
-    gone = {**gang.lost, **dict.fromkeys(empty, "empty")}
-    count = len(gang.keepers)
-    for slot in [slot for slot, node in enumerate(gang.keepers) if node in gone] if gone else ():
-        buddy = gang.keepers[(slot + gang.buddy_shift) % count]
-        if not gang.buddy_shift or buddy in gone:
-            return False
+    gone, keepers = {**gang.lost, **dict.fromkeys(empty, "empty")}, gang.keepers
+    for node in gone:
+        # ``in`` and ``index`` run over a large gang far faster than a loop would.
+        if node in keepers:
+            buddy = keepers[(keepers.index(node) + gang.buddy_shift) % len(keepers)]
+            if not gang.buddy_shift or buddy in gone:
+                return False
     return True
 
 
@@ -123,10 +129,9 @@ def on_joined(ctx: Context, fact: GangJoined) -> None:
     gang, placement = gang_of(job), job.placement
     assert placement is not None
     # Whoever joined speaks for itself: a node that was given up may be back with all it kept.
-    empty, kept = dict.fromkeys(fact.empty), dict.fromkeys(gang.keepers)
     for node in [node for node in gang.lost if node in placement.nodes]:
         del gang.lost[node]
-    gang.lost.update({node: "empty" for node in empty if node in kept})
+    gang.lost.update({node: "empty" for node in fact.empty if node in gang.keepers})
     if gang.rollback < 0 or fact.durable <= gang.rollback:
         job.add_durable(fact.durable)
     gang.memory_step = fact.step if fact.step >= 0 and in_memory(gang) else -1
@@ -212,7 +217,7 @@ def on_ready(ctx: Context, fact: GangReady) -> bool:
     same = gang.keepers == placement.nodes
     gang.kept_from = min(gang.kept_from, fact.step) if same else fact.step
     gang.keepers, gang.kept_generation = placement.nodes, job.generation
-    gang.buddy_shift = buddy_shift(ctx.fleet, placement.nodes)
+    gang.buddy_shift = buddy_shift(ctx.fleet, placement.nodes, gang.buddy_shift)
     left = tuple(node for node in gang.leftover if node not in placement.nodes)
     stop_on(ctx, job, left, keep_snapshots=False)
     gang.leftover = ()

@@ -100,6 +100,7 @@ class Expected(Struct, frozen=True, kw_only=True, omit_defaults=True):
     checkpoint_ns: int = 0  # a durable checkpoint stops training this long
     checkpoint_bytes: int = 0  # of the whole gang
     start_ns: int = 30 * SECOND_NS  # a worker process until it can join
+    standby_ns: int = 0  # the same where the node keeps one started; 0: none does
     form_ns: int = 5 * SECOND_NS  # process groups of the gang
     restore_peer_ns: int = 5 * SECOND_NS
     restore_disk_ns: int = 60 * SECOND_NS

@@ -31,6 +31,7 @@ class Option(Struct, frozen=True, kw_only=True):
     columns: tuple[int, ...] = ()  # that are cut out
     replicas: int = 0
     micro_batches: tuple[int, ...] = ()
+    cold: bool = False  # a worker must be started on a node that has none standing by
 
 
 def options(ctx: Context, job: Job) -> list[Option]:
@@ -84,8 +85,11 @@ def step_ns(job: Job) -> int:
     return job.step_ns or job.spec.expected.step_ns
 
 
-def _down_ns(ctx: Context, job: Job, *, started: bool, lost: tuple[int, ...]) -> int:
-    """From now to the step that was reached before the failure."""
+def _down_ns(ctx: Context, job: Job, *, started_ns: int, lost: tuple[int, ...]) -> int:
+    """From now to the step that was reached before the failure.
+
+    ``started_ns``: until the last worker that must be started is up; 0: all live.
+    """
     expected, gang = job.spec.expected, gang_of(job)
     gone = tuple(node for node in lost if ctx.fleet.state(node) is NodeState.DEAD)
     step, source = choose_source(ctx, job, job.committed if in_memory(gang, gone) else -1)
@@ -95,19 +99,43 @@ def _down_ns(ctx: Context, job: Job, *, started: bool, lost: tuple[int, ...]) ->
         "disk": expected.restore_disk_ns,
         "remote": expected.restore_remote_ns,
     }[source]
-    start = expected.start_ns if started else 0
-    return start + expected.form_ns + restore + (job.step - step) * step_ns(job)
+    return started_ns + expected.form_ns + restore + (job.step - step) * step_ns(job)
+
+
+def _again_ns(job: Job) -> int:
+    """A worker is started again on a node that had one."""
+    return job.spec.expected.standby_ns or job.spec.expected.start_ns
 
 
 def _in_place(ctx: Context, job: Job, suspects: tuple[int, ...]) -> Option:
     gang = gang_of(job)
     gpus = ctx.ledger.accounts[job.id].gpus
-    down = _down_ns(ctx, job, started=True, lost=()) * gpus
+    down = _down_ns(ctx, job, started_ns=_again_ns(job), lost=()) * gpus
     recur = max((cause_of(gang.broken[node]).recur_ppm for node in suspects), default=0)
     # A failure that comes back is paid for again, and again.
     again = down * recur // max(1, MILLION - recur)
     assert job.placement is not None
     return Option(rung="in_place", loss_gpu_ns=down + again, replicas=job.placement.replicas)
+
+
+def _buddies(job: Job, slot: int) -> tuple[int, ...]:
+    """Nodes that keep the snapshot of a slot, and whose snapshot it keeps."""
+    assert job.placement is not None
+    nodes, shift = job.placement.nodes, gang_of(job).buddy_shift
+    if not shift:
+        return ()
+    return nodes[(slot + shift) % len(nodes)], nodes[(slot - shift) % len(nodes)]
+
+
+def _warm_since_ns(ctx: Context, job: Job) -> int:
+    """Spares that a job was given before then have started their workers."""
+    return ctx.now_ns - job.spec.expected.start_ns
+
+
+def _warm(ctx: Context, job: Job, node: int) -> bool:
+    """Whether a node has workers of a job that wait."""
+    mine = ctx.fleet.spare_for(node) == job.id
+    return mine and ctx.fleet.since_ns(node) <= _warm_since_ns(ctx, job)
 
 
 def _incoming(ctx: Context, job: Job, gone: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
@@ -117,7 +145,7 @@ def _incoming(ctx: Context, job: Job, gone: tuple[int, ...]) -> tuple[tuple[int,
     base = request_of(job, placement.replicas)
     taken: list[int] = []
     found: list[tuple[int, int]] = []
-    slots = {node: slot for slot, node in enumerate(placement.nodes)} if gone else {}
+    slots = {node: placement.nodes.index(node) for node in gone}
     for node in gone:
         request = Request(
             job=job.id,
@@ -127,6 +155,8 @@ def _incoming(ctx: Context, job: Job, gone: tuple[int, ...]) -> tuple[tuple[int,
             partition=base.partition,
             avoid=tuple(taken),
             keep=placement.nodes,
+            apart=_buddies(job, slots[node]),
+            warm_since_ns=_warm_since_ns(ctx, job),
         )
         other = replacement(ctx.fleet, request, slots[node])
         if other is None:
@@ -145,9 +175,11 @@ def _reshaped(
 ) -> Option:
     placement, shape = job.placement, job.spec.gang
     assert placement is not None
-    cold = any(ctx.fleet.state(node) is not NodeState.SPARE for _, node in incoming)
-    broken_stay = any(node not in gone for node in gang_of(job).broken)
-    down = _down_ns(ctx, job, started=cold or broken_stay, lost=gone)
+    cold = not all(_warm(ctx, job, node) for _, node in incoming)
+    # A worker that merely lost its peer lives on and joins again.
+    ended = [n for n, why in gang_of(job).broken.items() if n not in gone and why != "lost_peer"]
+    started = job.spec.expected.start_ns if cold else _again_ns(job) if ended else 0
+    down = _down_ns(ctx, job, started_ns=started, lost=gone)
     replicas = placement.replicas - len(columns) * column_replicas(shape, placement.replicas)
     gpus = shape.gpus(replicas)
     idle = (shape.gpus(placement.replicas) - gpus) * horizon_ns(ctx, job)
@@ -158,6 +190,7 @@ def _reshaped(
         incoming=incoming,
         columns=columns,
         replicas=replicas,
+        cold=cold,
     )
 
 

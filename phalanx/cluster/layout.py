@@ -9,6 +9,8 @@ import numpy as np
 from phalanx.cluster.fleet import Fleet
 from phalanx.cluster.job import GangShape
 
+SHIFTS = 256  # parts of a gang by which buddies may be apart
+
 
 def column_replicas(shape: GangShape, replicas: int) -> int:
     """Replicas that can only leave together, because slots hold parts of several; 0: all of them.
@@ -71,12 +73,13 @@ def with_columns(
     return tuple(found)
 
 
-def buddy_shift(fleet: Fleet, nodes: Sequence[int]) -> int:
+def buddy_shift(fleet: Fleet, nodes: Sequence[int], before: int = 0) -> int:
     """A shift at which every slot's buddy stands in another failure domain, if there is one.
 
     That is, in another rack, on another power feed and below another switch: what takes one of them
-    then leaves the copy. Slots of a place follow each other, so the size of the largest one is
-    nearly always enough.
+    then leaves the copy. The shift that the gang had ``before`` is kept where it will do: copies
+    stay where they are. Slots of a place follow each other, so the size of the largest one is
+    enough at first; once spares have taken slots far from their own place, a longer shift may be.
     """
     count = len(nodes)
     if count < 2:
@@ -85,12 +88,17 @@ def buddy_shift(fleet: Fleet, nodes: Sequence[int]) -> int:
     columns = fleet.columns
     places = [columns.rack[where], columns.power[where], columns.leaf[where]]
     sizes = [int(np.bincount(place).max()) for place in places]
+    longer = (count * part // SHIFTS for part in range(SHIFTS // 2, 0, -1))
     best, least = 1, (count + 1, count + 1)
-    for shift in dict.fromkeys((1, *sizes, count // 2)):
+    for shift in dict.fromkeys((before, 1, *sizes, *longer)):
         if not 0 < shift < count:
             continue
-        rack, power, leaf = (place == np.roll(place, -shift) for place in places)
-        shared = int((rack | power).sum()), int(leaf.sum())
+        rack, power, leaf = (
+            place == np.concatenate((place[shift:], place[:shift])) for place in places
+        )
+        shared = int(np.count_nonzero(rack | power)), int(np.count_nonzero(leaf))
         if shared < least:
             best, least = shift, shared
+        if least == (0, 0):
+            break
     return best

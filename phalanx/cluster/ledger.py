@@ -145,6 +145,15 @@ class Ledger:
             self._settle(account)
         account.cause, account.bucket = cause, bucket
 
+    def found(self, job: int, cause: str) -> None:
+        """What stopped the workers is known: from now on they are brought back."""
+        account = self.accounts[job]
+        account.cause = cause  # the time that it took to find out is this cause's too
+        if account.open is not None:
+            account.open.cause = cause
+        self._settle(account)
+        account.bucket = "restart"
+
     def ready(self, job: int, step: int) -> None:
         """The workers go on after this step, from now on."""
         account = self.accounts[job]

@@ -27,6 +27,7 @@ class Liveness:
         self._last = array("q", [NEVER]) * nodes
         self._status = array("b", [UNWATCHED]) * nodes
         self._incarnation = array("q", [0]) * nodes
+        self._asked: dict[int, int] = {}  # by node: until when it must say something
 
     def watch(self, node: int, now_ns: int, incarnation: int = 0) -> None:
         """A node has connected (or the controller has just taken over): its time starts now."""
@@ -37,10 +38,31 @@ class Liveness:
         self._last[node] = now_ns
         self._status[node] = WATCHED
         self._incarnation[node] = incarnation
+        self._asked.pop(node, None)
 
     def unwatch(self, node: int) -> None:
         """A node was taken out of the fleet: its silence means nothing."""
         self._status[node] = UNWATCHED
+        self._asked.pop(node, None)
+
+    def ask(self, nodes: Sequence[int], until_ns: int) -> None:
+        """Peers miss one of these nodes, and all were told to answer: who does not is silent.
+
+        Two must agree before a node is given up early: a peer that lost it and this controller.
+        """
+        for node in nodes:
+            if self._status[node] == WATCHED:
+                self._asked[node] = until_ns
+
+    def asked(self, node: int) -> bool:
+        """Whether a node still owes an answer."""
+        return node in self._asked
+
+    def spoke(self, node: int, now_ns: int) -> None:
+        """A message that is no heartbeat is a sign of life too, of a node that was not given up."""
+        if self._status[node] == WATCHED:
+            self._last[node] = now_ns
+            self._asked.pop(node, None)
 
     def heartbeat(self, node: int, now_ns: int, incarnation: int = 0) -> bool:
         """A sign of life. True when the node was silent: the shell asks for its inventory.
@@ -50,23 +72,31 @@ class Liveness:
         if incarnation < self._incarnation[node]:
             return False
         self._last[node] = now_ns
+        if self._asked:
+            self._asked.pop(node, None)
         return self._status[node] == SILENT or incarnation > self._incarnation[node]
 
     def heartbeats(self, nodes: Sequence[int] | np.ndarray, now_ns: int) -> None:
         """Signs of life of many watched nodes at once."""
         np.frombuffer(self._last, np.int64)[nodes] = now_ns
+        if self._asked:
+            for node in nodes:
+                self._asked.pop(int(node), None)
 
     def forgive(self, deaf_ns: int) -> None:
         """The controller itself did not listen for this long: nobody was silent meanwhile."""
         last = np.frombuffer(self._last, np.int64)
         status = np.frombuffer(self._status, np.int8)
         last[status == WATCHED] += deaf_ns
+        for node in self._asked:
+            self._asked[node] += deaf_ns
 
     def lost(self, node: int) -> NodeSilent | None:
         """A node's connection broke."""
         if self._status[node] != WATCHED:
             return None
         self._status[node] = SILENT
+        self._asked.pop(node, None)
         return NodeSilent(node=node, connection_lost=True)
 
     def silent(self, now_ns: int) -> list[NodeSilent]:
@@ -74,10 +104,12 @@ class Liveness:
         last = np.frombuffer(self._last, np.int64)
         status = np.frombuffer(self._status, np.int8)
         late = np.nonzero((last <= now_ns - self.silent_after_ns) & (status == WATCHED))[0]
-        found = [int(node) for node in late]
+        found = dict.fromkeys(int(node) for node in late)
+        found.update((node, None) for node, until in self._asked.items() if until <= now_ns)
         del last, status, late  # an array with a view cannot grow
         for node in found:
             self._status[node] = SILENT
+            self._asked.pop(node, None)
         return [NodeSilent(node=node) for node in found]
 
     def next_deadline_ns(self) -> int | None:
@@ -85,4 +117,6 @@ class Liveness:
         last = np.frombuffer(self._last, np.int64)
         status = np.frombuffer(self._status, np.int8)
         watched = last[status == WATCHED]
-        return int(watched.min()) + self.silent_after_ns if len(watched) else None
+        first = int(watched.min()) + self.silent_after_ns if len(watched) else None
+        asked = min(self._asked.values(), default=None)
+        return min((at for at in (first, asked) if at is not None), default=None)

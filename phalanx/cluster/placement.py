@@ -17,7 +17,7 @@ from phalanx.cluster.fleet import Fleet, lowest_bits
 from phalanx.cluster.job import GangShape, Placement
 from phalanx.cluster.reasons import Reason, reason, sentences
 from phalanx.cluster.request import Refusal, Request, held_by, request_of, tensor_slots
-from phalanx.cluster.room import Nodes, Room, array_of, room_of, with_host_room
+from phalanx.cluster.room import Nodes, Room, array_of, room_of, set_of_nodes, with_host_room
 from phalanx.cluster.spares import replacement, spare_nodes
 
 __all__ = [
@@ -59,9 +59,7 @@ def place(fleet: Fleet, request: Request) -> Placement | Refusal:
         return Refusal(reason("tensor_across_slots", **facts), ever=False)
     room = room_of(fleet)
     classes = room.suiting(shape, request.constraint, request.partition)
-    closed = request.closed
-    for node in request.avoid:
-        closed |= 1 << node
+    closed = request.closed | set_of_nodes(request.avoid)
     if shape.slots(request.replicas) == 1 and not request.spares:
         best = room.best_fit(shape, classes, closed)
         if best is None:

@@ -7,7 +7,7 @@ from phalanx.cluster.causes import cause_of
 from phalanx.cluster.commands import Abort, Rebalance
 from phalanx.cluster.context import Context
 from phalanx.cluster.fleet import NodeState, lowest_bits
-from phalanx.cluster.gangs import form, gang_of, stop_on, token
+from phalanx.cluster.gangs import form, gang_of, stop_on, timeouts_of, token
 from phalanx.cluster.job import Job, Placement
 from phalanx.cluster.ladder import Option, degraded_ways, options, slow_ways
 from phalanx.cluster.layout import column_slots, without_columns
@@ -48,20 +48,31 @@ def broken(ctx: Context, job: Job, node: int, cause: str, *, lost: bool) -> None
         ctx.notify(told, job=job.id, level="warning")
         leave(ctx, job, ending, why)
         return
+    settle_ns = ctx.now_ns + ctx.policy.recovery.settle_ns
     if gang.phase == "settling":
-        if gang.cause == "lost_peer":
+        if gang.cause == "lost_peer" and cause != "lost_peer":
             gang.cause, gang.culprit = cause, node
+            ctx.ledger.found(job.id, cause)
+            ctx.wake(settle_ns, "settle", job.id, token(job))
         return
     gang.cause, gang.culprit = cause, node
-    ctx.ledger.fail(job.id, cause)
+    ctx.ledger.fail(job.id, cause, "detection" if cause == "lost_peer" else "restart")
     storage.left(ctx, job.id)
+    answer_ns = 0
     if gang.phase == "running":
-        others = tuple(other for other in placement.nodes if other not in gang.broken)
+        if cause == "lost_peer":  # whoever does not answer the abort is the one that is missed
+            answer_ns = settle_ns = ctx.now_ns + timeouts_of(ctx, job).abort_ns
+        others = tuple([other for other in placement.nodes if other not in gang.broken])
+        if answer_ns:  # a spare that died with them must not take their place
+            others += placement.spares
         why = reason("abort", cause=cause, node=ctx.fleet.nodes[node].name)
-        ctx.emit(others, Abort(reason=why, job=job.id, generation=job.generation))
+        order = Abort(reason=why, job=job.id, generation=job.generation, answer_ns=answer_ns)
+        ctx.emit(others, order)
     gang.phase, gang.since_ns = "settling", ctx.now_ns
     job.state = "forming"
-    ctx.wake(ctx.now_ns + ctx.policy.recovery.settle_ns, "settle", job.id, token(job))
+    # Answers are looked at when they are due: the verdict comes just behind that.
+    grace_ns = ctx.policy.recovery.settle_ns if answer_ns else 0
+    ctx.wake(settle_ns + grace_ns, "settle", job.id, token(job))
 
 
 def own_failure(ctx: Context, job: Job, cause: str, detail: str, step: int = 0) -> bool:
@@ -101,9 +112,10 @@ def own_failure(ctx: Context, job: Job, cause: str, detail: str, step: int = 0) 
 
 def recover(ctx: Context, job: Job) -> None:
     """Everything that broke together is known: takes the cheapest way out."""
+    gang = gang_of(job)
+    ctx.ledger.found(job.id, gang.cause)
     found = options(ctx, job)
     best = found[0]
-    gang = gang_of(job)
     why = reason(
         "recover",
         rung=best.rung,
@@ -165,7 +177,7 @@ def reshape(ctx: Context, job: Job, option: Option, why: Reason) -> None:
     ctx.ledger.resize(job.id, held_gpus(ctx, job), spare_gpus(ctx, job.placement))
     alive = tuple(n for n in gone if ctx.fleet.state(n) is not NodeState.DEAD)
     stop_on(ctx, job, alive, keep_snapshots=True)
-    form(ctx, job, why)
+    form(ctx, job, why, cold=option.cold)
     settle_nodes(ctx, gone)
     ctx.look_at_queue(capacity=True)
 

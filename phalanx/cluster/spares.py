@@ -91,7 +91,9 @@ def replacement(fleet: Fleet, request: Request, slot: int) -> int | None:
     columns = fleet.columns
     room = room_of(fleet)
     classes = room.suiting(request.shape, request.constraint, request.partition)
-    able = np.isin(columns.node_class, np.asarray(classes, np.int64))
+    suits = np.zeros(len(fleet.classes), np.bool_)
+    suits[list(classes)] = True
+    able = suits[columns.node_class]
     able[np.asarray(request.avoid, np.int64)] = False
     able[_column(request.keep)] = False
     wide = tensor_slots(request.shape)
@@ -102,6 +104,11 @@ def replacement(fleet: Fleet, request: Request, slot: int) -> int | None:
     spare = able & (columns.state == NodeState.SPARE)
     for owner in (request.job, 0):
         found = np.flatnonzero(spare & (columns.spare_for == owner))
+        if owner and len(found):
+            warm = [
+                node for node in found.tolist() if fleet.since_ns(node) <= request.warm_since_ns
+            ]
+            found = np.asarray(warm, np.int64) if warm else found
         if len(found):
             return _nearest(fleet, request, slot, found)
     free = room.with_free(classes, request.shape.slot_gpus) & ~request.closed
@@ -121,10 +128,15 @@ def _column(nodes: tuple[int, ...]) -> Column:
 
 
 def _nearest(fleet: Fleet, request: Request, slot: int, nodes: Column) -> int:
-    bad = array_of(room_of(fleet).worse, len(fleet))
-    worse = np.isin(nodes, bad)
+    worse = np.zeros(len(fleet), np.bool_)
+    worse[array_of(room_of(fleet).worse, len(fleet))] = True
     far = _distance(fleet, request, slot, nodes)
-    return int(nodes[np.lexsort((nodes, far, worse))[0]])
+    # Whatever takes a node must leave the copy of its snapshot: that goes before near.
+    shares = np.zeros(len(nodes), np.bool_)
+    for place in (fleet.columns.rack, fleet.columns.power, fleet.columns.leaf):
+        for other in request.apart:
+            shares |= place[nodes] == place[other]
+    return int(nodes[np.lexsort((nodes, far, shares, worse[nodes]))[0]])
 
 
 def _distance(fleet: Fleet, request: Request, slot: int, able: Column) -> Column:

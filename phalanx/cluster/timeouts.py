@@ -23,6 +23,7 @@ class Timeouts(Struct, frozen=True, kw_only=True):
     collective_ns: int  # a collective gives up by itself; after the hang was found
     abort_ns: int  # survivors have left the collective
     join_ns: int  # all slots of a new generation have answered
+    rejoin_ns: int  # the same where every node has workers, or a process that stands by for one
     restore_ns: int  # all ranks have loaded
     drain_ns: int  # a gang has stopped with its state safe
     lease_ns: int  # workers and keeper outlive their agent or controller this long
@@ -52,6 +53,7 @@ def derive(policy: TimeoutPolicy, expected: Expected, step_ns: int = 0) -> Timeo
         collective_ns=hang + silent + policy.lease_margin_ns,
         abort_ns=abort,
         join_ns=join,
+        rejoin_ns=abort + slack(expected.standby_ns or expected.start_ns),
         restore_ns=restore,
         drain_ns=slack(step_ns + expected.checkpoint_ns),
         lease_ns=silent + join + policy.lease_margin_ns,

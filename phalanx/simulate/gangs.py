@@ -1,4 +1,4 @@
-"""Gangs in the world: they answer the core's orders once a phase, and suffer from faults."""
+"""Gangs in the world: they answer the core's orders once a phase."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from phalanx.cluster import events as fact
 from phalanx.cluster.commands import Command
 from phalanx.cluster.job import Job
 from phalanx.cluster.timeouts import derive
-from phalanx.simulate.incidents import Incident
+from phalanx.simulate.harm import Harm
 from phalanx.simulate.runs import Brownouts, Run
 from phalanx.simulate.shape import ns
 
@@ -33,6 +33,8 @@ class Gangs:
         self.wiped: dict[int, dict[int, None]] = {}  # by job: nodes that lost their memory
         self.living: dict[int, dict[int, None]] = {}  # by job: nodes with started workers
         self.brownouts = Brownouts()
+        self.harm = Harm(world, self)
+        self._had: dict[int, tuple[int, ...]] = {}  # by job: nodes that keep a standby process
         self._down_since: dict[int, int] = {}
         self._since: dict[int, int] = {}  # by job: when it got its nodes
         scenario = world.scenario
@@ -78,18 +80,22 @@ class Gangs:
         self.living.get(job, {}).update(dict.fromkeys(waiting))
 
     def _join(self, run: Run, body: order.Form, *, again: bool) -> None:
-        blockers = self._blockers(run)
+        blockers = self.harm.blockers(run)
         if blockers:
-            self._blocked(run, "join", blockers, body.deadline_ns)
+            self.harm.blocked(run, "join", blockers, body.deadline_ns)
             return
         if again and run.token:
             run.token += 1
         restart = self.world.scenario.restart
-        living = self.living.get(run.job, {})
-        cold = any(node not in living for node in run.nodes)
-        seconds = restart.start_seconds if cold else restart.rejoin_seconds
+        seconds = restart.rejoin_seconds
+        missing = set(run.nodes).difference(self.living.get(run.job, ()))
+        if missing:
+            stands_by = missing.issubset(self._had.get(run.job, ()))
+            quick = restart.standby_seconds if stands_by else None
+            seconds = max(seconds, restart.start_seconds if quick is None else quick)
         delay = ns((restart.seconds or seconds) * self._spread(run.job, run.generation, 0))
         self.living[run.job] = dict.fromkeys((*run.nodes, *body.spares))
+        self._had[run.job] = (*run.nodes, *body.spares)
         self.world.agenda.after(delay, self._joined, run, run.token)
 
     def _joined(self, run: Run, token: int) -> None:
@@ -109,9 +115,9 @@ class Gangs:
             return
         run.phase = "restoring"
         run.token += 1
-        blockers = self._blockers(run)
+        blockers = self.harm.blockers(run)
         if blockers:
-            self._blocked(run, "restore", blockers, body.deadline_ns)
+            self.harm.blocked(run, "restore", blockers, body.deadline_ns)
             return
         restart, now = self.world.scenario.restart, self.world.agenda.now_ns
         seconds = {
@@ -144,7 +150,7 @@ class Gangs:
         self._go_on(run)
         for node, incident in self.world.broken.items():
             if incident.symptom == "corruption" and run.job in self.world.fleet.held[node]:
-                self._corrupts(run, node)
+                self.harm.corrupts(run, node)
 
     def _go_on(self, run: Run) -> None:
         """Plans what will happen if nothing goes wrong."""
@@ -162,6 +168,8 @@ class Gangs:
         run = self.runs.get(body.job)
         if run is not None and run.generation == body.generation:
             self.stop_steps(run)
+        if body.answer_ns:
+            self.harm.asked(body, command.target)
 
     def on_drain(self, body: order.Drain, command: Command) -> None:
         """The step is finished, a checkpoint is made, and the gang has left."""
@@ -201,6 +209,7 @@ class Gangs:
         self.memory.pop(job, None)
         self.wiped.pop(job, None)
         self.living.pop(job, None)
+        self._had.pop(job, None)
         known, now = self.world.view.jobs.get(job), self.world.agenda.now_ns
         if known is not None:
             self.world.record.left(known, now - self._since.pop(job, now))
@@ -222,22 +231,6 @@ class Gangs:
 
     # Faults.
 
-    def struck(self, job: int, incident: Incident, nodes: list[int]) -> None:
-        """A fault takes nodes of a gang: steps end, and what was under way does not happen."""
-        run = self.runs.get(job)
-        if incident.symptom == "silent":
-            self.wiped.setdefault(job, {}).update(dict.fromkeys(nodes))
-        if incident.symptom == "corruption":
-            return
-        for node in nodes:
-            self.living.get(job, {}).pop(node, None)
-        if run is None:
-            return
-        if run.phase == "running":
-            self.stop_steps(run)
-        elif run.phase in ("joining", "restoring"):
-            run.token += 1
-
     def stop_steps(self, run: Run) -> None:
         """No more steps from now on."""
         if run.phase == "running":
@@ -245,118 +238,6 @@ class Gangs:
             run.stopped_ns = self.world.agenda.now_ns
             run.token += 1
             self._down_since[run.job] = run.stopped_ns
-
-    def suffer(self, job: int, incident: Incident, nodes: list[int], delay_ns: int) -> None:
-        """The core will be told of a fault."""
-        run = self.runs.get(job)
-        if run is None:
-            return
-        if incident.symptom == "corruption":
-            self._corrupts(run, nodes[0])
-            return
-        hung = incident.symptom == "hang" and run.phase != "stopped"
-        if hung:  # in formation nobody makes steps: the deadline of the phase tells
-            limits = derive(self.world.view.policy.timeouts, run.expected, run.expected.step_ns)
-            limit = limits.join_ns if run.phase == "joining" else limits.restore_ns
-            phase = "join" if run.phase == "joining" else "restore"
-            deadline = self.world.agenda.now_ns + limit
-            self._blocked(run, phase, tuple(nodes), deadline)
-            return
-        self.world.agenda.after(delay_ns, self._told, run, incident, tuple(nodes))
-
-    def _told(self, run: Run, incident: Incident, nodes: tuple[int, ...]) -> None:
-        if self.runs.get(run.job) is not run:
-            return  # a later generation has found out by itself
-        self.report(run)
-        now = self.world.agenda.now_ns
-        held = [node for node in nodes if run.job in self.world.fleet.held[node]]
-        if incident.symptom == "hang":
-            located = incident.quantile < self.world.scenario.detection.hang_located_share
-            self.world.tell(
-                fact.NoProgress(
-                    job=run.job,
-                    generation=run.generation,
-                    step=run.step(now),
-                    nodes=tuple(held) if located else (),
-                )
-            )
-            return
-        for node in held:
-            self._exit(run, node, incident.cause)
-
-    def _exit(self, run: Run, node: int, cause: str) -> None:
-        step = run.step(self.world.agenda.now_ns)
-        width = max(1, self.world.view.jobs[run.job].spec.gang.slot_gpus)
-        self.world.tell(
-            fact.WorkerExited(
-                job=run.job,
-                generation=run.generation,
-                node=node,
-                rank=run.nodes.index(node) * width if node in run.nodes else 0,
-                cause=cause,
-                step=step,
-            )
-        )
-
-    def _corrupts(self, run: Run, node: int) -> None:
-        """Wrong numbers until replicas are compared."""
-        every, now = self.world.scenario.detection.corruption_steps, self.world.agenda.now_ns
-        if run.phase != "running":
-            return
-        step = run.step(now)
-        found = (step // every + 1) * every
-        run.clean = min(run.clean, step // every * every)
-        self.world.agenda.at(run.done_ns(found), self._compared, run, run.token, node, found)
-
-    def _compared(self, run: Run, token: int, node: int, step: int) -> None:
-        if run.token != token or self.runs.get(run.job) is not run:
-            return
-        self.report(run)
-        self.stop_steps(run)
-        self.world.tell(
-            fact.Corruption(
-                job=run.job,
-                generation=run.generation,
-                step=step,
-                clean_step=max(0, run.clean),
-                nodes=(node,),
-            )
-        )
-
-    def _blockers(self, run: Run) -> tuple[int, ...]:
-        """Broken nodes that keep a gang from forming."""
-        fleet = self.world.fleet
-        return tuple(
-            node
-            for node, incident in self.world.broken.items()
-            if incident.symptom != "corruption" and run.job in fleet.held[node]
-        )
-
-    def _blocked(self, run: Run, phase: str, nodes: tuple[int, ...], deadline_ns: int) -> None:
-        """Part of a gang will not answer: its error says so at once, or the deadline does."""
-        exits = [n for n in nodes if self.world.broken[n].symptom == "exit"] if nodes else []
-        if exits:
-            delay = self.world.detection_ns(self.world.broken[exits[0]])
-            for node in exits:
-                cause = self.world.broken[node].cause
-                self.world.agenda.after(delay, self._exit_of, run, node, cause)
-            return
-        self.world.agenda.at(deadline_ns, self._stuck, run, run.token, phase, nodes)
-
-    def _exit_of(self, run: Run, node: int, cause: str) -> None:
-        if self.runs.get(run.job) is run and run.job in self.world.fleet.held[node]:
-            self._exit(run, node, cause)
-
-    def _stuck(self, run: Run, token: int, phase: str, nodes: tuple[int, ...]) -> None:
-        if run.token == token and self.runs.get(run.job) is run:
-            self.world.tell(
-                fact.GangStuck(
-                    job=run.job,
-                    generation=run.generation,
-                    phase="join" if phase == "join" else "restore",
-                    nodes=nodes,
-                )
-            )
 
     # Reports and ends.
 
@@ -415,7 +296,7 @@ class Gangs:
             self.stop_steps(run)
             self.report(run)
             self.living.get(run.job, {}).pop(run.nodes[0], None)
-            self._exit(run, run.nodes[0], "user_error")
+            self.harm.exit(run, run.nodes[0], "user_error")
 
     # Questions of the rest of the world.
 

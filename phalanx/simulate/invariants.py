@@ -174,9 +174,8 @@ class Invariants:
         """Forgets what a job claims no longer."""
         placed = job.placement.nodes if job.placement else ()
         nodes, _ = self._placements.get(job.id, ((), ()))
-        now = dict.fromkeys(placed) if nodes != placed else {}
-        for node in nodes if nodes != placed else ():
-            if node not in now:
+        if nodes != placed:
+            for node in sorted(set(nodes).difference(placed)):
                 self._claims.get(node, {}).pop(job.id, None)
 
     def _claim(self, job: Job, nodes: tuple[int, ...], masks: tuple[int, ...]) -> None:
@@ -184,11 +183,9 @@ class Invariants:
         old_nodes, _ = self._placements.get(job.id, ((), ()))
         whole = job.spec.gang.whole_nodes
         fleet = self.core.view.fleet
-        old = dict.fromkeys(old_nodes)
-        slots = list(enumerate(nodes))
-        if whole:
-            slots = [(slot, node) for slot, node in slots if node not in old]
-        for slot, node in slots:
+        # A node that is taken whole is claimed once; of others the mask may have changed.
+        new = sorted(set(nodes).difference(old_nodes)) if whole else nodes
+        for slot, node in enumerate(new):
             full = (1 << fleet.nodes[node].gpus) - 1
             mask = full if whole or not masks else masks[slot]
             claims = self._claims.setdefault(node, {})
@@ -228,10 +225,11 @@ class Invariants:
                 self.add("spares", told)
 
     def _idle_nodes(self) -> None:
-        columns = self.core.view.fleet.columns
-        bad = (columns.state == NodeState.QUARANTINED) & (columns.free_gpus < columns.gpus)
-        if bad.any():
-            self.add("quarantined", f"nodes {np.nonzero(bad)[0][:5].tolist()} hold work")
+        fleet = self.core.view.fleet
+        away = np.flatnonzero(fleet.columns.state == NodeState.QUARANTINED).tolist()
+        bad = [node for node in away if fleet.held[node]]
+        if bad:
+            self.add("quarantined", f"nodes {bad[:5]} hold work")
 
     def _flushes(self) -> None:
         most, writing = self.core.view.policy.storage.flushes, self.core.writing

@@ -36,7 +36,12 @@ class Pace(Struct, frozen=True, kw_only=True):
 
     def step_at(self, base: int, elapsed_ns: int) -> int:
         """The last step that is complete after some time."""
-        low, high = 0, max(0, elapsed_ns // self.step_ns)
+        high = elapsed_ns // self.step_ns
+        if high <= 0:
+            return base
+        # With the stalls of more steps there are fewer, with those of fewer there are more.
+        low = max(0, (elapsed_ns - self.stalls_ns(base, base + high - 1)) // self.step_ns)
+        high = min(high, (elapsed_ns - self.stalls_ns(base, base + low - 1)) // self.step_ns)
         while low < high:
             middle = (low + high + 1) // 2
             if self.time_ns(base, base + middle) <= elapsed_ns:

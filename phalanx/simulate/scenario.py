@@ -82,6 +82,9 @@ class RestartPart(Section, frozen=True, kw_only=True):
     """All of it, whatever is restored from where; 0: the parts below are summed."""
     start_seconds: NonNegative = 30.0
     """A worker on a node that has none, until it can join."""
+    standby_seconds: NonNegative | None = None
+    """The same on a node of the gang that keeps a started process (see docs: zygote); "none":
+    there are no such processes, and start_seconds holds everywhere."""
     rejoin_seconds: NonNegative = 5.0
     """A surviving or warm worker leaves the old collective and can join."""
     form_seconds: NonNegative = 10.0
@@ -107,6 +110,9 @@ class DetectionPart(Section, frozen=True, kw_only=True):
     """Between heartbeats; a node is silent after missed_heartbeats of them and a round trip."""
     missed_heartbeats: Annotated[int, Meta(ge=2)] = 4
     """Heartbeats that must be missing."""
+    peer_seconds: NonNegative | None = None
+    """Until a peer of a dead node says that its collective failed: the retry time of the network.
+    The core then gives up whoever does not answer; "none": peers say nothing."""
     hang_seconds: NonNegative | None = None
     """A gang without a step; "none": the deadline that the core derives."""
     hang_located_share: Fraction = 0.9

@@ -97,6 +97,7 @@ def expected_of(scenario: Scenario, steps: int = 0) -> Expected:
         checkpoint_steps=max(1, every) if check.interval_seconds else 0,
         checkpoint_ns=ns(check.stall_seconds),
         start_ns=ns(restart.seconds if whole else restart.start_seconds),
+        standby_ns=0 if whole else ns(restart.standby_seconds or 0.0),
         form_ns=0 if whole else ns(restart.form_seconds),
         restore_peer_ns=0 if whole else ns(restart.restore_peer_seconds),
         restore_disk_ns=0 if whole else ns(restart.restore_disk_seconds),

@@ -120,14 +120,17 @@ class World:
                 self.broken[node] = incident
                 self.agenda.after(incident.repair_ns, self._repaired, node)
         delay = self.detection_ns(incident)
+        harm = self.gangs.harm
         for job in jobs:
-            self.gangs.struck(job, incident, nodes)
+            harm.struck(job, incident, nodes)
         if incident.symptom in ("silent", "cut"):
             for node in nodes:
-                self.agenda.after(delay, self._silent, node, incident)
+                self.agenda.after(delay, self.silent, node, incident)
+            for job in jobs if self.scenario.detection.seconds is None else ():
+                harm.missed(job)
             return
         for job in jobs:
-            self.gangs.suffer(job, incident, nodes, delay)
+            harm.suffer(job, incident, nodes, delay)
         if not jobs and incident.repair_ns:
             for node in nodes:
                 self.agenda.after(delay, self._device_error, node, incident)
@@ -165,8 +168,10 @@ class World:
             return self.gangs.hang_ns(self.jobs_on(list(incident.nodes)))
         return ns(part.exit_seconds)
 
-    def _silent(self, node: int, incident: Incident) -> None:
-        if self.broken.get(node) is incident or not incident.repair_ns:
+    def silent(self, node: int, incident: Incident) -> None:
+        """The core gives up a node that says nothing, unless it has already."""
+        gone = self.broken.get(node) is incident or not incident.repair_ns
+        if gone and self.fleet.state(node) is not NodeState.DEAD:
             self.tell(fact.NodeSilent(node=node))
 
     def _device_error(self, node: int, incident: Incident) -> None:

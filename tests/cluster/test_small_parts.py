@@ -181,3 +181,36 @@ def test_a_buddy_stands_below_another_switch_where_there_is_one() -> None:
     shift = buddy_shift(fleet, tuple(range(32)))
     leaves = [i // 8 for i in range(32)]
     assert all(leaves[i] != leaves[(i + shift) % 32] for i in range(32))
+
+
+def apart(fleet: Fleet, nodes: tuple[int, ...], shift: int) -> bool:
+    """Whether nobody shares a failure domain with its buddy."""
+    columns = fleet.columns
+    pairs = [(node, nodes[(slot + shift) % len(nodes)]) for slot, node in enumerate(nodes)]
+    places = (columns.rack, columns.power, columns.leaf)
+    return not any(place[one] == place[other] for place in places for one, other in pairs)
+
+
+def test_buddies_stay_apart_when_spares_have_taken_slots_anywhere() -> None:
+    fleet = fleet_of(512, per_leaf=8)
+    nodes = list(range(480))
+    # Spares of one leaf took these slots: the shortest shifts and the longest pair them.
+    for spare, slot in enumerate((0, 8, 240, 241), start=480):
+        nodes[slot] = spare
+    changed = tuple(nodes)
+    assert not any(apart(fleet, changed, shift) for shift in (1, 8, 240))
+    assert apart(fleet, changed, buddy_shift(fleet, changed))
+
+
+def test_the_shift_of_before_is_kept_where_it_will_do() -> None:
+    fleet, nodes = fleet_of(64, per_leaf=4), tuple(range(64))
+    assert buddy_shift(fleet, nodes, before=24) == 24
+    assert buddy_shift(fleet, nodes, before=1) != 1
+
+
+def test_who_has_a_process_standing_by_must_join_sooner() -> None:
+    policy = TimeoutPolicy()
+    cold = derive(policy, Expected(start_ns=60 * SECOND))
+    ready = derive(policy, Expected(start_ns=60 * SECOND, standby_ns=10 * SECOND))
+    assert cold.rejoin_ns == cold.join_ns == ready.join_ns
+    assert ready.rejoin_ns < ready.join_ns

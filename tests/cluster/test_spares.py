@@ -11,10 +11,10 @@ from phalanx.cluster.events import (
     Requeue,
     WorkerExited,
 )
-from phalanx.cluster.fleet import NodeState
+from phalanx.cluster.fleet import Fleet, Node, NodeState
 from phalanx.cluster.job import GangShape
 from phalanx.cluster.policy import Policy, SparePolicy
-from tests.cluster.drive import SECOND, SHAPE, Drive
+from tests.cluster.drive import EXPECTED, SECOND, SHAPE, Drive
 
 
 def test_many_workers_taken_by_one_incident_are_one_failure_of_the_job():
@@ -88,3 +88,36 @@ def test_the_pool_is_filled_again_when_nobody_lacks_nodes():
     drive.tell(passed, SECOND)
     drive.wait(SECOND)
     assert int((drive.core.view.fleet.columns.state == NodeState.SPARE).sum()) == 2
+
+
+def test_a_spare_beside_the_buddy_is_taken_last():
+    """What takes a node must not take the copy of its snapshot too."""
+    leaves = [0, 0, 1, 1, 2, 2, 3, 3]
+    fleet = Fleet(
+        Node(name=f"n{i}", gpus=8, kind="h100", rack=f"r{leaf}", leaf=f"l{leaf}", pod="p")
+        for i, leaf in enumerate(leaves)
+    )
+    drive = Drive(fleet=fleet)
+    job = drive.running(gang=GangShape(replicas=2, tensor=8, slot_gpus=8), spares=6)
+    first, second = job.placement.nodes
+    assert {leaves[first], leaves[second]} != {0, 1, 2, 3}
+    drive.tell(NodeSilent(node=second), 3600 * SECOND)
+    drive.wait(SECOND)
+    assert job.placement.nodes[0] == first
+    assert leaves[job.placement.nodes[1]] != leaves[first]
+
+
+def test_a_spare_whose_workers_still_start_is_taken_last():
+    drive = Drive(6)
+    job = drive.running(spares=1)
+    late = drive.core.view.fleet
+    (spare,) = job.placement.spares
+    drive.tell(NodeSilent(node=spare), 3600 * SECOND)
+    drive.wait(SECOND)
+    (young,) = job.placement.spares
+    assert late.since_ns(young) > drive.now_ns - EXPECTED.start_ns
+    drive.tell(NodeSilent(node=job.placement.nodes[0]))
+    drive.wait(SECOND)
+    # It is the only one, so it is taken; but its workers are waited for as new ones are.
+    assert young in job.placement.nodes
+    assert drive.last_form().reason.facts["loss"] >= 16 * EXPECTED.start_ns // SECOND

@@ -123,6 +123,29 @@ def test_slow_nodes_cost_straggler_time_until_they_are_found() -> None:
     assert found_late.buckets["straggler"] > 1.2 * found_soon.buckets["straggler"] > 0
 
 
+BY_KIND = ("detection.seconds=none", "restart.seconds=0", "checkpoint.memory_steps=1")
+
+
+def test_peers_find_a_dead_node_before_its_heartbeats_do() -> None:
+    deaths = ("faults.per_1000_node_days=0", "faults.causes.power=40", *BY_KIND)
+    quiet, told = run(*deaths), run(*deaths, "detection.peer_seconds=1")
+    assert told.buckets["detection"] < 0.6 * quiet.buckets["detection"]
+    assert told.rungs == quiet.rungs  # the same nodes were given up, only sooner
+
+
+def test_peers_that_notice_after_the_heartbeats_change_nothing() -> None:
+    deaths = ("faults.per_1000_node_days=0", "faults.causes.power=40", *BY_KIND)
+    assert run(*deaths, "detection.peer_seconds=60").ettr == run(*deaths).ettr
+
+
+def test_a_standby_process_shortens_restarts_in_place() -> None:
+    bugs = ("faults.per_1000_node_days=0", "faults.causes.software_bug=40", *BY_KIND)
+    cold = run(*bugs, "restart.start_seconds=120")
+    ready = run(*bugs, "restart.start_seconds=120", "restart.standby_seconds=10")
+    assert set(cold.rungs) == set(ready.rungs) == {"first_in_line", "in_place"}
+    assert ready.buckets["restart"] < 0.4 * cold.buckets["restart"]
+
+
 def test_a_brownout_of_storage_delays_what_needs_it() -> None:
     dark = run("faults.storage_per_day=20", "faults.storage_minutes=30")
     assert dark.ettr < run().ettr - 0.01

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from phalanx.cluster.commands import Ask, Command, Form
+from phalanx.cluster.commands import Abort, Ask, Command, Form
 from phalanx.cluster.core import Core
 from phalanx.cluster.events import (
     Answer,
@@ -90,6 +90,7 @@ class Controller:
                     self.world.hang_up(self, node)  # it reconnects and says what it has
                 return
             case Applied(sequence=sequence, index=index):
+                self.liveness.spoke(node, now)
                 self.outbox.applied(node, sequence, index)
                 return
             case Hello(inventory=inventory):
@@ -174,6 +175,8 @@ class Controller:
             self.world.agenda.after(delay, self._answer, command.body.question, approve)
         if isinstance(command.body, Form):
             self.world.forms[command.body.job, command.body.generation] = command.body
+        if isinstance(command.body, Abort) and command.body.answer_ns:
+            self.liveness.ask(command.target, command.body.answer_ns)
         if command.target:
             self.outbox.send(command, now)
             for node in command.target:

@@ -1,0 +1,135 @@
+"""A peer that says it lost somebody is half of a verdict; who then does not answer is the other."""
+
+from __future__ import annotations
+
+import pytest
+
+from phalanx.cluster.commands import Abort, Form
+from phalanx.cluster.events import NodeSilent, WorkerExited
+from phalanx.cluster.fleet import NodeState
+from phalanx.cluster.job import Job
+from phalanx.cluster.liveness import Liveness
+from phalanx.cluster.timeouts import derive
+from tests.cluster.drive import EXPECTED, SECOND, Drive
+
+SILENT_AFTER = 20 * SECOND
+
+
+def missed() -> tuple[Drive, Job, Abort]:
+    """A gang in which a peer has just said that it lost somebody."""
+    drive = Drive()
+    job = drive.running(spares=1)
+    commands = drive.tell(lost_peer(job), 7 * SECOND)
+    (order,) = [c for c in commands if isinstance(c.body, Abort)]
+    assert order.target == (*job.placement.nodes[1:], *job.placement.spares)
+    return drive, job, order.body
+
+
+def lost_peer(job: Job) -> WorkerExited:
+    node = job.placement.nodes[0]
+    return WorkerExited(
+        job=job.id, generation=job.generation, node=node, rank=0, cause="lost_peer", step=job.step
+    )
+
+
+def test_everybody_must_answer_the_abort_by_the_derived_deadline():
+    drive, job, abort = missed()
+    limits = derive(drive.core.view.policy.timeouts, EXPECTED, job.step_ns)
+    assert abort.answer_ns == drive.now_ns + limits.abort_ns
+
+
+def test_an_abort_whose_cause_is_known_asks_nobody():
+    drive = Drive()
+    job = drive.running()
+    node = job.placement.nodes[1]
+    drive.tell(WorkerExited(job=job.id, generation=1, node=node, rank=8, cause="worker_killed"))
+    assert drive.bodies(Abort)[-1].answer_ns == 0
+
+
+def test_no_new_gang_forms_before_it_is_known_who_is_missing():
+    drive, job, abort = missed()
+    drive.wait(abort.answer_ns - drive.now_ns)
+    assert len(drive.bodies(Form)) == 1
+    second, (spare,) = job.placement.nodes[1], job.placement.spares
+    drive.tell(NodeSilent(node=second))
+    drive.wait(SECOND)
+    assert drive.core.view.fleet.state(second) is NodeState.DEAD
+    assert job.placement.nodes == (job.placement.nodes[0], spare)
+    assert drive.last_form().reason.facts["cause"] == "node_silent"
+
+
+def test_if_all_answer_nobody_is_given_up_and_the_gang_forms_again_as_it_was():
+    drive, job, abort = missed()
+    before = job.placement.nodes
+    drive.wait(abort.answer_ns + SECOND - drive.now_ns)
+    assert job.placement.nodes == before
+    assert drive.last_form().reason.facts["rung"] == "in_place"
+    assert all(drive.core.view.fleet.state(node) is NodeState.HEALTHY for node in before)
+
+
+def test_a_cause_that_comes_meanwhile_ends_the_wait():
+    drive, job, abort = missed()
+    node = job.placement.nodes[1]
+    drive.tell(
+        WorkerExited(job=job.id, generation=1, node=node, rank=8, cause="worker_killed"),
+        SECOND // 10,
+    )
+    drive.wait(drive.core.view.policy.recovery.settle_ns)
+    assert drive.now_ns < abort.answer_ns
+    assert drive.last_form().generation == 2
+
+
+def test_the_time_to_find_out_is_detection_and_the_found_causes():
+    drive, job, abort = missed()
+    drive.wait(abort.answer_ns - drive.now_ns)
+    drive.tell(NodeSilent(node=job.placement.nodes[1]))
+    drive.wait(SECOND)
+    drive.run(job)
+    drive.train(job, 1)
+    lost = drive.core.ledger.accounts[job.id].by_cause
+    assert "lost_peer" not in lost
+    limits = derive(drive.core.view.policy.timeouts, EXPECTED, job.step_ns)
+    waited_ns = 7 * SECOND + limits.abort_ns  # until a peer spoke, and until the others had not
+    gpus = job.spec.gang.gpus(job.placement.replicas)
+    assert lost["node_silent"]["detection"] == gpus * waited_ns
+
+
+def test_who_does_not_answer_is_silent_at_the_deadline_and_no_earlier():
+    watch = Liveness(SILENT_AFTER, 3)
+    for node in range(3):
+        watch.watch(node, 0)
+    watch.ask((0, 1), 3 * SECOND)
+    assert watch.next_deadline_ns() == 3 * SECOND
+    assert watch.silent(3 * SECOND - 1) == []
+    watch.spoke(0, 2 * SECOND)
+    assert watch.silent(3 * SECOND) == [NodeSilent(node=1)]
+    assert watch.silent(4 * SECOND) == []
+    assert watch.heartbeat(1, 5 * SECOND), "it speaks again: its inventory is wanted"
+
+
+@pytest.mark.parametrize("sign", ["heartbeat", "heartbeats", "spoke", "watch"])
+def test_any_sign_of_life_is_an_answer(sign):
+    watch = Liveness(SILENT_AFTER, 1)
+    watch.watch(0, 0)
+    watch.ask((0,), 3 * SECOND)
+    assert watch.asked(0)
+    getattr(watch, sign)([0] if sign == "heartbeats" else 0, SECOND)
+    assert not watch.asked(0)
+    assert watch.silent(3 * SECOND) == []
+
+
+def test_a_controller_that_was_deaf_gives_everybody_the_time_back():
+    watch = Liveness(SILENT_AFTER, 1)
+    watch.watch(0, 0)
+    watch.ask((0,), 3 * SECOND)
+    watch.forgive(2 * SECOND)
+    assert watch.silent(4 * SECOND) == []
+    assert watch.silent(5 * SECOND) == [NodeSilent(node=0)]
+
+
+def test_a_node_that_is_given_up_already_is_not_asked():
+    watch = Liveness(SILENT_AFTER, 2)
+    watch.watch(0, 0)
+    watch.lost(0)
+    watch.ask((0, 1), SECOND)
+    assert watch.silent(2 * SECOND) == []
