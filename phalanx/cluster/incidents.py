@@ -38,6 +38,7 @@ sentences(
         "corrupt_unknown": "replicas disagree since step {step}, and nobody knows which is wrong",
         "replay": "step {step} is computed again: replicas on {nodes} disagree",
         "stuck": "did not answer twice ({nodes})",
+        "drain_late": "its last {lost} steps were not safe in time: it goes on after step {step}",
         "resend": "no answer yet: asked again",
     }
 )
@@ -119,7 +120,11 @@ def no_answer(ctx: Context, job: Job, nodes: tuple[int, ...]) -> None:
     assert placement is not None
     if gang.phase == "draining":
         assert gang.ending is not None
-        leave(ctx, job, gang.ending, gang.ending_why)
+        ending, why = gang.ending, gang.ending_why
+        if job.committed > job.durable:
+            late = reason("drain_late", lost=job.committed - job.durable, step=job.durable)
+            ctx.notify(late, job=job.id, level="warning")
+        leave(ctx, job, ending, why)
         return
     if gang.attempts == 0:
         gang.unanswered = nodes

@@ -98,6 +98,7 @@ class Expected(Struct, frozen=True, kw_only=True, omit_defaults=True):
     snapshot_ns: int = 0  # a snapshot stops training this long
     checkpoint_steps: int = 0  # steps between durable checkpoints; 0: none are made
     checkpoint_ns: int = 0  # a durable checkpoint stops training this long
+    flush_ns: int = 0  # until it is on remote storage; training goes on meanwhile
     checkpoint_bytes: int = 0  # of the whole gang
     start_ns: int = 30 * SECOND_NS  # a worker process until it can join
     standby_ns: int = 0  # the same where the node keeps one started; 0: none does

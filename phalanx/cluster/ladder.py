@@ -107,11 +107,19 @@ def _again_ns(job: Job) -> int:
     return job.spec.expected.standby_ns or job.spec.expected.start_ns
 
 
+def _recur_ppm(ctx: Context, node: int, cause: str) -> int:
+    """Chance that a node fails at once again: every time that it did halves the hope."""
+    since = ctx.now_ns - ctx.policy.health.strike_window_ns
+    times = sum(at > since for at, _ in ctx.health.incidents.get(node, ()))
+    hope = MILLION - cause_of(cause).recur_ppm
+    return MILLION - (hope >> max(0, times - 1))
+
+
 def _in_place(ctx: Context, job: Job, suspects: tuple[int, ...]) -> Option:
     gang = gang_of(job)
     gpus = ctx.ledger.accounts[job.id].gpus
     down = _down_ns(ctx, job, started_ns=_again_ns(job), lost=()) * gpus
-    recur = max((cause_of(gang.broken[node]).recur_ppm for node in suspects), default=0)
+    recur = max((_recur_ppm(ctx, node, gang.broken[node]) for node in suspects), default=0)
     # A failure that comes back is paid for again, and again.
     again = down * recur // max(1, MILLION - recur)
     assert job.placement is not None

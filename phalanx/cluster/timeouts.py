@@ -55,7 +55,7 @@ def derive(policy: TimeoutPolicy, expected: Expected, step_ns: int = 0) -> Timeo
         join_ns=join,
         rejoin_ns=abort + slack(expected.standby_ns or expected.start_ns),
         restore_ns=restore,
-        drain_ns=slack(step_ns + expected.checkpoint_ns),
+        drain_ns=slack(step_ns + expected.checkpoint_ns + expected.flush_ns),
         lease_ns=silent + join + policy.lease_margin_ns,
     )
     problems = order_problems(found, policy)

@@ -96,6 +96,7 @@ def expected_of(scenario: Scenario, steps: int = 0) -> Expected:
         snapshot_ns=ns(check.memory_stall_seconds),
         checkpoint_steps=max(1, every) if check.interval_seconds else 0,
         checkpoint_ns=ns(check.stall_seconds),
+        flush_ns=ns(check.flush_seconds),
         start_ns=ns(restart.seconds if whole else restart.start_seconds),
         standby_ns=0 if whole else ns(restart.standby_seconds or 0.0),
         form_ns=0 if whole else ns(restart.form_seconds),

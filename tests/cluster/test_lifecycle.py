@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec import structs
 
 from phalanx.cluster.commands import Accept, Drain, Notify, Refuse, Stop
 from phalanx.cluster.events import (
@@ -224,6 +225,16 @@ def test_a_gang_that_does_not_drain_in_time_is_ended_anyway():
     drive.wait(30 * SECOND)
     assert job.state == "forming" and job.generation == 2
     assert job.durable == 100
+    told = [note for note in drive.bodies(Notify) if note.reason.code == "drain_late"]
+    assert [note.reason.facts for note in told] == [{"lost": 50, "step": 100}]
+
+
+def test_a_drain_is_given_the_time_that_a_checkpoint_takes_to_arrive():
+    drive = Drive()
+    job = drive.running(expected=structs.replace(EXPECTED, flush_ns=60 * SECOND))
+    drive.tell(Requeue(job=job.id))
+    drive.tell(GangDrained(job=job.id, generation=1, step=151), 66 * SECOND)
+    assert job.state == "pending" and job.durable == 151
 
 
 def test_a_drained_job_waits_until_it_is_let_in_again():

@@ -628,3 +628,21 @@ def test_the_way_out_is_the_one_with_the_least_predicted_loss():
     pause = EXPECTED.form_ns + EXPECTED.restore_peer_ns
     assert facts["loss"] == pause * 64 // SECOND
     assert facts["other"].startswith("requeue")
+
+
+def test_a_node_that_fails_again_and_again_is_not_trusted_in_place_for_ever():
+    drive = Drive(3)
+    # No warm spare: a cold node costs more than one restart on the suspect, but not than many.
+    slow_start = structs.replace(EXPECTED, start_ns=300 * SECOND, standby_ns=100 * SECOND)
+    job = drive.running(expected=slow_start)
+    node = job.placement.nodes[1]
+    rungs = []
+    for _ in range(3):
+        drive.tell(exited(job, "network_link", node), SECOND)
+        drive.wait(SECOND)
+        rungs.append(drive.last_form().reason.facts["rung"])
+        drive.run(job)
+        drive.train(job, 1)
+        if node not in job.placement.nodes:
+            break
+    assert rungs[0] == "in_place" and rungs[-1] == "swap"
