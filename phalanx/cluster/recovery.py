@@ -70,8 +70,8 @@ def broken(ctx: Context, job: Job, node: int, cause: str, *, lost: bool) -> None
         ctx.emit(others, order)
     gang.phase, gang.since_ns = "settling", ctx.now_ns
     job.state = "forming"
-    # Answers are looked at when they are due: the verdict comes just behind that.
-    grace_ns = ctx.policy.recovery.settle_ns if answer_ns else 0
+    # Who is silent is said when answers are due; if nobody is, the gang goes on a little later.
+    grace_ns = ctx.policy.timeouts.round_trip_ns if answer_ns else 0
     ctx.wake(settle_ns + grace_ns, "settle", job.id, token(job))
 
 

@@ -61,7 +61,7 @@ def test_no_new_gang_forms_before_it_is_known_who_is_missing():
 def test_if_all_answer_nobody_is_given_up_and_the_gang_forms_again_as_it_was():
     drive, job, abort = missed()
     before = job.placement.nodes
-    drive.wait(abort.answer_ns + SECOND - drive.now_ns)
+    drive.wait(abort.answer_ns + 2 * SECOND - drive.now_ns)
     assert job.placement.nodes == before
     assert drive.last_form().reason.facts["rung"] == "in_place"
     assert all(drive.core.view.fleet.state(node) is NodeState.HEALTHY for node in before)

@@ -189,6 +189,7 @@ class PlayedAgent:
         self.step_seconds = 0.05
         self.connected = asyncio.Event()
         self.times = 0  # it has connected
+        self.mute = False  # its connection stands, but it says nothing: as a machine without power
         self.socket: ClientConnection | None = None
         self._restored: dict[tuple[int, int], int] = {}
         self._steppers: dict[tuple[int, int], asyncio.Task[None]] = {}
@@ -274,8 +275,12 @@ class PlayedAgent:
                 else:
                     facts += self._play(output)
 
+    async def tell(self, happened: Any) -> None:
+        """Something happens on this node."""
+        await self._act(happened)
+
     async def _send(self, message: Any) -> None:
-        if self.socket is not None:
+        if self.socket is not None and not self.mute:
             with suppress(ConnectionClosed):
                 await self.socket.send(wire.encode(message))
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from websockets.exceptions import InvalidStatus
 
-from phalanx.cluster.messages import Heartbeat
+from phalanx.cluster.messages import Heartbeat, WorkerLeft
 from tests.control.servers import PlayedAgent, ServerProcess
 
 
@@ -109,6 +109,40 @@ def test_a_node_whose_connection_breaks_is_replaced(server: ServerProcess) -> No
         assert set(again["job"]["nodes"]) <= set(names)
         assert time.monotonic() - began < 20
         await ask(server, "POST", f"/v1/jobs/{job}/cancel")
+        for agent in made:
+            agent.task.cancel()  # type: ignore[attr-defined]
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("dead", [True, False], ids=["dead", "alive"])
+def test_a_node_that_peers_miss_is_given_up_only_if_it_does_not_answer(
+    server: ServerProcess, dead: bool
+) -> None:
+    async def scenario() -> None:
+        partition = f"missed-{dead}".lower()
+        names = tuple(f"{partition}-{number}" for number in range(3))
+        made = await agents_of(server, *names, partition=partition)
+        for agent in made:
+            agent.steps_until = 10_000
+        job = (await ask(server, "POST", "/v1/jobs", gang(partition)))["jobs"][0]
+        path = f"/v1/jobs/{job}"
+        first = await until(server, path, lambda answer: answer["job"]["state"] == "running")
+        before = first["job"]["nodes"]
+        peer, other = (next(a for a in made if a.node.name == name) for name in before)
+        other.mute = dead
+        began = time.monotonic()
+        told = WorkerLeft(job=job, generation=1, rank=0, step=1, cause="lost_peer")
+        await peer.tell(told)
+        again = await until(
+            server,
+            path,
+            lambda answer: answer["job"]["generation"] > 1 and answer["job"]["state"] == "running",
+        )
+        assert time.monotonic() - began < 15  # silence alone would take 21 s
+        assert again["job"]["generation"] == 2
+        assert (other.node.name in again["job"]["nodes"]) != dead
+        await ask(server, "POST", f"{path}/cancel")
         for agent in made:
             agent.task.cancel()  # type: ignore[attr-defined]
 
