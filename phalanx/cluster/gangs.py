@@ -112,12 +112,11 @@ def in_memory(gang: Gang, empty: tuple[int, ...] = ()) -> bool:
     if not gang.keepers:
         return False
     gone, keepers = {**gang.lost, **dict.fromkeys(empty, "empty")}, gang.keepers
-    for node in gone:
-        # ``in`` and ``index`` run over a large gang far faster than a loop would.
-        if node in keepers:
-            buddy = keepers[(keepers.index(node) + gang.buddy_shift) % len(keepers)]
-            if not gang.buddy_shift or buddy in gone:
-                return False
+    for node in sorted(set(gone).intersection(keepers)) if gone else ():
+        # ``index`` runs over a large gang far faster than a loop would.
+        buddy = keepers[(keepers.index(node) + gang.buddy_shift) % len(keepers)]
+        if not gang.buddy_shift or buddy in gone:
+            return False
     return True
 
 
@@ -129,9 +128,12 @@ def on_joined(ctx: Context, fact: GangJoined) -> None:
     gang, placement = gang_of(job), job.placement
     assert placement is not None
     # Whoever joined speaks for itself: a node that was given up may be back with all it kept.
-    for node in [node for node in gang.lost if node in placement.nodes]:
-        del gang.lost[node]
-    gang.lost.update({node: "empty" for node in fact.empty if node in gang.keepers})
+    if gang.lost:
+        for node in sorted(set(gang.lost).intersection(placement.nodes)):
+            del gang.lost[node]
+    if fact.empty:
+        kept = dict.fromkeys(gang.keepers)
+        gang.lost.update({node: "empty" for node in fact.empty if node in kept})
     if gang.rollback < 0 or fact.durable <= gang.rollback:
         job.add_durable(fact.durable)
     gang.memory_step = fact.step if fact.step >= 0 and in_memory(gang) else -1

@@ -71,6 +71,8 @@ def on_worker_exited(ctx: Context, fact: WorkerExited) -> None:
 def _withheld(ctx: Context, job: Job) -> bool:
     """A gang that lost a peer confirms the silence of nodes that the breaker kept."""
     assert job.placement is not None
+    if not ctx.health.withheld:
+        return False
     silent = [node for node in job.placement.nodes if node in ctx.health.withheld]
     for node in silent:
         cause = ctx.health.withheld.pop(node)
