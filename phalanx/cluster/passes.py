@@ -93,6 +93,10 @@ class Pass:
         front = Front(self._queue.waiting, self._ranks)
         room = room_of(self._view.fleet)
         free: dict[tuple[tuple[int, ...], int], Nodes] = {}
+        promised, where = self._queue.state.reserved, self._queue.waiting.where
+        # Jobs that were promised nodes fare unlike others with the same demand.
+        unlike = {id(where[number][1]) for number in promised if number in where}
+        hopeful: dict[int, None] = {}
         for demand in self._queue.waiting.demands.values():
             asked, shape = demand.request, demand.request.shape
             key = (room.suiting(shape, asked.constraint, asked.partition), shape.slot_gpus)
@@ -100,19 +104,24 @@ class Pass:
                 free[key] = room.with_free(*key)
             least = shape.slots(min(shape.floor, asked.replicas)) + asked.spares
             if (free[key] & ~self._promised(demand.bound_ns)).bit_count() >= least:
-                for lane, entries in demand.lanes.items():
-                    front.add(lane, entries)
+                hopeful[id(demand)] = None
+                front.add_all(demand)
         looked = 0
-        while looked < self._policy.backfill_depth and (found := front.pop()) is not None:
-            looked += 1
+        while hopeful and looked < self._policy.backfill_depth:
+            found = front.pop()
+            if found is None:
+                return
             number, lane, demand, source = found
-            if 0 in self._no_room.get(id(demand), ()):
+            if id(demand) not in hopeful:
                 continue
+            looked += 1
             if self._queue.gate(self._view, lane, demand.gpus) is not None:
                 continue
             started = self._try(self._view.jobs[number], lane, demand, "backfilled")
-            if started or self._view.reservations or number in self._queue.state.reserved:
-                front.go_on(source, started)  # otherwise those behind it fare no better
+            if started or number in promised or self._view.reservations:
+                front.go_on(source, started)
+            elif id(demand) not in unlike:
+                del hopeful[id(demand)]  # whoever asks the same fares no better, in any team
 
     def _promised(self, bound: int | None) -> Nodes:
         """Nodes that are promised before a job that holds its nodes so long would be gone."""

@@ -182,6 +182,16 @@ class Front:
         self._heap.append(self._entry(len(self._sources) - 1, 0))
         self._ordered = False
 
+    def add_all(self, demand: Demand) -> None:
+        """Jobs of every lane that ask for the same."""
+        of, gpus, first = self._ranks.of, demand.gpus, len(self._sources)
+        for source, (lane, entries) in enumerate(demand.lanes.items(), first):
+            queued_ns, job = entries[0]
+            self._heap.append((-of(lane, queued_ns, gpus), queued_ns, job, source))
+        self._sources.extend(demand.lanes.items())
+        self._next.extend([0] * len(demand.lanes))
+        self._ordered = False
+
     def pop(self) -> tuple[int, Lane, Demand, int] | None:
         """(job, lane, demand, source) of the first job; the source waits for ``go_on``."""
         if not self._ordered:
