@@ -86,17 +86,17 @@ def buddy_shift(fleet: Fleet, nodes: Sequence[int], before: int = 0) -> int:
         return 0
     where = np.asarray(nodes, np.int64)
     columns = fleet.columns
-    places = [columns.rack[where], columns.power[where], columns.leaf[where]]
+    places = [columns.rack[where], columns.power[where], columns.switch[where]]
     sizes = [int(np.bincount(place).max()) for place in places]
     longer = (count * part // SHIFTS for part in range(SHIFTS // 2, 0, -1))
     best, least = 1, (count + 1, count + 1)
     for shift in dict.fromkeys((before, 1, *sizes, *longer)):
         if not 0 < shift < count:
             continue
-        rack, power, leaf = (
+        rack, power, switch = (
             place == np.concatenate((place[shift:], place[:shift])) for place in places
         )
-        shared = int(np.count_nonzero(rack | power)), int(np.count_nonzero(leaf))
+        shared = int(np.count_nonzero(rack | power)), int(np.count_nonzero(switch))
         if shared < least:
             best, least = shift, shared
         if least == (0, 0):

@@ -133,7 +133,7 @@ def _nearest(fleet: Fleet, request: Request, slot: int, nodes: Column) -> int:
     far = _distance(fleet, request, slot, nodes)
     # Whatever takes a node must leave the copy of its snapshot: that goes before near.
     shares = np.zeros(len(nodes), np.bool_)
-    for place in (fleet.columns.rack, fleet.columns.power, fleet.columns.leaf):
+    for place in (fleet.columns.rack, fleet.columns.power, fleet.columns.switch):
         for other in request.apart:
             shares |= place[nodes] == place[other]
     return int(nodes[np.lexsort((nodes, far, shares, worse[nodes]))[0]])

@@ -202,6 +202,16 @@ def test_buddies_stay_apart_when_spares_have_taken_slots_anywhere() -> None:
     assert apart(fleet, changed, buddy_shift(fleet, changed))
 
 
+def test_what_fails_together_may_be_named_apart_from_the_network() -> None:
+    # Two leaves hang on each chassis; the shift that leaves demand is not enough.
+    fleet = Fleet(
+        Node(name=f"n{i}", rack=f"r{i // 2}", leaf=f"l{i // 4}", switch=f"s{i // 8}")
+        for i in range(32)
+    )
+    shift = buddy_shift(fleet, tuple(range(32)))
+    assert all(i // 8 != (i + shift) % 32 // 8 for i in range(32))
+
+
 def test_the_shift_of_before_is_kept_where_it_will_do() -> None:
     fleet, nodes = fleet_of(64, per_leaf=4), tuple(range(64))
     assert buddy_shift(fleet, nodes, before=24) == 24
