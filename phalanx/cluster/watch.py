@@ -6,6 +6,7 @@ Not logged, like liveness: a controller that takes over starts with empty window
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 
 import numpy as np
 from msgspec import Struct, structs
@@ -55,6 +56,7 @@ class Watched(Struct):
     generation: int
     shape: GangShape
     placement: Placement
+    hang_of: Callable[[int], int]
     hang_ns: int
     due_ns: int
     step: int = 0  # of the newest record
@@ -80,14 +82,16 @@ class Watch:
         generation: int,
         shape: GangShape,
         placement: Placement,
-        hang_ns: int,
+        hang_of: Callable[[int], int],
         now_ns: int,
     ) -> None:
-        """A gang runs from now on."""
+        """A gang runs from now on; ``hang_of``: the deadline for steps of a length, 0 at first."""
+        hang_ns = hang_of(0)
         self.gangs[job] = Watched(
             generation,
             shape,
             placement,
+            hang_of,
             hang_ns,
             now_ns + hang_ns,
             compute=deque(maxlen=WINDOW),
@@ -116,10 +120,13 @@ class Watch:
         if gang is None or gang.generation != fact.generation or fact.step <= gang.step:
             return []
         gang.step = fact.step
+        gang.steps = [*gang.steps[1 - SERIES_KEPT :], fact.step_ns]
+        if fact.step % EVERY == 0 and len(gang.steps) >= EVERY:
+            lately = sorted(gang.steps[-WINDOW:])
+            gang.hang_ns = gang.hang_of(lately[len(lately) // 2])
         if fact.step > gang.reached:
             gang.reached = fact.step
             gang.due_ns = now_ns + gang.hang_ns
-        gang.steps = [*gang.steps[1 - SERIES_KEPT :], fact.step_ns]
         gang.waits = [*gang.waits[1 - SERIES_KEPT :], fact.data_wait_ns]
         if fact.compute_ns is not None:
             gang.compute.append(fact.compute_ns)

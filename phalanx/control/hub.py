@@ -215,10 +215,12 @@ class Hub:
                     loop = asyncio.get_running_loop()
                     loop.call_later(LAST_WORDS_SECONDS, self._forget, number)
         elif known is None or known.generation != job.generation:
-            expected = job.spec.expected
-            limits = derive(view.policy.timeouts, expected, job.step_ns or expected.step_ns)
+            policy, expected, usual_ns = view.policy.timeouts, job.spec.expected, job.step_ns
+
+            def hang(step_ns: int) -> int:
+                return derive(policy, expected, step_ns or usual_ns).hang_ns
+
             now = self.controller.clock.now_ns()
-            hang = limits.hang_ns
             self.watch.begin(number, job.generation, job.spec.gang, job.placement, hang, now)
             self.metrics.begin(job, names_of(view.fleet, job.placement.nodes))
 

@@ -38,7 +38,8 @@ class Noise:
 def watch_of(shape: GangShape) -> Watch:
     watch = Watch()
     nodes = tuple(range(shape.slots(shape.replicas)))
-    watch.begin(1, 1, shape, Placement(nodes, (), replicas=shape.replicas), 60_000 * MS, 0)
+    placement = Placement(nodes, (), replicas=shape.replicas)
+    watch.begin(1, 1, shape, placement, lambda step_ns: 60_000 * MS, 0)
     return watch
 
 
@@ -143,6 +144,18 @@ def test_a_gang_without_steps_is_reported_with_who_is_behind():
     assert watch.due(watch.next_deadline_ns() - 1) == []
     (event,) = watch.due(watch.next_deadline_ns())
     assert event == NoProgress(job=1, generation=1, step=0, nodes=(1,))
+
+
+def test_the_deadline_of_a_hang_follows_the_steps_that_were_measured():
+    watch = Watch()
+    placement = Placement((0, 1), (), replicas=2)
+    shape = GangShape(replicas=2, slot_gpus=1)
+    watch.begin(1, 1, shape, placement, lambda step_ns: 5 * (step_ns or 10_000 * MS), 0)
+    assert watch.next_deadline_ns() == 50_000 * MS
+    for step in range(1, 9):
+        step_ns = 100 * MS if step != 7 else 9_000 * MS  # one hiccup does not count
+        watch.record(GangRecord(job=1, generation=1, step=step, step_ns=step_ns), step * 100 * MS)
+    assert watch.next_deadline_ns() == 800 * MS + 500 * MS
 
 
 def test_a_bit_flip_is_localised_by_vote():

@@ -194,7 +194,7 @@ def watching(world: int) -> tuple[Metrics, list[object]]:
     metrics = Metrics(watch, found.extend)
     shape = GangShape(slot_gpus=1)
     placement = Placement(nodes=tuple(range(world)), gpus=(1,) * world, replicas=world)
-    watch.begin(1, 1, shape, placement, 60 * SECOND_NS, NOW)
+    watch.begin(1, 1, shape, placement, lambda step_ns: 60 * SECOND_NS, NOW)
     metrics.steps.begin(1, 1, placement.nodes, 1)
     return metrics, found
 

@@ -160,10 +160,13 @@ class Controller:
         if known is None or known.generation != job.generation:
             assert job.placement is not None
             policy, expected = self.core.view.policy.timeouts, job.spec.expected
-            limits = derive(policy, expected, job.step_ns or expected.step_ns)
+            usual_ns, shape = job.step_ns, job.spec.gang
+
+            def hang(step_ns: int) -> int:
+                return derive(policy, expected, step_ns or usual_ns).hang_ns
+
             now = self.world.agenda.now_ns
-            shape = job.spec.gang
-            self.watch.begin(number, job.generation, shape, job.placement, limits.hang_ns, now)
+            self.watch.begin(number, job.generation, shape, job.placement, hang, now)
 
     # Out.
 
