@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -34,21 +35,22 @@ def make_sandbox(
     except SandboxError as error:
         pytest.skip(str(error))
     made: list[Sandbox] = []
+    stack = ExitStack()
 
     def make(**settings: object) -> Sandbox:
         nodes = int(str(settings.get("nodes", 8)))
         port = ports_in_a_row(nodes + 4) + 3
         options = SandboxOptions(root=tmp_path / "slurm", port=port, **settings)  # type: ignore[arg-type]
         sandbox = Sandbox(options)
+        stack.enter_context(sandbox)
         made.append(sandbox)
-        sandbox.up()
         monkeypatch.setenv("SLURM_CONF", str(options.conf))
         monkeypatch.setenv("HOME", str(tmp_path))  # where bad nodes are remembered
         return sandbox
 
-    yield make
+    with stack:
+        yield make
     for sandbox in made:
-        sandbox.down()
         assert sandbox.job_processes() == []
         assert sandbox.step_daemons() == []
         assert not sandbox.running()

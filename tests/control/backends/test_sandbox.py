@@ -13,8 +13,14 @@ from pathlib import Path
 import pytest
 
 from phalanx.control.backends.slurm import sandbox as module
+from phalanx.control.backends.slurm.programs import find_program
 from phalanx.control.backends.slurm.sandbox import Sandbox, SandboxError
 from phalanx.control.backends.slurm.sandbox_files import SandboxOptions
+from tests.control.backends.conftest import ports_in_a_row
+
+needs_slurm = pytest.mark.skipif(
+    not all(map(find_program, module.PROGRAMS)), reason="slurm-wlm or munge is not installed"
+)
 
 
 def test_it_gives_gpus_switches_and_partitions(make_sandbox: Callable[..., Sandbox]) -> None:
@@ -49,6 +55,31 @@ def test_a_dead_node_takes_only_its_own_processes(make_sandbox: Callable[..., Sa
     sandbox.kill_node("n2")
     assert sandbox.job_processes("n2") == [] and sandbox.step_daemons("n2") == []
     assert sandbox.job_processes("n1")
+
+
+OWNER = """
+import sys, time
+from pathlib import Path
+from phalanx.control.backends.slurm.sandbox import Sandbox
+from phalanx.control.backends.slurm.sandbox_files import SandboxOptions
+root, port = Path(sys.argv[1]), int(sys.argv[2])
+with Sandbox(SandboxOptions(root=root, nodes=1, gpus_per_node=0, port=port)):
+    print("up", flush=True)
+    time.sleep(600)
+"""
+
+
+@needs_slurm
+def test_it_ends_with_its_owner_even_one_that_is_killed(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", OWNER, str(tmp_path / "slurm"), str(ports_in_a_row(4))]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as owner:
+        assert owner.stdout is not None and owner.stdout.readline() == "up\n"
+        sandbox = Sandbox.at(tmp_path / "slurm")
+        owner.kill()
+    deadline = time.monotonic() + 60
+    while sandbox.running() or (sandbox.root / "sandbox.json").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def test_a_taken_port_is_named_and_nothing_stays(tmp_path: Path) -> None:

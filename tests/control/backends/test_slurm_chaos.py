@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable
 from itertools import groupby
 from pathlib import Path
@@ -14,6 +13,7 @@ from phalanx.control.api_types import JobDetail, NodeList
 from phalanx.control.backends.slurm.facts import topology
 from phalanx.control.backends.slurm.sandbox import Sandbox
 from phalanx.control.backends.slurm.stage import SlurmJob
+from phalanx.control.backends.stage import HARMS
 from tests.control.jobs import (
     assert_same,
     generations,
@@ -25,16 +25,6 @@ from tests.control.jobs import (
 END_SECONDS = 240
 SIX_RANKS = ("parallel.data=3", "train.global_batch=12")  # three replicas of two stages
 SMALL = ("--slot-gpus", "1", "--spares", "1")  # one rank a node
-
-
-def reach(job: SlurmJob, commits: object, step: int) -> None:
-    newest = lambda: (found := commits.newest()) and found.step >= step  # type: ignore[attr-defined]  # noqa: E731
-    job.wait(newest, f"step {step}")
-
-
-def other_slot(job: SlurmJob) -> int:
-    """A slot that is not on the node of the script, whose loss ends the allocation."""
-    return next(s for s, name in enumerate(job.job()["nodes"]) if name != job.batch_host())
 
 
 def assert_placed_by_leaf(sandbox: Sandbox, job: SlurmJob) -> None:
@@ -56,15 +46,12 @@ def test_a_killed_worker_and_a_killed_node_lose_nothing(
 ) -> None:
     sandbox = make_sandbox(nodes=5, gpus_per_node=1)
     expected = undisturbed(tmp_path)
-    job = SlurmJob(sandbox, tmp_path, str(write_job(tmp_path, "disturbed")), *SMALL)
+    job = SlurmJob(sandbox, tmp_path, 4, str(write_job(tmp_path, "disturbed")), *SMALL)
     job.wait_running()
     assert_placed_by_leaf(sandbox, job)
-    commits = job.commits(4)
-    reach(job, commits, 5)
-    job.signal_worker(other_slot(job), signal.SIGKILL)
-    job.wait(lambda: commits.first_after(1), "recovery from a killed worker", 60)
-    job.kill_node(job.node_of(other_slot(job)).name)
-    job.wait(lambda: commits.first_after(2), "recovery from a killed node", 60)
+    commits = job.commits()
+    for what in ("worker", "node"):
+        job.harm(what, commits)  # type: ignore[arg-type]
     assert job.wait_ended(END_SECONDS) == "COMPLETED"
     assert job.restarts() == 0
     assert set(generations(job.run).values()) == {1, 2, 3}
@@ -80,23 +67,12 @@ def test_worker_node_hang_and_controller_on_eight_nodes(
     (tmp_path / "policy.toml").write_text("[timeouts]\nleast_hang_ns = 2_000_000_000\n")
     path = write_job(tmp_path, "disturbed", 250)
     words = ["--slot-gpus", "1", "--spares", "2", "--policy", str(tmp_path / "policy.toml")]
-    job = SlurmJob(sandbox, tmp_path, str(path), *words, *set_options(SIX_RANKS))
+    job = SlurmJob(sandbox, tmp_path, 6, str(path), *words, *set_options(SIX_RANKS))
     job.wait_running()
-    commits = job.commits(6)
-    for generation, harm in enumerate(("worker", "node", "hang"), start=1):
-        start = commits.newest()
-        reach(job, commits, (start.step if start else 0) + 10)
-        if harm == "node":
-            job.kill_node(job.node_of(other_slot(job)).name)
-        else:
-            how = signal.SIGSTOP if harm == "hang" else signal.SIGKILL
-            job.signal_worker(other_slot(job), how)
-        job.wait(lambda g=generation: commits.first_after(g), f"recovery from {harm}", 120)  # type: ignore[misc]
-        job.wait_running()
-    before = commits.newest()
-    assert before is not None
-    job.kill_controller()
-    reach(job, commits, before.step + 5)
+    commits = job.commits()
+    for what in HARMS:
+        job.harm(what, commits)
     assert job.wait_ended(END_SECONDS) == "COMPLETED"
     assert job.restarts() == 0
     assert_same(job.run, expected)
+    assert job.sockets_left() == []

@@ -36,6 +36,21 @@ def test_a_waiting_job_says_why_and_what_helps(
         place_of(Programs(tmp_path), 99)
 
 
+def test_a_loop_of_submissions_asks_about_the_site_once(
+    make_sandbox: Callable[..., Sandbox], tmp_path: Path
+) -> None:
+    sandbox = make_sandbox(nodes=2, gpus_per_node=0)
+    slept: list[float] = []
+    programs = Programs(tmp_path / "calls", slept.append)
+    ticket = tmp_path / "calls" / "slurm-calls"
+    first = programs.remembered("scontrol", "show", "topology")
+    assert "SwitchName=leaf1" in first
+    taken = ticket.read_text()
+    sandbox.down()
+    assert programs.remembered("scontrol", "show", "topology") == first
+    assert ticket.read_text() == taken  # nobody was asked
+
+
 @pytest.mark.parametrize(
     ("reason", "words"),
     [

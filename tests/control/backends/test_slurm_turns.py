@@ -11,7 +11,6 @@ import pytest
 from phalanx.control.backends.slurm.sandbox import Sandbox
 from phalanx.control.backends.slurm.stage import SlurmJob
 from phalanx.train import StepRecord, read_records
-from tests.control.backends.test_slurm_chaos import reach
 from tests.control.jobs import assert_same, generations, undisturbed, write_job
 
 SMALL = ("--slot-gpus", "1")
@@ -36,10 +35,10 @@ def test_a_drained_node_is_left_at_a_step_boundary(
     path = write_job(tmp_path, "moved", 150)
     text = path.read_text().replace("pipeline = 2", "pipeline = 1")
     path.write_text(text)
-    job = SlurmJob(sandbox, tmp_path, str(path), *SMALL, "--spares", "1")
+    job = SlurmJob(sandbox, tmp_path, 2, str(path), *SMALL, "--spares", "1")
     job.wait_running()
-    reach(job, job.commits(2), 5)
-    left = next(name for name in job.job()["nodes"] if name != job.batch_host())
+    job.reach(job.commits(), 5)
+    left = next(name for name in job.job()["nodes"] if name != job.protected())
     sandbox.run("scontrol", "update", f"nodename={left}", "state=drain", "reason=bad fan")
     job.wait(lambda: left not in job.job().get("nodes", [left]), "the job to leave the node", 60)
     assert job.wait_ended(END_SECONDS) == "COMPLETED"
@@ -54,11 +53,11 @@ def test_a_warned_job_continues_in_its_next_allocation(
 ) -> None:
     sandbox = make_sandbox(nodes=4, gpus_per_node=1)
     expected = undisturbed(tmp_path, 300)
-    job = SlurmJob(sandbox, tmp_path, str(write_job(tmp_path, "warned", 300)), *SMALL)
+    job = SlurmJob(sandbox, tmp_path, 4, str(write_job(tmp_path, "warned", 300)), *SMALL)
     for turn in range(1, 3):  # three allocations in all
         job.wait(lambda turn=turn: job.job().get("generation", 0) >= turn, "its turn")  # type: ignore[misc]
         job.wait_running()
-        reach(job, job.commits(4), 60 * turn)
+        job.reach(job.commits(), 60 * turn)
         say_warned(job)
         job.wait(lambda turn=turn: job.restarts() == turn, "to be requeued", 60)  # type: ignore[misc]
     assert job.wait_ended(END_SECONDS) == "COMPLETED"
@@ -73,9 +72,9 @@ def test_a_preempted_job_saves_itself_within_the_grace(
 ) -> None:
     sandbox = make_sandbox(nodes=4, gpus_per_node=1, grace_seconds=20)
     expected = undisturbed(tmp_path, 300)
-    job = SlurmJob(sandbox, tmp_path, str(write_job(tmp_path, "preempted", 300)), *SMALL)
+    job = SlurmJob(sandbox, tmp_path, 4, str(write_job(tmp_path, "preempted", 300)), *SMALL)
     job.wait_running()
-    reach(job, job.commits(4), 20)
+    job.reach(job.commits(), 20)
     sandbox.run("sbatch", "--partition=prod", "--nodes=4", "--output=/dev/null", "--wrap=sleep 5")
     job.wait(lambda: job.restarts() == 1, "to be requeued", 60)
     assert "is on disk" in job.output.read_text()
@@ -96,13 +95,13 @@ def test_a_time_limit_is_only_the_end_of_a_turn(
     path.write_text(
         path.read_text() + "\n[backend]\nhours = 0.0334\n[backend.slurm]\nsignal_seconds = 60\n"
     )
-    job = SlurmJob(sandbox, tmp_path, str(path), *SMALL)
+    job = SlurmJob(sandbox, tmp_path, 4, str(path), *SMALL)
     deadline = time.monotonic() + END_SECONDS
     while job.restarts() < 2 and time.monotonic() < deadline:
         time.sleep(1)
     job.wait(lambda: job.job().get("generation", 0) >= 3, "its third turn", 120)
     job.wait_running()
-    reach(job, job.commits(4), 1)
+    job.reach(job.commits(), 1)
     sandbox.run("scancel", str(job.number))
     made_by = generations(job.run)
     assert set(made_by.values()) >= {1, 2}

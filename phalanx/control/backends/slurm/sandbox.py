@@ -10,10 +10,12 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Self
 
 import msgspec
 
@@ -80,13 +82,28 @@ class Sandbox:
 
     def down(self) -> None:
         """End all of it, with the jobs that still run there."""
-        self._cancel_jobs()
+        if self.running():
+            self._cancel_jobs()
         names = ["slurmctld", *(f"slurmd-{name}" for name in self.options.node_names)]
         self._end([pid for name in names if (pid := self._pid(name))])
         # Once no daemon can start another: the steps of jobs, and what they started.
         self._end([*self.step_daemons(), *self.job_processes()], signal.SIGKILL)
         self._end([pid for name in ("slurmdbd", "mariadbd", "munged") if (pid := self._pid(name))])
         (self.root / "sandbox.json").unlink(missing_ok=True)
+
+    def __enter__(self) -> Self:
+        """Up for as long as a block runs, and no longer than its process, however that ends."""
+        self.up()
+        self._guard = subprocess.Popen(
+            [sys.executable, "-m", "phalanx.control.backends.slurm.sandbox_guard", str(self.root)],
+            stdin=subprocess.PIPE,
+            start_new_session=True,  # what ends our group must not end the guard
+        )
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.down()
+        self._guard.communicate()
 
     def _cancel_jobs(self) -> None:
         """Jobs end in order while there is a controller: their clients would wait for ever."""
@@ -162,6 +179,11 @@ class Sandbox:
         if done.returncode:
             raise SandboxError(f"{command[0]}: {(done.stderr or done.stdout).strip()}")
         return done.stdout
+
+    def job_field(self, job: int, field: str) -> str:
+        """A field of ``scontrol show job``."""
+        text = self.run("scontrol", "--oneliner", "show", "job", str(job))
+        return text.partition(f" {field}=")[2].split()[0]
 
     def _all_idle(self) -> bool:
         try:

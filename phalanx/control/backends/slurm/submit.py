@@ -80,13 +80,13 @@ class SlurmBackend:
             return max(0, backend.slurm.switches)
         with suppress(SlurmError):
             return leaves_needed(
-                topology(self.programs.run("scontrol", "show", "topology")), need.nodes
+                topology(self.programs.remembered("scontrol", "show", "topology")), need.nodes
             )
         return 0
 
     def _has_segment(self) -> bool:
         with suppress(SlurmError, ValueError):
-            version = self.programs.run("sbatch", "--version").split()[-1]
+            version = self.programs.run("sbatch", "--version", asks_controller=False).split()[-1]
             return tuple(map(int, version.split(".")[:2])) >= (23, 11)
         return True
 
