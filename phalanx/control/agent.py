@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import shutil
 import time
 from pathlib import Path
 
@@ -41,7 +42,7 @@ from phalanx.control.evidence import Evidence
 from phalanx.control.examiner import Examiner
 from phalanx.control.faults import FaultSources
 from phalanx.control.hands import Place
-from phalanx.control.runtime import make_runtime_folder
+from phalanx.control.runtime import make_runtime_folder, runtime_folder
 from phalanx.control.shell_wire import CloseShell, OpenShell, ShellInput
 from phalanx.control.telemetry import Telemetry
 from phalanx.control.uplink import JoinError, Uplink
@@ -142,8 +143,9 @@ class AgentProcess:
             self.crew.close()
 
     async def leave(self) -> None:
-        """End everything on this node."""
+        """End everything on this node, and leave no sockets behind."""
         await self.zygote.leave()
+        shutil.rmtree(runtime_folder(self.options.state), ignore_errors=True)
 
     async def _open_store(self) -> None:
         child = self.zygote.children.get("store")

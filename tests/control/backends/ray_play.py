@@ -1,6 +1,10 @@
-"""A real Ray of several nodes on this machine, and a job on it that loses a worker and a node.
+"""A real Ray of several nodes on this machine, and a job on it that is harmed.
+
+    python -m tests.control.backends.ray_play chaos|job FOLDER JOB.toml
 
 Run in a network namespace of its own (Ray binds to the machine's addresses); prints JSON.
+chaos: a worker, a node, a stopped worker, the controller; then the lost node comes back.
+job: the same submission by ``ray job submit``.
 """
 
 from __future__ import annotations
@@ -11,128 +15,135 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 from ray.cluster_utils import Cluster
 
-from phalanx.control.client import Client, ClientError
-from phalanx.control.local import LocalNode, worker_pids
-from phalanx.control.stage import Commits
+from phalanx.control.api_types import NodeList
+from phalanx.control.backends.stage import HARMS, EngineJob
+from phalanx.control.local import LocalNode, processes_of
 
-WORLD = 4
+WORLD, NODES = 4, 4  # two ranks a node: two nodes for the gang, two that stand by
+SPARES = 2
 HEALTH = {
     "health_check_initial_delay_ms": 0,
     "health_check_period_ms": 500,
     "health_check_timeout_ms": 1000,
     "health_check_failure_threshold": 3,
 }
+POLICY = "[timeouts]\nleast_hang_ns = 1_500_000_000\nround_trip_ns = 500_000_000\n"
 
 
-class Play:
-    """A cluster of ``nodes`` beside a head that gives nothing, and one job."""
+class RayJob(EngineJob):
+    """A cluster of nodes beside a head that gives nothing, and one job."""
 
-    def __init__(self, root: Path, job: Path, nodes: int, spares: int) -> None:
+    world_size = WORLD
+
+    def __init__(self, root: Path, job: Path, through_ray: bool) -> None:
         self.root = root
-        head = {"num_cpus": 0, "object_store_memory": 100 << 20, "_system_config": HEALTH}
+        head: dict[str, Any] = {"num_cpus": 0, "object_store_memory": 100 << 20}
+        head |= {"_system_config": HEALTH, "include_dashboard": through_ray}
         self.cluster = Cluster(initialize_head=True, head_node_args=head)
-        self.nodes = [
-            self.cluster.add_node(
-                num_cpus=2,
-                object_store_memory=100 << 20,
-                resources={f"leaf:{number // 2}": 1},
-            )
-            for number in range(nodes)
-        ]
-        command = [sys.executable, "-m", "phalanx", "submit", "--backend", "ray", str(job)]
-        command += ["--slot-gpus", "1", "--spares", str(spares), "--json"]
-        self.output = (root / "submit.log").open("wb")
+        self.raylets = [self.add_node(number) for number in range(NODES)]
+        (root / "policy.toml").write_text(POLICY)
+        words = ["submit", "--backend", "ray", str(job), "--slot-gpus", "2", "--json"]
+        words += ["--spares", str(SPARES), "--policy", str(root / "policy.toml")]
+        command = [sys.executable, "-m", "phalanx", *words]
         environment = {**os.environ, "RAY_ADDRESS": self.cluster.address}
-        self.driver = subprocess.Popen(
-            command, cwd=root, stdout=self.output, stderr=subprocess.STDOUT, env=environment
+        if through_ray:
+            environment["RAY_ADDRESS"] = f"http://{self.cluster.head_node.webui_url}"
+            ray = [sys.executable, "-m", "ray.scripts.scripts", "job", "submit"]
+            command = [*ray, "--", "env", "-C", str(root), *command]
+        self.output = root / "submit.log"
+        with self.output.open("wb") as output:
+            self.driver = subprocess.Popen(
+                command, cwd=root, stdout=output, stderr=output, env=environment
+            )
+
+    def add_node(self, number: int) -> Any:
+        """A node below one of the leaves."""
+        return self.cluster.add_node(
+            num_cpus=2, object_store_memory=100 << 20, resources={f"leaf:{number // 2}": 1}
         )
 
-    def wait(self, ready: Callable[[], Any], what: str, seconds: float = 120.0) -> Any:
-        deadline = time.monotonic() + seconds
-        while not (found := ready()):
-            said = (self.root / "submit.log").read_text()
-            assert self.driver.poll() is None, f"the driver ended: {said}"
-            assert time.monotonic() < deadline, f"no {what}: {said}"
-            time.sleep(0.02)
-        return found
+    @property
+    def state(self) -> Path:
+        found = next(iter(self.root.glob("runs/*/ray-*/control")), None)
+        return found or self.root / "nothing"
 
-    def control(self) -> Path:
-        return next(iter(self.root.glob("runs/*/ray-*/control")))
-
-    def job(self) -> dict[str, Any]:
-        with suppress(ClientError, OSError, StopIteration):
-            answer: dict[str, Any] = Client("", self.control()).get("/v1/jobs/1", dict)["job"]
-            return answer
-        return {}
-
-    def agents(self) -> list[LocalNode]:
-        key = self.control().parent.name.removeprefix("ray-")
+    def nodes(self) -> list[LocalNode]:
+        key = self.state.parent.name.removeprefix("ray-")
         base = Path("/tmp") / f"phalanx-ray-{os.getuid()}" / key
         return [LocalNode(path.name, path) for path in sorted(base.glob("ray-*"))]
 
-    def run(self) -> dict[str, Any]:
-        """Kill a worker, then a node; what became of it."""
-        self.wait(lambda: self.job().get("state") == "running", "running job")
-        commits = Commits(self.agents(), 1, WORLD)
-        self.wait(lambda: (now := commits.newest()) and now.step >= 5, "step 5")
+    def said(self) -> str:
+        return self.output.read_text()
+
+    def job(self) -> dict[str, Any]:
+        assert self.driver.poll() is None, f"the driver ended: {self.said()}"
+        return super().job()
+
+    def kill_node(self, name: str) -> float:
+        """As if its power failed: raylet, actor, agent, keeper and workers at once."""
+        raylet = next(node for node in self.raylets if f"ray-{node.node_id[:12]}" == name)
+        agent = next(node for node in self.nodes() if node.name == name)
+        mine = processes_of(agent)
+        for info in raylet.all_processes["raylet"]:
+            mother = psutil.Process(info.process.pid)
+            mine += [child.pid for child in mother.children(recursive=True)]
+            mine.append(mother.pid)
         at = time.monotonic()
-        os.kill(worker_pids(self._holder(1), 1)[0], signal.SIGKILL)
-        after = self.wait(lambda: commits.first_after(1), "recovery from a killed worker")
-        worker_seconds = after.at - at
-        self.wait(lambda: self.job().get("state") == "running", "running job")
-        doomed = self._holder(2).name
-        raylet = next(n for n in self.nodes if f"ray-{n.node_id[:12]}" == doomed)
-        leaves = self._leaves()
-        at = time.monotonic()
+        for pid in dict.fromkeys(mine):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         self.cluster.remove_node(raylet, allow_graceful=False)
-        after = self.wait(lambda: commits.first_after(2), "recovery from a killed node")
-        node_seconds = after.at - at
-        code = self.driver.wait(180)
-        return {
-            "code": code,
-            "worker_seconds": worker_seconds,
-            "node_seconds": node_seconds,
-            "run": str(self.control().parent),
-            "leaves": leaves,
-            "said": (self.root / "submit.log").read_text(),
-        }
+        return at
 
-    def _holder(self, slot: int) -> LocalNode:
-        name = self.job()["nodes"][slot]
-        return next(node for node in self.agents() if node.name == name)
+    def connected(self) -> dict[str, str]:
+        """Nodes that are there, and their leaves."""
+        found = self.client.get("/v1/nodes", NodeList).nodes
+        return {node.name: node.leaf for node in found if node.connected}
 
-    def _leaves(self) -> dict[str, str]:
-        found = Client("", self.control()).get("/v1/nodes", dict)["nodes"]
-        return {node["name"]: node["leaf"] for node in found}
+    def chaos(self) -> dict[str, Any]:
+        """Harm after harm, then a node returns; what became of it."""
+        self.wait_running()
+        commits, leaves = self.commits(), self.connected()
+        seconds = {what: self.harm(what, commits) for what in HARMS}
+        before = self.connected()
+        self.add_node(NODES)
+        returned = self.wait(lambda: set(self.connected()) - set(before), "a node to return")
+        return {"seconds": seconds, "leaves": leaves, "returned": sorted(returned)}
+
+    def ended(self) -> dict[str, Any]:
+        """Once the job is done."""
+        code = self.driver.wait(240)
+        return {"code": code, "run": str(self.state.parent), "said": self.said()}
 
     def end(self) -> list[str]:
         """End everything; agents that are left."""
         if self.driver.poll() is None:
-            self.driver.terminate()
+            self.driver.send_signal(signal.SIGTERM)
             self.driver.wait(60)
         self.cluster.shutdown()
         left = []
-        for path in Path("/proc").glob("[0-9]*/cmdline"):
-            with suppress(OSError):
-                text = path.read_bytes().replace(b"\0", b" ").decode()
-                if "phalanx agent" in text and str(os.getuid()) in text and "ray-" in text:
-                    left.append(text)
+        for process in psutil.process_iter(["cmdline"]):
+            words = process.info["cmdline"] or []
+            if "agent" in words and any("phalanx-ray-" in word for word in words):
+                left.append(" ".join(words))
         return left
 
 
 def main() -> None:
-    root, job = Path(sys.argv[1]), Path(sys.argv[2])
-    play = Play(root, job, nodes=WORLD + 1, spares=1)
+    what, root, job = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
+    play = RayJob(root, job, through_ray=what == "job")
     found: dict[str, Any] = {}
     try:
-        found = play.run()
+        if what == "chaos":
+            found |= play.chaos()
+        found |= play.ended()
     finally:
         left = play.end()
         sys.stdout.write(json.dumps({**found, "left": left}) + "\n")

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,28 +30,48 @@ def namespaces() -> bool:
         return False
 
 
-@pytest.mark.soak
-@needs_ray
-@pytest.mark.skipif(not namespaces(), reason="no right to make a network namespace")
-def test_a_killed_worker_and_a_killed_node_of_ray_lose_nothing(tmp_path: Path) -> None:
-    expected = undisturbed(tmp_path)
-    job = write_job(tmp_path, "disturbed")
-    inside = f"ip link set lo up; exec {sys.executable} -m tests.control.backends.ray_play"
+needs_namespace = pytest.mark.skipif(
+    not namespaces(), reason="no right to make a network namespace"
+)
+
+
+def play(what: str, root: Path, job: Path) -> dict[str, Any]:
+    """A play on a Ray of its own, in a network of its own; what it prints."""
+    inside = f"ip link set lo up; exec {sys.executable} -m tests.control.backends.ray_play {what}"
     done = subprocess.run(
-        ["unshare", "--net", "sh", "-c", f"{inside} {tmp_path} {job}"],
+        ["unshare", "--net", "sh", "-c", f"{inside} {root} {job}"],
         capture_output=True,
         text=True,
         check=False,
-        timeout=400,
+        timeout=500,
         env={**os.environ, "RAY_USAGE_STATS_ENABLED": "0"},
     )
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert found.get("code") == 0, done.stderr[-3000:]
-    run = Path(found["run"])
-    assert set(generations(run).values()) == {1, 2, 3}
-    assert_same(run, expected)
-    assert set(found["leaves"].values()) == {"0", "1", "2"}
+    assert done.stdout, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    assert found.get("code") == 0, f"{found} {done.stderr[-3000:]}"
     assert found["left"] == []
+    return found
+
+
+@pytest.mark.soak
+@needs_ray
+@needs_namespace
+def test_worker_node_hang_and_controller_on_four_nodes_lose_nothing(tmp_path: Path) -> None:
+    expected = undisturbed(tmp_path, 300)
+    found = play("chaos", tmp_path, write_job(tmp_path, "disturbed", 300))
+    run = Path(found["run"])
+    assert set(generations(run).values()) == {1, 2, 3, 4}
+    assert_same(run, expected)
+    assert set(found["leaves"].values()) == {"0", "1"}
+    assert len(found["returned"]) == 1
+
+
+@pytest.mark.soak
+@needs_ray
+@needs_namespace
+def test_it_runs_as_a_job_of_ray(tmp_path: Path) -> None:
+    found = play("job", tmp_path, write_job(tmp_path, "inside"))
+    assert_same(Path(found["run"]), undisturbed(tmp_path))
 
 
 @needs_ray

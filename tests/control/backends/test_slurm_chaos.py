@@ -75,4 +75,4 @@ def test_worker_node_hang_and_controller_on_eight_nodes(
     assert job.wait_ended(END_SECONDS) == "COMPLETED"
     assert job.restarts() == 0
     assert_same(job.run, expected)
-    assert job.sockets_left() == []
+    assert [name for name in job.sockets_left() if sandbox.node_runs(name)] == []

@@ -123,8 +123,7 @@ class RayBackend:
             lead = self._lead(run, url, policy)
             lead.start()
             actors += self._actors(ray, groups, url, token_of())
-            site = RaySite(ray, actors)
-            lead.site = site
+            lead.site = self._site(ray, actors)
             return RayRun(code=lead.finish(), run=str(run))
         finally:
             self._give_back(ray, groups, actors)
@@ -206,6 +205,18 @@ class RayBackend:
                 arguments = (url, token, self.need.gpus_per_node, settings.leaf_resource, self.key)
                 made.append(remote.remote(*arguments, self.backend.standby))
         return made
+
+    def _site(self, ray: Any, actors: list[Any]) -> RaySite:
+        """Once every actor has started: on a busy cluster that takes a while."""
+        names = [actor.name.remote() for actor in actors]
+        _, missing = ray.wait(names, num_returns=len(names), timeout=PLACE_SECONDS)
+        site = RaySite(ray, actors)
+        if len(site.nodes()) < self.need.slots:
+            raise RayError(
+                f"{len(missing)} of {len(names)} actors did not start within "
+                f"{PLACE_SECONDS:.0f} s: see `ray list actors` and the logs of Ray's workers"
+            )
+        return site
 
     def _give_back(self, ray: Any, groups: list[Any], actors: list[Any]) -> None:
         from ray.util.placement_group import remove_placement_group

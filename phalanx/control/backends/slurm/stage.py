@@ -82,7 +82,5 @@ class SlurmJob(EngineJob):
         return self.slurm_state()
 
     def sockets_left(self) -> list[str]:
-        """Folders of sockets that its agents left."""
-        return [
-            str(found) for node in self.nodes() if (found := runtime_folder(node.state)).exists()
-        ]
+        """Nodes whose agents left sockets behind."""
+        return [node.name for node in self.nodes() if runtime_folder(node.state).exists()]
