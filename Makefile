@@ -8,7 +8,7 @@ SOAK_STAMP := $(VENV)/.installed-soak
 # One compute thread a rank: several ranks share a machine in tests and in the demo.
 export OMP_NUM_THREADS = 1
 
-.PHONY: demo test lint soak bench clean postgres chromium slurm
+.PHONY: demo test test-k8s lint soak bench clean postgres chromium slurm
 
 demo: $(STAMP)
 	$(BIN)/phalanx demo
@@ -35,11 +35,16 @@ chromium:
 
 # Tests of the Slurm backend run a private Slurm of real daemons on loopback.
 slurm:
-	@if PATH="$$PATH:/usr/sbin" command -v slurmctld munged >/dev/null; then :; \
+	@if PATH="$$PATH:/usr/sbin"; command -v slurmctld >/dev/null && command -v munged >/dev/null; then :; \
 	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 		apt-get update -qq && DEBIAN_FRONTEND=noninteractive \
 			apt-get install -qq -y --no-install-recommends slurm-wlm munge >/dev/null; \
 	else echo "Slurm is not installed: tests of its backend will be skipped"; fi
+
+# The Kubernetes backend against a real API server, built once from Debian's source (minutes).
+test-k8s: $(STAMP)
+	bash tests/k8s/build.sh build/k8s
+	$(BIN)/pytest -m k8s tests/k8s -rs --timeout=300
 
 lint: $(STAMP)
 	$(BIN)/ruff format --check .

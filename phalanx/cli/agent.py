@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 agent = typer.Typer()
 
 TOKEN_SECONDS = 60.0
+UNTIL_SECONDS = 1.0
 
 
 @agent.command()
@@ -46,6 +48,9 @@ def join_and_serve(
         Path | None, typer.Option(help="TOML file: fault sources, hooks, binding, replicas.")
     ] = None,
     follow: Annotated[int, typer.Option(hidden=True, help="End with this process.")] = 0,
+    until: Annotated[
+        Path | None, typer.Option(hidden=True, help="End when somebody writes this file.")
+    ] = None,
     as_agent: Annotated[
         bool, typer.Option("--as-agent", help="Run jobs as the agent's own user, even if root.")
     ] = False,
@@ -83,6 +88,8 @@ def join_and_serve(
         rack=rack or facts.rack,
         features=tuple(feature or ()),
     )
+    if until is not None:
+        threading.Thread(target=_end_with, args=(until, _written(until)), daemon=True).start()
     token = _join_token(TOKEN_SECONDS if site else 0.0)
     try:
         if not standby:
@@ -109,6 +116,21 @@ def join_and_serve(
         raise typer.Exit(1) from None
     except asyncio.CancelledError:  # told to end before there was work
         raise typer.Exit(0) from None
+
+
+def _written(path: Path) -> int:
+    """When a file was written; 0: it is not there."""
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
+def _end_with(path: Path, before: int) -> None:
+    """Where nobody ends agents when their job has ended, its controller writes a file."""
+    while _written(path) in (0, before):
+        time.sleep(UNTIL_SECONDS)
+    os.kill(os.getpid(), signal.SIGINT)
 
 
 async def _wait_for_work(urls: tuple[str, ...], folder: Path, node: Node, token: str) -> None:

@@ -91,16 +91,23 @@ def _ray(wanted: Wanted, dry_run: bool, policy: Path | None, json: bool) -> None
 
 
 def _kubernetes(wanted: Wanted, dry_run: bool) -> None:
-    from phalanx.cli.k8s import written
-    from phalanx.control.backends.kubernetes.apply import KubernetesError, apply
-    from phalanx.control.backends.kubernetes.manifests import manifests
+    from phalanx.cli.k8s import print_pods, written
+    from phalanx.control.backends.kubernetes.apply import KubernetesError, apply, delete
+    from phalanx.control.backends.kubernetes.manifests import manifests, pod_options
+    from phalanx.control.backends.kubernetes.watch import watch
 
-    made = manifests(wanted)
+    made, options = manifests(wanted), pod_options(wanted)
     if dry_run:
         print(written(made, json=False), end="")
         return
+    text = written(made, json=True)
     try:
-        print(apply(written(made, json=True)), end="")
+        print(apply(text), end="")
+        try:
+            print_pods(watch(options.name, options.site.namespace))
+        except KubernetesError as error:
+            delete(text)
+            raise KubernetesError(f"{error}\nwhat was created is deleted again") from None
     except KubernetesError as error:
         print(f"error: {error}", file=sys.stderr)
         raise typer.Exit(1) from None

@@ -3,14 +3,29 @@
 from __future__ import annotations
 
 import importlib
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
 
-from phalanx.cli.options import JobFile, Json, Set, WorldSize, load, refused_in_words
+from phalanx.cli.options import (
+    JobFile,
+    Json,
+    Set,
+    WorldSize,
+    load,
+    print_json,
+    refused_in_words,
+)
 from phalanx.config import check, resolve
+
+if TYPE_CHECKING:
+    from phalanx.control.backends.kubernetes.watch import PodState
+    from phalanx.control.submission import Wanted
 
 app = typer.Typer(no_args_is_help=True, help="Kubernetes: manifests of jobs and of what they need.")
 
@@ -34,17 +49,68 @@ def manifests(
     """Print the manifests of a job, for `kubectl apply -f -`."""
     from phalanx.control.backends.kubernetes.install import install as installed
     from phalanx.control.backends.kubernetes.manifests import manifests as made
-    from phalanx.control.submission import Wanted
 
     with refused_in_words(json):
-        job, ranks = load(job_file, overrides, world_size)
-        check(job, ranks)
-        job = resolve(job, ranks)
-        if install:
-            found = installed(job.backend.kubernetes, quota)
-        else:
-            found = made(Wanted(job=job, ranks=ranks, folder=str(Path.cwd())))
+        wanted = _wanted(job_file, overrides, world_size)
+        assert wanted.job is not None
+        found = installed(wanted.job.backend.kubernetes, quota) if install else made(wanted)
     print(written(found, json), end="")
+
+
+@app.command()
+def status(
+    job_file: JobFile, overrides: Set = None, world_size: WorldSize = None, json: Json = False
+) -> None:
+    """How the pods of a job are, and why one does not start."""
+    from phalanx.control.backends.kubernetes.manifests import pod_options
+    from phalanx.control.backends.kubernetes.watch import pods_of
+
+    with refused_in_words(json):
+        options = pod_options(_wanted(job_file, overrides, world_size))
+    with _said_by_kubernetes():
+        pods = pods_of(options.name, options.site.namespace)
+    if json:
+        print_json(pods)
+    else:
+        print_pods(pods)
+
+
+@app.command()
+def delete(job_file: JobFile, overrides: Set = None, world_size: WorldSize = None) -> None:
+    """Delete everything of a job in its namespace; returns when it is gone."""
+    from phalanx.control.backends.kubernetes.apply import delete as remove
+    from phalanx.control.backends.kubernetes.manifests import manifests as made
+
+    with refused_in_words():
+        objects = made(_wanted(job_file, overrides, world_size))
+    with _said_by_kubernetes():
+        print(remove(written(objects, json=True)), end="")
+
+
+def _wanted(job_file: Path, overrides: list[str] | None, world_size: int | None) -> Wanted:
+    from phalanx.control.submission import Wanted
+
+    job, ranks = load(job_file, overrides, world_size)
+    check(job, ranks)
+    return Wanted(job=resolve(job, ranks), ranks=ranks, folder=str(Path.cwd()))
+
+
+@contextmanager
+def _said_by_kubernetes() -> Iterator[None]:
+    from phalanx.control.backends.kubernetes.apply import KubernetesError
+
+    try:
+        yield
+    except KubernetesError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise typer.Exit(1) from None
+
+
+def print_pods(pods: list[PodState]) -> None:
+    """A line a pod."""
+    for pod in pods:
+        where = pod.node or "no node yet"
+        print(f"{pod.name}  {pod.phase.lower()}  {where}" + (f"  {pod.why}" if pod.why else ""))
 
 
 def written(objects: list[dict[str, Any]], json: bool) -> str:

@@ -75,8 +75,9 @@ class Ray(Section, frozen=True, kw_only=True):
 class Kubernetes(Section, frozen=True, kw_only=True):
     """A Kubernetes cluster (`phalanx submit --backend kubernetes`, `phalanx k8s manifests`)."""
 
-    kind: Literal["jobset", "pytorchjob", "volcano", "job"] = "jobset"
-    """What carries the pods; "job": Indexed Jobs and a headless service, with nothing installed."""
+    kind: Literal["jobset", "pytorchjob", "volcano", "job", "pods"] = "jobset"
+    """What carries the pods; "job": Indexed Jobs, "pods": bare pods, both with a headless service
+    and nothing installed."""
     namespace: str = "default"
     """Namespace of everything that is made."""
     queue: str = ""

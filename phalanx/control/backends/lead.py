@@ -40,6 +40,7 @@ AGAIN = 75  # exit code: not done, to be continued in another allocation
 POLL_SECONDS = 0.1
 SITE_SECONDS = 5.0  # between two questions to the engine
 JOIN_SECONDS = 120.0  # for the agents of a gang
+ENDED_FILE = "ended"  # in the state, for agents whose engine does not end them
 SPARE_SECONDS = 60.0  # more, for those that would only stand by
 
 log = logging.getLogger("phalanx.lead")
@@ -99,7 +100,10 @@ class Lead:
             self._settle_nodes()
             joined = self._wait_for_nodes()
             number = self._submit(min(spares, joined - self.options.slots))
-            return self._follow(number)
+            code = self._follow(number)
+            if code != AGAIN:
+                (self.state / ENDED_FILE).write_text(f"{code}\n")
+            return code
         finally:
             self._end_server()
 

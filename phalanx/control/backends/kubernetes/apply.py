@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 
@@ -31,18 +32,45 @@ class KubernetesError(Exception):
 
 
 def apply(text: str) -> str:
-    """Try all of it on the server first, then create it; what kubectl prints."""
+    """Try all of it on the server first, then create it; what kubectl prints.
+
+    Where the server takes only a part, that part is deleted again.
+    """
+    kubectl("create", "--dry-run=server", "-f", "-", text=text)
+    try:
+        return kubectl("create", "-f", "-", text=text)
+    except PartlyMadeError as error:
+        namespace = error.namespace(text)
+        kubectl("delete", "--ignore-not-found", *namespace, *error.made)
+        raise KubernetesError(str(error)) from None
+
+
+def delete(text: str) -> str:
+    """Everything that was created, and wait until it is gone; what kubectl prints."""
+    return kubectl("delete", "--ignore-not-found", "--wait=true", "-f", "-", text=text)
+
+
+class PartlyMadeError(KubernetesError):
+    """Something was made before the server refused; ``made``: kind/name of each."""
+
+    def __init__(self, message: str, made: tuple[str, ...]) -> None:
+        super().__init__(message)
+        self.made = made
+
+    def namespace(self, text: str) -> tuple[str, ...]:
+        """Options that name the namespace of what was made."""
+        items = json.loads(text).get("items", [])
+        return ("--namespace", items[0]["metadata"]["namespace"]) if items else ()
+
+
+def kubectl(*words: str, text: str = "") -> str:
+    """What kubectl prints; KubernetesError with its own words and what to change."""
     if not shutil.which("kubectl"):
         raise KubernetesError(
             "kubectl not found: install it, or pipe `phalanx k8s manifests JOB.toml` to where it is"
         )
-    _run(text, "--dry-run=server")
-    return _run(text)
-
-
-def _run(text: str, *options: str) -> str:
     done = subprocess.run(
-        ["kubectl", "create", *options, "-f", "-"],
+        ["kubectl", *words],
         input=text,
         capture_output=True,
         text=True,
@@ -52,5 +80,8 @@ def _run(text: str, *options: str) -> str:
     if done.returncode:
         said = done.stderr.strip()
         hint = next((what for words, what in HINTS if words in said.lower()), "")
-        raise KubernetesError(said + (f"\n{hint}" if hint else ""))
+        made = (line.split() for line in done.stdout.splitlines())
+        names = tuple(line[0] for line in made if len(line) == 2 and line[1] == "created")
+        message = said + (f"\n{hint}" if hint else "")
+        raise PartlyMadeError(message, names) if names else KubernetesError(message)
     return done.stdout

@@ -1,4 +1,4 @@
-"""The objects of a job: as a JobSet, a PyTorchJob, Jobs in a Volcano group, or plain Jobs."""
+"""The objects of a job: a JobSet, a PyTorchJob, Jobs in a Volcano group, plain Jobs, bare pods."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from typing import Any
 from phalanx.config import ConfigError, to_toml
 from phalanx.control.backends.kubernetes.pods import (
     AGENT,
+    INDEX_LABELS,
     JOB,
+    NAME_LABEL,
     PodOptions,
     Tree,
     agent_pod,
@@ -25,11 +27,17 @@ BAD_JOB = [1, 2]  # exit codes of a controller whose job is wrong: doing it agai
 def manifests(wanted: Wanted) -> list[Tree]:
     """Everything that a job needs in its namespace, beside ``install`` once."""
     options = pod_options(wanted)
-    kinds = {"jobset": _jobset, "pytorchjob": _pytorchjob, "volcano": _volcano, "job": _jobs}
+    kinds = {
+        "jobset": _jobset,
+        "pytorchjob": _pytorchjob,
+        "volcano": _volcano,
+        "job": _jobs,
+        "pods": _bare_pods,
+    }
     made = [_config_map(options, wanted), *kinds[options.site.kind](options)]
     for each in made:
         each["metadata"]["namespace"] = options.site.namespace
-        each["metadata"].setdefault("labels", {})["app.kubernetes.io/name"] = options.name
+        each["metadata"].setdefault("labels", {})[NAME_LABEL] = options.name
     return made
 
 
@@ -53,6 +61,7 @@ def pod_options(wanted: Wanted) -> PodOptions:
         "pytorchjob": f"{name}-master-0",
         "volcano": f"{name}-controller-0.{name}",
         "job": f"{name}-controller-0.{name}",
+        "pods": f"controller.{name}",
     }[site.kind]
     lead = ["--nodes", need.slots, "--spares", need.spares, "--gpus", need.gpus_per_node]
     lead += ["--world-size", need.ranks, "--name", wanted.title, f"{JOB}/job.toml"]
@@ -63,11 +72,7 @@ def pod_options(wanted: Wanted) -> PodOptions:
         need=need,
         url=f"http://{host}:{API_PORT}",
         lead=tuple(map(str, lead)),
-        index=(
-            "training.kubeflow.org/replica-index"
-            if site.kind == "pytorchjob"
-            else "batch.kubernetes.io/job-completion-index"
-        ),
+        index=INDEX_LABELS.get(site.kind, INDEX_LABELS["job"]),
     )
 
 
@@ -197,6 +202,23 @@ def _jobs(options: PodOptions) -> list[Tree]:
     return made
 
 
+def _bare_pods(options: PodOptions) -> list[Tree]:
+    """For clusters without Indexed Jobs. Nobody replaces a pod that is lost with its node; an
+    agent that dies is started again in its place."""
+    controller = controller_pod(options)
+    controller["metadata"]["name"] = f"{options.name}-controller"
+    controller["spec"] |= {"hostname": "controller", "subdomain": options.name}
+    pods = [controller]
+    for number in range(options.need.nodes):
+        agent = agent_pod(options)
+        agent["metadata"]["name"] = f"{options.name}-{AGENT}-{number}"
+        agent["metadata"]["labels"][options.index] = str(number)
+        agent["spec"] |= {"hostname": f"{AGENT}-{number}", "subdomain": options.name}
+        agent["spec"]["restartPolicy"] = "OnFailure"
+        pods.append(agent)
+    return [_service(options), *({"apiVersion": "v1", "kind": "Pod", **pod} for pod in pods)]
+
+
 def _volcano(options: PodOptions) -> list[Tree]:
     """The same Jobs, started together or not at all by Volcano's scheduler."""
     count = options.need.slots + 1
@@ -238,7 +260,7 @@ def _service(options: PodOptions) -> Tree:
         "spec": {
             "clusterIP": "None",
             "publishNotReadyAddresses": True,  # agents look for the controller while it starts
-            "selector": {"app.kubernetes.io/name": options.name},
+            "selector": {NAME_LABEL: options.name},
             "ports": [{"name": "api", "port": API_PORT}],
         },
     }

@@ -8,12 +8,19 @@ from typing import Any
 from msgspec import Struct
 
 from phalanx.config import Backend, Kubernetes
+from phalanx.control.backends.lead import ENDED_FILE
 from phalanx.control.backends.need import Need
 
 RUNS, DATA, JOB = "/runs", "/data", "/etc/phalanx"
 PORT = 7070
 GIGA = 10**9
 AGENT = "agent"
+NAME_LABEL, ROLE_LABEL = "app.kubernetes.io/name", "phalanx.dev/role"
+INDEX_LABELS = {  # with an agent's number, by what carries the pods
+    "job": "batch.kubernetes.io/job-completion-index",
+    "pytorchjob": "training.kubeflow.org/replica-index",
+    "pods": "phalanx.dev/index",
+}
 Tree = dict[str, Any]
 
 
@@ -26,7 +33,7 @@ class PodOptions(Struct, frozen=True, kw_only=True):
     need: Need
     url: str  # of the controller
     lead: tuple[str, ...]  # words behind `phalanx lead`
-    index: str = "batch.kubernetes.io/job-completion-index"  # label with an agent's number
+    index: str = INDEX_LABELS["job"]  # label with an agent's number
 
     @property
     def site(self) -> Kubernetes:
@@ -67,6 +74,7 @@ def agent_pod(options: PodOptions) -> Tree:
     words = ["python", "-m", "phalanx", "agent", "--site", "kubernetes", "--join", options.url]
     words += ["--gpus", str(options.need.gpus_per_node), "--as-agent"]
     words += ["--state", f"{options.state}/nodes/$(PHALANX_POD_NAME)"]
+    words += ["--until", f"{options.state}/{ENDED_FILE}"]
     words += [] if options.backend.standby else ["--no-standby"]
     resources = _same(_amounts(options))
     container = {
@@ -97,7 +105,7 @@ def agent_pod(options: PodOptions) -> Tree:
 
 
 def _metadata(options: PodOptions, role: str) -> Tree:
-    return {"labels": {"app.kubernetes.io/name": options.name, "phalanx.dev/role": role}}
+    return {"labels": {NAME_LABEL: options.name, ROLE_LABEL: role}}
 
 
 def _pod(options: PodOptions, containers: list[Tree]) -> Tree:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from phalanx.control.backends.kubernetes.pods import AGENT
+from phalanx.control.backends.kubernetes.pods import AGENT, INDEX_LABELS, NAME_LABEL, ROLE_LABEL
 
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 # Conditions that are bad when true; Ready is bad when it is not.
@@ -36,7 +36,7 @@ class KubernetesSite:
     def unwanted(self) -> dict[str, str]:
         """Agents whose node is cordoned, tainted or not well."""
         namespace = (self._account / "namespace").read_text().strip()
-        chosen = quote(f"app.kubernetes.io/name={self._job},phalanx.dev/role={AGENT}")
+        chosen = quote(f"{NAME_LABEL}={self._job},{ROLE_LABEL}={AGENT}")
         pods = self._get(f"/api/v1/namespaces/{namespace}/pods?labelSelector={chosen}")
         bad = unwell(self._get("/api/v1/nodes"))
         return {name: bad[node] for name, node in agents_on(pods).items() if node in bad}
@@ -59,8 +59,7 @@ def agents_on(pods: dict[str, Any]) -> dict[str, str]:
     found = {}
     for pod in pods.get("items", []):
         labels = pod["metadata"].get("labels", {})
-        index = labels.get("batch.kubernetes.io/job-completion-index")
-        index = index or labels.get("training.kubeflow.org/replica-index")
+        index = next((labels[key] for key in INDEX_LABELS.values() if key in labels), None)
         node = pod.get("spec", {}).get("nodeName")
         if index is not None and node and pod.get("status", {}).get("phase") == "Running":
             found[f"{AGENT}-{index}"] = node
