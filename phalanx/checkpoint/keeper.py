@@ -33,7 +33,7 @@ from phalanx.checkpoint.wire import Committed, Failed, Noted, Superseded
 
 POLL_SECONDS = 0.1  # for the manifest, while other ranks still write
 LISTING_SECONDS = 5.0  # a listing of all sidecars is dearer than a look at one name
-NICE = 10  # about a tenth of a core where training leaves none idle
+NICE = 19  # a fiftieth of a core where training leaves none idle
 
 log = logging.getLogger(__name__)
 

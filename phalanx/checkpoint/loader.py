@@ -42,6 +42,7 @@ class Loader:
     def __init__(self) -> None:
         self._ranks = Ranks()
         self._bad_ranks: set[int] = set()  # whose shards the last load found to be bad
+        self.broke_off = False  # the last load did, with tensors partly filled
 
     def load(
         self, path: Path | str, tensors: dict[str, torch.Tensor], *, weights_only: bool = False
@@ -63,6 +64,7 @@ class Loader:
             source = opened()
             stored = Stored(source)
             stored.check(tensors)
+        self.broke_off = True
         try:
             with self._ranks.together(source.where), torch.no_grad():
                 stored.fill(tensors)
@@ -72,6 +74,7 @@ class Loader:
         except CheckpointError:
             self._bad_ranks = set().union(*self._ranks.gather(stored.bad_ranks))
             raise
+        self.broke_off = False
         return msgspec.structs.replace(source.manifest, rng=rng)
 
     def load_newest(
@@ -107,6 +110,8 @@ class Loader:
         local_run: str = "",
     ) -> Manifest | None:
         """Load the newest step that keepers still hold whole; None if there is none.
+
+        Then ``broke_off`` tells whether the tensors are as they were.
 
         ``newer_than`` is the step of a checkpoint that would do as well; ``step`` asks for a
         certain one. What lies under ``local`` on the nodes' own disks counts as held, unless its

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from phalanx.checkpoint import Checkpointer, Manifest
+from phalanx.checkpoint import Checkpointer, CheckpointError, Manifest
 from phalanx.checkpoint.tier import step_of
 from phalanx.config import Job
 from phalanx.model.hf import HfError, load_hf
@@ -61,6 +61,10 @@ def load_from_memory(
         local=local_root(job),
         local_run=run_of(str(parents[0])) if parents else "",
     )
+    if manifest is None and checkpointer.broke_off and not parents:
+        problem = "the nodes' memory could not be read to the end, and no checkpoint is on disk"
+        fix = "start again to try once more; checkpoint.resume = '' begins at step 0"
+        raise CheckpointError(home, problem, fix)
     checkpointer.release_memory(home)  # also where the disk is newer: their time is over
     if manifest is not None:
         log.warning("continuing at step %d from the nodes' memory or disks", manifest.step)

@@ -7,6 +7,8 @@ import signal
 import socket
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import psutil
 import pytest
@@ -15,7 +17,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
-from phalanx.checkpoint import Checkpointer, Extra, channel
+from phalanx.checkpoint import Checkpointer, CheckpointError, Extra, channel
 from phalanx.checkpoint.keepers import buddies, find_keepers, home_of, node_name
 from phalanx.checkpoint.recover import Place, connect, offers
 from phalanx.checkpoint.wire import (
@@ -32,7 +34,10 @@ from phalanx.checkpoint.wire import (
     receive_into,
     send,
 )
+from phalanx.config import Job
 from phalanx.data import Cursor
+from phalanx.train.resume import load_from_memory
+from phalanx.train.trainer import Trainer
 from tests.checkpoint.waiting import eventually, keepers_below
 from tests.ranks import RankError, run_ranks
 
@@ -242,6 +247,19 @@ def spoil(keeper: psutil.Process, content: torch.Tensor) -> None:
                 file.write(bytes([memory[position + 5] ^ 1]))
                 hits += 1
     assert hits
+
+
+def test_memory_that_breaks_off_half_way_is_not_trained_on(tmp_path: Path) -> None:
+    """Without a checkpoint on disk the start is refused, and the keepers keep what they have."""
+    save_and_die(tmp_path, nodes=False, steps=1, write=False)
+    spoil(keepers_below(str(home_of(str(tmp_path))))[0], whole(1.0))
+    job = Job(name=tmp_path.name, runs=str(tmp_path.parent))
+    tensors = {"model.w": torch.zeros_like(whole(0.0))}
+    trainer = cast(Trainer, SimpleNamespace(tensors=lambda: tensors))
+    with pytest.raises(CheckpointError, match="could not be read to the end") as refused:
+        load_from_memory(job, trainer, Checkpointer(tmp_path / "checkpoints"), [])
+    assert "start again" in str(refused.value)
+    assert find_keepers(home_of(str(tmp_path)))
 
 
 def test_a_stranger_without_the_token_gets_nothing(tmp_path: Path) -> None:
