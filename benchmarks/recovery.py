@@ -5,7 +5,8 @@
 On CPU: four workers, two pipeline stages on two replicas each, one node a worker, spares for the
 nodes that are killed. ``stopped`` is a rank under SIGSTOP: from the signal to the log's fact that
 names it, beside the deadline that was derived. ``snapshots`` is what a snapshot of every step
-costs: its part of the step as the trainer measures it, and medians of whole steps with and without.
+costs: its part of the step as the trainer measures it, and medians of whole steps with and without,
+of jobs that take turns on one cluster.
 
 On CUDA: one worker on one GPU. Its process is killed, and one that stands by with a context made
 goes on from shared memory.
@@ -18,8 +19,6 @@ import json
 import os
 import signal
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -189,22 +188,29 @@ class Bench:
                 deadlines.append(deadline.hang_ns / 1e9)
         return {"seconds": seconds, "detected": detected, "deadline": max(deadlines)}
 
-    def snapshot_cost(self, steps: int = 60) -> dict[str, Any]:
-        """Steps with a snapshot each, replicated where there is a neighbour; and without any."""
+    def snapshot_cost(self, steps: int = 40, rounds: int = 3) -> dict[str, Any]:
+        """Jobs with a snapshot of every step, replicated where there is a neighbour, and without.
+
+        They take turns on one cluster, so that both meet the same machine.
+        """
         folder = self.root / "cost"
+        never = f'interval = "off"\nmemory_every = {10**9}'
+        found: dict[str, list[StepRecord]] = {"every-step": [], "never": []}
         with self.stage(folder) as stage:
-            job = stage.submit(str(self.job(folder, "every-step", steps)))
-            stage.wait_ended(job, 300)
-        records = steps_of(folder / "runs" / "every-step" / f"job-{job}")
-        plain = self.job(folder, "plain", steps, 'every = 0\nmode = "sync"')
-        command = [sys.executable, "-m", "phalanx", "train", str(plain)]
-        subprocess.run(command, cwd=folder, check=True, capture_output=True)
-        (other,) = (folder / "runs" / "plain").iterdir()
-        without = steps_of(other)
+            for _ in range(rounds):
+                for name, checkpoint in (("every-step", "every = 0"), ("never", never)):
+                    job = stage.submit(str(self.job(folder, name, steps, checkpoint)))
+                    stage.wait_ended(job, 300)
+                    found[name] += steps_of(folder / "runs" / name / f"job-{job}")
+        times = {
+            name: statistics.median(record.step_seconds for record in records)
+            for name, records in found.items()
+        }
+        stalls = [record.parts.snapshot or 0.0 for record in found["every-step"]]
         return {
-            "stall_seconds": statistics.median(record.parts.snapshot or 0.0 for record in records),
-            "step_seconds": statistics.median(record.step_seconds for record in records),
-            "step_seconds_without": statistics.median(record.step_seconds for record in without),
+            "stall_seconds": statistics.median(stalls),
+            "step_seconds": times["every-step"],
+            "step_seconds_without": times["never"],
         }
 
 
@@ -249,7 +255,8 @@ def show(name: str, found: dict[str, Any]) -> None:
     elif name == "snapshots":
         stall, step = found["stall_seconds"], found["step_seconds"]
         text = f"stall {1e3 * stall:.2f} ms, {100 * stall / step:.1f} % of a step; steps take "
-        text += f"{1e3 * step:.1f} ms, without them {1e3 * found['step_seconds_without']:.1f} ms"
+        without = found["step_seconds_without"]
+        text += f"{1e3 * step:.1f} ms, without them {1e3 * without:.1f} ms: {step / without:.3f}"
     else:
         seconds = found["seconds"]
         text = f"median {median(found):.2f} s, worst {max(seconds):.2f} s of {len(seconds)}"

@@ -47,6 +47,7 @@ class Background:
     ) -> None:
         self._folder, self._kept, self._snapshot = folder, kept, snapshot
         self._overlap = overlap
+        self._rooms: dict[int, list[Tensor]] = {}  # of the pieces, by slot
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._copied: torch.cuda.Event | None = None
         self._copier = ThreadPoolExecutor(1, thread_name_prefix="snapshot")
@@ -71,10 +72,13 @@ class Background:
             self._failed = None
             self._sealing = (slot, self._snapshot.bytes)
             self._kept.hand_over(slot, order)
+            if slot not in self._rooms:
+                self._rooms[slot] = self._snapshot.rooms(buffer)
+            rooms = self._rooms[slot]
             if self._stream is None:
                 # The keeper writes while we copy: it is told how far we are.
                 told = partial(self._kept.filled, slot)
-                copy = partial(self._snapshot.copy_into, buffer, tensors, told)
+                copy = partial(self._snapshot.copy_into, rooms, tensors, told)
                 if self._overlap and self._snapshot.bytes >= OVERLAP_BYTES:
                     self._copying = self._copier.submit(copy)
                 else:
@@ -82,7 +86,7 @@ class Background:
             else:
                 self._stream.wait_stream(torch.cuda.current_stream())
                 with torch.cuda.stream(self._stream):
-                    self._snapshot.copy_into(buffer, tensors, lambda _: None)
+                    self._snapshot.copy_into(rooms, tensors, lambda _: None)
                     self._copied = torch.cuda.Event()
                     self._copied.record()
                 if not self._overlap:
@@ -172,11 +176,13 @@ class Background:
         with suppress(EOFError, OSError):  # it is gone already
             self._seal(wait=True)
         self._copier.shutdown()
+        self._rooms.clear()
         self._kept.close()
 
     def abandon(self) -> None:
         """Leave, as if this process were killed."""
         self._copier.shutdown()
+        self._rooms.clear()
         self._kept.abandon()
 
     def _seal(self, wait: bool) -> None:

@@ -136,6 +136,7 @@ def _prove(connection: socket.socket, token: bytes, encrypt: bool) -> Stream:
 def accept(connection: socket.socket, token: bytes, *, encrypt: bool = False) -> Stream:
     """Whoever connected, once it has shown that it knows the token."""
     connection.settimeout(PROOF_SECONDS)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # nodes vanish silently
     hello = bytes([encrypt]) + os.urandom(NONCE_BYTES)
     connection.sendall(hello)
     answer = _receive(connection, REPLY_BYTES)

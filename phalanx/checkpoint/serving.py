@@ -7,14 +7,13 @@ import queue
 import socket
 import threading
 import time
-from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from phalanx.checkpoint.archive import Archiver, Copy
-from phalanx.checkpoint.channel import connect
+from phalanx.checkpoint.channel import Stream, connect
 from phalanx.checkpoint.commit import publish_sidecar, try_commit, withdraw, write_bytes
 from phalanx.checkpoint.direct import chunk_sums
 from phalanx.checkpoint.local import write_local
@@ -65,6 +64,7 @@ class Worker(Peer):
         self._region: Region | None = None
         self._filling: dict[int, Held] = {}
         self._buddy: Pair | None = None
+        self._to_buddy: Stream | None = None  # kept open: a snapshot may come with every step
         self._as_planned = False
         self._archiver = Archiver(self._complain, self._archived)
 
@@ -105,6 +105,7 @@ class Worker(Peer):
                     del self._filling[message.slot]
             case Pair():
                 self._buddy = message
+                self._leave_buddy()
             case Release():
                 self.keeper.release()
             case Shelve():
@@ -179,6 +180,7 @@ class Worker(Peer):
                 self._give_up(slot, held, error)
             finally:
                 writing.pop(slot, None)
+        self._leave_buddy()
         self.keeper.left(self._as_planned)
         self.keeper.disconnected()
 
@@ -267,21 +269,36 @@ class Worker(Peer):
         buddy, step = self._buddy, held.order.draft.step
         if buddy is None:
             return True
-        assert held.sidecar is not None
+        fresh = self._to_buddy is None
         try:
-            encrypt, throttle = self.keeper.options.encrypt, self.keeper.throttle
-            peer = connect(buddy.host, buddy.port, buddy.token, PEER_SECONDS, encrypt=encrypt)
-            with closing(peer):
-                send(peer, Put(held.order, held.sidecar))
-                for part in throttle.parts(held.memory[: held.sidecar.shard_bytes]):
-                    throttle.take(len(part))
-                    peer.sendall(part)
-                expect(peer, Taken)
-            self.tell(Replicated(step))
-            return True
+            self._send_replica(buddy, held)
         except OSError as error:
+            self._leave_buddy()
+            if not fresh and not isinstance(error, TimeoutError):  # it hung up, long ago maybe
+                return self._replicate(held)
             self._complain(step, f"no replica at {buddy.host}:{buddy.port}: {error}")
             return False
+        self.tell(Replicated(step))
+        return True
+
+    def _send_replica(self, buddy: Pair, held: Held) -> None:
+        assert held.sidecar is not None
+        encrypt, throttle = self.keeper.options.encrypt, self.keeper.throttle
+        if self._to_buddy is None:
+            self._to_buddy = connect(
+                buddy.host, buddy.port, buddy.token, PEER_SECONDS, encrypt=encrypt
+            )
+        peer = self._to_buddy
+        send(peer, Put(held.order, held.sidecar))
+        for part in throttle.parts(held.memory[: held.sidecar.shard_bytes]):
+            throttle.take(len(part))
+            peer.sendall(part)
+        expect(peer, Taken)
+
+    def _leave_buddy(self) -> None:
+        if self._to_buddy is not None:
+            self._to_buddy.close()
+            self._to_buddy = None
 
 
 def sums_of(held: Held) -> bytes:

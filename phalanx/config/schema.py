@@ -387,7 +387,7 @@ class Checkpoint(Section, frozen=True, kw_only=True):
     failure_rate: str = "llama3"
     """For interval: interruptions per 1000 node-days, or a site that published its own."""
     memory_every: Natural = 0
-    """Steps between snapshots that stay in the keepers' memory; 0: only those that are written."""
+    """Steps between snapshots kept in memory; 0: each under agents, else only those written."""
     keep: Natural = 2
     """Newest checkpoints kept; 0: all."""
     keep_every: Natural = 0

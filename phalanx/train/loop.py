@@ -125,7 +125,7 @@ class _Run:
 
     def memory_is_due(self) -> bool:
         """Between two checkpoints, a snapshot that keepers hold; only where there are keepers."""
-        every = 1 if self.checkpointer.prompt else self.job.checkpoint.memory_every
+        every = self.job.checkpoint.memory_every or int(self.checkpointer.prompt)
         held = self.checkpointer.in_background
         return held and every > 0 and self.trainer.step % every == 0
 

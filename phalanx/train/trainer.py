@@ -6,6 +6,7 @@ import hashlib
 import os
 import zlib
 from collections.abc import Callable
+from functools import cached_property
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -140,6 +141,11 @@ class Trainer:
 
     def tensors(self) -> dict[str, Tensor]:
         """All state that lives in tensors, by name; loading fills these very tensors."""
+        return self._tensors
+
+    @cached_property
+    def _tensors(self) -> dict[str, Tensor]:
+        """Made once: every step may be saved, and nothing of it is ever given other memory."""
         found = {f"model.{w.name}": w.like(w.master) for w in self.engine.weights}
         for part in self.engine.parts:
             for name, module in part.named_modules():

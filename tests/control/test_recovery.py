@@ -57,6 +57,25 @@ def test_a_killed_worker_and_a_killed_node_lose_nothing(stage: Stage, tmp_path: 
 
 
 @pytest.mark.soak
+def test_with_a_snapshot_of_every_third_step_a_kill_costs_up_to_three(
+    stage: Stage, tmp_path: Path
+) -> None:
+    expected = undisturbed(tmp_path)
+    settings = ("--set", "checkpoint.memory_every=3")
+    job = stage.submit(str(write_job(tmp_path, "disturbed")), *settings)
+    commits = stage.commits(job, world_size=4)
+    reach(stage, commits, 6)
+    stage.signal_worker(2, job, signal.SIGKILL)
+    stage.wait(lambda: commits.first_after(1), "recovery from a killed worker", 60)
+    assert stage.wait_ended(job, END_SECONDS) == "done"
+    folder = tmp_path / "runs" / "disturbed" / f"job-{job}"
+    made_by = generations(folder)
+    second = min(step for step, generation in made_by.items() if generation == 2)
+    assert second % 3 == 1  # from a third step on
+    assert_same(folder, expected)
+
+
+@pytest.mark.soak
 def test_a_killed_controller_is_not_noticed_by_workers(stage: Stage, tmp_path: Path) -> None:
     expected = undisturbed(tmp_path)
     job = stage.submit(str(write_job(tmp_path, "disturbed")))
