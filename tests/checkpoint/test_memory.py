@@ -237,7 +237,10 @@ def spoil(keeper: psutil.Process, content: torch.Tensor) -> None:
     wanted = content[:4].numpy().tobytes()
     hits = 0
     for descriptor in Path(f"/proc/{keeper.pid}/fd").iterdir():
-        if "phalanx-snapshot" not in str(descriptor.readlink()):
+        try:
+            if "phalanx-snapshot" not in str(descriptor.readlink()):
+                continue
+        except FileNotFoundError:  # of a connection that has just ended
             continue
         with descriptor.open("r+b") as file:
             memory = file.read()
