@@ -55,8 +55,11 @@ class ServerUnderTest:
     def start(self) -> None:
         command = [sys.executable, "-m", "phalanx", "up", "--state", str(self.folder)]
         command += ["--port", str(self.port), "--policy", str(self.folder / "policy.toml")]
+        # An installed package has its bytecode; a checkout may not.
+        cached = {"PYTHONPYCACHEPREFIX": str(self.folder / "bytecode")}
+        env = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"} | cached
         with (self.folder / "log.txt").open("ab") as log:
-            self.process = subprocess.Popen(command, stdout=log, stderr=log)
+            self.process = subprocess.Popen(command, stdout=log, stderr=log, env=env)
 
     async def wait(self) -> float:
         began = time.monotonic()

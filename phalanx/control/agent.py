@@ -105,9 +105,9 @@ class AgentProcess:
         self.shells = Shells(self.crew, self.uplink.send)
         self.examiner = Examiner(options.node, options.state, self.zygote)
         self.first_check: CheckDone | None = None  # at start; None: work was going on
-        self.telemetry = Telemetry(
-            self.crew.jobs, self.uplink.send, self._telemetry_clock, Sampler(options.state)
-        )
+        sampler = Sampler(options.state, dcgm=options.config.telemetry.dcgm)
+        clock = self._telemetry_clock
+        self.telemetry = Telemetry(self.crew.jobs, self.uplink.send, clock, sampler)
         self.crew.before_stop = lambda job: self.telemetry.collect(job, last=True)
         self.evidence = Evidence(self.crew.jobs, self.uplink.send)
         self.store = ""

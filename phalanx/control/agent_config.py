@@ -15,6 +15,7 @@ from phalanx.checkpoint.channel import (
 )
 from phalanx.config import ConfigError
 from phalanx.control.toml_file import read_struct
+from phalanx.observe.dcgm import EXPORTER
 
 
 class Part(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -32,6 +33,12 @@ class FaultOptions(Part, frozen=True):
     notice_command: tuple[str, ...] = ()  # … or when this prints something
     notice_url: str = ""  # … or when this answers 200
     poll_seconds: float = 10.0
+
+
+class TelemetryOptions(Part, frozen=True):
+    """What is read of the node beside what the system and NVML tell."""
+
+    dcgm: str = EXPORTER  # its dcgm-exporter: activity of GPUs, if it answers; "": not asked
 
 
 class HookOptions(Part, frozen=True):
@@ -76,6 +83,7 @@ class AgentConfig(Part, frozen=True):
     """Everything about one node."""
 
     faults: FaultOptions = FaultOptions()
+    telemetry: TelemetryOptions = TelemetryOptions()
     hooks: HookOptions = HookOptions()
     binding: BindingOptions = BindingOptions()
     replicas: ReplicaChannel = ReplicaChannel()

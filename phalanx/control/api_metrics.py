@@ -9,7 +9,7 @@ from msgspec import Meta, field, structs
 
 from phalanx.control import api_types as t
 from phalanx.control.endpoints import EVERYBODY, WRITERS, ApiError, Call, Endpoint
-from phalanx.control.fast_socket import framed
+from phalanx.control.frames import framed
 from phalanx.control.wire import Profile, encode
 from phalanx.observe import query
 from phalanx.observe.recorder import JOB_TABLES, owner_of

@@ -26,7 +26,6 @@ from phalanx.control import (
     api_server,
     page_files,
 )
-from phalanx.control.agent_endpoint import serve_agent
 from phalanx.control.api_types import Failure, Health, Problem
 from phalanx.control.auth import AuthError, Token, bearer, require
 from phalanx.control.controller import UnavailableError
@@ -35,11 +34,8 @@ from phalanx.control.live import serve_live
 from phalanx.control.openapi import document
 from phalanx.control.shells import serve_shell
 from phalanx.control.store import StoreError
-from phalanx.control.wire import AGENT_PATH
 
 if TYPE_CHECKING:
-    from starlette.types import ASGIApp, Receive, Scope, Send
-
     from phalanx.control.server import Server
 
 ENDPOINTS: list[Endpoint] = [
@@ -71,20 +67,8 @@ def failure(status: int, code: str, message: str, retry_after: float = 0.0) -> A
     return json_response(Failure(error=Problem(code=code, message=message)), status, headers)
 
 
-def make_app(server: Server) -> ASGIApp:
-    """The whole application. Agents do not pass through the layers that people's requests do."""
-    people = _people_app(server)
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "websocket" and scope["path"] == AGENT_PATH:
-            await serve_agent(server, scope, receive, send)
-        else:
-            await people(scope, receive, send)
-
-    return app
-
-
-def _people_app(server: Server) -> Starlette:
+def make_app(server: Server) -> Starlette:
+    """The whole application but for agents, who have a way of their own (front.py)."""
     by_path: dict[str, dict[str, Endpoint]] = {}
     for each in [*ENDPOINTS, *public_endpoints()]:
         by_path.setdefault(each.path, {})[each.method] = each

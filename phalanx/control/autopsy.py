@@ -9,7 +9,7 @@ from msgspec import Struct, structs
 
 from phalanx.cluster.events import EventBody, NoProgress
 from phalanx.cluster.watch import Watch
-from phalanx.control.fast_socket import framed
+from phalanx.control.frames import framed
 from phalanx.control.wire import LookAt, Seen, encode
 
 LOOK_SECONDS = 1.5  # until nodes that have not answered count as silent

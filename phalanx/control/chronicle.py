@@ -17,7 +17,7 @@ from phalanx.cluster.causes import cause_of
 from phalanx.cluster.commands import Command
 from phalanx.cluster.core import Core
 from phalanx.cluster.events import Event, GangReady, Progress, WorkerExited
-from phalanx.cluster.job import Job
+from phalanx.cluster.job import Job, Placement
 from phalanx.cluster.report import Share, report
 from phalanx.config import ConfigError, job_from_table
 from phalanx.control.payload import Train, decode_payload
@@ -46,6 +46,7 @@ class Open(Struct):
     generation: int
     began_ns: int
     restored_ns: int = 0
+    reported_ns: int = 0  # a step that the gang's progress was told with, and not its first
 
 
 class Chronicle:
@@ -60,6 +61,7 @@ class Chronicle:
             number: job.generation for number, job in core.view.jobs.items() if job.generation
         }
         self._open: dict[int, Open] = {}
+        self._placed: dict[int, Placement] = {}  # by job: the last one that its run tells of
         self._newest = max(core.view.jobs, default=0)
         self._ended = {n for n, job in core.view.jobs.items() if job.state in ENDED}
 
@@ -114,15 +116,26 @@ class Chronicle:
         if isinstance(body, GangReady) and body.generation == known.generation:
             known.restored_ns = event.time_ns
         elif isinstance(body, Progress) and body.generation == known.generation:
-            if known.restored_ns:
-                known.finding.evidence |= {
-                    "restored_seconds": (known.restored_ns - known.began_ns) / 1e9,
-                    "resumed_seconds": (event.time_ns - known.began_ns) / 1e9,
-                    "generation": known.generation,
-                }
-                self.add(self._open.pop(job.id).finding)
+            # Progress names the newest step; the records of the first one are on their way.
+            if known.reported_ns:
+                self.went_on(job.id, body.generation, known.reported_ns)
+            elif known.restored_ns:
+                known.reported_ns = body.at_ns
         elif job.state in ENDED:
             self.add(self._open.pop(job.id).finding)
+
+    def went_on(self, number: int, generation: int, at_ns: int) -> None:
+        """A gang made a step; the first one of a gang that formed again ends its incident."""
+        known = self._open.get(number)
+        if known is None or known.generation != generation or not known.restored_ns:
+            return
+        resumed_ns = max(at_ns, known.restored_ns)  # clocks of nodes are only nearly ours
+        known.finding.evidence |= {
+            "restored_seconds": (known.restored_ns - known.began_ns) / 1e9,
+            "resumed_seconds": (resumed_ns - known.began_ns) / 1e9,
+            "generation": generation,
+        }
+        self.add(self._open.pop(number).finding)
 
     def _begun(self, job: Job, event: Event, commands: Sequence[Command]) -> Finding:
         body = event.body
@@ -194,7 +207,8 @@ class Chronicle:
         run = self.run_of(job)
         run.state = job.state
         placement = job.placement
-        if placement is not None:
+        if placement is not None and self._placed.get(job.id) is not placement:
+            self._placed[job.id] = placement
             nodes = list(names_of(self.core.view.fleet, placement.nodes))
             last = run.placements[-1] if run.placements else {}
             if (last.get("nodes"), last.get("generation")) != (nodes, job.generation):
@@ -207,6 +221,7 @@ class Chronicle:
                 run.placements = [*run.placements[1 - MOST_PLACEMENTS :], entry]
         if job.state in ENDED and job.id not in self._ended:
             self._ended.add(job.id)
+            self._placed.pop(job.id, None)
             run.ended = time_ns / 1e9
             run.exit = {"reason": job.why.code, "message": str(job.why), "evidence": job.evidence}
             body = {"job": job.id, "name": job.spec.name, "state": job.state, "why": str(job.why)}

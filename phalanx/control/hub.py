@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from msgspec import structs
 
@@ -35,9 +36,8 @@ from phalanx.cluster.outbox import Outbox
 from phalanx.cluster.timeouts import derive
 from phalanx.cluster.watch import GangRecord, Watch
 from phalanx.control.autopsy import Autopsy
-from phalanx.control.connection import Connection
 from phalanx.control.controller import Controller
-from phalanx.control.fast_socket import framed
+from phalanx.control.frames import framed
 from phalanx.control.log_requests import LogRequests
 from phalanx.control.metrics import Metrics
 from phalanx.control.shell_wire import ShellOutput
@@ -47,6 +47,9 @@ from phalanx.control.wire import Deliver, LogPart, Rejected, Seen, Up, encode
 from phalanx.observe.node_records import NodeRecords
 from phalanx.observe.node_sample import NodeSample
 from phalanx.observe.recorder import Recorder
+
+if TYPE_CHECKING:
+    from phalanx.control.agent_socket import AgentSocket
 
 logger = logging.getLogger("phalanx.server")
 
@@ -78,7 +81,7 @@ class Hub:
         now = controller.clock.now_ns
         self.autopsy = Autopsy(self.watch, self.push, controller.tell, now)
         self.shells = Shells(self.push)
-        self.connections: dict[int, Connection] = {}
+        self.connections: dict[int, AgentSocket] = {}
         self.skew_ns: dict[int, int] = {}  # of each node's clock, ahead of the server's
         self.stores: dict[int, str] = {}  # host:port of each node's store
         controller.listeners.append(self.deliver)
@@ -96,7 +99,7 @@ class Hub:
                 self.gather.running(number, job.generation, job.placement.nodes, now)
             self._watch(number)
 
-    def connect(self, connection: Connection, incarnation: int) -> None:
+    def connect(self, connection: AgentSocket, incarnation: int) -> None:
         """An agent was let in; a connection that it had before is over."""
         before = self.connections.get(connection.node)
         if before is not None:
@@ -105,7 +108,7 @@ class Hub:
         now = self.controller.clock.now_ns()
         self.liveness.watch(connection.node, now, incarnation)
 
-    def disconnect(self, connection: Connection) -> None:
+    def disconnect(self, connection: AgentSocket) -> None:
         """A connection broke: the node is lost unless its agent comes back in time."""
         if self.connections.get(connection.node) is connection:
             del self.connections[connection.node]
@@ -137,7 +140,7 @@ class Hub:
         if found is not None:
             self.controller.tell([found])
 
-    def receive(self, connection: Connection, message: Up) -> None:
+    def receive(self, connection: AgentSocket, message: Up) -> None:
         """A message of an agent; what it says about another node is not believed."""
         if isinstance(message, ShellOutput):
             self.shells.receive(connection.node, message)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 
-from phalanx.control.fast_socket import framed
+from phalanx.control.frames import framed
 from phalanx.control.wire import LogPart, ReadLog, StopLog, encode
 
 PARTS_WAITING = 256  # for a slow reader; more are dropped, which the reader is told

@@ -10,14 +10,16 @@ import resource
 import signal
 import socket
 from collections.abc import Callable, Coroutine, Iterator
+from functools import partial
 from typing import Any
 
 import uvicorn
 from uvicorn.config import Config
 
 from phalanx import __version__
+from phalanx.control.agent_socket import AgentSocket
 from phalanx.control.app import make_app
-from phalanx.control.fast_socket import FastSocket
+from phalanx.control.front import Front
 from phalanx.control.server import Options, Server
 from phalanx.control.server_file import ServerFile
 from phalanx.control.store import StoreError
@@ -57,9 +59,10 @@ def serve(
     server.url = options.url or f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
     config = Config(
         make_app(server),
-        ws=FastSocket,
+        http=partial(Front, partial(AgentSocket, server)),  # type: ignore[arg-type]
+        ws="websockets-sansio",
         ws_max_size=MOST_FRAME_BYTES,
-        ws_ping_interval=None,  # agents have heartbeats
+        ws_ping_interval=None,
         ws_per_message_deflate=False,
         access_log=False,
         log_level="warning",

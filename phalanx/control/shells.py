@@ -18,7 +18,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from phalanx.cluster.job import Job
 from phalanx.control.auth import AuthError, Token, bearer, may_see, require
 from phalanx.control.endpoints import WRITERS
-from phalanx.control.fast_socket import framed
+from phalanx.control.frames import framed
 from phalanx.control.shell_wire import (
     MOST_UNREAD,
     CloseShell,

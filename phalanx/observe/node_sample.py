@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from msgspec import Struct
+
+from phalanx.observe.dcgm import EXPORTER, Dcgm
+from phalanx.observe.gpu_sample import Gpus, open_nvml
 
 HOST = (
     "cpu_utilization",
@@ -26,19 +27,6 @@ HOST = (
     "network_transmit_bytes_per_second",
     "network_errors",
     "out_of_memory_kills",
-)
-GPU = (
-    "gpu_utilization",
-    "gpu_memory_used_bytes",
-    "gpu_temperature_celsius",
-    "gpu_power_watts",
-    "gpu_sm_clock_megahertz",
-    "gpu_memory_clock_megahertz",
-    "gpu_ecc_uncorrected",
-    "gpu_ecc_corrected",
-    "gpu_throttle_reasons",
-    "gpu_pcie_receive_bytes_per_second",
-    "gpu_pcie_transmit_bytes_per_second",
 )
 LOOPBACK = "lo"
 
@@ -55,9 +43,17 @@ class NodeSample(Struct, frozen=True, kw_only=True, tag_field="kind", tag=True):
 class Sampler:
     """Looks again and again. ``proc`` is another folder in tests."""
 
-    def __init__(self, folder: Path, proc: Path = Path("/proc"), gpus: bool = True) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        proc: Path = Path("/proc"),
+        *,
+        gpus: bool = True,
+        dcgm: str = EXPORTER,
+    ) -> None:
         self._folder, self._proc = folder, proc
-        self._nvml: Any = _open_nvml() if gpus else None
+        nvml = open_nvml() if gpus else None
+        self._gpus = Gpus(nvml, Dcgm(dcgm) if dcgm and nvml is not None else None)
         self._before: dict[str, float] = {}
         self._at = 0.0
 
@@ -70,7 +66,7 @@ class Sampler:
         now = time.monotonic()
         rates = self._rates(host, now - self._at if self._at else 0.0)
         self._at = now
-        return rates, self._gpus()
+        return rates, self._gpus.look()
 
     def _rates(self, host: dict[str, float], seconds: float) -> dict[str, float]:
         """Counters as rates; a counter that went back (a driver loaded anew) gives none."""
@@ -122,47 +118,3 @@ class Sampler:
             if name == "oom_kill":
                 return {"out_of_memory_kills": float(value)}
         return {}
-
-    def _gpus(self) -> dict[str, tuple[float, ...]]:
-        if self._nvml is None:
-            return {}
-        try:
-            count = self._nvml.nvmlDeviceGetCount()
-            looks = [self._gpu(self._nvml.nvmlDeviceGetHandleByIndex(i)) for i in range(count)]
-        except self._nvml.NVMLError:
-            return {}
-        return {name: tuple(look.get(name, float("nan")) for look in looks) for name in GPU}
-
-    def _gpu(self, handle: Any) -> dict[str, float]:
-        nvml, found = self._nvml, dict[str, float]()
-        asks: dict[str, Callable[[], float]] = {
-            "gpu_utilization": lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100,
-            "gpu_memory_used_bytes": lambda: nvml.nvmlDeviceGetMemoryInfo(handle).used,
-            "gpu_temperature_celsius": lambda: nvml.nvmlDeviceGetTemperature(handle, 0),
-            "gpu_power_watts": lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1000,
-            "gpu_sm_clock_megahertz": lambda: nvml.nvmlDeviceGetClockInfo(handle, 1),
-            "gpu_memory_clock_megahertz": lambda: nvml.nvmlDeviceGetClockInfo(handle, 2),
-            "gpu_ecc_uncorrected": lambda: nvml.nvmlDeviceGetTotalEccErrors(handle, 1, 0),
-            "gpu_ecc_corrected": lambda: nvml.nvmlDeviceGetTotalEccErrors(handle, 0, 0),
-            "gpu_throttle_reasons": lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle),
-            "gpu_pcie_receive_bytes_per_second": lambda: (
-                nvml.nvmlDeviceGetPcieThroughput(handle, 1) * 1024
-            ),
-            "gpu_pcie_transmit_bytes_per_second": lambda: (
-                nvml.nvmlDeviceGetPcieThroughput(handle, 0) * 1024
-            ),
-        }
-        for name, ask in asks.items():
-            with suppress(nvml.NVMLError):  # not every card knows everything
-                found[name] = float(ask())
-        return found
-
-
-def _open_nvml() -> Any:
-    try:
-        import pynvml
-
-        pynvml.nvmlInit()
-    except Exception:  # no module, no driver, or one that is broken: the node has no GPU numbers
-        return None
-    return pynvml

@@ -62,7 +62,7 @@ def series(
     found: dict[str, Series] = {}
     for name in names:
         reads = [
-            store.read(table, name, tier, *span)
+            _newest_too(store, table, name, tier, span)
             for table in tables
             if table.column(name) is not None
         ]
@@ -85,7 +85,7 @@ def ranks(
     tier = choose_tier(store, alike, span, columns, width=column.width)
     statistic = "mean" if tier == 0 else "max"
     read = {
-        name: _together([store.read(table, name, tier, *span) for table in alike])
+        name: _together([_newest_too(store, table, name, tier, span) for table in alike])
         for name in ("step_seconds", "own_seconds")
     }
     own = read["own_seconds"]
@@ -125,7 +125,7 @@ def devices(store: MetricStore, owner: str, span: tuple[int, int], points: int) 
     host, gpus = dict[str, Series](), dict[str, list[Numbers]]()
     time: list[float] = []
     for column in table.columns:
-        read = store.read(table, column.name, tier, *span)
+        read = _newest_too(store, table, column.name, tier, span)
         edges = _edges(len(read.times_ns), points)
         if column.name.startswith("gpu_"):
             time = (read.times_ns[edges[1:] - 1] / SECOND_NS).tolist()
@@ -154,7 +154,10 @@ def choose_tier(
     *,
     width: int,
 ) -> int:
-    """The finest tier that reaches back far enough and is not too much to read."""
+    """The coarsest tier that reaches back far enough and still gives so many points.
+
+    Least and most are kept at every distance, so a finer one would show the same.
+    """
     spans = [[store.span(table, tier) for table in tables] for tier in range(len(TIERS))]
     known = [[each for each in found if each[2]] for found in spans]
     starts = [min((first for first, _, _ in found), default=0) for found in known]
@@ -171,8 +174,47 @@ def choose_tier(
         bucket = max(TIERS[tier].bucket_ns, 60 * SECOND_NS)
         rows = sum(rows * _share(first, last, span) for first, last, rows in found)
         if starts[tier] <= wanted + bucket and rows <= most_rows:
-            break
+            return _coarser(known, starts, span, points, tier)
     return chosen
+
+
+def _coarser(
+    known: Sequence[Sequence[tuple[int, int, int]]],
+    starts: Sequence[int],
+    span: tuple[int, int],
+    points: int,
+    finest: int,
+) -> int:
+    chosen = finest
+    for tier in range(finest + 1, len(TIERS)):
+        rows = sum(rows * _share(first, last, span) for first, last, rows in known[tier])
+        if rows >= points and starts[tier] <= starts[finest]:
+            chosen = tier
+    return chosen
+
+
+def _newest_too(
+    store: MetricStore, table: TableInfo, name: str, tier: int, span: tuple[int, int]
+) -> Read:
+    """A column in a tier, and behind its last whole bucket what finer tiers know already."""
+    read = store.read(table, name, tier, *span)
+    if tier == 0:
+        return read
+    ends = int(read.times_ns[-1]) + TIERS[tier].bucket_ns if len(read.times_ns) else span[0]
+    if ends > span[1]:
+        return read
+    finer = _newest_too(store, table, name, tier - 1, (ends, span[1]))
+    if not len(finer.times_ns):
+        return read
+    column = finer.values["mean"]
+    return Read(
+        np.concatenate([read.times_ns, finer.times_ns]),
+        np.concatenate([read.steps, finer.steps]),
+        {
+            statistic: np.concatenate([values, finer.values.get(statistic, column)])
+            for statistic, values in read.values.items()
+        },
+    )
 
 
 def _share(first: int, last: int, span: tuple[int, int]) -> float:

@@ -16,8 +16,9 @@ from msgspec import Struct, field
 
 from phalanx.cluster.policy import PricePolicy
 from phalanx.observe.gang_steps import GangStep
+from phalanx.observe.gpu_sample import GPU
 from phalanx.observe.node_records import DETAIL_WORLD, PARTS, Floats
-from phalanx.observe.node_sample import GPU, HOST, NodeSample
+from phalanx.observe.node_sample import HOST, NodeSample
 from phalanx.observe.store import MetricStore
 from phalanx.observe.tables import DAY_NS, Array, Column, Table
 from phalanx.train.records import CheckpointRecord, StepRecord, ValidationRecord
@@ -118,7 +119,8 @@ class Recorder:
             return
         columns = [Column(each) for each in HOST]
         columns += [Column(each, width) for each in GPU] if width else []
-        table = self.store.table(f"node:{name}", f"devices{width}", 0, columns)
+        # A version that measures more begins a table of its own.
+        table = self.store.table(f"node:{name}", f"devices{width}", len(columns), columns)
         row: dict[str, float | Array] = {n: v for n, v in sample.host.items() if n in HOST}
         row |= {n: np.asarray(v) for n, v in sample.gpus.items() if len(v) == width}
         table.append(min(sample.time_ns, now_ns), 0, row)

@@ -9,7 +9,8 @@ import pytest
 
 from phalanx.cluster.policy import PricePolicy
 from phalanx.observe import query
-from phalanx.observe.node_sample import GPU, HOST, NodeSample, Sampler
+from phalanx.observe.gpu_sample import GPU
+from phalanx.observe.node_sample import HOST, NodeSample, Sampler
 from phalanx.observe.recorder import Recorder
 from phalanx.observe.store import MetricStore
 

@@ -133,6 +133,16 @@ def test_a_killed_worker_appears_as_an_incident_while_one_looks(run: Run, at: Ta
     assert "SIGKILL" in newest.inner_text() and node in newest.inner_text()
 
 
+def test_an_incident_ends_with_the_first_step_of_the_gang_that_formed_again(run: Run) -> None:
+    incident = run.stage.get(f"/v1/jobs/{run.job}/incidents")["incidents"][0]
+    generation = incident["evidence"]["generation"]
+    curve = run.stage.get(f"/v1/jobs/{run.job}/metrics?names=generation")["series"]["generation"]
+    first = curve["time"][curve["value"].index(generation)]
+    took = incident["evidence"]["resumed_seconds"]
+    assert took == pytest.approx(first - incident["time"], abs=0.02)
+    assert took >= incident["evidence"]["restored_seconds"] > 0
+
+
 def test_events_carry_their_decisions_and_reasons(run: Run, at: Tab) -> None:
     at.sign_in(run.token, "events")
     exits = [each for each in run.events() if each["kind"] == "WorkerExited"]

@@ -5,8 +5,10 @@ import { card, empty, fill, figure, h, table } from "../lib/dom.js";
 import { clock, moment, short, span } from "../lib/format.js";
 import { state } from "../lib/state.js";
 
+const share = (v) => `${Math.round(100 * v)} %`;
 const HOST = [["load", "Load", short], ["memory_used_bytes", "Memory in use", (v, digits) => `${short(v, digits)}B`], ["network_receive_bytes_per_second", "Network in", (v, digits) => `${short(v, digits)}B/s`], ["disk_free_bytes", "Disk free", (v, digits) => `${short(v, digits)}B`]];
-const DEVICES = [["gpu_utilization", "GPUs busy", (v) => `${Math.round(v)} %`], ["gpu_temperature_celsius", "GPU temperature", (v) => `${Math.round(v)} °C`], ["gpu_power_watts", "GPU power", (v) => `${Math.round(v)} W`], ["gpu_memory_used_bytes", "GPU memory", (v, digits) => `${short(v, digits)}B`]];
+const DEVICES = [["gpu_utilization", "GPUs busy", share], ["gpu_temperature_celsius", "GPU temperature", (v) => `${Math.round(v)} °C`], ["gpu_power_watts", "GPU power", (v) => `${Math.round(v)} W`], ["gpu_memory_used_bytes", "GPU memory", (v, digits) => `${short(v, digits)}B`],
+  ["gpu_sm_activity", "SMs active", share], ["gpu_tensor_activity", "Tensor cores active", share], ["gpu_dram_activity", "GPU memory busy", share], ["gpu_nvlink_transmit_bytes_per_second", "NVLink out", (v, digits) => `${short(v, digits)}B/s`], ["gpu_pcie_transmit_bytes_per_second", "PCIe out", (v, digits) => `${short(v, digits)}B/s`]];
 
 export function nodeView({ rest: [name] }) {
   const now = h("span");
