@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
@@ -12,7 +13,7 @@ from phalanx.cluster.column import Column
 from phalanx.cluster.fleet import NodeState
 from phalanx.control import api_types as t
 from phalanx.control.api_server import token_out
-from phalanx.control.auth import LINK_HOURS, SESSION_HOURS
+from phalanx.control.auth import LINK_HOURS, SESSION_HOURS, AuthError
 from phalanx.control.endpoints import EVERYBODY, ApiError, Call, Endpoint
 from phalanx.control.fleet_history import Frame, frame_of
 from phalanx.control.fleet_pace import slowness
@@ -223,7 +224,12 @@ async def login_link(call: Call) -> LoginLink:
     token = call.token
     secret, made = await call.server.read(
         lambda: call.leading.tokens.create(
-            "login", token.name, team=token.team, hours=LINK_HOURS, grants=token.role
+            "login",
+            token.name,
+            team=token.team,
+            hours=LINK_HOURS,
+            grants=token.role,
+            parent=token.parent or token.id,
         )
     )
     return LoginLink(url=_address(call.server.url, secret), code=secret, expires_ns=made.expires_ns)
@@ -233,8 +239,11 @@ def login_url(server: Server) -> str:
     """A link for the administrator who has just started a server."""
     if server.leading is None:
         return server.url + "/"
-    create = server.leading.tokens.create
-    return _address(server.url, create("login", "admin", hours=LINK_HOURS, grants="admin")[0])
+    tokens, parent = server.leading.tokens, ""
+    with suppress(OSError, AuthError):
+        parent = tokens.check((server.options.state / "admin.token").read_text().strip()).id
+    made = tokens.create("login", "admin", hours=LINK_HOURS, grants="admin", parent=parent)
+    return _address(server.url, made[0])
 
 
 def _address(url: str, secret: str) -> str:
@@ -249,7 +258,9 @@ async def login(call: Call) -> Session:
         raise ApiError(409, "link_used", "this link was used already: ask for another")
     await call.server.read(tokens.revoke, link.id)
     secret, made = await call.server.read(
-        lambda: tokens.create(link.grants, link.name, team=link.team, hours=SESSION_HOURS)
+        lambda: tokens.create(
+            link.grants, link.name, team=link.team, hours=SESSION_HOURS, parent=link.parent
+        )
     )
     return Session(secret=secret, token=token_out(made))
 

@@ -13,7 +13,7 @@ from msgspec import Meta
 from phalanx.cluster.job import Job
 from phalanx.control import api_types as t
 from phalanx.control.endpoints import EVERYBODY, WRITERS, ApiError, Call, Endpoint
-from phalanx.control.helper import BusyError
+from phalanx.control.helper import BusyError, TooLongError
 from phalanx.control.payload import Train, decode_payload
 from phalanx.observe import planning, scenarios
 from phalanx.plan.request import Request
@@ -155,6 +155,8 @@ async def _helped(call: Call, function: Callable[..., T], *args: Any) -> T:
         return await call.server.helper.call(function, *args)
     except BusyError as error:
         raise ApiError(429, "too_many_requests", str(error), 2.0) from None
+    except TooLongError as error:
+        raise ApiError(422, "too_long", str(error)) from None
 
 
 ENDPOINTS = [

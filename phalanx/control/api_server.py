@@ -11,6 +11,7 @@ from phalanx.control import api_types as t
 from phalanx.control.agent_endpoint import NAME, name_taken
 from phalanx.control.auth import JOIN_HOURS, Role, Token
 from phalanx.control.endpoints import ADMIN, EVERYBODY, ApiError, Call, Endpoint
+from phalanx.control.live import QUIET
 from phalanx.control.views import notice_out, questions, team_of
 from phalanx.control.wire import JoinAnswer, JoinRequest
 
@@ -97,6 +98,7 @@ async def revoke_token(call: Call) -> t.Whoami:
     token = await call.server.read(call.leading.tokens.revoke, call.path.token)
     if token is None:
         raise ApiError(404, "no_such_token", f"there is no token {call.path.token}")
+    call.leading.push(QUIET)  # whoever listens with it is cut off
     return t.Whoami(token=token_out(token))
 
 

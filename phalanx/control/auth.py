@@ -35,6 +35,7 @@ class Token(Struct, frozen=True, kw_only=True, omit_defaults=True):
     node: str = ""
     machine: str = ""
     grants: Role = "read"  # what a login link is exchanged for
+    parent: str = ""  # id of the token that it was made with; it ends with that one
     created_ns: int = 0
     expires_ns: int = 0  # 0: never
     revoked: bool = False
@@ -90,6 +91,7 @@ class Tokens:
         node: str = "",
         machine: str = "",
         grants: Role = "read",
+        parent: str = "",
     ) -> tuple[str, Token]:
         """A new token, in words that only its owner will know, and its record."""
         secret = f"{PREFIX}{role}_{secrets.token_urlsafe(32)}"
@@ -102,6 +104,7 @@ class Tokens:
             node=node,
             machine=machine,
             grants=grants,
+            parent=parent,
             created_ns=now,
             expires_ns=now + int(hours * HOUR_NS) if hours else 0,
         )
@@ -132,7 +135,7 @@ class Tokens:
     def check(self, secret: str) -> Token:
         """The record of a token that is good now; AuthError otherwise."""
         token = self._by_digest.get(_digest(secret))
-        if token is None or token.revoked:
+        if token is None or self._revoked(token):
             raise AuthError(
                 401,
                 "wrong_token",
@@ -148,6 +151,19 @@ class Tokens:
                 f"`phalanx token create --role {token.role}`",
             )
         return token
+
+    def alive(self, number: str) -> bool:
+        """Whether a token that was good before still is."""
+        digest = self._digests.get(number)
+        token = self._by_digest[digest] if digest is not None else None
+        if token is None or self._revoked(token):
+            return False
+        return not token.expires_ns or token.expires_ns > self._now_ns()
+
+    def _revoked(self, token: Token) -> bool:
+        """Whether it, or the one that it was made with, was revoked."""
+        parent = self._digests.get(token.parent)
+        return token.revoked or (parent is not None and self._by_digest[parent].revoked)
 
     def _keep(self, digest: bytes, token: Token) -> None:
         self._store.put_token(token.id, msgspec.msgpack.encode(Kept(digest, token)))

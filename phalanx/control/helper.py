@@ -8,9 +8,11 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import os
+import signal
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from functools import partial
 from typing import ParamSpec, TypeVar
 
 from phalanx.control.parent import follow
@@ -19,16 +21,23 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 MOST_WAITING = 8
+LIMIT_SECONDS = 60.0  # for one question, once its turn has come
+PATIENCE_SECONDS = 120.0  # with the turns of others before it
 
 
 class BusyError(Exception):
     """Too many wait already."""
 
 
+class TooLongError(Exception):
+    """A question that takes more than the server gives to one."""
+
+
 class Helper:
     """The process; it is started when it is first asked, and ends with the server."""
 
-    def __init__(self) -> None:
+    def __init__(self, limit_seconds: float = LIMIT_SECONDS) -> None:
+        self.limit_seconds = limit_seconds
         self._pool: ProcessPoolExecutor | None = None
         self._waiting = 0
 
@@ -39,8 +48,12 @@ class Helper:
         self._waiting += 1
         try:
             pool = self._pool = self._pool or self._start()
-            future = pool.submit(function, *args, **kwargs)
-            return await asyncio.wrap_future(future)
+            asked = partial(function, *args, **kwargs)
+            future = pool.submit(_bounded, asked, self.limit_seconds)
+            async with asyncio.timeout(self.limit_seconds + PATIENCE_SECONDS):
+                return await asyncio.wrap_future(future)
+        except TimeoutError:
+            raise BusyError("others' plans and simulations take very long") from None
         except BrokenProcessPool:
             self._pool = None
             raise BusyError("the helper's process ended; ask again") from None
@@ -55,6 +68,22 @@ class Helper:
         """End the process."""
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _bounded(asked: Callable[[], T], seconds: float) -> T:
+    """In the process: one question's answer, or TooLongError."""
+
+    def over(*_: object) -> None:
+        raise TooLongError(
+            f"this takes more than {seconds:.0f} s: ask for less, or use the command line"
+        )
+
+    signal.signal(signal.SIGALRM, over)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        return asked()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
 
 
 def _settle(server: int) -> None:

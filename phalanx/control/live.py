@@ -35,6 +35,7 @@ MOST_WAITING = 1_000  # entries for a slow reader, who is cut off behind them
 FIRST_SECONDS = 5.0
 QUIET_SECONDS = 15.0  # a sign of life when nothing happens
 REFUSED = 4401
+QUIET = Pushed("quiet", "", {})
 
 
 async def serve_live(server: Server, socket: WebSocket) -> None:
@@ -71,8 +72,10 @@ async def _send(server: Server, leading: Leading, token: Token, socket: WebSocke
                 async with asyncio.timeout(QUIET_SECONDS):
                     entry = await waiting.get()
             except TimeoutError:
-                await socket.send_text('{"kind":"quiet"}')
-                continue
+                entry = QUIET
+            if not leading.tokens.alive(token.id):
+                await socket.close(REFUSED, "wrong_token")
+                return
             if waiting.full():
                 await socket.close(1013, "too slow")
                 return

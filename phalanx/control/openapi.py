@@ -21,6 +21,7 @@ REFUSALS = {
     "409": "It does not fit the present state; the message says why.",
     "413": "The body is too large.",
     "415": "The body is not JSON.",
+    "422": "It would take more work than the server gives to one request.",
     "429": "Too many requests; see Retry-After.",
     "503": "This server does not lead, or cannot store anything now.",
 }

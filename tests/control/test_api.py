@@ -281,3 +281,21 @@ def test_a_live_view_shows_events_that_its_reader_may_see(
         with pytest.raises(ConnectionClosed) as closed:
             socket.recv(10)
         assert closed.value.rcvd is not None and closed.value.rcvd.code == 4401
+
+
+def test_whoever_listens_is_cut_off_when_the_token_ends(server: ServerProcess) -> None:
+    secret = server.token("read", "listener")
+    number = server.call("GET", "/v1/whoami", token=secret)[1]["token"]["id"]
+    link = server.call("POST", "/v1/login-links", token=secret)[1]["code"]
+    session = server.call("POST", "/v1/login", token=link)[1]["secret"]
+    late = server.call("POST", "/v1/login-links", token=session)[1]["code"]
+    url = server.url.replace("http", "ws") + "/v1/live"
+    with connect(url) as socket:
+        socket.send(session)
+        assert json.loads(socket.recv(10))["kind"] == "ready"
+        assert server.call("DELETE", f"/v1/tokens/{number}")[0] == 200
+        with pytest.raises(ConnectionClosed) as closed:
+            socket.recv(10)
+        assert closed.value.rcvd is not None and closed.value.rcvd.code == 4401
+    assert server.call("GET", "/v1/whoami", token=session)[0] == 401
+    assert server.call("POST", "/v1/login", token=late)[0] == 401

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from phalanx.control.client import Client
 from phalanx.control.stage import Stage
 from tests.control.jobs import write_job
 from tests.observe.browser import Tab, browser, chromium, tab
@@ -91,6 +92,20 @@ def test_a_login_link_signs_in_once_and_leaves_the_address(run: Run, chrome: Any
     with tab(chrome, run.stage.url) as second:
         second.page.goto(link)
         second.wait_for_text("This link was used already")
+
+
+def test_a_page_ends_with_the_token_that_it_was_opened_with(
+    run: Run, chrome: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = run.stage.client
+    mine = client.post("/v1/tokens", {"name": "guest", "role": "read"}, dict)
+    monkeypatch.setenv("PHALANX_TOKEN", mine["secret"])
+    link = Client(run.stage.url, run.stage.state).post("/v1/login-links", None, dict)["url"]
+    with tab(chrome, run.stage.url) as opened:
+        opened.page.goto(link + "/jobs")
+        opened.wait_for_text("watched")
+        client.delete(f"/v1/tokens/{mine['token']['id']}", dict)
+        opened.wait_for_text("this token is not good any more")
 
 
 def test_a_wrong_token_is_refused_and_the_right_one_opens_the_fleet(run: Run, chrome: Any) -> None:

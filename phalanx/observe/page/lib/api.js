@@ -104,7 +104,7 @@ export class Live extends EventTarget {
       if (this.socket !== socket) return;
       this.socket = null;
       clearTimeout(this.silence);
-      if (code === 4401) return;
+      if (code === 4401) { if (token) dispatchEvent(new CustomEvent("phalanx:login", { detail: "this token is not good any more" })); return; }
       this.set("away");
       const wait = Math.min(LONGEST_MS, 400 * 1.7 ** this.tries++) * (0.7 + 0.6 * Math.random());
       this.retry = setTimeout(() => this.open(), wait);
