@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 from types import FrameType
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from phalanx.checkpoint import Checkpointer
+    from phalanx.train.waits import PeerWaits
 
 SLOTS = 4
 
@@ -47,6 +49,7 @@ class WorkerClient:
         self._checkpointer: Checkpointer | None = None
         self._ring: RingSink | None = None
         self._stepped_at, self._tokens = 0.0, 0
+        self._waits: PeerWaits | None = None
         if self.under_phalanx:
             signal.signal(signal.SIGTERM, self._stop)
             self._link = Link(os.environ["PHALANX_AGENT"], self._present, lambda order: None)
@@ -62,13 +65,16 @@ class WorkerClient:
         grad_norm: float | None = None,
         learning_rate: float = 0.0,
         tokens: int = 0,
+        own_seconds: float | None = None,
     ) -> None:
         """A step is complete; numbers that are given are shown and kept. ``tokens``: of all ranks.
 
         They must be numbers of the host: asking a device for them is the program's choice.
+        ``own_seconds``: of the step, without waiting for peers; it is what tells a slow rank from
+        the others. On CPU it is measured where the program does not say.
         """
         self._step = step
-        self._record(step, loss, grad_norm, learning_rate, tokens)
+        self._record(step, loss, grad_norm, learning_rate, tokens, own_seconds)
         if self._link is not None:
             fact = Sealed(
                 job=int(os.environ["PHALANX_JOB"]),
@@ -87,13 +93,17 @@ class WorkerClient:
         grad_norm: float | None,
         learning_rate: float,
         tokens: int,
+        own_seconds: float | None,
     ) -> None:
         now, before = time.perf_counter(), self._stepped_at
         self._stepped_at = now
-        if self._ring is None or not before:
+        if self._ring is None:
             return
-        self._tokens += tokens
         seconds = now - before
+        parts = self._parts(seconds, own_seconds)
+        if not before:
+            return  # nobody knows when the first step began
+        self._tokens += tokens
         record = StepRecord(
             job=os.environ["PHALANX_JOB"],
             generation=self._generation,
@@ -107,7 +117,7 @@ class WorkerClient:
             grad_norm=grad_norm,
             learning_rate=learning_rate,
             step_seconds=seconds,
-            parts=StepParts(),
+            parts=parts,
             tokens_per_second=tokens / seconds if seconds else 0.0,
             mfu=None,
             hfu=None,
@@ -119,6 +129,24 @@ class WorkerClient:
         )
         self._ring.write(record)
         self._ring.flush()
+
+    def _parts(self, seconds: float, own_seconds: float | None) -> StepParts:
+        """What of a step is known to have been this rank's own work."""
+        torch = sys.modules.get("torch")  # whoever has not imported it has no collectives
+        if own_seconds is not None or torch is None or torch.cuda.is_initialized():
+            return StepParts(own=own_seconds)
+        from phalanx.train.waits import PeerWaits
+
+        if self._waits is None:
+            self._waits = PeerWaits()
+            return StepParts()
+        waits = self._waits.take()
+        blocked = seconds - waits.working - waits.cores
+        # Some libraries wait inside C++, where nobody sees it: then only time on a core is surely
+        # its own. Where the waits that are seen explain the blocked time, all the rest is.
+        seen = 2 * waits.peers >= blocked
+        own = max(waits.working, seconds - waits.peers - waits.cores) if seen else waits.working
+        return StepParts(peer_wait=waits.peers, own=min(own, seconds))
 
     def restore(self, state: dict[str, Tensor]) -> int:
         """Fill the tensors with what the gang continues from; its step. Collective."""

@@ -98,6 +98,16 @@ def test_one_slow_step_is_no_slow_rank():
     assert slow_compute(window) == []
 
 
+def test_few_restless_ranks_that_agree_by_chance_accuse_nobody():
+    # Three ranks with one middle, a fourth a little above: only how much each varies from step to
+    # step tells that this is chance.
+    swing = np.array([-30, 30, -20, 20, -10, 10, 0, -30, 30, -20, 20]) * 1_000_000
+    restless = np.stack([100_000_000 + swing + extra for extra in (0, 1000, 2000, 8_000_000)], 1)
+    assert slow_compute(restless) == []
+    calm = np.stack([100_000_000 + swing // 100 + extra for extra in (0, 0, 0, 8_000_000)], 1)
+    assert [slow.rank for slow in slow_compute(calm)] == [3]
+
+
 def test_a_slow_card_does_not_accuse_the_neighbours_that_send_to_it():
     noise = Noise(1000, 6)
     window = np.stack([noise.step() for _ in range(12)])

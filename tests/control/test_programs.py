@@ -46,6 +46,36 @@ assert all(bool((t == 12).all()) for t in state.values())
 dist.barrier()
 """
 
+SLOW = """
+import time
+import torch, torch.distributed as dist
+import phalanx
+
+dist.init_process_group("gloo")
+worker = phalanx.worker()
+step, busy = 0, 0.03 if dist.get_rank() == 2 else 0.015
+while not worker.stopping and step < 2000:
+    until = time.thread_time() + busy
+    while time.thread_time() < until:
+        pass
+    dist.all_reduce(torch.zeros(8))
+    step += 1
+    worker.stepped(step)
+"""
+
+
+def test_a_programs_slow_rank_is_named(tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text(SLOW)
+    with Stage(tmp_path, nodes=1, gpus_per_node=3) as stage:
+        job = stage.submit("--world-size", "3", "--", sys.executable, "slow.py")
+
+        def stragglers() -> list[int]:
+            found = stage.get(f"/v1/findings?job={job}")["findings"]
+            return [each["rank"] for each in found if each["kind"] == "straggler"]
+
+        stage.wait(stragglers, "somebody to be named", 90)
+        assert set(stragglers()) == {2}
+
 
 def test_a_plain_program_runs_as_a_gang_and_is_started_again(tmp_path: Path) -> None:
     (tmp_path / "plain.py").write_text(PLAIN)
