@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import gc
 import json
 import os
@@ -25,6 +26,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +138,8 @@ def percentile(values: list[float], share: float) -> float:
 async def run(nodes: int, heartbeat_seconds: float, seconds: float) -> dict[str, Any]:
     """The whole measurement."""
     found: dict[str, Any] = {"nodes": nodes, "heartbeat_seconds": heartbeat_seconds}
+    # People who give orders do not queue for each other.
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(64))
     with tempfile.TemporaryDirectory() as folder:
         server = ServerUnderTest(Path(folder), heartbeat_seconds)
         server.start()
@@ -215,15 +219,36 @@ async def latency(server: ServerUnderTest, fleet: LoadFleet, found: dict[str, An
         ordered[job] = time.monotonic()
         await server.call("POST", f"/v1/jobs/{job}/cancel")
 
+    disk = asyncio.create_task(syncs(server.folder / "probe"))
     orders = []
     for job in range(first, first + count):
         orders.append(asyncio.create_task(one(job)))
         await asyncio.sleep(0.02)
     await asyncio.gather(*orders)
+    disk.cancel()
     await fleet.until(lambda: all(job in fleet.stopped_at for job in ordered), 30)
     taken = [fleet.stopped_at[job] - at for job, at in ordered.items()]
     found["order_latency_ms"] = summary(taken)
+    found["disk_sync_ms"] = summary(await disk)
     found["agents_own_delay_ms"] = round(fleet.late_seconds * 1000, 1)
+
+
+async def syncs(path: Path) -> list[float]:
+    """What the disk takes for a small write meanwhile: an order is answered behind one of these."""
+    taken: list[float] = []
+
+    def write() -> float:
+        began = time.monotonic()
+        with path.open("ab") as file:
+            file.write(bytes(4096))
+            os.fsync(file.fileno())
+        return time.monotonic() - began
+
+    with contextlib.suppress(asyncio.CancelledError):
+        while True:
+            taken.append(await asyncio.to_thread(write))
+            await asyncio.sleep(0.1)
+    return taken
 
 
 def summary(taken: list[float]) -> dict[str, float]:

@@ -77,6 +77,7 @@ class Recorder:
         self.store, self.price = store, price
         self.gangs: dict[int, RecordedGang] = {}
         self.latest: dict[int, dict[str, float | int | None]] = {}  # by job: its newest row
+        self._remembered = store.owners("scalars")  # from before: the others need no look
 
     def begin(self, gang: RecordedGang) -> None:
         """A gang runs from now on."""
@@ -191,6 +192,8 @@ class Recorder:
     def _baselines(self, job: int) -> dict[int, deque[float]]:
         """Speeds by world size that the store remembers, after a restart of the server."""
         found: dict[int, deque[float]] = {}
+        if owner_of(job) not in self._remembered:
+            return found
         for table in self.store.find(owner_of(job), "scalars"):
             _, last, rows = self.store.span(table, 1)
             if not rows:

@@ -225,6 +225,12 @@ class MetricStore:
         """Tables of an owner, oldest generation first."""
         return [table for table in self.all_tables(owner) if table.kind == kind]
 
+    def owners(self, kind: str) -> set[str]:
+        """Whoever has a table of a kind."""
+        with closing(self._connect()) as database:
+            rows = database.execute("SELECT DISTINCT owner FROM tables WHERE kind = ?", (kind,))
+            return {owner for (owner,) in rows}
+
     def all_tables(self, owner: str) -> list[TableInfo]:
         """Every table of an owner, of any kind."""
         with closing(self._connect()) as database:
