@@ -26,6 +26,7 @@ COMMANDS = {
     "show": ("phalanx.cli.jobs:show", "Show a job."),
     "why": ("phalanx.cli.jobs:why", "Say why a job is where it is, or what it waits for."),
     "logs": ("phalanx.cli.jobs:logs", "Show what a job's ranks print."),
+    "steps": ("phalanx.cli.steps:steps", "Show what every rank recorded of some steps."),
     "shell": ("phalanx.cli.shell:shell", "Open a shell in a job's environment on a node."),
     "cancel": ("phalanx.cli.jobs:cancel", "End a job."),
     "scale": ("phalanx.cli.jobs:scale", "Give an elastic job another number of replicas."),

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from phalanx.cli.options import Json, print_json
 from phalanx.cli.remote import ServerUrl, State, connected
 from phalanx.cli.runs import write_out
-from phalanx.observe.traces import merge_traces, read_trace
+from phalanx.control.client import Client, ClientError
+from phalanx.observe.traces import merge_traces, trace_of
 
 app = typer.Typer()
+
+Trace = dict[str, Any]
 
 
 @app.command()
@@ -33,21 +36,14 @@ def profile(
     except ValueError:
         raise typer.BadParameter("numbers with commas between them", param_hint="--ranks") from None
     with connected(server, json, state) as client:
-        began = time.time()
         body = {"steps": steps, "ranks": chosen}
         asked = client.post(f"/v1/jobs/{job}/profile", body, dict)
-    if not asked["folder"] or not Path(asked["folder"]).is_dir():
-        raise typer.BadParameter(
-            f"the run's folder ({asked['folder'] or 'not told yet'}) is not visible here: the "
-            "traces are in its logs/; run this where it is, or merge them there",
-            param_hint="JOB",
-        )
-    found = _wait(Path(asked["folder"]) / "logs", asked["ranks"], began, seconds)
-    skew = {int(rank): value for rank, value in asked["clock_skew_seconds"].items()}
-    try:
-        merged = merge_traces({rank: read_trace(path) for rank, path in found.items()}, skew)
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="JOB") from None
+        try:
+            found = _wait(client, job, asked, seconds)
+            skew = {int(rank): value for rank, value in asked["clock_skew_seconds"].items()}
+            merged = merge_traces(found, skew)
+        except ValueError as error:
+            raise typer.BadParameter(str(error), param_hint="JOB") from None
     path = out or Path(f"profile-{job}.json")
     write_out(path, merged)
     if json:
@@ -56,19 +52,22 @@ def profile(
         print(f"{path}: {len(found)} ranks; open it at https://ui.perfetto.dev")
 
 
-def _wait(logs: Path, ranks: list[int], began: float, seconds: float) -> dict[int, Path]:
+def _wait(client: Client, job: int, asked: dict[str, Any], seconds: float) -> dict[int, Trace]:
     """The traces, once all of them are there."""
-    deadline = time.monotonic() + seconds
+    deadline, found = time.monotonic() + seconds, dict[int, Trace]()
     while True:
-        found = {}
-        for rank in ranks:
-            paths = logs.glob(f"trace-step-*-rank-{rank}.json")
-            fresh = [path for path in paths if path.stat().st_mtime >= began - 1]
-            if fresh:
-                found[rank] = max(fresh, key=lambda path: path.stat().st_mtime)
-        if len(found) == len(ranks):
+        for rank in asked["ranks"]:
+            if rank in found:
+                continue
+            try:
+                pieces = client.stream(f"/v1/jobs/{job}/traces/{rank}", after_ns=asked["asked_ns"])
+                found[rank] = trace_of(b"".join(pieces), f"rank {rank}")
+            except ClientError as error:
+                if error.code not in ("no_such_trace", "not_running"):
+                    raise
+        if len(found) == len(asked["ranks"]):
             return found
         if time.monotonic() > deadline:
-            late = ", ".join(str(rank) for rank in ranks if rank not in found)
-            raise typer.BadParameter(f"no trace of rank {late} within {seconds:.0f} s")
-        time.sleep(0.2)
+            late = ", ".join(str(rank) for rank in asked["ranks"] if rank not in found)
+            raise ValueError(f"no trace of rank {late} within {seconds:.0f} s")
+        time.sleep(0.5)

@@ -33,6 +33,7 @@ from phalanx.cluster.messages import (
 )
 from phalanx.control import wire
 from phalanx.control.agent_config import AgentConfig
+from phalanx.control.agent_details import Details
 from phalanx.control.agent_files import machine_id, next_incarnation
 from phalanx.control.agent_logs import LogReader
 from phalanx.control.agent_shell import Shells
@@ -110,6 +111,7 @@ class AgentProcess:
         self.telemetry = Telemetry(self.crew.jobs, self.uplink.send, clock, sampler)
         self.crew.before_stop = lambda job: self.telemetry.collect(job, last=True)
         self.evidence = Evidence(self.crew.jobs, self.uplink.send)
+        self.details = Details(self.crew.jobs, self.uplink.send, lambda: self.skew_ns)
         self.store = ""
         self._early: list[LocalFact] = []  # before there is a machine
         self._unsaid: list[LocalFact] = []  # about the node, while there is no connection
@@ -288,8 +290,8 @@ class AgentProcess:
                 self.shells.hear(message)
             case wire.Profile():
                 self.crew.trace(message.job, message.ranks, message.steps)
-            case wire.WantDetail():
-                self.telemetry.want_detail(message.job, message.seconds)
+            case wire.ReadSteps() | wire.ReadTrace():
+                self.details.hear(message)
 
     def _remember(self, form: Form, store: str) -> None:
         known = self.forms.get(form.job)

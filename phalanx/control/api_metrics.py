@@ -8,9 +8,7 @@ from typing import Annotated
 from msgspec import Meta, field, structs
 
 from phalanx.control import api_types as t
-from phalanx.control.endpoints import EVERYBODY, WRITERS, ApiError, Call, Endpoint
-from phalanx.control.frames import framed
-from phalanx.control.wire import Profile, encode
+from phalanx.control.endpoints import EVERYBODY, Call, Endpoint
 from phalanx.observe import query
 from phalanx.observe.recorder import JOB_TABLES, owner_of
 
@@ -115,42 +113,6 @@ async def job_ranks(call: Call) -> RanksOut:
     return RanksOut(job=call.path.job, **structs.asdict(found or query.RankAnswer()))
 
 
-class ProfileIn(t.In, frozen=True):
-    """``ranks`` (): the first rank of every node, at most eight."""
-
-    steps: Annotated[int, Meta(ge=1, le=100)] = 5
-    ranks: Annotated[tuple[t.Number, ...], Meta(max_length=64)] = ()
-
-
-class ProfileOut(t.Out, frozen=True):
-    """Traces appear as ``logs/trace-step-*-rank-R.json`` in the run's folder."""
-
-    ranks: list[int]
-    folder: str
-    clock_skew_seconds: dict[str, float]  # by rank: of its node's clock, ahead of the server's
-
-
-async def profile(call: Call) -> ProfileOut:
-    """Has ranks of a running job trace their next steps."""
-    job = call.job()
-    placement, hub = job.placement, call.leading.hub
-    if placement is None or job.gang is None or job.gang.phase != "running":
-        raise ApiError(409, "not_running", f"job {job.id} does not run now")
-    slot_ranks = max(1, job.spec.gang.slot_gpus)
-    world = slot_ranks * len(placement.nodes)
-    ranks = sorted(set(call.body.ranks)) or list(range(0, world, slot_ranks))[:8]
-    if ranks[-1] >= world:
-        raise ApiError(400, "bad_request", f"rank {ranks[-1]}: the gang has {world}")
-    skew: dict[str, float] = {}
-    for rank in ranks:
-        node = placement.nodes[rank // slot_ranks]
-        order = Profile(job=job.id, ranks=(rank,), steps=call.body.steps)
-        hub.push(node, framed(encode(order)))
-        skew[str(rank)] = hub.skew_ns.get(node, 0) / 1e9
-    run = call.leading.chronicle.run_of(job)
-    return ProfileOut(ranks=ranks, folder=run.folder, clock_skew_seconds=skew)
-
-
 ENDPOINTS = [
     Endpoint(
         method="GET",
@@ -184,17 +146,5 @@ ENDPOINTS = [
         answer=DevicesOut,
         params=t.NodePath,
         query=DevicesQuery,
-    ),
-    Endpoint(
-        method="POST",
-        path="/v1/jobs/{job}/profile",
-        name="profile_job",
-        summary="Have ranks of a running job trace their next steps.",
-        roles=WRITERS,
-        handler=profile,
-        answer=ProfileOut,
-        params=t.JobPath,
-        body=ProfileIn,
-        audited=True,
     ),
 ]

@@ -15,6 +15,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 
 from phalanx.control import (
+    api_details,
     api_jobs,
     api_ledger,
     api_metrics,
@@ -42,6 +43,7 @@ ENDPOINTS: list[Endpoint] = [
     *api_jobs.ENDPOINTS,
     *api_nodes.ENDPOINTS,
     *api_metrics.ENDPOINTS,
+    *api_details.ENDPOINTS,
     *api_ledger.ENDPOINTS,
     *api_runs.ENDPOINTS,
     *api_prometheus.ENDPOINTS,

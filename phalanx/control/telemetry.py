@@ -30,7 +30,6 @@ class JobTelemetry:
         self.rings: dict[int, RingRecords] = {}
         self.waiting: dict[int, list[Said]] = {}  # by rank: steps that others here have not told of
         self.due = 0.0
-        self.detail_until = 0.0
 
     @property
     def world(self) -> int:
@@ -53,13 +52,12 @@ class JobTelemetry:
             lost, ring.lost_bytes = lost + ring.lost_bytes, 0
             refused, ring.refused = refused + ring.refused, 0
         ready = self._ready(now_ns, last)
-        summary = self.world > DETAIL_WORLD and time.monotonic() > self.detail_until
         return merge(
             node,
             self.here.job,
             self.generation,
             ready,
-            summary=summary,
+            summary=self.world > DETAIL_WORLD,
             lost_bytes=lost,
             refused=refused,
         )
@@ -137,8 +135,3 @@ class Telemetry:
         message = known.collect(node, now_ns, skew_ns, last=last)
         if message is not None:
             self._send(message)
-
-    def want_detail(self, job: int, seconds: float) -> None:
-        """Tell of every rank for a while."""
-        if job in self._known:
-            self._known[job].detail_until = time.monotonic() + min(seconds, 3600.0)

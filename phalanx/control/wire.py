@@ -118,11 +118,25 @@ class Profile(Frame, frozen=True, tag=True):
     steps: int
 
 
-class WantDetail(Frame, frozen=True, tag=True):
-    """For so long, tell of a job's steps rank by rank, however large its gang is."""
+class ReadSteps(Frame, frozen=True, tag=True):
+    """Send what ranks here recorded of some steps, as lines of JSON; rank -1: all of them."""
 
+    request: int
     job: int
-    seconds: float
+    first: int
+    last: int
+    rank: int = -1
+
+
+class ReadTrace(Frame, frozen=True, tag=True):
+    """Send a piece of the newest trace of a rank; one part answers."""
+
+    request: int
+    job: int
+    rank: int
+    folder: str  # of the run, as its workers named it
+    after_ns: int  # older traces are of another request; on the server's clock
+    offset: int = 0
 
 
 class LookAt(Frame, frozen=True, tag=True):
@@ -143,7 +157,18 @@ class Seen(Frame, frozen=True, tag=True):
 
 
 Up = Register | LogPart | ShellOutput | NodeRecords | NodeSample | Seen | AgentMessage
-Down = Welcome | Rejected | Deliver | ReadLog | StopLog | WantDetail | LookAt | Profile | ShellDown
+Down = (
+    Welcome
+    | Rejected
+    | Deliver
+    | ReadLog
+    | StopLog
+    | ReadSteps
+    | ReadTrace
+    | LookAt
+    | Profile
+    | ShellDown
+)
 
 encode = msgspec.msgpack.Encoder().encode
 decode_up = msgspec.msgpack.Decoder(Up).decode

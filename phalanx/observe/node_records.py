@@ -1,7 +1,7 @@
 """What one node says of the steps of its ranks: an agent makes it, the server takes it apart.
 
 Small gangs are told rank by rank. In large ones a node gives its middle and its worst rank (so a
-straggler keeps its number) unless somebody asked for full detail.
+straggler keeps its number); every rank's own records stay in its ring for whoever asks.
 """
 
 from __future__ import annotations

@@ -97,6 +97,19 @@ class RingReader:
             self.close()
             return Found([], 0)
 
+    def history(self) -> list[bytes]:
+        """All frames that the ring still holds, also those that were read; its place stays."""
+        try:
+            file = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError:
+            return []
+        try:
+            return _history(file)
+        except (OSError, ValueError):
+            return []
+        finally:
+            os.close(file)
+
     def close(self) -> None:
         """Read no more."""
         if self._file >= 0:
@@ -105,17 +118,15 @@ class RingReader:
             self._file = -1
 
     def _read(self) -> Found:
-        magic, capacity, written, kept = _HEADER.unpack(self._pread(_HEADER.size, 0))
-        if magic != MAGIC or not 0 < capacity <= MOST_CAPACITY_BYTES:
-            raise ValueError("not a ring")
+        capacity, written, kept = _header(self._file)
         at = kept if self._at is None else self._at
         if at > written:
             at = 0  # the ring was made anew
         if written - at > capacity:
             self._settle(written)
             return Found([], written - at)
-        data = self._between(at, written - at, capacity)
-        (now,) = _POSITION.unpack(self._pread(_POSITION.size, _WRITTEN_AT))
+        data = _between(self._file, at, written - at, capacity)
+        _, now, _ = _header(self._file)
         if now - at > capacity:  # overtaken while reading: what we hold is a mixture
             self._settle(now)
             return Found([], now - at)
@@ -127,16 +138,44 @@ class RingReader:
         self._at = at
         os.pwrite(self._file, _POSITION.pack(at), _READ_AT)
 
-    def _between(self, at: int, size: int, capacity: int) -> bytes:
-        start = at % capacity
-        first = min(size, capacity - start)
-        return self._pread(first, HEADER_BYTES + start) + self._pread(size - first, HEADER_BYTES)
 
-    def _pread(self, size: int, at: int) -> bytes:
-        data = os.pread(self._file, size, at) if size else b""
-        if len(data) < size:
-            raise ValueError("the ring was cut off")
-        return data
+def _header(file: int) -> tuple[int, int, int]:
+    """Capacity, and the places up to which the ring is written and read."""
+    magic, capacity, written, kept = _HEADER.unpack(_pread(file, _HEADER.size, 0))
+    if magic != MAGIC or not 0 < capacity <= MOST_CAPACITY_BYTES:
+        raise ValueError("not a ring")
+    return capacity, written, kept
+
+
+def _between(file: int, at: int, size: int, capacity: int) -> bytes:
+    start = at % capacity
+    first = min(size, capacity - start)
+    return _pread(file, first, HEADER_BYTES + start) + _pread(file, size - first, HEADER_BYTES)
+
+
+def _pread(file: int, size: int, at: int) -> bytes:
+    data = os.pread(file, size, at) if size else b""
+    if len(data) < size:
+        raise ValueError("the ring was cut off")
+    return data
+
+
+def _history(file: int) -> list[bytes]:
+    capacity, written, _ = _header(file)
+    oldest = max(0, written - capacity)
+    data = _between(file, oldest, written - oldest, capacity)
+    _, now, _ = _header(file)
+    start = max(0, now - capacity - oldest)  # overwritten while we read
+    # Where the oldest whole frame begins is not written anywhere: it is the first place from
+    # which frame follows frame up to the end.
+    for at in range(start, len(data) - _FRAME.size):
+        length, checksum = _FRAME.unpack_from(data, at)
+        first = at + _FRAME.size
+        if 0 < length <= len(data) - first and zlib.crc32(data[first : first + length]) == checksum:
+            bodies, whole_bytes = _frames(data[at:])
+            if whole_bytes == len(data) - at:
+                return bodies
+    return []
 
 
 def _frames(data: bytes) -> tuple[list[bytes], int]:

@@ -8,7 +8,6 @@ rank becomes a process of its own in the picture.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -45,14 +44,14 @@ def merge_traces(traces: Mapping[int, dict[str, Any]], skew_seconds: Mapping[int
     return msgspec.json.encode(whole)
 
 
-def read_trace(path: Path) -> dict[str, Any]:
-    """A trace of torch's profiler; ValueError where it is none."""
+def trace_of(data: bytes, name: str) -> dict[str, Any]:
+    """A trace of torch's profiler; ValueError names the one that is none."""
     try:
-        found = msgspec.json.decode(path.read_bytes())
+        found = msgspec.json.decode(data)
     except msgspec.MsgspecError as error:
-        raise ValueError(f"{path}: no trace ({error})") from None
+        raise ValueError(f"{name}: no trace ({error})") from None
     if not isinstance(found, dict) or not isinstance(found.get("traceEvents"), list):
-        raise ValueError(f"{path}: no trace (it has no traceEvents)")
+        raise ValueError(f"{name}: no trace (it has no traceEvents)")
     return found
 
 

@@ -81,6 +81,19 @@ class RingRecords:
                 said.append(Said(min(time_ns, now_ns), clean))
         return said
 
+    def history(self) -> list[Said]:
+        """Every record of a step that the ring still holds, of any generation."""
+        said: list[Said] = []
+        for body in self._ring.history():
+            try:
+                found = _decode(body)
+            except (msgspec.MsgspecError, OverflowError):
+                continue
+            clean = sensible(found.record)
+            if isinstance(clean, StepRecord):
+                said.append(Said(found.time_ns, clean))
+        return said
+
     def close(self) -> None:
         """Read no more."""
         self._ring.close()

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -156,6 +157,53 @@ def test_an_incident_ends_with_the_first_step_of_the_gang_that_formed_again(run:
     took = incident["evidence"]["resumed_seconds"]
     assert took == pytest.approx(first - incident["time"], abs=0.02)
     assert took >= incident["evidence"]["restored_seconds"] > 0
+
+
+def test_every_rank_of_a_step_is_fetched_from_the_nodes(run: Run, at: Tab) -> None:
+    at.sign_in(run.token, f"job/{run.job}")
+    at.page.click("text=Every rank of one step")
+    at.wait_for_text("4 records, slowest first")
+    step = int(at.page.input_value("details.closer input"))
+    shown = at.page.locator("details.closer tbody tr")
+    assert sorted(int(row.split()[0]) for row in shown.all_inner_texts()) == [0, 1, 2, 3]
+    asked = [
+        sys.executable,
+        "-m",
+        "phalanx",
+        "steps",
+        str(run.job),
+        "--steps",
+        f"{step}:{step + 1}",
+    ]
+    asked += ["--state", str(run.stage.state)]
+    told = subprocess.run([*asked, "--json"], capture_output=True, text=True, check=True).stdout
+    found = [json.loads(line) for line in told.splitlines()]
+    assert {(each["rank"], each["step"]) for each in found} >= {(r, step) for r in range(4)}
+    one = subprocess.run([*asked, "--rank", "2"], capture_output=True, text=True, check=True).stdout
+    assert one.count(str(step)) >= 1 and "PEER_WAIT" in one
+    at.page.fill("details.closer input", "999999999")
+    at.page.keyboard.press("Enter")
+    at.wait_for_text("no node holds step")
+
+
+def test_a_profile_comes_from_the_nodes_through_the_server(run: Run, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "phalanx", "profile", str(run.job), "--steps", "2"]
+    command += [
+        "--ranks",
+        "0,3",
+        "--out",
+        str(tmp_path / "p.json"),
+        "--state",
+        str(run.stage.state),
+    ]
+    subprocess.run(command, check=True, timeout=120)
+    merged = json.loads((tmp_path / "p.json").read_bytes())
+    names = {
+        event["args"]["name"].split()[1]
+        for event in merged["traceEvents"]
+        if event.get("name") == "process_name" and event["args"]["name"].startswith("rank")
+    }
+    assert names == {"0", "3"}
 
 
 def test_events_carry_their_decisions_and_reasons(run: Run, at: Tab) -> None:

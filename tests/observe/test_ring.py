@@ -34,6 +34,22 @@ def test_a_writer_never_waits_and_what_was_overwritten_is_counted(tmp_path: Path
     assert reader.read() == ([b"next"], 0)
 
 
+@pytest.mark.parametrize("count", [0, 3, 37, 500])
+def test_a_look_back_gives_what_the_ring_still_holds_and_takes_nothing(
+    tmp_path: Path, count: int
+) -> None:
+    writer, reader = RingWriter(tmp_path / "r", 4096), RingReader(tmp_path / "r")
+    bodies = [bytes(40) + b"%d" % number + bytes(number % 50) for number in range(count)]
+    for body in bodies:
+        writer.append(body)
+    found = reader.history()
+    assert found == bodies[len(bodies) - len(found) :]
+    assert len(found) == count or sum(len(body) + 8 for body in found) > 4096 - 2 * 100
+    assert reader.read().bodies == (bodies if count < 40 else [])
+    assert reader.history() == found
+    assert RingReader(tmp_path / "none").history() == []
+
+
 def test_a_frame_larger_than_the_ring_is_refused(tmp_path: Path) -> None:
     writer = RingWriter(tmp_path / "r", 4096)
     assert not writer.append(bytes(4096))

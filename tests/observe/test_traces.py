@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from phalanx.config import Log
-from phalanx.observe.traces import merge_traces, read_trace
+from phalanx.observe.traces import merge_traces, trace_of
 from phalanx.train.profile import ProfileAsk, StepProfiler, asked_path
 from phalanx.train.run_folder import RunFolder
 from phalanx.train.timing import StepTimer
@@ -38,11 +38,9 @@ def test_events_of_one_moment_meet_whatever_the_clocks_say() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"traceEvents": 3}', '{"x": 1}'])
-def test_a_file_that_is_no_trace_is_named(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "trace.json"
-    path.write_text(text)
-    with pytest.raises(ValueError, match=r"trace\.json: no trace"):
-        read_trace(path)
+def test_what_is_no_trace_is_named(text: str) -> None:
+    with pytest.raises(ValueError, match="rank 3: no trace"):
+        trace_of(text.encode(), "rank 3")
 
 
 def test_steps_that_somebody_asks_for_while_the_job_runs_are_traced(tmp_path: Path) -> None:
@@ -58,6 +56,6 @@ def test_steps_that_somebody_asks_for_while_the_job_runs_are_traced(tmp_path: Pa
             timer.close_step()
     found = sorted(path.name for path in folder.logs.glob("trace-*.json"))
     assert asked_path(folder, 3, 0).name in found
-    events = read_trace(asked_path(folder, 3, 0))["traceEvents"]
+    events = trace_of(asked_path(folder, 3, 0).read_bytes(), "it")["traceEvents"]
     assert sum(event.get("name") == "aten::dot" for event in events) == 2
     assert not list(folder.logs.glob("*.tmp"))

@@ -51,6 +51,7 @@ export class HeatMap {
     this.watch = new ResizeObserver(() => { if (this.data) this.pixels(); this.draw(); });
     this.watch.observe(this.canvas);
     this.canvas.addEventListener("pointermove", (event) => this.point(event));
+    this.canvas.addEventListener("click", (event) => { const step = this.data?.steps[this.at(event).column]; if (step) this.pick?.(step); });
     this.canvas.addEventListener("pointerleave", () => { this.hint.hidden = true; });
   }
 
@@ -148,11 +149,17 @@ export class HeatMap {
     }
   }
 
+  at(event) {
+    const box = this.canvas.getBoundingClientRect();
+    return {
+      box, column: Math.floor(((event.clientX - box.left - LEFT) / (box.width - LEFT - RIGHT)) * this.columns),
+      row: Math.floor(((event.clientY - box.top) / (box.height - BOTTOM)) * this.cells.length),
+    };
+  }
+
   point(event) {
     if (!this.columns) return;
-    const box = this.canvas.getBoundingClientRect();
-    const column = Math.floor(((event.clientX - box.left - LEFT) / (box.width - LEFT - RIGHT)) * this.columns);
-    const row = Math.floor(((event.clientY - box.top) / (box.height - BOTTOM)) * this.cells.length);
+    const { box, column, row } = this.at(event);
     const value = this.cells[row]?.[column];
     this.hint.hidden = value === undefined || value === null;
     if (this.hint.hidden) return;

@@ -6,6 +6,7 @@ import { HeatMap } from "../lib/heatmap.js";
 import { incidentsOf, sentence, stepAt, together } from "../lib/incidents.js";
 import { clock, counted, dollars, gpuHours, percent, short, span, whole } from "../lib/format.js";
 import { LogPane } from "../lib/logpane.js";
+import { RankRecords } from "../lib/rankrecords.js";
 import { meshNode } from "../lib/mesh.js";
 import { state } from "../lib/state.js";
 import { MEASURED_NAMES, waterfall } from "../lib/waterfall.js";
@@ -33,7 +34,9 @@ export function jobView({ rest: [id] }) {
     ["goodput", "goodput"], ["generation", "generation"]].map(([key, name]) => [key, figure(name)]));
   const heat = new HeatMap();
   const named = h("div", { class: "named", role: "status" });
-  const heatCard = card("Step time by rank", "", h("div", {}, named, heat.node));
+  const closer = new RankRecords(number);
+  heat.pick = (step) => closer.show(step);
+  const heatCard = card("Step time by rank", "", h("div", {}, named, heat.node, closer.node));
   const incidents = h("ul", { class: "list" });
   const incidentCard = card("Incidents", "", incidents, "half");
   const planBox = h("div");
@@ -82,6 +85,7 @@ export function jobView({ rest: [id] }) {
     const states = new Map(fleet.names.map((name, i) => [name, fleet.states[fleet.state[i]]]));
     const nodeName = (at) => fleet.names[at];
     const happened = together(found.findings, incidentsOf(events.events, number).map((each) => told(each, nodeName)));
+    closer.newest = job.step;
     glance(job, series, ledger);
     curves(series, happened, plan);
     showIncidents(happened, job);
