@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -50,6 +51,9 @@ def start(
         list[str] | None,
         typer.Option(help="Address that is told of findings and ended jobs; may be repeated."),
     ] = None,
+    otlp: Annotated[
+        str, typer.Option(help="OpenTelemetry collector (http://host:4318) for gangs' traces.")
+    ] = "",
     follow: Annotated[int, typer.Option(hidden=True, help="End with this process.")] = 0,
     json: Json = False,
 ) -> None:
@@ -78,6 +82,10 @@ def start(
     for each in webhook or ():
         if problem := bad_address(each):
             raise typer.BadParameter(problem, param_hint="--webhook")
+    if otlp and bad_address(otlp):
+        raise typer.BadParameter("an address like http://127.0.0.1:4318", param_hint="--otlp")
+    if otlp and find_spec("opentelemetry") is None:
+        raise typer.BadParameter("needs OpenTelemetry: pip install 'phalanx[otel]'")
     with refused_in_words(json):
         options = Options(
             state=state or default_state(),
@@ -91,6 +99,7 @@ def start(
             requests_per_second=requests_per_second,
             failures_per_second=5.0 if requests_per_second else 0.0,
             webhooks=tuple(webhook or ()),
+            otlp=otlp,
             keep_event_days=keep_event_days,
         )
 

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from msgspec import Struct
 
@@ -47,6 +47,9 @@ from phalanx.observe.planning import JobPlan
 from phalanx.observe.recorder import Recorder
 from phalanx.observe.store import open_metrics
 
+if TYPE_CHECKING:
+    from phalanx.control.gang_spans import GangSpans, Spans
+
 logger = logging.getLogger("phalanx.server")
 
 P = ParamSpec("P")
@@ -78,6 +81,7 @@ class Options(Struct, frozen=True, kw_only=True):
     failures_per_second: float = 5.0  # of one address without a good token
     failure_burst: int = 50
     webhooks: tuple[str, ...] = ()  # told of findings and ended jobs
+    otlp: str = ""  # collector of OpenTelemetry, over HTTP; "": none
     keep_event_days: float = 30.0  # in the log; older ones go to archive/; 0: for ever
     most_metric_bytes: int = 20 << 30  # beyond it the oldest go, whatever their tier
 
@@ -151,6 +155,7 @@ class Server:
         self.metrics = open_metrics(options.state / "metrics.sqlite")
         self.journal = Journal(options.state / "runs.sqlite")
         self.webhooks = Webhooks(options.webhooks)
+        self.spans = _spans(options.otlp)
         self.leading: Leading | None = None
         self.leader = ""  # URL of whoever leads instead
         self.settled = asyncio.Event()  # it leads, or it stands by
@@ -211,6 +216,9 @@ class Server:
         await controller.start(policy)
         self._first_tokens(tokens)
         leading = Leading(controller, hub, tokens, self.journal, self.webhooks)
+        gangs = _gang_spans(found.core, self.spans)
+        if gangs is not None:
+            controller.listeners.append(gangs.heard)
         # What was loaded stays: the collector need not look through a fleet again and again.
         gc.collect()
         gc.freeze()
@@ -239,6 +247,8 @@ class Server:
                 task.result()
         finally:
             self.leading = None
+            if gangs is not None:
+                gangs.close()
             hub.close(self.leader)
             for task in tasks:
                 task.cancel()
@@ -307,3 +317,22 @@ class Server:
         with suppress(sqlite3.Error):
             self.metrics.close()
             self.journal.close()
+        if self.spans is not None:
+            self.spans.close()
+
+
+def _spans(url: str) -> Spans | None:
+    """Where spans go; OpenTelemetry is imported by those who want it."""
+    if not url:
+        return None
+    from phalanx.control.gang_spans import otlp
+
+    return otlp(url)
+
+
+def _gang_spans(core: Core, spans: Spans | None) -> GangSpans | None:
+    if spans is None:
+        return None
+    from phalanx.control.gang_spans import GangSpans
+
+    return GangSpans(core, spans)
