@@ -108,7 +108,8 @@ class AgentProcess:
         self.first_check: CheckDone | None = None  # at start; None: work was going on
         sampler = Sampler(options.state, dcgm=options.config.telemetry.dcgm)
         clock = self._telemetry_clock
-        self.telemetry = Telemetry(self.crew.jobs, self.uplink.send, clock, sampler)
+        told = self.crew.jobs if options.config.telemetry.steps else {}
+        self.telemetry = Telemetry(told, self.uplink.send, clock, sampler)
         self.crew.before_stop = lambda job: self.telemetry.collect(job, last=True)
         self.evidence = Evidence(self.crew.jobs, self.uplink.send)
         self.details = Details(self.crew.jobs, self.uplink.send, lambda: self.skew_ns)

@@ -38,6 +38,7 @@ class FaultOptions(Part, frozen=True):
 class TelemetryOptions(Part, frozen=True):
     """What is read of the node beside what the system and NVML tell."""
 
+    steps: bool = True  # records of every rank's steps; without them only progress is known
     dcgm: str = EXPORTER  # its dcgm-exporter: activity of GPUs, if it answers; "": not asked
 
 

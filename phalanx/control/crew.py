@@ -290,6 +290,7 @@ class Crew:
             "PHALANX_NODE": self.place.name,
             "PHALANX_KEEPER": str(here.keeper_socket),
             "PHALANX_AGENT": str(here.agent_socket),
+            **({} if self.place.config.telemetry.steps else {"PHALANX_RECORDS": "0"}),
             **self._chaos(here),
             **visible(held_gpus(here.gpus, self._machine)),
             **self._replicas.environment(),

@@ -109,7 +109,7 @@ class Stage:
         self.state.mkdir(parents=True, exist_ok=True)
         self._policy = root / "policy.toml"
         self._policy.write_text(policy or f"[spares]\nnodes = {spares}\n")
-        self._server: subprocess.Popen[bytes] | None = None
+        self.server: subprocess.Popen[bytes] | None = None
         self._runner = asyncio.Runner()
         self._nodes, self._gpus = nodes + spares, gpus_per_node
 
@@ -140,10 +140,10 @@ class Stage:
         if hasattr(self, "cluster"):
             self._runner.run(self.cluster.end())
         self._runner.close()
-        if self._server is not None:
-            self._server.send_signal(signal.SIGTERM)
+        if self.server is not None:
+            self.server.send_signal(signal.SIGTERM)
             try:
-                self._server.wait(10)
+                self.server.wait(10)
             except subprocess.TimeoutExpired:
                 self.kill_server()
         if self.network is not None:
@@ -160,7 +160,7 @@ class Stage:
             command += ["--host", self.network.host]
         command += ["--follow", str(os.getpid())]
         with (self.state / "server.log").open("ab") as log:
-            self._server = subprocess.Popen(
+            self.server = subprocess.Popen(
                 command,
                 stdout=log,
                 stderr=log,
@@ -170,8 +170,8 @@ class Stage:
         self.wait(self._server_is_up, "the server")
 
     def _server_is_up(self) -> bool:
-        assert self._server is not None
-        if self._server.poll() is not None:
+        assert self.server is not None
+        if self.server.poll() is not None:
             raise RuntimeError(f"the server ended: {(self.state / 'server.log').read_text()}")
         if not all((self.state / name).exists() for name in ("server.json", "join.token")):
             return False
@@ -182,9 +182,9 @@ class Stage:
 
     def kill_server(self) -> None:
         """SIGKILL."""
-        assert self._server is not None
-        self._server.kill()
-        self._server.wait()
+        assert self.server is not None
+        self.server.kill()
+        self.server.wait()
 
     def get(self, path: str) -> Any:
         """What the API says."""

@@ -55,6 +55,7 @@ class WorkerClient:
             self._link = Link(os.environ["PHALANX_AGENT"], self._present, lambda order: None)
             self._link.start()
             folder = Path(os.environ["PHALANX_AGENT"]).parent
+        if self.under_phalanx and os.environ.get("PHALANX_RECORDS") != "0":
             self._ring = RingSink(ring_path(folder, int(os.environ["PHALANX_INDEX"])))
 
     def stepped(

@@ -1,0 +1,77 @@
+"""A job of the server with a worker killed in it: its mirrors hold the whole curve."""
+
+from __future__ import annotations
+
+import importlib.util
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from phalanx.control.stage import Stage
+from tests.control.jobs import losses, write_job
+from tests.train.test_trackers_soak import READ_WANDB, needs, read_back
+
+STEPS = 20
+NAME = "mirrored"
+
+# Prints the loss by step over all runs of the experiment: a killed process leaves its run behind.
+READ_MLFLOW = """
+import json, sys, mlflow
+client, found = mlflow.MlflowClient(tracking_uri=sys.argv[1]), {}
+experiment = client.get_experiment_by_name("mirrored")
+for run in client.search_runs([experiment.experiment_id]):
+    for each in client.get_metric_history(run.info.run_id, "train/loss"):
+        found[each.step] = each.value
+print(json.dumps(found))
+"""
+
+
+@pytest.fixture(scope="module")
+def mirrored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The folder of a run whose rank 0 was killed, with every mirror that is installed."""
+    root = tmp_path_factory.mktemp("mirrored")
+    settings = ["--set", "log.tensorboard=true"]
+    for name in ("wandb", "mlflow"):
+        if importlib.util.find_spec(name) is not None:
+            settings += ["--set", f"log.{name}=true"]
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("WANDB_MODE", "offline")
+        patched.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{root / 'mlflow.db'}")
+        with Stage(root, nodes=2, gpus_per_node=2) as stage:
+            job = stage.submit(str(write_job(root, NAME, STEPS)), *settings)
+            commits = stage.commits(job, 4)
+            stage.wait(lambda: (n := commits.newest()) and n.step >= 6, "some steps", 90)
+            stage.signal_worker(0, job, signal.SIGKILL)
+            assert stage.wait_ended(job, 120) == "done"
+        yield root / "runs" / NAME / f"job-{job}"
+
+
+def test_tensorboard_has_every_step_of_the_job(mirrored: Path) -> None:
+    found = EventAccumulator(str(mirrored / "metrics" / "tensorboard"))
+    found.Reload()
+    told = {event.step: event.value for event in found.Scalars("train/loss")}
+    assert told == pytest.approx(losses(mirrored), rel=1e-6)
+    assert sorted(told) == list(range(1, STEPS + 1))
+
+
+@needs("wandb")
+def test_wandb_has_every_step_of_the_job(mirrored: Path) -> None:
+    rows = [
+        row
+        for stored in mirrored.glob("logs/wandb/offline-run-*/*.wandb")
+        for row in read_back(READ_WANDB, stored)["history"]
+    ]
+    told = {row["step"]: row["train/loss"] for row in rows if "train/loss" in row}
+    assert told.items() <= losses(mirrored).items()
+    assert max(told) == STEPS
+
+
+@needs("mlflow")
+def test_mlflow_has_every_step_of_the_job(mirrored: Path) -> None:
+    database = mirrored.parents[2] / "mlflow.db"
+    told = {int(k): v for k, v in read_back(READ_MLFLOW, f"sqlite:///{database}").items()}
+    assert told.items() <= losses(mirrored).items()
+    assert max(told) == STEPS
