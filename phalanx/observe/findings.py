@@ -80,6 +80,11 @@ SUGGESTIONS = {
     "slow_storage": "Checkpoints wait for their turn: spread them, or give the store more.",
 }
 _DEVICE_KINDS = {"thermal": "throttling"}
+_DEVICE_PICTURES = {
+    "throttling": ["gpu_temperature_celsius", "gpu_sm_clock_megahertz", "gpu_power_watts"],
+    "ecc_growth": ["gpu_ecc_corrected", "gpu_ecc_uncorrected"],
+}
+_LOAD = ["load", "memory_used_bytes"]  # what a node did before something happened to it
 
 
 def from_event(body: EventBody, time_ns: int, node_name: dict[int, str]) -> Finding | None:
@@ -144,20 +149,23 @@ def _found(body: EventBody) -> Found | None:
                 {"series": ["step_seconds"], "step": step},
             )
         case Corruption():
-            return ("silent_corruption", "replicas of the weights differ", _facts(body), {})
+            picture = {"series": ["loss", "grad_norm"]}
+            return ("silent_corruption", "replicas of the weights differ", _facts(body), picture)
         case DeviceError(cause=cause, detail=detail):
             kind = _DEVICE_KINDS.get(cause, "ecc_growth" if "ecc" in cause else "device_error")
             text = f"{cause.replace('_', ' ')}{': ' + detail if detail else ''}"
-            return (kind, text[:500], {"cause": cause, "gpu": body.gpu, "detail": detail[:500]}, {})
+            evidence = {"cause": cause, "gpu": body.gpu, "detail": detail[:500]}
+            return (kind, text[:500], evidence, {"devices": _DEVICE_PICTURES.get(kind, _LOAD)})
         case WorkerExited(rank=rank, cause=cause, detail=detail) if cause and cause != "lost_peer":
             text = f"rank {rank} ended: {cause.replace('_', ' ')} {detail}".strip()
             evidence = {"cause": cause, "detail": detail[:1000], "step": body.step}
             return ("worker_exited", text[:500], evidence, {"series": ["loss"], "step": body.step})
         case NodeSilent(connection_lost=lost):
             text = "its connection broke" if lost else "it said nothing for too long"
-            return ("node_lost", text, {"connection_lost": lost}, {})
+            return ("node_lost", text, {"connection_lost": lost}, {"devices": _LOAD})
         case StorageSlow():
-            return ("slow_storage", "the checkpoint store is slow", _facts(body), {})
+            picture = {"series": ["checkpoint_seconds"]}
+            return ("slow_storage", "the checkpoint store is slow", _facts(body), picture)
     return None
 
 

@@ -26,9 +26,20 @@ HOST = (
     "network_receive_bytes_per_second",
     "network_transmit_bytes_per_second",
     "network_errors",
+    "infiniband_receive_bytes_per_second",
+    "infiniband_transmit_bytes_per_second",
+    "infiniband_errors",
     "out_of_memory_kills",
 )
+RATES = {
+    "count_receive": "network_receive_bytes_per_second",
+    "count_transmit": "network_transmit_bytes_per_second",
+    "count_fabric_receive": "infiniband_receive_bytes_per_second",
+    "count_fabric_transmit": "infiniband_transmit_bytes_per_second",
+}
 LOOPBACK = "lo"
+FABRIC_WORD_BYTES = 4  # InfiniBand's data counters count words
+FABRIC_ERRORS = ("symbol_error", "link_downed", "port_rcv_errors", "port_xmit_discards")
 
 
 class NodeSample(Struct, frozen=True, kw_only=True, tag_field="kind", tag=True):
@@ -48,10 +59,11 @@ class Sampler:
         folder: Path,
         proc: Path = Path("/proc"),
         *,
+        infiniband: Path = Path("/sys/class/infiniband"),
         gpus: bool = True,
         dcgm: str = EXPORTER,
     ) -> None:
-        self._folder, self._proc = folder, proc
+        self._folder, self._proc, self._infiniband = folder, proc, infiniband
         nvml = open_nvml() if gpus else None
         self._gpus = Gpus(nvml, Dcgm(dcgm) if dcgm and nvml is not None else None)
         self._before: dict[str, float] = {}
@@ -60,7 +72,7 @@ class Sampler:
     def look(self) -> tuple[dict[str, float], dict[str, tuple[float, ...]]]:
         """Values of the host and of its GPUs."""
         host: dict[str, float] = {}
-        for read in (self._cpu, self._memory, self._disk, self._network, self._kills):
+        for read in (self._cpu, self._memory, self._disk, self._network, self._fabric, self._kills):
             with suppress(OSError, ValueError, IndexError, KeyError):
                 host |= read()
         now = time.monotonic()
@@ -73,9 +85,9 @@ class Sampler:
         counters = {name: host.pop(name) for name in list(host) if name.startswith("count_")}
         before, self._before = self._before, counters
         passed = {n: v - before[n] for n, v in counters.items() if n in before and v >= before[n]}
-        if seconds > 0 and "count_receive" in passed and "count_transmit" in passed:
-            host["network_receive_bytes_per_second"] = passed["count_receive"] / seconds
-            host["network_transmit_bytes_per_second"] = passed["count_transmit"] / seconds
+        for count, name in RATES.items():
+            if seconds > 0 and count in passed:
+                host[name] = passed[count] / seconds
         if passed.get("count_cpu"):
             host["cpu_utilization"] = passed.get("count_busy", 0.0) / passed["count_cpu"]
         return host
@@ -111,6 +123,24 @@ class Sampler:
                 receive, transmit = receive + float(words[0]), transmit + float(words[8])
                 errors += float(words[2]) + float(words[10])
         return {"count_receive": receive, "count_transmit": transmit, "network_errors": errors}
+
+    def _fabric(self) -> dict[str, float]:
+        """InfiniBand and RoCE: their traffic passes by the kernel's own counters."""
+        receive = transmit = errors = 0.0
+        ports = sorted(self._infiniband.glob("*/ports/*/counters"))
+        for port in ports:
+            receive += float((port / "port_rcv_data").read_text()) * FABRIC_WORD_BYTES
+            transmit += float((port / "port_xmit_data").read_text()) * FABRIC_WORD_BYTES
+            for name in FABRIC_ERRORS:
+                with suppress(OSError, ValueError):  # not every card has all of them
+                    errors += float((port / name).read_text())
+        if not ports:
+            return {}
+        return {
+            "count_fabric_receive": receive,
+            "count_fabric_transmit": transmit,
+            "infiniband_errors": errors,
+        }
 
     def _kills(self) -> dict[str, float]:
         for line in (self._proc / "vmstat").read_text().splitlines():

@@ -43,6 +43,7 @@ def test_an_event_becomes_a_finding_with_evidence_and_advice(
     assert found.kind == kind
     assert words in found.sentence
     assert found.evidence
+    assert found.picture
     assert found.suggestion == SUGGESTIONS[kind]
     assert found.node == ("node-3" if getattr(body, "node", None) == 3 else "")
 

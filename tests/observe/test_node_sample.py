@@ -47,6 +47,25 @@ def test_counters_become_rates_and_a_reset_gives_none(tmp_path: Path) -> None:
     assert "network_receive_bytes_per_second" not in sampler.look()[0]
 
 
+def test_infiniband_is_counted_over_all_ports(tmp_path: Path) -> None:
+    counters = [tmp_path / f"mlx5_{n}" / "ports" / "1" / "counters" for n in range(2)]
+    for folder in counters:
+        folder.mkdir(parents=True)
+        (folder / "symbol_error").write_text("2\n")
+    sampler = Sampler(tmp_path, proc=tmp_path, infiniband=tmp_path, gpus=False)
+    for words in (1000, 3000):
+        for folder in counters:
+            (folder / "port_rcv_data").write_text(f"{words}\n")
+            (folder / "port_xmit_data").write_text(f"{3 * words}\n")
+        host = sampler.look()[0]
+    assert host["infiniband_errors"] == 4
+    received = host["infiniband_receive_bytes_per_second"]
+    assert received > 0
+    assert host["infiniband_transmit_bytes_per_second"] == pytest.approx(3 * received)
+    (counters[0] / "port_rcv_data").write_text("nonsense")
+    assert "infiniband_errors" not in sampler.look()[0]
+
+
 @pytest.mark.parametrize("text", ["", "garbage", "cpu x y z", "MemTotal: many kB"])
 def test_files_that_make_no_sense_cost_their_own_numbers(tmp_path: Path, text: str) -> None:
     for name in ("stat", "meminfo", "loadavg", "vmstat"):

@@ -145,12 +145,16 @@ def test_a_killed_worker_appears_as_an_incident_while_one_looks(run: Run, at: Ta
     run.kill_worker(0)
     at.page.wait_for_function("n => document.querySelectorAll('.finding').length > n", arg=before)
     newest = at.page.locator(".finding").first
-    newest.get_by_text("Steps could go on after").wait_for()
+    newest.get_by_text("The next step was complete after").wait_for()
     assert "SIGKILL" in newest.inner_text() and node in newest.inner_text()
+    newest.get_by_text("Evidence").click()
+    newest.get_by_text("root cause class").wait_for()
+    newest.locator(".picture canvas").first.wait_for()
 
 
 def test_an_incident_ends_with_the_first_step_of_the_gang_that_formed_again(run: Run) -> None:
-    incident = run.stage.get(f"/v1/jobs/{run.job}/incidents")["incidents"][0]
+    found = run.stage.get(f"/v1/jobs/{run.job}/incidents")["findings"]
+    incident = next(each for each in found if each["kind"] == "incident")
     generation = incident["evidence"]["generation"]
     curve = run.stage.get(f"/v1/jobs/{run.job}/metrics?names=generation")["series"]["generation"]
     first = curve["time"][curve["value"].index(generation)]

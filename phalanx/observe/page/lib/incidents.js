@@ -40,11 +40,12 @@ export function together(findings, fromLog) {
     return {
       time: each.time, tone: "bad", text: cause ? placed(cause) : told?.text ?? "the gang formed again", decision: each.sentence,
       suggestion: cause?.suggestion ?? "", away: each.evidence.resumed_seconds ?? told?.away ?? null, step: each.evidence.step,
+      finding: { ...each, evidence: { ...cause?.evidence, ...each.evidence } },
     };
   });
   for (const each of findings) {
     if (each.kind === "incident" || (GRAVE.has(each.kind) && formed.some((other) => near(each, other)))) continue;
-    found.push({ time: each.time, tone: GRAVE.has(each.kind) ? "bad" : "warn", text: placed(each), decision: "", suggestion: each.suggestion, away: null, step: each.evidence.step });
+    found.push({ time: each.time, tone: GRAVE.has(each.kind) ? "bad" : "warn", text: placed(each), decision: "", suggestion: each.suggestion, away: null, step: each.evidence.step, finding: each });
   }
   found.push(...fromLog.filter((each) => !found.some((other) => near(each, other))));
   return found.sort((a, b) => a.time - b.time);

@@ -2,6 +2,7 @@
 import { get } from "../lib/api.js";
 import { Chart } from "../lib/chart.js";
 import { card, empty, fill, figure, h, setText, table } from "../lib/dom.js";
+import { evidence } from "../lib/evidence.js";
 import { HeatMap } from "../lib/heatmap.js";
 import { incidentsOf, sentence, stepAt, together } from "../lib/incidents.js";
 import { clock, counted, dollars, gpuHours, percent, short, span, whole } from "../lib/format.js";
@@ -134,7 +135,8 @@ export function jobView({ rest: [id] }) {
     fill(incidents, items, (each) => (each ? each.time + each.text : ""), (each) => (each
       ? h("li", {}, h("div", { class: `finding ${each.tone}` }, h("div", {}, h("time", {}, clock(each.time * 1e9)), h("span", { class: "strong" }, each.text)),
         each.decision ? h("p", {}, each.decision) : "", each.suggestion ? h("p", {}, each.suggestion) : "",
-        each.away !== null ? h("p", {}, `Steps could go on after ${span(each.away)}.`) : "",
+        each.away !== null ? h("p", {}, `The next step was complete after ${span(each.away)}.`) : "",
+        each.finding ? evidence(each.finding) : "",
         h("a", { class: "small", href: `#/events?job=${job.id}&at=${Math.round(each.time * 1e9)}` }, "See the fleet at that moment")))
       : h("li", { class: "muted" }, "None. What goes wrong is listed here, with what was decided and how long it took.")));
   }

@@ -1,6 +1,7 @@
 // One node: what it is, what its devices do, and what became of it.
 import { get } from "../lib/api.js";
 import { Chart } from "../lib/chart.js";
+import { evidence } from "../lib/evidence.js";
 import { card, empty, fill, figure, h, table } from "../lib/dom.js";
 import { clock, moment, short, span } from "../lib/format.js";
 import { state } from "../lib/state.js";
@@ -17,6 +18,9 @@ export function nodeView({ rest: [name] }) {
   const history = table(["time", "state", "why"]);
   const none = empty("Nothing happened to it yet", "Its history is kept from the first change of state on.");
   const group = [];
+  const findings = h("ul", { class: "list" });
+  const findingCard = card("Findings", "newest first", findings);
+  findingCard.hidden = true;
   const charts = [...HOST, ...DEVICES].map(([key, label, format]) => {
     const chart = new Chart({ label, format, group, x: "at", formatX: (seconds) => clock(seconds * 1e9) });
     const made = card(label, "", chart.node, "half curve");
@@ -26,11 +30,15 @@ export function nodeView({ rest: [name] }) {
   const node = h("div", {},
     h("div", { class: "title" }, h("a", { href: "#/fleet" }, "Fleet"), h("span", { class: "faint" }, "/"), h("h1", {}, name), now, why),
     h("div", { class: "grid" }, card("Now", "", h("dl", { class: "figures" }, Object.values(figures))),
-      card("History", "newest first", h("div", {}, none, history), "flush"), ...charts.map((each) => each.card)));
+      findingCard, card("History", "newest first", h("div", {}, none, history), "flush"), ...charts.map((each) => each.card)));
 
   async function refresh() {
     const path = `/v1/nodes/${encodeURIComponent(name)}`;
-    const [{ node: known, history: changes }, measured] = await Promise.all([get(path), get(`${path}/metrics`)]);
+    const [{ node: known, history: changes }, measured, found] = await Promise.all([get(path), get(`${path}/metrics`), get("/v1/findings?limit=500")]);
+    const mine = found.findings.filter((each) => each.node === name && each.kind !== "incident").toReversed().slice(0, 12);
+    findingCard.hidden = !mine.length;
+    fill(findings, mine, (each) => each.time + each.kind, (each) => h("li", {}, h("div", { class: "finding warn" },
+      h("div", {}, h("time", {}, clock(each.time * 1e9)), h("span", { class: "strong" }, each.sentence)), h("p", {}, each.suggestion), evidence(each))));
     now.replaceChildren(state(known.state));
     why.textContent = known.why.text + (known.connected ? "" : "; its agent is not connected");
     figures.gpus.set(known.free_gpus, `of ${known.gpus}`, known.kind);
