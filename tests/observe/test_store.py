@@ -92,6 +92,17 @@ def test_a_straggler_is_seen_from_any_distance(store: MetricStore) -> None:
         assert worst == pytest.approx([0.1, 0.1, 0.3, 0.1], rel=1e-3)
 
 
+def test_a_coarse_answer_ends_with_the_newest_rows(store: MetricStore) -> None:
+    table = store.table("job:1", "ranks", 1, COLUMNS, {"rows": "rank", "ranks": [0, 1, 2, 3]})
+    for step in range(1, 3606):
+        table.append(START + step * SECOND_NS, step, {"loss": 1.0, "own_seconds": np.full(4, 0.1)})
+    store.flush()  # the last bucket is not full, and waits
+    found = query.ranks(store, "job:1", (START, START + DAY_NS), 300)
+    assert found is not None
+    assert (found.tier, found.steps[-1], len(found.steps)) == ("10s", 3605, 300)
+    assert loss(store, 300).series["loss"].step[-1] == 3605
+
+
 def test_small_blocks_are_merged_and_nothing_is_lost(store: MetricStore) -> None:
     fill(store, 5000)
     before = loss(store).series["loss"]
