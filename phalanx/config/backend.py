@@ -55,6 +55,8 @@ class Slurm(Section, frozen=True, kw_only=True):
     """Members that run at a time; 0: all."""
     container: Literal["none", "pyxis", "apptainer"] = "none"
     """What starts backend.image: the Pyxis plugin (Enroot), or Apptainer."""
+    image_folder: str = ""
+    """Node-local folder that each node copies the image to first, verified; "": not copied."""
     setup: tuple[str, ...] = ()
     """Lines of shell before anything starts, e.g. "module load cuda"."""
     options: tuple[str, ...] = ()
@@ -134,7 +136,8 @@ class Backend(Section, frozen=True, kw_only=True):
     hours: NonNegative = 0.0
     """Length of an allocation; 0: as predicted for backend.cluster, or the engine's default."""
     image: str = ""
-    """Container image, by digest: "registry/name@sha256:" and 64 hexadecimal digits."""
+    """Container image by digest: "registry/name@sha256:" and 64 hexadecimal digits, or the file of
+    one and its checksum, "/images/phalanx.sif@sha256:…" (Slurm)."""
     mounts: tuple[str, ...] = ()
     """Folders that the container sees: "/path" or "/path:/inside"."""
     controller: Literal["job", "server"] = "job"

@@ -43,6 +43,14 @@ def _shared(backend: Backend) -> Iterator[Problem]:
         fix = "`skopeo inspect docker://NAME` prints the digest of a tag"
         rule = "must end in @sha256: and 64 hexadecimal digits, since a tag may change"
         yield problem("backend.image", written(image), rule, fix)
+    folder = backend.slurm.image_folder
+    if folder and (not folder.startswith("/") or not WORD.fullmatch(folder)):
+        rule = "must be a folder's full path without blanks"
+        yield problem("backend.slurm.image_folder", written(folder), rule, 'e.g. "/local/images"')
+    if image.startswith("/") and backend.slurm.container != "none" and not folder:
+        rule = "an image in a file is verified when it is copied to nodes"
+        fix = 'set backend.slurm.image_folder, e.g. "/local/images"'
+        yield problem("backend.image", written(image), rule, fix)
     for name in backend.environment:
         if not VARIABLE.fullmatch(name):
             rule = "is no name of a variable"

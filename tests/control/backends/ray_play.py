@@ -112,9 +112,8 @@ class RayJob(EngineJob):
         self.wait_running()
         commits, leaves = self.commits(), self.connected()
         seconds = {what: self.harm(what, commits) for what in HARMS}
-        before = self.connected()
         self.add_node(NODES)
-        returned = self.wait(lambda: set(self.connected()) - set(before), "a node to return")
+        returned = self.wait(lambda: set(self.connected()) - set(leaves), "a node to return")
         return {"seconds": seconds, "leaves": leaves, "returned": sorted(returned)}
 
     def ended(self) -> dict[str, Any]:

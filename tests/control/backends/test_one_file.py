@@ -5,11 +5,16 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.control.jobs import JOB
+from phalanx.control.backends.slurm.sandbox import Sandbox
+from phalanx.control.backends.slurm.stage import SlurmJob
+from phalanx.control.stage import Stage
+from tests.control.backends.test_ray import needs_namespace, needs_ray, play
+from tests.control.jobs import JOB, assert_same, undisturbed
 
 SITE = """
 [backend]
@@ -77,3 +82,22 @@ def test_settings_that_no_script_can_carry_are_refused(job: Path) -> None:
     ):
         done = submit(job, "--backend", "slurm", "--set", setting)
         assert done.returncode == 2 and key in done.stderr, done.stderr
+
+
+@pytest.mark.soak
+@needs_ray
+@needs_namespace
+def test_one_file_runs_unchanged_on_this_machine_on_slurm_and_on_ray(
+    job: Path, make_sandbox: Callable[..., Sandbox], tmp_path: Path
+) -> None:
+    expected = undisturbed(tmp_path, 10)
+    with Stage(tmp_path / "local", nodes=4) as stage:
+        number = stage.submit(str(job))
+        assert stage.wait_ended(number, 180) == "done"
+    (local,) = (tmp_path / "local" / "runs" / "same").iterdir()
+    sandbox = make_sandbox(nodes=5, gpus_per_node=1)
+    on_slurm = SlurmJob(sandbox, tmp_path, 4, str(job), "--set", "backend.slurm.account=")
+    assert on_slurm.wait_ended(180) == "COMPLETED", on_slurm.said()
+    on_ray = play("job", tmp_path, job)
+    for run in (local, on_slurm.run, Path(on_ray["run"])):
+        assert_same(run, expected)

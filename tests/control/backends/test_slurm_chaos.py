@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from itertools import groupby
 from pathlib import Path
 
 import pytest
 
-from phalanx.cli.jobs import rank_places
+from phalanx.cli.jobs import RankPlace, rank_places
 from phalanx.control.api_types import JobDetail, NodeList
 from phalanx.control.backends.slurm.facts import topology
 from phalanx.control.backends.slurm.sandbox import Sandbox
@@ -27,18 +29,47 @@ SIX_RANKS = ("parallel.data=3", "train.global_batch=12")  # three replicas of tw
 SMALL = ("--slot-gpus", "1", "--spares", "1")  # one rank a node
 
 
-def assert_placed_by_leaf(sandbox: Sandbox, job: SlurmJob) -> None:
-    """Ranks stand below the leaves that Slurm's own topology names, neighbours together."""
+def placed(sandbox: Sandbox, job: SlurmJob) -> list[RankPlace]:
+    """Rank, node and leaf, as the command line shows them; leaves are those that Slurm names."""
     switches = topology(sandbox.run("scontrol", "show", "topology"))
     leaf_of = {node: each.name for each in switches if not each.level for node in each.nodes}
     detail = job.client.get("/v1/jobs/1", JobDetail)
     nodes = {node.name: node for node in job.client.get("/v1/nodes", NodeList).nodes}
     places = rank_places(detail, nodes)
-    assert [place.rank for place in places] == [0, 1, 2, 3]
-    assert [place.stage for place in places] == [0, 0, 1, 1]
+    assert [place.rank for place in places] == list(range(job.world_size))
     assert all(place.leaf == leaf_of[place.node] for place in places)
-    leaves = [place.leaf for place in places]
-    assert len(list(groupby(leaves))) == len(set(leaves))  # no leaf is left and entered again
+    return places
+
+
+def assert_together(leaves: list[str]) -> None:
+    """No leaf is left and entered again: neighbours are neighbours."""
+    assert len(list(groupby(leaves))) == len(set(leaves))
+
+
+@pytest.mark.soak
+def test_tensor_groups_share_a_node_and_stages_of_a_pipeline_a_leaf(
+    make_sandbox: Callable[..., Sandbox], tmp_path: Path
+) -> None:
+    sandbox = make_sandbox(nodes=4, gpus_per_node=2)  # two leaves of two nodes
+    path = write_job(tmp_path, "placed", 1000)
+    words = ["--slot-gpus", "2", *set_options(("parallel.tensor=2", "parallel.data=2"))]
+    job = SlurmJob(sandbox, tmp_path, 8, str(path), *words)
+    job.wait_running()
+    places = placed(sandbox, job)
+    assert [place.stage for place in places] == [0, 0, 0, 0, 1, 1, 1, 1]
+    assert [place.node for place in places[::2]] == [place.node for place in places[1::2]]
+    assert len({place.node for place in places}) == 4
+    assert_together([place.leaf for place in places])
+    by_stage = {stage: {p.leaf for p in places if p.stage == stage} for stage in (0, 1)}
+    assert all(len(leaves) == 1 for leaves in by_stage.values())
+    shown = subprocess.run(
+        [sys.executable, "-m", "phalanx", "show", "1", "--ranks", "--state", str(job.state)],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert all(f"{place.node}" in shown and place.leaf in shown for place in places)
+    sandbox.run("scancel", str(job.number))
 
 
 def test_a_killed_worker_and_a_killed_node_lose_nothing(
@@ -48,7 +79,9 @@ def test_a_killed_worker_and_a_killed_node_lose_nothing(
     expected = undisturbed(tmp_path)
     job = SlurmJob(sandbox, tmp_path, 4, str(write_job(tmp_path, "disturbed")), *SMALL)
     job.wait_running()
-    assert_placed_by_leaf(sandbox, job)
+    places = placed(sandbox, job)
+    assert [place.stage for place in places] == [0, 0, 1, 1]
+    assert_together([place.leaf for place in places])
     commits = job.commits()
     for what in ("worker", "node"):
         job.harm(what, commits)  # type: ignore[arg-type]

@@ -110,7 +110,21 @@ def test_quarantined_nodes_are_excluded() -> None:
 )
 def test_containers_are_started_by_digest(container: str, words: str) -> None:
     slurm = Slurm(container=container)  # type: ignore[arg-type]
-    assert words in made(Backend(image=IMAGE, mounts=("/data",), slurm=slurm))
+    script = made(Backend(image=IMAGE, mounts=("/data",), slurm=slurm))
+    assert words in script and "python -m phalanx agent" in script  # the image's own
+
+
+@pytest.mark.parametrize(
+    ("container", "fetch"),
+    [
+        ("pyxis", 'enroot import --output "$part"'),
+        ("apptainer", 'apptainer pull --force "$part"'),
+    ],
+)
+def test_every_node_pulls_its_own_copy_by_digest(container: str, fetch: str) -> None:
+    slurm = Slurm(container=container, image_folder="/local/images")  # type: ignore[arg-type]
+    script = made(Backend(image=IMAGE, slurm=slurm))
+    assert fetch in script and f"/local/images/{'0' * 64}." in script
 
 
 def test_network_hints_only_when_asked() -> None:

@@ -7,23 +7,29 @@ import shutil
 import subprocess
 
 TIMEOUT_SECONDS = 120.0
+# What the server says, and what helps. The first that matches is told: a quota that is used up and
+# an account that is missing are "forbidden" too.
 HINTS = (
+    ("exceeded quota", "the namespace's quota is used up: see `kubectl describe quota`"),
+    (
+        "not found",
+        "see what is missing; `phalanx k8s manifests --install JOB.toml | kubectl apply "
+        "-f -` makes what a namespace needs",
+    ),
     (
         "forbidden",
         "you lack the right to create this there: ask for it, or set "
         "backend.kubernetes.namespace to one of yours",
     ),
     (
+        "already exists",
+        "a job of this name is there: choose another --name, or `phalanx k8s delete JOB.toml`",
+    ),
+    (
         "no matches for kind",
         'the cluster does not know this kind: install it, or set backend.kubernetes.kind = "job"',
     ),
-    (
-        "not found",
-        "see what is missing; `phalanx k8s manifests --install JOB.toml | kubectl apply "
-        "-f -` makes what a namespace needs",
-    ),
     ("refused", "no cluster answers: see `kubectl config current-context`"),
-    ("exceeded quota", "the namespace's quota is used up: see `kubectl describe quota`"),
 )
 
 

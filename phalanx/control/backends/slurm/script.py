@@ -11,7 +11,12 @@ from msgspec import Struct
 
 from phalanx.config import Backend
 from phalanx.control.backends.need import Need
-from phalanx.control.backends.slurm.container import container_words
+from phalanx.control.backends.slurm.container import (
+    PYTHON,
+    container_words,
+    staged,
+    staging,
+)
 
 FIRST_PORT, PORTS = 20_000, 20_000  # by the number of the job: two jobs on a node do not meet
 JOB_MARK = "PHALANX_JOB"
@@ -178,10 +183,24 @@ def _body(options: ScriptOptions) -> Iterator[Line]:
         f'run={run}\nstate=$run/control\nmkdir -p -m 700 "$run" "$state"',
         "The run and its controller's log: shared storage, the same in every turn",
     )
+    yield from _image(options)
     yield from _where(options)
     yield from _lead(options)
     yield from _agents(options)
     yield from _end(options)
+
+
+def _image(options: ScriptOptions) -> Iterator[Line]:
+    if not staged(options.backend):
+        return
+    requeue = 'scontrol requeue "$SLURM_JOB_ID"; ' * options.backend.slurm.requeue
+    yield Line(
+        f"trap '{requeue}exit 0' USR1 TERM\n"
+        'srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --mpi=none bash -c '
+        f"{shlex.quote(staging(options.backend))} &\n"
+        'wait "$!" || exit 1',
+        "backend.slurm.image_folder: every node has its own copy of the image, verified",
+    )
 
 
 def _where(options: ScriptOptions) -> Iterator[Line]:
@@ -232,9 +251,10 @@ def _lead(options: ScriptOptions) -> Iterator[Line]:
 def _agents(options: ScriptOptions) -> Iterator[Line]:
     join = '"$state/join.token"' if not options.server else '"$PHALANX_JOIN_TOKEN_FILE"'
     container, before = container_words(options.backend)
+    contained = options.backend.slurm.container != "none"
     feature = ' --feature "slurm_$SLURM_JOB_ID"' if options.server else ""
     feature += "" if options.backend.standby else " --no-standby"
-    program = " ".join((*before, '"${phalanx[@]}"'))
+    program = " ".join((*before, f"{PYTHON} -m phalanx" if contained else '"${phalanx[@]}"'))
     yield Line(
         'agents=(srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1\n'
         "  --no-kill --kill-on-bad-exit=0 --wait=0\n"
@@ -257,12 +277,13 @@ def _agents(options: ScriptOptions) -> Iterator[Line]:
 
 
 def _end(options: ScriptOptions) -> Iterator[Line]:
+    agents = 1 if staged(options.backend) else 0  # number of their step
     yield Line(
         'while :; do wait "$lead"; code=$?; kill -0 "$lead" 2>/dev/null || break; done',
         "wait returns early when a warning comes",
     )
     yield Line(
-        'scancel --signal=INT "$SLURM_JOB_ID.0" 2>/dev/null; sleep 0.2\n'
+        f'scancel --signal=INT "$SLURM_JOB_ID.{agents}" 2>/dev/null; sleep 0.2\n'
         'for _ in $(seq 100); do kill -0 "$step" 2>/dev/null || break; sleep 0.1; done',
         "Agents end what they started, so that no node lingers in COMPLETING",
     )
