@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
 
 import typer
 
@@ -13,6 +14,9 @@ from phalanx.cli.remote import when
 from phalanx.config import ConfigError
 from phalanx.config.errors import did_you_mean
 from phalanx.control.submission import Wanted
+
+if TYPE_CHECKING:
+    from phalanx.control.backends.slurm.submit import SlurmBackend
 
 ENGINES = ("slurm", "ray", "kubernetes")
 
@@ -48,6 +52,8 @@ def _slurm(wanted: Wanted, dry_run: bool, server: str, policy: str, json: bool) 
     from phalanx.control.backends.slurm.submit import SlurmBackend
 
     backend = SlurmBackend()
+    if wanted.job is not None and wanted.job.backend.controller == "here":
+        _slurm_here(wanted, backend, dry_run, policy, json)
     if dry_run:
         print(backend.script(wanted, comments=True, server=server, policy=policy), end="")
         return
@@ -66,14 +72,47 @@ def _slurm(wanted: Wanted, dry_run: bool, server: str, policy: str, json: bool) 
     print(f"watch it: phalanx why slurm:{made.job}; tail -f {made.output}")
 
 
+def _slurm_here(
+    wanted: Wanted, backend: SlurmBackend, dry_run: bool, policy: str, json: bool
+) -> NoReturn:
+    from phalanx.control.backends.lead import LeadError
+    from phalanx.control.backends.slurm.login import lead_here
+    from phalanx.control.backends.slurm.programs import SlurmError
+    from phalanx.control.backends.slurm.script import agents_script, allocation_words
+    from phalanx.control.client import ClientError
+
+    if dry_run:
+        options = backend.options(wanted, policy=policy)
+        print(" \\\n  ".join(("salloc --no-shell", *allocation_words(options))))
+        print(
+            f"# and in that allocation, while this process leads the job:\n{agents_script(options)}"
+        )
+        raise typer.Exit(0)
+    _log_to_stderr()
+    try:
+        made = lead_here(wanted, backend, Path(policy) if policy else None)
+    except (SlurmError, LeadError, ClientError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise typer.Exit(1) from None
+    if json:
+        print_json(made)
+    else:
+        print(f"the run is {made.run}")
+    raise typer.Exit(made.code)
+
+
+def _log_to_stderr() -> None:
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
+    )
+
+
 def _ray(wanted: Wanted, dry_run: bool, policy: Path | None, json: bool) -> None:
     from phalanx.control.backends.lead import LeadError
     from phalanx.control.backends.ray.submit import RayBackend, RayError, describe
     from phalanx.control.client import ClientError
 
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
-    )
+    _log_to_stderr()
     backend = RayBackend(wanted)
     if dry_run:
         print(describe(backend.need, backend.backend))

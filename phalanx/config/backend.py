@@ -140,12 +140,15 @@ class Backend(Section, frozen=True, kw_only=True):
     one and its checksum, "/images/phalanx.sif@sha256:…" (Slurm)."""
     mounts: tuple[str, ...] = ()
     """Folders that the container sees: "/path" or "/path:/inside"."""
-    controller: Literal["job", "server"] = "job"
-    """The controller runs inside the allocation, or is the server of --server."""
+    controller: Literal["job", "here", "server"] = "job"
+    """The controller runs inside the allocation, in the process that submits (Slurm: a login node,
+    so that any node may be lost), or is the server of --server."""
     standby: bool = True
     """Agents have torch loaded and workers ready, or start nothing before the job does."""
     port: Port = 0
     """Port of a controller inside the allocation; 0: from the engine's number of the job."""
+    tls: bool = True
+    """A controller inside the allocation makes itself a certificate, and agents trust that one."""
     network_hints: bool = False
     """Set NCCL_* and UCX_* variables for InfiniBand; sites usually do."""
     environment: dict[str, str] = {}

@@ -32,6 +32,9 @@ class ClientError(Exception):
         self.status, self.code = status, code
 
 
+TLS_FILE = "tls.crt"
+
+
 def default_state() -> Path:
     """The state folder of a server on this machine."""
     return Path(os.environ.get("PHALANX_STATE") or Path.home() / ".phalanx" / "server")
@@ -54,7 +57,9 @@ class Client:
         self._token = self._find_token()
         self._context: ssl.SSLContext | None = None
         if any(url.startswith("https:") for url in self._urls):
-            self._context = ssl.create_default_context(cafile=os.environ.get("PHALANX_CA"))
+            own = self.state / TLS_FILE  # of a controller inside an allocation
+            trusted = os.environ.get("PHALANX_CA") or (str(own) if own.exists() else None)
+            self._context = ssl.create_default_context(cafile=trusted)
 
     def _find_token(self) -> str:
         if token := os.environ.get("PHALANX_TOKEN"):

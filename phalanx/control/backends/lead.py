@@ -32,8 +32,9 @@ from phalanx.control.api_types import (
     Readmit,
     Status,
 )
+from phalanx.control.backends.certificate import KEY_FILE, CertificateError, make_certificate
 from phalanx.control.backends.site import Site
-from phalanx.control.client import Client, ClientError
+from phalanx.control.client import TLS_FILE, Client, ClientError
 from phalanx.control.submission import Wanted, submission
 
 AGAIN = 75  # exit code: not done, to be continued in another allocation
@@ -83,13 +84,23 @@ class Lead:
             self.start()
             return self.finish()
         finally:
-            self._end_server()
+            self.end()
+
+    @property
+    def leaving(self) -> str:
+        """The signal that told us to leave; "": none did."""
+        return self._leaving
 
     def start(self) -> None:
         """Start the controller and listen to the engine's warnings."""
         for warning in (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT):
             signal.signal(warning, self._warned)
         self.state.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if self._encrypted:
+            try:
+                make_certificate(self.state, urlsplit(self.options.url).hostname or "")
+            except CertificateError as error:
+                raise LeadError(str(error)) from None
         self._keep_server()
 
     def finish(self) -> int:
@@ -105,7 +116,7 @@ class Lead:
                 (self.state / ENDED_FILE).write_text(f"{code}\n")
             return code
         finally:
-            self._end_server()
+            self.end()
 
     def _warned(self, number: int, frame: FrameType | None) -> None:
         self._leaving = signal.Signals(number).name
@@ -125,6 +136,10 @@ class Lead:
 
     # The controller.
 
+    @property
+    def _encrypted(self) -> bool:
+        return self.options.own_server and self.options.url.startswith("https:")
+
     def _keep_server(self) -> None:
         """Start the controller of this allocation, or start it again."""
         if not self.options.own_server:
@@ -137,6 +152,9 @@ class Lead:
         command += ["--host", where.hostname or "" if local else "0.0.0.0"]
         command += ["--port", str(where.port), "--url", self.options.url]
         command += ["--follow", str(os.getpid())]
+        if self._encrypted:
+            command += ["--tls-cert", str(self.state / TLS_FILE)]
+            command += ["--tls-key", str(self.state / KEY_FILE)]
         if self.options.policy is not None:
             command += ["--policy", str(self.options.policy)]
         with (self.state / "server.log").open("ab") as output:
@@ -148,7 +166,8 @@ class Lead:
                 start_new_session=True,  # a warning to our group is ours to act on
             )
 
-    def _end_server(self) -> None:
+    def end(self) -> None:
+        """End the controller, where it is ours."""
         if self._server is not None:
             self._server.terminate()
             with suppress(subprocess.TimeoutExpired):

@@ -70,7 +70,7 @@ def pod_options(wanted: Wanted) -> PodOptions:
         title=wanted.title,
         backend=job.backend,
         need=need,
-        url=f"http://{host}:{API_PORT}",
+        url=f"{'https' if job.backend.tls else 'http'}://{host}:{API_PORT}",
         lead=tuple(map(str, lead)),
         index=INDEX_LABELS.get(site.kind, INDEX_LABELS["job"]),
     )

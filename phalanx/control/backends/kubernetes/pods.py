@@ -10,6 +10,7 @@ from msgspec import Struct
 from phalanx.config import Backend, Kubernetes
 from phalanx.control.backends.lead import ENDED_FILE
 from phalanx.control.backends.need import Need
+from phalanx.control.client import TLS_FILE
 
 RUNS, DATA, JOB = "/runs", "/data", "/etc/phalanx"
 PORT = 7070
@@ -146,6 +147,8 @@ def _container(options: PodOptions, name: str, command: list[str]) -> Tree:
 
 def _environment(options: PodOptions, name: str) -> list[Tree]:
     given = {"HOME": RUNS, "PHALANX_TOKEN_FILE": f"{options.state}/join.token"}
+    if options.backend.tls:
+        given["PHALANX_CA"] = f"{options.state}/{TLS_FILE}"
     if name != AGENT:
         given.pop("PHALANX_TOKEN_FILE")  # it has the administrator's, in its state
     given |= options.backend.environment

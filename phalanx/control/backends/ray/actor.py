@@ -12,6 +12,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from phalanx.control.client import TLS_FILE
+
 END_SECONDS = 20.0
 
 
@@ -19,7 +21,14 @@ class AgentActor:
     """One a node. Ray starts it again on another node when its own is lost."""
 
     def __init__(
-        self, url: str, token: str, gpus: int, leaf_prefix: str, key: str, standby: bool
+        self,
+        url: str,
+        token: str,
+        gpus: int,
+        leaf_prefix: str,
+        key: str,
+        standby: bool,
+        trusted: str,  # certificate of the controller; "": it has none
     ) -> None:
         ray: Any = importlib.import_module("ray")  # typed in some releases only
         context = ray.get_runtime_context()
@@ -28,7 +37,7 @@ class AgentActor:
         self._url, self._token, self._gpus, self._standby = url, token, gpus, standby
         self._leaf = _leaf(ray.nodes(), context.get_node_id(), leaf_prefix)
         self._state = Path(tempfile.gettempdir()) / f"phalanx-ray-{os.getuid()}" / key / self._name
-        self._ending = False
+        self._trusted, self._ending = trusted, False
         self._start()
         threading.Thread(target=self._keep, daemon=True).start()
 
@@ -58,13 +67,17 @@ class AgentActor:
         command += ["--leaf", self._leaf] if self._leaf else []
         command += [] if self._standby else ["--no-standby"]
         command += ["--follow", str(os.getpid())]  # Ray kills actors: their agents end with them
+        environment = {**os.environ, "PHALANX_TOKEN": self._token}
+        if self._trusted:
+            (self._state / TLS_FILE).write_text(self._trusted)
+            environment["PHALANX_CA"] = str(self._state / TLS_FILE)
         with (self._state / "agent.log").open("ab") as log:
             self._agent = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env={**os.environ, "PHALANX_TOKEN": self._token},
+                env=environment,
             )
 
     def _keep(self) -> None:

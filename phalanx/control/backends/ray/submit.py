@@ -17,6 +17,7 @@ from msgspec import Struct, structs
 from phalanx.config import Backend
 from phalanx.control.backends.lead import Lead, LeadError, LeadOptions
 from phalanx.control.backends.need import Need, need_of
+from phalanx.control.client import TLS_FILE
 from phalanx.control.submission import Wanted
 
 PLACE_SECONDS = 60.0  # for Ray to find room
@@ -118,11 +119,13 @@ class RayBackend:
                 groups.append(self._group(ray, bundle, self.need.spares))
             self._refuse_shared(ray, groups)
             port = self.backend.port or 20_000 + int.from_bytes(secrets.token_bytes(2)) % PORTS
-            url = f"http://{ray.util.get_node_ip_address()}:{port}"
+            scheme = "https" if self.backend.tls else "http"
+            url = f"{scheme}://{ray.util.get_node_ip_address()}:{port}"
             token_of = _Tokens(run / "control")
             lead = self._lead(run, url, policy)
             lead.start()
-            actors += self._actors(ray, groups, url, token_of())
+            trusted = (run / "control" / TLS_FILE).read_text() if self.backend.tls else ""
+            actors += self._actors(ray, groups, url, token_of(), trusted)
             lead.site = self._site(ray, actors)
             return RayRun(code=lead.finish(), run=str(run))
         finally:
@@ -185,7 +188,7 @@ class RayBackend:
                 "(all CPUs of a node), or above half of them"
             )
 
-    def _actors(self, ray: Any, groups: list[Any], url: str, token: str) -> list[Any]:
+    def _actors(self, ray: Any, groups: list[Any], url: str, token: str, trusted: str) -> list[Any]:
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         from phalanx.control.backends.ray.actor import AgentActor
@@ -203,7 +206,7 @@ class RayBackend:
                     ),
                 )
                 arguments = (url, token, self.need.gpus_per_node, settings.leaf_resource, self.key)
-                made.append(remote.remote(*arguments, self.backend.standby))
+                made.append(remote.remote(*arguments, self.backend.standby, trusted))
         return made
 
     def _site(self, ray: Any, actors: list[Any]) -> RaySite:

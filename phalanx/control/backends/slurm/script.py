@@ -17,6 +17,7 @@ from phalanx.control.backends.slurm.container import (
     staged,
     staging,
 )
+from phalanx.control.client import TLS_FILE
 
 FIRST_PORT, PORTS = 20_000, 20_000  # by the number of the job: two jobs on a node do not meet
 JOB_MARK = "PHALANX_JOB"
@@ -68,6 +69,33 @@ def _directives(options: ScriptOptions) -> Iterator[Line]:
         *_fate(options),
     ):
         yield Line(f"#SBATCH {line.text}", line.why)
+
+
+# Of a batch script alone.
+SCRIPT_ONLY = ("--output", "--open-mode", "--requeue", "--no-requeue", "--array", "--signal")
+
+
+def allocation_words(options: ScriptOptions) -> list[str]:
+    """What salloc is asked for: the same nodes as by a script."""
+    parts = (_who, _nodes, _place, _time, _fate)
+    words = [line.text for part in parts for line in part(options)]
+    return [word for word in words if not word.startswith(SCRIPT_ONLY)]
+
+
+def agents_script(options: ScriptOptions) -> str:
+    """Starts agents in an allocation that is there, and waits for them.
+
+    Variables tell url, state and who leads: where that one is killed, the allocation is given back.
+    """
+    return "\n".join(
+        (
+            '(while kill -0 "$leader" 2>/dev/null; do sleep 1; done; scancel "$SLURM_JOB_ID") &',
+            f"phalanx=({shlex.quote(options.python)} -m phalanx)",
+            *([_staging(options).text] if staged(options.backend) else []),
+            *(line.text for line in _agents(options)),
+            'wait "$step"',
+        )
+    )
 
 
 def _who(options: ScriptOptions) -> Iterator[Line]:
@@ -191,16 +219,25 @@ def _body(options: ScriptOptions) -> Iterator[Line]:
 
 
 def _image(options: ScriptOptions) -> Iterator[Line]:
-    if not staged(options.backend):
-        return
-    requeue = 'scontrol requeue "$SLURM_JOB_ID"; ' * options.backend.slurm.requeue
-    yield Line(
-        f"trap '{requeue}exit 0' USR1 TERM\n"
+    """Staged before anything else starts: where it fails, nothing has to be ended."""
+    if staged(options.backend):
+        requeue = 'scontrol requeue "$SLURM_JOB_ID"; ' * options.backend.slurm.requeue
+        yield Line(f"trap '{requeue}exit 0' USR1 TERM", "Warned before there is anything to save")
+        yield _staging(options)
+
+
+def _staging(options: ScriptOptions) -> Line:
+    return Line(
         'srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --mpi=none bash -c '
         f"{shlex.quote(staging(options.backend))} &\n"
         'wait "$!" || exit 1',
         "backend.slurm.image_folder: every node has its own copy of the image, verified",
     )
+
+
+def agents_step(options: ScriptOptions) -> int:
+    """The number of the agents' step."""
+    return 1 if staged(options.backend) else 0
 
 
 def _where(options: ScriptOptions) -> Iterator[Line]:
@@ -218,7 +255,7 @@ def _where(options: ScriptOptions) -> Iterator[Line]:
     yield Line(
         'host=$(scontrol --oneliner show node "$SLURMD_NODENAME" | '
         "sed -n 's/.* NodeAddr=\\([^ ]*\\).*/\\1/p')\n"
-        "url=http://${host:-$(hostname)}:$port",
+        f"url={'https' if options.backend.tls else 'http'}://${{host:-$(hostname)}}:$port",
         "The controller runs on this node, at the address that Slurm itself uses",
     )
 
@@ -264,6 +301,8 @@ def _agents(options: ScriptOptions) -> Iterator[Line]:
         "One step for all agents. A node or an agent that ends takes nobody with it,\n"
         "and binding is left to the agents.",
     )
+    if options.backend.tls and not options.server:
+        yield Line(f'export PHALANX_CA="$state/{TLS_FILE}"', "The controller's own certificate")
     yield Line(
         f"export PHALANX_TOKEN_FILE={join}\n"
         '"${agents[@]}" bash -c \'while :; do\n'
@@ -277,13 +316,12 @@ def _agents(options: ScriptOptions) -> Iterator[Line]:
 
 
 def _end(options: ScriptOptions) -> Iterator[Line]:
-    agents = 1 if staged(options.backend) else 0  # number of their step
     yield Line(
         'while :; do wait "$lead"; code=$?; kill -0 "$lead" 2>/dev/null || break; done',
         "wait returns early when a warning comes",
     )
     yield Line(
-        f'scancel --signal=INT "$SLURM_JOB_ID.{agents}" 2>/dev/null; sleep 0.2\n'
+        f'scancel --signal=INT "$SLURM_JOB_ID.{agents_step(options)}" 2>/dev/null; sleep 0.2\n'
         'for _ in $(seq 100); do kill -0 "$step" 2>/dev/null || break; sleep 0.1; done',
         "Agents end what they started, so that no node lingers in COMPLETING",
     )

@@ -34,12 +34,12 @@ class SlurmBackend:
 
     def script(self, wanted: Wanted, *, comments: bool, server: str = "", policy: str = "") -> str:
         """The script of a job."""
-        return render(self._options(wanted, server, policy), comments)
+        return render(self.options(wanted, server, policy), comments)
 
     def submit(self, wanted: Wanted, *, server: str = "", policy: str = "") -> Submitted:
         """Hand it to sbatch; SlurmError in Slurm's words, and what to change."""
         require("sbatch")
-        options = self._options(wanted, server, policy)
+        options = self.options(wanted, server, policy)
         options.runs.mkdir(parents=True, exist_ok=True)
         said = self.programs.run("sbatch", "--parsable", text=render(options, comments=False))
         number = int(said.strip().partition(";")[0])
@@ -49,7 +49,8 @@ class SlurmBackend:
             output=str(options.runs / f"slurm-{number}.out"),
         )
 
-    def _options(self, wanted: Wanted, server: str, policy: str) -> ScriptOptions:
+    def options(self, wanted: Wanted, server: str = "", policy: str = "") -> ScriptOptions:
+        """What a script, or an allocation, is made of."""
         job = wanted.job
         backend = job.backend if job is not None else Backend()
         need = need_of(job, wanted.ranks, wanted.spares, wanted.slot_gpus)

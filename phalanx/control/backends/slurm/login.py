@@ -1,0 +1,189 @@
+"""A job led from a login node: Slurm gives nodes by salloc, and the loss of any of them is ours.
+
+A batch script lives on the first node of its allocation and dies with it. Here nothing of the job
+but agents is on the nodes; allocation after allocation is asked for until the job has ended.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import signal
+import socket
+import subprocess
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from msgspec import Struct, structs
+
+from phalanx.control.backends.lead import AGAIN, Lead, LeadOptions
+from phalanx.control.backends.slurm.facts import SlurmSite, expand
+from phalanx.control.backends.slurm.programs import Programs, SlurmError, explained, require
+from phalanx.control.backends.slurm.script import (
+    ScriptOptions,
+    agents_script,
+    agents_step,
+    allocation_words,
+)
+from phalanx.control.backends.slurm.submit import SlurmBackend, remember_quarantined
+from phalanx.control.submission import Wanted
+
+GRANTED = re.compile(r"Granted job allocation (\d+)")
+LOOK_SECONDS = 5.0  # between two questions whether the allocation is still there
+END_SECONDS = 20.0  # for agents to end what they started
+LEFT = ("SIGINT", "SIGTERM")  # somebody ends us, and not an allocation
+
+log = logging.getLogger("phalanx.slurm")
+
+
+class LedRun(Struct, frozen=True, kw_only=True):
+    """How a job came out."""
+
+    code: int
+    run: str
+    allocations: tuple[int, ...]
+
+
+class Allocation:
+    """Nodes that Slurm has given us; given back when the block is left."""
+
+    def __init__(self, options: ScriptOptions, programs: Programs) -> None:
+        self._options, self._programs = options, programs
+        self._agents: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Allocation:
+        command = ["salloc", "--no-shell", *allocation_words(self._options)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        found = GRANTED.search(done.stderr)
+        if done.returncode or found is None:
+            raise SlurmError(explained("salloc", done.stderr.strip()))
+        self.job = int(found[1])
+        try:
+            shown = self._programs.run("scontrol", "--oneliner", "show", "job", str(self.job))
+            fields = dict(re.findall(r"(\w+)=(\S*)", shown))
+            self.nodes, self._ends = expand(fields["NodeList"]), fields.get("EndTime", "")
+            log.info("allocation %d: %s", self.job, fields["NodeList"])
+            listed = {"SLURM_JOB_NODELIST": fields["NodeList"], "SLURM_JOB_ID": str(self.job)}
+            self.site = SlurmSite(listed, self._programs)
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._agents is not None:
+            self._end_agents(self._agents)
+        with suppress(SlurmError):
+            self._programs.run("scancel", str(self.job))
+
+    def address(self) -> str:
+        """Ours, as its nodes see it."""
+        shown = self._programs.run("scontrol", "--oneliner", "show", "node", self.nodes[0])
+        found = re.search(r" NodeAddr=(\S+)", shown)
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((found[1] if found else self.nodes[0], 9))
+            return str(probe.getsockname()[0])
+
+    def start_agents(self, url: str, state: Path) -> None:
+        """One step for all of them."""
+        environment = {
+            **os.environ,
+            "SLURM_JOB_ID": str(self.job),
+            "SLURM_JOB_NUM_NODES": str(len(self.nodes)),
+            "url": url,
+            "state": str(state),
+            "leader": str(os.getpid()),
+        }
+        self._agents = subprocess.Popen(
+            ["bash", "-c", agents_script(self._options)],
+            stdin=subprocess.DEVNULL,
+            env=environment,
+            start_new_session=True,  # Ctrl-C is for us: a checkpoint comes first
+        )
+
+    def _end_agents(self, agents: subprocess.Popen[bytes]) -> None:
+        with suppress(SlurmError):
+            self._programs.run(
+                "scancel", "--signal=INT", f"{self.job}.{agents_step(self._options)}"
+            )
+        with suppress(subprocess.TimeoutExpired):
+            agents.wait(END_SECONDS)
+        with suppress(ProcessLookupError):
+            os.killpg(agents.pid, signal.SIGKILL)
+        agents.wait()
+
+    def warn_in_time(self, seconds: float, over: threading.Event) -> None:
+        """Tell this process that the allocation ends soon, or that Slurm has taken it back."""
+        threading.Thread(target=self._warn, args=(seconds, over), daemon=True).start()
+
+    def _warn(self, seconds: float, over: threading.Event) -> None:
+        ends = float("inf")
+        with suppress(ValueError):  # "Unknown": it has no limit
+            ends = time.mktime(time.strptime(self._ends, "%Y-%m-%dT%H:%M:%S"))
+        while not over.wait(max(0.0, min(LOOK_SECONDS, ends - seconds - time.time()))):
+            state = "RUNNING"
+            with suppress(SlurmError):  # one that does not answer is no reason to stop
+                said = self._programs.run("squeue", "--noheader", "--format=%i %T", "--me")
+                jobs = dict(line.split() for line in said.splitlines() if line.strip())
+                state = jobs.get(str(self.job), "")
+            if state != "RUNNING" or time.time() >= ends - seconds:
+                os.kill(os.getpid(), signal.SIGUSR1)
+                return
+
+
+def lead_here(wanted: Wanted, backend: SlurmBackend, policy: Path | None) -> LedRun:
+    """Lead a job from this process, through as many allocations as it takes."""
+    require("salloc")
+    options = backend.options(wanted)
+    run, turns = Path(), list[int]()
+    while True:
+        with Allocation(options, backend.programs) as allocation:
+            turns.append(allocation.job)
+            run = options.runs / f"slurm-{turns[0]}"
+            code, leaving, bad = _turn(allocation, options, wanted, run, policy)
+        remember_quarantined(bad)
+        exclude = tuple(dict.fromkeys((*options.exclude, *bad)))
+        options = structs.replace(options, exclude=exclude)
+        if code != AGAIN or leaving in LEFT:
+            return LedRun(code=code, run=str(run), allocations=tuple(turns))
+
+
+def _turn(
+    allocation: Allocation, options: ScriptOptions, wanted: Wanted, run: Path, policy: Path | None
+) -> tuple[int, str, list[str]]:
+    """One allocation: exit code, why it was left, nodes that did harm."""
+    with socket.socket() as probe:
+        probe.bind(("", options.backend.port))
+        port = probe.getsockname()[1]
+    scheme = "https" if options.backend.tls else "http"
+    url = f"{scheme}://{allocation.address()}:{port}"
+    made = structs.replace(
+        wanted,
+        spares=options.need.spares,
+        traffic=options.need.traffic,
+        environment={**wanted.environment, "PHALANX_RUN": run.name},
+    )
+    lead = Lead(
+        LeadOptions(
+            state=run / "control",
+            url=url,
+            wanted=made,
+            node_gpus=options.need.gpus_per_node,
+            slots=options.need.slots,
+            policy=policy,
+        ),
+        allocation.site,
+    )
+    over = threading.Event()
+    lead.start()
+    try:
+        allocation.start_agents(url, run / "control")
+        allocation.warn_in_time(options.backend.slurm.signal_seconds, over)
+        code = lead.finish()
+    finally:
+        over.set()
+        lead.end()
+    return code, lead.leaving, lead.quarantined

@@ -1,0 +1,94 @@
+"""A job led from the login node: any node may be lost, and a leader that is killed leaves nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from phalanx.control.backends.slurm.sandbox import Sandbox
+from phalanx.control.backends.stage import EngineJob, wait
+from phalanx.control.local import LocalNode
+from tests.control.jobs import assert_same, generations, undisturbed, write_job
+
+
+class LedJob(EngineJob):
+    """A submission that stays in the foreground."""
+
+    world_size = 4
+
+    def __init__(self, sandbox: Sandbox, root: Path, steps: int) -> None:
+        self.sandbox, self.root = sandbox, root
+        self.output = root / "submit.log"
+        words = [str(write_job(root, "led", steps)), "--slot-gpus", "1", "--spares", "1", "--json"]
+        words += ["--set", "backend.controller=here"]
+        with self.output.open("wb") as errors:
+            self.leader = subprocess.Popen(
+                [sys.executable, "-m", "phalanx", "submit", "--backend", "slurm", *words],
+                cwd=root,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                env={**os.environ, **sandbox.environment},
+            )
+
+    @property
+    def state(self) -> Path:
+        return self.root / "runs" / "led" / "slurm-1" / "control"
+
+    def nodes(self) -> list[LocalNode]:
+        return [LocalNode(path.name, path) for path in sorted((self.state / "nodes").glob("*"))]
+
+    def said(self) -> str:
+        return self.output.read_text()
+
+    def job(self) -> dict[str, Any]:
+        assert self.leader.poll() is None, self.said()
+        return super().job()
+
+    def kill_node(self, name: str) -> float:
+        at = time.monotonic()
+        self.sandbox.kill_node(name)
+        return at
+
+
+@pytest.fixture
+def led(make_sandbox: Callable[..., Sandbox], tmp_path: Path) -> Iterator[LedJob]:
+    job = LedJob(make_sandbox(nodes=5, gpus_per_node=1), tmp_path, 80)
+    yield job
+    job.leader.kill()
+    job.leader.wait()
+
+
+@pytest.mark.soak
+def test_the_first_node_may_be_lost_without_a_requeue(led: LedJob, tmp_path: Path) -> None:
+    expected = undisturbed(tmp_path, 80)
+    led.wait_running()
+    commits = led.commits()
+    led.reach(commits, 5)
+    generation, held = led.job()["generation"], led.job()["nodes"]
+    led.kill_node("n1")  # where a batch script would be
+    if "n1" in held:
+        led.wait(lambda: commits.first_after(generation), "recovery from the first node's loss")
+    said, _ = led.leader.communicate(timeout=240)
+    assert led.leader.returncode == 0, led.said()
+    found = json.loads(said)
+    assert found["allocations"] == [1]
+    assert set(generations(Path(found["run"])).values()) == ({1, 2} if "n1" in held else {1})
+    assert_same(Path(found["run"]), expected)
+    assert led.sandbox.run("squeue", "--noheader", "--states=RUNNING,PENDING").strip() == ""
+
+
+@pytest.mark.soak
+def test_an_allocation_is_given_back_when_its_leader_is_killed(led: LedJob) -> None:
+    led.wait_running()
+    led.leader.kill()
+    led.leader.wait()
+    wait(lambda: not led.sandbox.run("squeue", "--noheader").strip(), "the allocation to end", 60)
+    wait(lambda: not led.sandbox.job_processes(), "its processes to end", 60)
