@@ -1,4 +1,4 @@
-"""A job led from the login node: any node may be lost, and a leader that is killed leaves nothing."""
+"""A job led from the login node: any node may be lost; a leader that is killed leaves nothing."""
 
 from __future__ import annotations
 

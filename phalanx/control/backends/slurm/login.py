@@ -106,7 +106,8 @@ class Allocation:
 
     def _end_agents(self, agents: subprocess.Popen[bytes]) -> None:
         with suppress(SlurmError):
-            self._programs.run(
+            step = f"{self.job}.{agents_step(self._options)}"
+            self._programs.run("scancel", "--signal=INT", step)
                 "scancel", "--signal=INT", f"{self.job}.{agents_step(self._options)}"
             )
         with suppress(subprocess.TimeoutExpired):
