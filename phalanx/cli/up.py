@@ -126,7 +126,7 @@ def _with_spares(policy: Policy | None, spares: int) -> Policy | None:
 
 
 async def _local(server: Server, *, nodes: int, gpus: int) -> None:
-    from phalanx.control.local import LocalCluster
+    from phalanx.control.backends.local import LocalCluster
 
     state = server.options.state
     await LocalCluster(

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from phalanx.checkpoint.wire import Noted, Watch, expect, send
+from phalanx.control.backends.local import LocalCluster, LocalNode, processes_of, worker_pids
 from phalanx.control.client import Client, ClientError
-from phalanx.control.local import LocalCluster, LocalNode, processes_of, worker_pids
 from phalanx.control.network import Network
 from phalanx.control.runtime import runtime_folder
 

@@ -71,7 +71,7 @@ def test_a_node_that_fails_its_check_at_start_gets_no_work(stage: Stage) -> None
 
 
 def test_a_new_node_that_fails_is_never_healthy(stage: Stage, tmp_path: Path) -> None:
-    from phalanx.control.local import LocalNode
+    from phalanx.control.backends.local import LocalNode
 
     node = LocalNode("node-9", tmp_path / "node-9")
     node.state.mkdir()

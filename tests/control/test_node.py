@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from phalanx.control.local import worker_pids
+from phalanx.control.backends.local import worker_pids
 from phalanx.control.stage import Stage
 from tests.control.servers import ServerProcess
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.control.local import worker_pids
+from phalanx.control.backends.local import worker_pids
 from phalanx.control.stage import Stage
 from tests.control.jobs import assert_same, generations, set_options, undisturbed, write_job
 

@@ -1,4 +1,4 @@
-"""Ways to get agents onto nodes that another engine owns: Slurm, Ray, Kubernetes.
+"""Ways to get agents onto nodes: of this machine, of hosts, or of an engine that owns them.
 
 A backend starts agents (and spares) as one gang and translates the site's facts for the core:
 topology, deadlines, preemption, the state of nodes, accounting. Nothing outside of this folder

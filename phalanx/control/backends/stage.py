@@ -11,8 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from phalanx.control.backends.local import LocalNode, worker_pids
 from phalanx.control.client import Client, ClientError
-from phalanx.control.local import LocalNode, worker_pids
 from phalanx.control.stage import Commit, Commits
 
 START_SECONDS = 180.0  # on a busy machine

@@ -13,9 +13,9 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
+from phalanx.control.backends.local import LocalNode, processes_of, worker_pids
 from phalanx.control.chaos.plan import Action
 from phalanx.control.client import ClientError
-from phalanx.control.local import LocalNode, processes_of, worker_pids
 from phalanx.control.stage import Stage
 
 SLICE_SECONDS = 0.05  # that a slowed worker runs and stands, by turns

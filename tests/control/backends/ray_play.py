@@ -23,8 +23,8 @@ import psutil
 from ray.cluster_utils import Cluster
 
 from phalanx.control.api_types import NodeList
+from phalanx.control.backends.local import LocalNode, processes_of
 from phalanx.control.backends.stage import HARMS, EngineJob
-from phalanx.control.local import LocalNode, processes_of
 
 WORLD, NODES = 4, 4  # two ranks a node: two nodes for the gang, two that stand by
 SPARES = 2

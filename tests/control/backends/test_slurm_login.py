@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
+from phalanx.control.backends.local import LocalNode
 from phalanx.control.backends.slurm.sandbox import Sandbox
 from phalanx.control.backends.stage import EngineJob, wait
-from phalanx.control.local import LocalNode
 from tests.control.jobs import assert_same, generations, undisturbed, write_job
 
 

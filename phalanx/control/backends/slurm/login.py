@@ -108,8 +108,6 @@ class Allocation:
         with suppress(SlurmError):
             step = f"{self.job}.{agents_step(self._options)}"
             self._programs.run("scancel", "--signal=INT", step)
-                "scancel", "--signal=INT", f"{self.job}.{agents_step(self._options)}"
-            )
         with suppress(subprocess.TimeoutExpired):
             agents.wait(END_SECONDS)
         with suppress(ProcessLookupError):

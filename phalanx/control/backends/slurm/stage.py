@@ -9,9 +9,9 @@ import sys
 import time
 from pathlib import Path
 
+from phalanx.control.backends.local import LocalNode
 from phalanx.control.backends.slurm.sandbox import Sandbox
 from phalanx.control.backends.stage import EngineJob
-from phalanx.control.local import LocalNode
 from phalanx.control.runtime import runtime_folder
 
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
