@@ -24,7 +24,7 @@ from typing import Any
 
 from benchmarks import observe
 from benchmarks.recovery import CPU, JOB
-from phalanx.control.local import processes_of
+from phalanx.control.backends.local import processes_of
 from phalanx.control.stage import Stage
 from phalanx.train import StepRecord, read_records
 
