@@ -18,7 +18,6 @@ from phalanx.cluster.commands import (
     Form,
     Go,
     Rebalance,
-    Replay,
     Restore,
     Stop,
 )
@@ -163,7 +162,7 @@ class Agent:
                 return self._stop(order)
             case Check(check=check):
                 return [RunCheck(check=check, command=command.sequence)]
-            case Restore() | Go() | Abort() | Drain() | Rebalance() | Flush() | Replay() as order:
+            case Restore() | Go() | Abort() | Drain() | Rebalance() | Flush() as order:
                 local = self.jobs.get(order.job)
                 if local is None or local.generation != order.generation:
                     return []

@@ -51,7 +51,8 @@ class Restore(Order, frozen=True, tag=True):
     generation: int
     step: int
     source: Source  # for those without their own
-    skip_samples: tuple[int, int] = (0, 0)  # [first, last) of a batch to leave out
+    skipped: tuple[tuple[int, int], ...] = ()  # samples [first, past) that were left out before
+    skip_step: int = 0  # the batch of this step is left out too; 0: none
     deadline_ns: int = 0
 
 
@@ -95,15 +96,6 @@ class Check(Order, frozen=True, tag=True):
 
     check: Literal["quick", "full"]
     node: int
-
-
-class Replay(Order, frozen=True, tag=True):
-    """Compute the suspects' micro-batches of a step again, here too, and report fingerprints."""
-
-    job: int
-    generation: int
-    step: int
-    suspects: tuple[int, ...]  # nodes
 
 
 class Rebalance(Order, frozen=True, tag=True):
@@ -167,7 +159,6 @@ CommandBody = (
     | Drain
     | Stop
     | Check
-    | Replay
     | Rebalance
     | Flush
     | Accept

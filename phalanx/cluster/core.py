@@ -311,7 +311,6 @@ _TIMERS: dict[str, Callable[[Context, int, int], None]] = {
     "phase": _gang_timer(lambda ctx, job: incidents.no_answer(ctx, job, ())),
     "time_limit": _allocation_timer(lifecycle.time_limit),
     "budget": _allocation_timer(budget.check),
-    "replay": incidents.no_replay,
     "test": nodes.no_test,
     "ask": lambda ctx, number, _token: health.ask(ctx, number),
     "flush": lambda ctx, number, _token: storage.expired(ctx, number),

@@ -226,11 +226,12 @@ class GangJoined(Body, frozen=True, tag=True):
 
 
 class GangReady(Body, frozen=True, tag=True):
-    """Every rank has restored ``step`` and can go on."""
+    """Every rank has restored ``step`` and can go on; ``skipped``: without these samples."""
 
     job: int
     generation: int
     step: int
+    skipped: tuple[int, int] = (0, 0)
 
 
 class GangStuck(Body, frozen=True, tag=True):
@@ -328,10 +329,10 @@ class LossSpike(Body, frozen=True, tag=True):
 
 
 class Corruption(Body, frozen=True, tag=True):
-    """Replicas disagree. ``nodes``: the culprits, if the vote or the replay named them.
+    """Replicas disagree. ``nodes``: the culprits, if a vote or the step made again named them.
 
-    ``suspects``: nodes among which the vote could not decide. A micro-batch of theirs is computed
-    again; the same event comes back with what that showed.
+    ``suspects``: nodes among which neither could decide. The job goes back and makes the step
+    again, which does; where it cannot, one of them gives way to a third opinion.
     """
 
     job: int

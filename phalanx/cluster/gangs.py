@@ -15,7 +15,7 @@ from phalanx.cluster.events import (
     Progress,
     RestoreFailed,
 )
-from phalanx.cluster.job import Gang, Job, JobState, Phase
+from phalanx.cluster.job import SKIPS_KEPT, Gang, Job, JobState, Phase
 from phalanx.cluster.layout import buddy_shift
 from phalanx.cluster.messages import Source
 from phalanx.cluster.reasons import Reason, reason, sentences
@@ -159,7 +159,8 @@ def restore_order(job: Job) -> Restore:
         generation=job.generation,
         step=gang.restored,
         source=gang.source,
-        skip_samples=gang.skip,
+        skipped=job.skipped,
+        skip_step=gang.skip_step,
         deadline_ns=gang.deadline_ns,
     )
 
@@ -223,8 +224,9 @@ def on_ready(ctx: Context, fact: GangReady) -> bool:
     left = tuple(node for node in gang.leftover if node not in placement.nodes)
     stop_on(ctx, job, left, keep_snapshots=False)
     gang.leftover = ()
-    gang.lost, gang.refused, gang.rollback, gang.skip = {}, (), -1, (0, 0)
-    gang.replayed = -1
+    if fact.skipped[1] > fact.skipped[0]:
+        job.skipped = (*job.skipped[1 - SKIPS_KEPT :], fact.skipped)
+    gang.lost, gang.refused, gang.rollback, gang.skip_step = {}, (), -1, 0
     gang.restored = fact.step
     # Checkpoints after this step belong to a branch that is given up now.
     job.durables = [step for step in job.durables if step <= fact.step]

@@ -175,7 +175,8 @@ class Gather:
         step = min(a.step for a in answers if isinstance(a, Ready | Drained | Finished))
         if isinstance(message, Ready):
             gang.phase, gang.reported, gang.reported_ns = "run", step, now_ns
-            return [GangReady(job=job, generation=generation, step=step)]
+            skipped = message.skipped
+            return [GangReady(job=job, generation=generation, step=step, skipped=skipped)]
         events = self._report(job, gang, now_ns)
         del self.gangs[job]
         if isinstance(message, Drained):
@@ -250,6 +251,7 @@ class Gather:
             wrong = replayed(dict(message.copies), others).wrong
         nodes, count = list(gang.nodes), len(gang.nodes)
         named = dict.fromkeys(nodes[rank * count // message.world] for rank in wrong)
+        holders = (nodes[rank * count // message.world] for rank, _ in message.copies)
         return [
             Corruption(
                 job=message.job,
@@ -257,6 +259,7 @@ class Gather:
                 step=message.step,
                 clean_step=message.clean_step,
                 nodes=tuple(named),
+                suspects=() if named else tuple(dict.fromkeys(holders)),
             )
         ]
 

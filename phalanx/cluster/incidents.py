@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from phalanx.cluster import health
 from phalanx.cluster.causes import cause_of
-from phalanx.cluster.commands import Replay
 from phalanx.cluster.context import Context
 from phalanx.cluster.events import (
     Corruption,
@@ -22,9 +21,7 @@ from phalanx.cluster.job import Job
 from phalanx.cluster.lifecycle import leave
 from phalanx.cluster.nodes import bury
 from phalanx.cluster.reasons import reason, sentences
-from phalanx.cluster.recovery import broken, own_failure, slow
-
-JUDGES = 2  # nodes beside the suspects that a replay needs for a verdict
+from phalanx.cluster.recovery import EVIDENCE_KEPT, broken, own_failure, slow
 
 sentences(
     {
@@ -36,7 +33,7 @@ sentences(
         "spike_back": "the loss jumped at step {step}: back to step {clean}",
         "corrupt": "replicas disagree since step {step}; the last good one is {clean}",
         "corrupt_unknown": "replicas disagree since step {step}, and nobody knows which is wrong",
-        "replay": "step {step} is computed again: replicas on {nodes} disagree",
+        "third_opinion": "{node} gives way: replicas disagree at step {step} for the second time",
         "stuck": "did not answer twice ({nodes})",
         "drain_late": "its last {lost} steps were not safe in time: it goes on after step {step}",
         "resend": "no answer yet: asked again",
@@ -167,53 +164,48 @@ def on_corruption(ctx: Context, fact: Corruption) -> None:
     if job is None or gang_of(job).phase != "running":
         return
     assert job.placement is not None
-    gang = gang_of(job)
     culprits = tuple(node for node in fact.nodes if node in job.placement.nodes)
-    if not culprits and fact.suspects and gang.replayed != fact.step:
-        replay(ctx, job, fact)
-        return
-    gang.rollback = fact.clean_step
-    job.failed_step, job.failures_there = -1, 0  # what comes before it again is no failure twice
+    gang_of(job).rollback = fact.clean_step
     job.durables = [step for step in job.durables if step <= fact.clean_step]
-    told = reason("corrupt", step=fact.step, clean=fact.clean_step)
+    job.failed_step, job.failures_there = -1, 0  # what comes before it again is no failure twice
     if not culprits:
-        told = reason("corrupt_unknown", step=fact.step)
+        _disputed(ctx, job, fact)
+        return
+    told = reason("corrupt", step=fact.step, clean=fact.clean_step)
     ctx.notify(told, job=job.id, level="error")
     for node in culprits:
-        health.incident(ctx, node, "silent_corruption")
-        broken(ctx, job, node, "silent_corruption", lost=False)
-        health.suspect(ctx, node, "silent_corruption")
-    if not culprits:
-        broken(ctx, job, job.placement.nodes[0], "worker_killed", lost=False)
+        _accused(ctx, job, node)
 
 
-def replay(ctx: Context, job: Job, fact: Corruption) -> None:
-    """Word stands against word: two more nodes compute what the suspects computed."""
-    gang, placement = gang_of(job), job.placement
-    assert placement is not None
-    gang.replayed = fact.step
-    judges = [node for node in placement.nodes if node not in fact.suspects][:JUDGES]
-    why = reason("replay", step=fact.step, nodes=names(ctx.fleet, fact.suspects))
-    order = Replay(
-        reason=why,
-        job=job.id,
-        generation=job.generation,
-        step=fact.step,
-        suspects=fact.suspects,
-    )
-    ctx.emit((*fact.suspects, *judges), order)
-    limit = timeouts_of(ctx, job).hang_ns
-    ctx.wake(ctx.now_ns + limit, "replay", job.id, job.generation)
+def _accused(ctx: Context, job: Job, node: int) -> None:
+    health.incident(ctx, node, "silent_corruption")
+    broken(ctx, job, node, "silent_corruption", lost=False)
+    health.suspect(ctx, node, "silent_corruption")
 
 
-def no_replay(ctx: Context, number: int, generation: int) -> None:
-    """The replay showed nothing in time: back to before anything was seen, with all nodes."""
-    job = ctx.live(number, generation)
-    if job is None or gang_of(job).phase != "running" or gang_of(job).replayed < 0:
-        return
-    step = gang_of(job).replayed
-    clean = max((durable for durable in job.durables if durable < step), default=0)
-    on_corruption(ctx, Corruption(job=number, generation=generation, step=step, clean_step=clean))
+def _disputed(ctx: Context, job: Job, fact: Corruption) -> None:
+    """Word stands against word. Made again, the step tells who was wrong, if it was by chance.
+
+    Where the same step is disputed again, somebody is wrong every time: one of the suspects leaves
+    and is tested. A third time nobody here can help.
+    """
+    assert job.placement is not None
+    suspects = [node for node in fact.suspects if node in job.placement.nodes]
+    who = names(ctx.fleet, tuple(suspects)) or "nobody is suspected"
+    ctx.notify(reason("corrupt_unknown", step=fact.step), job=job.id, level="error")
+    job.disputes = job.disputes + 1 if fact.step == job.disputed_step else 1
+    job.disputed_step = fact.step
+    if job.disputes >= ctx.policy.recovery.same_step_failures:
+        words = f"replicas disagree at step {fact.step} ({who})"
+        job.evidence = (*job.evidence[1 - EVIDENCE_KEPT :], words)
+        why = reason("same_step", step=fact.step, times=job.disputes, evidence=words)
+        leave(ctx, job, "failed", why)
+    elif suspects and job.disputes > 1:
+        told = reason("third_opinion", node=ctx.fleet.nodes[suspects[-1]].name, step=fact.step)
+        ctx.notify(told, job=job.id, level="error")
+        _accused(ctx, job, suspects[-1])
+    else:
+        broken(ctx, job, job.placement.nodes[0], "disputed", lost=False)
 
 
 def on_loss_spike(ctx: Context, fact: LossSpike) -> None:
@@ -229,9 +221,8 @@ def on_loss_spike(ctx: Context, fact: LossSpike) -> None:
         return
     gang = gang_of(job)
     gang.rollback = max(0, fact.step - back)
-    samples = job.spec.expected.samples_per_step
-    if ctx.policy.recovery.skip_batch and samples:
-        gang.skip = ((fact.step - 1) * samples, fact.step * samples)
+    if ctx.policy.recovery.skip_batch:
+        gang.skip_step = fact.step
     told = reason("spike_back", step=fact.step, clean=gang.rollback)
     ctx.notify(told, job=job.id, level="warning")
     broken(ctx, job, job.placement.nodes[0], "non_finite", lost=False)

@@ -14,6 +14,7 @@ from phalanx.plan.traffic import AxisTraffic
 SECOND_NS = 1_000_000_000
 HOUR_NS = 3600 * SECOND_NS
 DURABLES_KEPT = 8  # checkpoints of a job that the core remembers, to roll back to
+SKIPS_KEPT = 16  # ranges of samples; older ones are in every checkpoint that is left
 
 
 class GangShape(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -106,7 +107,6 @@ class Expected(Struct, frozen=True, kw_only=True, omit_defaults=True):
     restore_peer_ns: int = 5 * SECOND_NS
     restore_disk_ns: int = 60 * SECOND_NS
     restore_remote_ns: int = 300 * SECOND_NS
-    samples_per_step: int = 0
     micro_batches: int = 0  # of one replica in a step; 0: unknown, so a slow one keeps its share
 
 
@@ -212,8 +212,7 @@ class Gang(Struct, kw_only=True, omit_defaults=True):
     micro_batches: tuple[int, ...] = ()  # by replica, where they are unequal
     refused: tuple[str, ...] = ()  # restore sources that failed in this incident
     rollback: int = -1  # restore no later step than this one; -1: the latest
-    skip: tuple[int, int] = (0, 0)
-    replayed: int = -1  # step whose micro-batches are being computed again; -1: none
+    skip_step: int = 0  # whose batch is to be left out; 0: none
     leftover: tuple[int, ...] = ()  # nodes that left, but keep snapshots until the next one runs
     memory_step: int = -1  # newest step that the keepers hold in common; -1: none
     restored: int = 0  # step this generation began with
@@ -242,6 +241,7 @@ class Job(Struct, kw_only=True, omit_defaults=True):
     step: int = 0  # highest step ever completed
     committed: int = 0  # least step that every rank has sealed and every buddy acknowledged
     durables: list[int] = []  # steps of checkpoints on remote storage, newest last
+    skipped: tuple[tuple[int, int], ...] = ()  # samples that were left out, newest last
     retries_used: int = 0
     preemptions: int = 0
     array_parent: int = 0  # id of the array's first job; 0: no array
@@ -255,6 +255,8 @@ class Job(Struct, kw_only=True, omit_defaults=True):
     budget_warned: bool = False
     failed_step: int = -1  # step of the last failure that was the job's own
     failures_there: int = 0
+    disputed_step: int = -1  # that replicas disagreed on, and nobody knew who was wrong
+    disputes: int = 0  # of that step
     failed_formations: int = 0  # in a row, before a step was tried
     waiting_for: dict[int, None] = {}  # jobs it depends on that have not ended
     never: bool = False  # a dependency can never be satisfied

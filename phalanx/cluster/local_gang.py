@@ -6,7 +6,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from phalanx.cluster.commands import Abort, Drain, Flush, Go, Rebalance, Replay, Restore
+from phalanx.cluster.commands import Abort, Drain, Flush, Go, Rebalance, Restore
 from phalanx.cluster.keeper import Memory
 from phalanx.cluster.messages import (
     AgentAction,
@@ -29,12 +29,11 @@ from phalanx.cluster.messages import (
     WorkerGo,
     WorkerLeft,
     WorkerRebalance,
-    WorkerReplay,
     WorkerRestore,
 )
 
 Output = AgentMessage | AgentAction
-Passed = Restore | Go | Abort | Drain | Rebalance | Flush | Replay
+Passed = Restore | Go | Abort | Drain | Rebalance | Flush
 Phase = Literal[
     "spare",
     "forming",
@@ -69,6 +68,7 @@ class LocalGang(Struct, kw_only=True):
     phase: Phase = "forming"
     ranks: dict[int, Rank] = {}
     restored_step: int = 0
+    skipped: tuple[int, int] = (0, 0)  # samples of the batch that was left out with it
     unsaid: Steps | None = None
 
     # Orders.
@@ -102,8 +102,6 @@ class LocalGang(Struct, kw_only=True):
                     job=job, generation=generation, bytes_per_second=rate, until_ns=until
                 )
                 return [flush]
-            case Replay(step=step):
-                return [WorkerReplay(job=job, generation=generation, step=step)]
 
     def _restore(self, order: Restore) -> list[Output]:
         known = self.phase == "ready" and order.step == self.restored_step
@@ -117,7 +115,8 @@ class LocalGang(Struct, kw_only=True):
             generation=self.generation,
             step=order.step,
             source=order.source,
-            skip_samples=order.skip_samples,
+            skipped=order.skipped,
+            skip_step=order.skip_step,
         )
         return [restore]
 
@@ -142,8 +141,14 @@ class LocalGang(Struct, kw_only=True):
                 )
                 return [joined]
             case "ready":
-                step = self.restored_step
-                return [Ready(node=node, job=job, generation=generation, step=step)]
+                ready = Ready(
+                    node=node,
+                    job=job,
+                    generation=generation,
+                    step=self.restored_step,
+                    skipped=self.skipped,
+                )
+                return [ready]
             case "drained":
                 drained = Drained(
                     node=node,
@@ -193,7 +198,7 @@ class LocalGang(Struct, kw_only=True):
         rank.restored, rank.step, rank.committed = True, fact.step, fact.step
         if not all(each.restored for each in self.ranks.values()):
             return []
-        self.phase, self.unsaid = "ready", None
+        self.phase, self.unsaid, self.skipped = "ready", None, fact.skipped
         self.kept.restored(self.generation, fact.step)
         return self.say_again()
 

@@ -74,10 +74,13 @@ class Joined(Message, frozen=True, tag=True):
 
 
 class Ready(Message, frozen=True, tag=True):
+    """The node's ranks have restored a step. ``skipped``: samples left out from here on."""
+
     node: int
     job: int
     generation: int
     step: int
+    skipped: tuple[int, int] = (0, 0)
 
 
 class Drained(Message, frozen=True, tag=True):
@@ -237,6 +240,7 @@ class Restored(Message, frozen=True, tag=True):
     step: int
     source: Source = "none"
     refused: str = ""
+    skipped: tuple[int, int] = (0, 0)  # samples [first, past) of the batch that was to be left out
 
 
 class Sealed(Message, frozen=True, tag=True):
@@ -386,7 +390,8 @@ class WorkerRestore(Message, frozen=True, tag=True):
     generation: int
     step: int
     source: Source
-    skip_samples: tuple[int, int] = (0, 0)  # [first, past) that are left out from now on
+    skipped: tuple[tuple[int, int], ...] = ()  # samples [first, past) that were left out before
+    skip_step: int = 0  # the batch of this step is left out too; 0: none
 
 
 class WorkerGo(Message, frozen=True, tag=True):
@@ -443,14 +448,6 @@ class WorkerFlush(Message, frozen=True, tag=True):
     until_ns: int
 
 
-class WorkerReplay(Message, frozen=True, tag=True):
-    """Compute a micro-batch of a step again and report its fingerprint."""
-
-    job: int
-    generation: int
-    step: int
-
-
 AgentAction = (
     WorkerForm
     | WorkerRestore
@@ -461,5 +458,4 @@ AgentAction = (
     | RunCheck
     | WorkerRebalance
     | WorkerFlush
-    | WorkerReplay
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from phalanx.config.backend import Backend, Kubernetes, Ray, Slurm
 from phalanx.config.check import check
-from phalanx.config.check_mesh import micro_batches
+from phalanx.config.check_mesh import micro_batches, takes_unequal_shares
 from phalanx.config.errors import ConfigError, Problem, problem
 from phalanx.config.explain import KeyDoc, explain
 from phalanx.config.load import job_from_table, load_job
@@ -76,5 +76,6 @@ __all__ = [
     "problem",
     "resolve",
     "resolve_model",
+    "takes_unequal_shares",
     "to_toml",
 ]

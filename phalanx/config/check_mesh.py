@@ -18,6 +18,15 @@ def micro_batches(job: Job) -> int:
     return _micro_batches(job, batch_ramp(job).largest)
 
 
+def takes_unequal_shares(job: Job) -> bool:
+    """Whether replicas may compute unequal numbers of micro-batches: none of them communicates.
+
+    Stages, experts and ZeRO 2 and 3 exchange something for every one, so that all need as many.
+    """
+    axes = job.parallel
+    return axes.pipeline == 1 and axes.expert == 1 and axes.zero <= 1
+
+
 def _micro_batches(job: Job, batch: int) -> int:
     """Padded so that all replicas have as many."""
     return math.ceil(batch / (job.parallel.data * job.train.micro_batch))

@@ -203,10 +203,12 @@ class AgentOrders:
                 order = self._restore
                 if order is not None and order.generation == self._generation:
                     self._restore = None
-                    return RestorePoint(order.step, order.source, order.skip_samples)
+                    return RestorePoint(order.step, order.source, order.skipped, order.skip_step)
                 self._changed.wait()
 
-    def restored(self, point: RestorePoint, refused: str = "") -> None:
+    def restored(
+        self, point: RestorePoint, refused: str = "", skipped: tuple[int, int] = (0, 0)
+    ) -> None:
         """Tells the agent what became of the restore."""
         self._step = point.step
         fact = Restored(
@@ -216,6 +218,7 @@ class AgentOrders:
             step=point.step,
             source=point.source,  # type: ignore[arg-type]
             refused=refused,
+            skipped=skipped,
         )
         self._link.say(fact)
 

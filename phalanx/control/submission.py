@@ -7,7 +7,7 @@ from pathlib import Path
 from msgspec import Struct, structs
 
 from phalanx.cluster.job import SECOND_NS, Expected, GangShape, JobSpec
-from phalanx.config import Job, micro_batches, to_toml
+from phalanx.config import Job, micro_batches, takes_unequal_shares, to_toml
 from phalanx.control.api_types import Submission
 from phalanx.control.payload import Payload, Script, Train
 from phalanx.plan import AxisTraffic
@@ -87,8 +87,8 @@ def _described(wanted: Wanted, node_gpus: int) -> tuple[GangShape, Expected, Pay
     expected = Expected(
         steps=job.train.steps,
         checkpoint_steps=job.checkpoint.every,
-        samples_per_step=job.train.global_batch,
-        micro_batches=micro_batches(job),
+        # Elsewhere the others would wait for a slow one whatever its share.
+        micro_batches=micro_batches(job) if takes_unequal_shares(job) else 0,
     )
     work = Train(
         toml=to_toml(job),

@@ -24,7 +24,6 @@ from phalanx.cluster.messages import (
     WorkerGo,
     WorkerLeft,
     WorkerRebalance,
-    WorkerReplay,
     WorkerRestore,
     WorkerUp,
 )
@@ -89,13 +88,7 @@ class Looked(Frame, frozen=True, tag=True):
 
 
 Passed = (  # orders of the core that an agent hands on as they are
-    WorkerRestore
-    | WorkerGo
-    | WorkerAbort
-    | WorkerDrain
-    | WorkerRebalance
-    | WorkerFlush
-    | WorkerReplay
+    WorkerRestore | WorkerGo | WorkerAbort | WorkerDrain | WorkerRebalance | WorkerFlush
 )
 
 

@@ -7,6 +7,7 @@ sums. Who is wrong is for others to decide: a step that replicas disagree on is 
 
 from __future__ import annotations
 
+import zlib
 from typing import TYPE_CHECKING
 
 import torch
@@ -76,12 +77,15 @@ class Fingerprints:
             return
         assert self._group is not None
         ranks = dist.get_process_group_ranks(self._group)
-        sums = torch.zeros(2, len(ranks), dtype=torch.int64, device=self._device)
+        disputed = self._disputed.pop(step, None)
+        sums = torch.zeros(3, len(ranks), dtype=torch.int64, device=self._device)
         own = dist.get_rank(self._group)
         sums[0, own], sums[1, own] = self._sum(), self._before
+        sums[2, own] = zlib.crc32(repr(disputed).encode())
         dist.all_reduce(sums, group=self._group)
-        found, before = sums.tolist()
-        disputed = self._disputed.pop(step, None)
+        found, before, known = sums.tolist()
+        if len(set(known)) > 1:  # somebody new took the place of one of them
+            disputed = None
         if len(set(found)) > 1:
             copies = tuple(zip(ranks, found, strict=True))
             told = self._agreed is not None and self._every == 1

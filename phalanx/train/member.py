@@ -123,12 +123,12 @@ class Member:
             point = self._restore(checkpointer, laps)
             trainer = self._trainer
             trainer.generation = formation.generation
-            self._resume(trainer, formation, point)
+            left_out = self._resume(trainer, formation, point)
             seal(self.job, trainer, checkpointer, formation.buddy_shift)
             laps.end("seal")
             words = "generation %d: rank %d of %d at step %d (%s); seconds: %s"
             log.info(words, *formation[:3], trainer.step, point.source, laps)
-            self._orders.restored(point)
+            self._orders.restored(point, skipped=left_out)
             self._orders.go()
             laps.end("go")
             return self._loop(trainer, checkpointer)
@@ -158,17 +158,23 @@ class Member:
         self._feed = (wanted, trainer.feed)
         return trainer
 
-    def _resume(self, trainer: Trainer, formation: Formation, point: RestorePoint) -> None:
-        """What holds from here on, beside the state that was restored."""
-        first, past = point.skip
-        if past > first:
-            log.warning("samples %d to %d are left out", first, past - 1)
-            trainer.cursor = trainer.cursor.skip(first, past)
+    def _resume(
+        self, trainer: Trainer, formation: Formation, point: RestorePoint
+    ) -> tuple[int, int]:
+        """What holds from here on, beside the state that was restored.
+
+        Returns the samples of the batch that is left out, if one is to be.
+        """
+        left_out = trainer.leave_out(point.skipped, point.skip_step)
+        if left_out[1]:
+            words = "samples %d to %d are left out: the batch of step %d"
+            log.warning(words, left_out[0], left_out[1] - 1, point.skip_step)
         trainer.rebalance(formation.shares)
         trainer.wanted_shares = self._orders.shares
         if self._drill is not None:
             drill = self._drill
             trainer.before_step = lambda: drill.before_step(trainer)
+        return left_out
 
     def _restore(self, checkpointer: Checkpointer, laps: Laps) -> RestorePoint:
         """Load what is ordered; a source that is no good is refused, and another one ordered."""

@@ -28,7 +28,8 @@ class RestorePoint(NamedTuple):
 
     step: int
     source: str
-    skip: tuple[int, int] = (0, 0)  # samples [first, past) that are left out from now on
+    skipped: tuple[tuple[int, int], ...] = ()  # samples [first, past) that were left out before
+    skip_step: int = 0  # the batch of this step is left out too; 0: none
 
 
 class GenerationOver(BaseException):
@@ -47,8 +48,13 @@ class Orders(Protocol):
     def restore_point(self) -> RestorePoint:
         """What to restore; waits until everybody has joined. Raises ``GenerationOver``."""
 
-    def restored(self, point: RestorePoint, refused: str = "") -> None:
-        """The step is loaded and sealed again, or why it could not be."""
+    def restored(
+        self, point: RestorePoint, refused: str = "", skipped: tuple[int, int] = (0, 0)
+    ) -> None:
+        """The step is loaded and sealed again, or why it could not be.
+
+        ``skipped``: samples of the batch that was to be left out.
+        """
 
     def go(self) -> None:
         """Waits until everybody is ready. Raises ``GenerationOver``."""

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from phalanx.checkpoint import Extra, Manifest
-from phalanx.config import BatchRamp, Job, batch_ramp
+from phalanx.config import BatchRamp, Job, batch_ramp, takes_unequal_shares
 from phalanx.data import Feed, StepBatches
 from phalanx.model import Router
 from phalanx.parallel import Engine, LossScale, Mesh, all_sum, update_expert_biases
@@ -84,14 +84,31 @@ class Trainer:
             self.rebalance(wanted)
         return outcome._replace(stop=stop, damaged=damaged)
 
+    def leave_out(self, known: tuple[tuple[int, int], ...], step: int) -> tuple[int, int]:
+        """Never read samples that were left out before, nor (from now on) the batch of a step.
+
+        Which samples those are follows from the cursor: batches may grow, and what was left out
+        earlier moves all that comes after it. Returns them.
+        """
+        for first, past in known:
+            if past > self.cursor.consumed:
+                self.cursor = self.cursor.skip(first, past)
+        if step <= self.step:
+            return 0, 0
+        at = self.cursor
+        for _ in range(step - 1 - self.step):
+            at = self.feed.advance(at)
+        batch = at.next, self.feed.advance(at).consumed
+        self.cursor = self.cursor.skip(*batch)
+        return batch
+
     def rebalance(self, shares: tuple[int, ...]) -> None:
         """From the next step on replicas take these numbers of micro-batches; on all ranks alike.
 
         Where every micro-batch communicates, all have as many and the rest is padding.
         """
         self.shares = shares
-        once = self.mesh.uses_ddp or (self.job.parallel.zero <= 1 and self.engine.pipeline is None)
-        self.feed.rebalance(shares, padded=not once)
+        self.feed.rebalance(shares, padded=not takes_unequal_shares(self.job))
 
     def _update(self, loss: Tensor, batches: StepBatches) -> StepOutcome:
         """Reduce what the ranks know of the step, judge it, and apply it or not."""

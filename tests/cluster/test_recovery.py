@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
-from phalanx.cluster.commands import Abort, Form, Go, Notify, Rebalance, Replay, Stop
+from phalanx.cluster.commands import Abort, Form, Go, Notify, Rebalance, Stop
 from phalanx.cluster.events import (
     CheckResult,
     Corruption,
@@ -373,30 +373,37 @@ def test_corruption_rolls_the_job_back_behind_it_and_quarantines_the_culprit():
     assert account.buckets["recompute"] == 120 * EXPECTED.step_ns * 16
 
 
-def test_word_against_word_is_decided_by_a_replay():
+def test_of_two_that_disagree_again_and_again_one_gives_way_and_then_the_job_stops():
     drive = Drive()
-    job = drive.running(steps=120, gang=structs.replace(ELASTIC, pipeline=1), spares=1)
+    job = drive.running(steps=120, spares=1)
+    nodes = job.placement.nodes
+    for generation in (1, 2, 3):
+        seen = Corruption(
+            job=job.id, generation=generation, step=120, clean_step=100, suspects=nodes[:2]
+        )
+        drive.tell(seen)
+        if generation == 3:
+            break
+        drive.wait(SECOND)
+        assert job.generation == generation + 1
+        assert (nodes[1] in job.placement.nodes) == (generation == 1)
+        drive.run(job, 120)
+        assert drive.last_restore().step == 100
+    assert job.state == "failed" and "replicas disagree" in job.evidence[-1]
+
+
+def test_a_step_that_was_made_again_names_the_culprit():
+    drive = Drive()
+    job = drive.running(steps=120, spares=1)
     first, second = job.placement.nodes[:2]
     seen = Corruption(job=job.id, generation=1, step=120, clean_step=110, suspects=(first, second))
-    (command,) = drive.tell(seen)
-    assert isinstance(command.body, Replay) and command.body.suspects == (first, second)
-    assert command.target == job.placement.nodes[:4]
-    assert job.state == "running"
-    drive.tell(structs.replace(seen, suspects=(), nodes=(second,)), SECOND)
+    drive.tell(seen)
+    drive.wait(SECOND)
+    drive.run(job, 110)
+    drive.tell(structs.replace(seen, generation=2, suspects=(), nodes=(second,)), SECOND)
     drive.wait(SECOND)
     assert first in job.placement.nodes and second not in job.placement.nodes
     assert drive.core.view.fleet.state(second) is NodeState.QUARANTINED
-
-
-def test_a_replay_that_shows_nothing_takes_the_job_back_all_the_same():
-    drive = Drive()
-    job = drive.running(steps=120)
-    nodes = job.placement.nodes
-    drive.tell(Corruption(job=job.id, generation=1, step=120, clean_step=110, suspects=nodes))
-    drive.wait(600 * SECOND)
-    assert job.generation > 1
-    drive.run(job, 120)
-    assert drive.last_restore().step == 100
 
 
 def test_a_hang_names_the_node_that_is_behind():
@@ -554,14 +561,17 @@ def test_a_loss_spike_is_only_said_unless_the_site_wants_it_undone():
 def test_a_loss_spike_can_be_undone_and_its_batch_left_out():
     policy = Policy(recovery=RecoveryPolicy(spike_rollback_steps=20, skip_batch=True))
     drive = Drive(8, policy)
-    expected = structs.replace(EXPECTED, samples_per_step=64)
-    job = drive.running(steps=150, expected=expected)
-    drive.tell(LossSpike(job=job.id, generation=1, step=150))
-    drive.wait(SECOND)
-    drive.run(job, 150)
-    restore = drive.last_restore()
-    assert restore.step == 100
-    assert restore.skip_samples == (149 * 64, 150 * 64)
+    job = drive.running(steps=150)
+    for generation, known in ((1, ()), (2, ((1192, 1200),))):
+        drive.tell(LossSpike(job=job.id, generation=generation, step=150))
+        drive.wait(SECOND)
+        drive.tell(GangJoined(job=job.id, generation=generation + 1, step=150))
+        restore = drive.last_restore()
+        assert (restore.step, restore.skip_step, restore.skipped) == (100, 150, known)
+        # Which samples they were is the workers' to know.
+        ready = GangReady(job=job.id, generation=generation + 1, step=100, skipped=(1192, 1200))
+        drive.tell(ready)
+    assert job.gang.skip_step == 0
 
 
 def test_nodes_that_leave_a_gang_alive_keep_its_snapshots():
