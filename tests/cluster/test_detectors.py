@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -89,6 +92,17 @@ def test_clean_noise_raises_no_alarm():
         stacked = np.stack(window)
         assert slow_compute(stacked) == []
         assert slow_transfer(stacked) == []
+
+
+def test_ranks_of_a_machine_with_far_too_few_cores_are_not_accused():
+    """Own times of four healthy ranks, of 136 steps on two cores that five others used too."""
+    recorded = Path(__file__).parent / "recorded" / "own_under_load.json"
+    times = np.asarray(json.loads(recorded.read_text()), np.int64) * 1000
+    windows = [times[end - 12 : end] for end in range(12, len(times) + 1, 4)]
+    assert [slow_compute(window) for window in windows] == [[]] * len(windows)
+    slowed = [window * np.asarray([100, 100, 200, 100]) // 100 for window in windows]
+    named = [[slow.rank for slow in slow_compute(window)] for window in slowed]
+    assert named.count([2]) > 0.9 * len(named)
 
 
 def test_one_slow_step_is_no_slow_rank():
