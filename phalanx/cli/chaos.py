@@ -1,4 +1,4 @@
-"""``phalanx chaos``: harm a job on a cluster of its own, and see whether anything is lost."""
+"""``phalanx chaos``: harm a job, on a cluster of its own or where it runs, and see what is lost."""
 
 from __future__ import annotations
 
@@ -10,19 +10,26 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from phalanx.cli.options import JobFile, Json, Set, WorldSize, load, print_json, refused_in_words
+from phalanx.cli.options import Json, Set, WorldSize, load, print_json, refused_in_words
+from phalanx.cli.remote import ServerUrl, State, connected
 
 if TYPE_CHECKING:
-    from phalanx.control.chaos import Outcome
+    from phalanx.control.chaos import Outcome, Plan
+    from phalanx.control.chaos.live import LiveOutcome
+    from phalanx.control.client import Client
 
 chaos = typer.Typer()
 
-LOST = 1  # exit code
+LOST, REFUSED = 1, 2  # exit codes
+LIVE_STEPS = 60  # of a running job, over which a random plan is spread
 
 
 @chaos.command()
 def harm_and_judge(
-    path: JobFile,
+    what: Annotated[
+        str,
+        typer.Argument(metavar="JOB.toml|JOB", help="A job file, or the number of a running job."),
+    ],
     plan: Annotated[
         str, typer.Option(metavar="FILE|random", help="What is done, or drawn from the seed.")
     ] = "random",
@@ -37,13 +44,23 @@ def harm_and_judge(
     keep: Annotated[Path | None, typer.Option(help="Keep logs and runs in this folder.")] = None,
     overrides: Set = None,
     world_size: WorldSize = None,
+    server: ServerUrl = "",
+    state: State = None,
     json: Json = False,
 ) -> None:
     """Run a job twice: in peace, and on a cluster of this machine where a plan does it harm.
 
     The verdict: whether losses and weights are the same bit for bit, and whether processes,
     shared memory or ports stayed behind. Exit code 0: nothing is lost; 1: something is.
+
+    With the number of a job that runs, that one is harmed where it is: on the nodes that are
+    processes of this machine. Steps of the plan then count from the step it is at.
     """
+    if what.isdigit():
+        with connected(server, json, state) as client:
+            _harm_live(client, int(what), plan, seed, state, json)
+        return
+    path = Path(what)
     from phalanx.config import check, resolve
     from phalanx.control.chaos import Arena, random_plan, read_plan
     from phalanx.control.chaos.run import play_all
@@ -78,6 +95,48 @@ def harm_and_judge(
         _conclude(outcomes, arena.leaks)
     if not good:
         raise typer.Exit(LOST)
+
+
+def _harm_live(
+    client: Client, number: int, plan: str, seed: int, state: Path | None, json: bool
+) -> None:
+    from phalanx.control.chaos.live import LiveError, LiveGround, from_here, play_live
+    from phalanx.control.client import default_state
+
+    ground = LiveGround(client, state or default_state())
+    job = ground.job(number)
+    left = int(job["steps"]) - int(job["step"]) if job["steps"] else LIVE_STEPS
+    with refused_in_words(json):
+        chosen = from_here(_live_plan(plan, seed, max(1, len(job["nodes"])), left), left)
+    try:
+        outcome = play_live(ground, number, chosen, (lambda _: None) if json else print)
+    except LiveError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise typer.Exit(REFUSED) from None
+    if json:
+        print_json({"good": outcome.good, "outcome": outcome})
+    else:
+        _conclude_live(outcome)
+    if not outcome.good:
+        raise typer.Exit(LOST)
+
+
+def _live_plan(plan: str, seed: int, slots: int, steps_left: int) -> Plan:
+    from phalanx.control.chaos import random_plan, read_plan
+
+    steps = max(2, min(LIVE_STEPS, steps_left))
+    if plan == "random":
+        return random_plan(seed, slots, steps)
+    return read_plan(Path(plan), slots, max(2, steps_left))
+
+
+def _conclude_live(outcome: LiveOutcome) -> None:
+    print("\n== Verdict")
+    print(f"the job:                  {outcome.state}, generation {outcome.generations}")
+    print(f"harms it recovered from:  {len(outcome.recovered_seconds)} of {len(outcome.done)}")
+    print(f"slowest recovery:         {max(outcome.recovered_seconds, default=0.0):g} s")
+    same = "; ".join(outcome.differences[:3]) or "all gave the same loss"
+    print(f"steps made again:         {outcome.made_again}" + (f", {same}" if same else ""))
 
 
 def _conclude(outcomes: list[Outcome], leaks: list[str]) -> None:

@@ -89,6 +89,9 @@ def train(
             run.save()
         run.report_checkpoints(checkpointer.finish())
         raise
+    except Exception:
+        run.tell_what_was_made()
+        raise
     return run.ended("done", "all steps are done")
 
 
@@ -157,6 +160,11 @@ class _Run:
         with self.trainer.timer.phase("report"):
             self.sinks.write(records)
         self.meter.check_finite(records)
+
+    def tell_what_was_made(self) -> None:
+        """A peer was lost: the steps before that count. A broken device cannot be asked."""
+        if self.trainer.device.type == "cpu":
+            self.sinks.write(self.meter.records())
 
     def validate(self) -> None:
         began = time.perf_counter()

@@ -33,6 +33,7 @@ from phalanx.train.diagnose import classify
 from phalanx.train.drill import ordered_drill
 from phalanx.train.exits import ExitCode, ExitInfo
 from phalanx.train.fingerprint import Copies, Diverged, Fingerprints
+from phalanx.train.gaps import Recent, missing_records
 from phalanx.train.memory import device_memory_error
 from phalanx.train.orders import Formation, GenerationOver, Orders, RestorePoint
 from phalanx.train.parent import find_parents
@@ -65,6 +66,7 @@ class Member:
         self._rank = -1
         self._disputed: dict[int, Copies] = {}  # steps that replicas disagreed on
         self._drill = ordered_drill()
+        self._recent = Recent()
 
     @property
     def step(self) -> int:
@@ -220,7 +222,9 @@ class Member:
 
     def _loop(self, trainer: Trainer, checkpointer: Checkpointer) -> ExitInfo:
         own = open_sinks(self.job, self.folder) if self._rank == 0 else []
-        sinks = Sinks([*own, *self._sinks])
+        if trainer.generation > 1:
+            Sinks(own).write(missing_records(self.folder.steps, self._recent, trainer.step))
+        sinks = Sinks([*own, *self._sinks, self._recent])
         try:
             prints = Fingerprints(trainer, self.job.train.compare_every, self._disputed)
             copied = trainer.before_update

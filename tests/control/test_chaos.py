@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
@@ -22,7 +23,8 @@ from phalanx.control.chaos.verdict import (
     orphans,
     shared_memory,
 )
-from tests.control.jobs import JOB
+from phalanx.control.stage import Stage
+from tests.control.jobs import JOB, write_job
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "chaos.toml"
 
@@ -134,3 +136,39 @@ def test_a_full_disk_costs_checkpoints_and_not_the_run(tmp_path: Path) -> None:
     actions = (Action(do="fill_disk", at_step=10, seconds=3.0),)
     plans = [Plan(name="a full disk", actions=actions)]
     judge(make_arena(tmp_path, 60, plans), plans)
+
+
+LIVE = """
+[[actions]]
+do = "kill_worker"
+at_step = 3
+slot = 1
+
+[[actions]]
+do = "kill_controller"
+at_step = 10
+seconds = 0.5
+
+[[actions]]
+do = "kill_node"
+at_step = 20
+slot = 2
+seconds = 1.0
+"""
+
+
+@pytest.mark.soak
+def test_a_job_that_runs_is_harmed_where_it_is(tmp_path: Path) -> None:
+    (tmp_path / "plan.toml").write_text(LIVE)
+    with Stage(tmp_path, nodes=4, spares=1) as stage:
+        job = stage.submit(str(write_job(tmp_path, "live", 200)))
+        with pytest.raises(RuntimeError, match="only a running job"):
+            stage.command("chaos", "77", "--plan", "random")
+        stage.wait(lambda: stage.job(job)["state"] == "running", "the job to run")
+        said = json.loads(stage.command("chaos", str(job), "--plan", str(tmp_path / "plan.toml")))
+        assert said["good"], said
+        outcome = said["outcome"]
+        assert len(outcome["recovered_seconds"]) == 3 and outcome["generations"] >= 3
+        assert outcome["made_again"] > 0 and outcome["differences"] == []
+        stage.wait(lambda: all(n["connected"] for n in stage.get("/v1/nodes")["nodes"]), "nodes")
+        assert stage.wait_ended(job, 120) == "done"

@@ -12,11 +12,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import Any, Protocol
 
 from phalanx.control.backends.local import LocalNode, processes_of, worker_pids
 from phalanx.control.chaos.plan import Action
 from phalanx.control.client import ClientError
-from phalanx.control.stage import Stage
+from phalanx.control.network import Network
 
 SLICE_SECONDS = 0.05  # that a slowed worker runs and stands, by turns
 SNAPSHOT = "phalanx-snapshot"  # name of the keepers' memory
@@ -30,10 +31,31 @@ class HarmError(Exception):
     """A harm that cannot be done here."""
 
 
+class Ground(Protocol):
+    """Where harm is done: a cluster that was made for it, or one that runs."""
+
+    @property
+    def network(self) -> Network | None: ...
+
+    def job(self, number: int) -> dict[str, Any]: ...
+
+    def node(self, name: str) -> LocalNode: ...
+
+    def kill_agent(self, node: LocalNode) -> object: ...
+
+    def kill_node(self, node: LocalNode) -> object: ...
+
+    def restart_node(self, node: LocalNode) -> object: ...
+
+    def kill_server(self) -> object: ...
+
+    def start_server(self) -> object: ...
+
+
 class Harm:
     """All that is done to one job; ``heal`` undoes what still stands."""
 
-    def __init__(self, stage: Stage, job: int, disk: Path | None = None) -> None:
+    def __init__(self, stage: Ground, job: int, disk: Path | None = None) -> None:
         self.stage, self.job, self._disk = stage, job, disk
         self._chance = random.Random(job)
         self._held: list[str] = []

@@ -66,7 +66,7 @@ class Plan(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 def read_plan(path: Path, slots: int, steps: int) -> Plan:
-    """The plan in a file; ConfigError where it does not fit the job."""
+    """The plan in a file; ConfigError where it does not fit a job of so many steps."""
     plan = read_struct(path, Plan, "--plan")
     for number, action in enumerate(plan.actions):
         key = f"actions[{number}]"
