@@ -41,6 +41,7 @@ class Form(Order, frozen=True, tag=True):
     buddy_shift: int = 0  # slot i's snapshots are kept by slot (i + shift) % slots; 0: by nobody
     deadline_ns: int = 0  # until all have joined
     micro_batches: tuple[int, ...] = ()  # by replica, where they are unequal
+    asks_leave: bool = False  # before it writes a durable checkpoint
     payload: str = ""
 
 

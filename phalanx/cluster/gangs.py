@@ -103,6 +103,7 @@ def form_order(ctx: Context, job: Job) -> Form:
         buddy_shift=buddy_shift(ctx.fleet, placement.nodes, gang.buddy_shift),
         deadline_ns=gang.deadline_ns,
         micro_batches=gang.micro_batches,
+        asks_leave=ctx.policy.storage.flushes > 0,
         payload=job.spec.payload,
     )
 

@@ -11,10 +11,12 @@ from pathlib import Path
 
 from phalanx.cluster.messages import (
     Differs,
+    FlushAsk,
     Restored,
     Sealed,
     WorkerAbort,
     WorkerDrain,
+    WorkerFlush,
     WorkerGo,
     WorkerLeft,
     WorkerRebalance,
@@ -45,6 +47,7 @@ SHUT_AGAIN_SECONDS = 0.02
 FORMING_SECONDS, RUNNING_SECONDS = 0.3, 3.0
 LOST_PEER_SECONDS = 0.2  # to be told why by somebody else, before it is reported as a fault
 BYE_SECONDS = 5.0
+ASK_AGAIN_SECONDS = 5.0  # for leave to write
 
 CAUSES = {
     ExitCode.CONFIG: "configuration",
@@ -77,6 +80,8 @@ class AgentOrders:
         self._shares: tuple[int, tuple[int, ...]] = (0, ())  # wanted, and in which generation
         self._running = False
         self._step, self._durable = 0, 0
+        self._leave: WorkerFlush | None = None  # to write a durable checkpoint
+        self._asked = 0.0  # for it, when
         self.trace: Callable[[int], None] = lambda steps: None  # the next steps
         self._link = Link(path, self._present, self._hear)
         self._link.start()
@@ -110,6 +115,8 @@ class AgentOrders:
                     self._restore = order
                 case WorkerRebalance():
                     self._shares = (order.generation, order.micro_batches)
+                case WorkerFlush():
+                    self._leave = order
                 case WorkerGo():
                     self._go = order.generation
                 case WorkerAbort():
@@ -192,6 +199,7 @@ class AgentOrders:
             buddy_shift=take.buddy_shift,
             replicas=take.replicas,
             shares=take.micro_batches,
+            asks_leave=take.asks_leave,
         )
 
     def restore_point(self) -> RestorePoint:
@@ -250,6 +258,27 @@ class AgentOrders:
         """Micro-batches by replica that the core wants in this generation."""
         generation, shares = self._shares
         return shares if generation == self._generation else ()
+
+    def ask_leave(self) -> None:
+        """Asks for leave to write, and again every few seconds: words get lost."""
+        now = time.monotonic()
+        if now - self._asked > ASK_AGAIN_SECONDS:
+            self._asked = now
+            self._link.say(FlushAsk(job=self.job, generation=self._generation))
+
+    def may_write(self) -> int | None:
+        """What this rank may write a second (0: any), while it may."""
+        order = self._leave
+        if order is None or order.generation != self._generation:
+            return None
+        if order.until_ns < time.time_ns():
+            self._leave = None
+            return None
+        return order.bytes_per_second
+
+    def used_leave(self) -> None:
+        """A checkpoint was handed over: the next one asks again."""
+        self._leave, self._asked = None, 0.0
 
     def diverged(self, finding: Diverged) -> None:
         """Tells the agent what all replicas found."""

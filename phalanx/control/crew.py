@@ -202,6 +202,7 @@ class Crew:
             buddy_shift=form.buddy_shift,
             replicas=form.replicas,
             micro_batches=action.micro_batches,
+            asks_leave=form.asks_leave,
             payload=action.payload,
         )
         hand = here.hands.get(index)

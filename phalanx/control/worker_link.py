@@ -16,6 +16,7 @@ from msgspec import Struct
 
 from phalanx.cluster.messages import (
     Differs,
+    FlushAsk,
     Restored,
     Sealed,
     WorkerAbort,
@@ -66,6 +67,7 @@ class Take(Frame, frozen=True, tag=True):
     buddy_shift: int = 0  # of slots; 0: nobody keeps another's snapshots
     replicas: int = 0  # length of the data axis; 0: as the job says
     micro_batches: tuple[int, ...] = ()
+    asks_leave: bool = False  # before a durable checkpoint is written
     payload: str = ""
 
 
@@ -99,7 +101,7 @@ class TraceSteps(Frame, frozen=True, tag=True):
 
 
 Order = Take | Look | Passed | TraceSteps
-Fact = Present | WorkerUp | Restored | Sealed | Differs | Looked | WorkerLeft
+Fact = Present | WorkerUp | Restored | Sealed | FlushAsk | Differs | Looked | WorkerLeft
 
 decode_order = msgspec.msgpack.Decoder(Order).decode
 decode_fact = msgspec.msgpack.Decoder(Fact).decode

@@ -7,7 +7,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from phalanx.checkpoint import Checkpointer, CheckpointError, LostPlaceError
 from phalanx.checkpoint.describe import world_size as current_world_size
@@ -32,6 +32,16 @@ Stepped = Callable[[int, int, float, float], None]
 Compare = Callable[[int], None]
 
 
+class Leave(Protocol):
+    """Whoever shares out the storage's time: see ``Orders``."""
+
+    def ask_leave(self) -> None: ...
+
+    def may_write(self) -> int | None: ...
+
+    def used_leave(self) -> None: ...
+
+
 def train(
     trainer: Trainer,
     run_folder: RunFolder,
@@ -41,14 +51,16 @@ def train(
     stepped: Stepped = lambda step, durable, stall_seconds, data_seconds: None,
     compare: Compare = lambda step: None,
     ask: ProfileAsk | None = None,
+    leave: Leave | None = None,
 ) -> ExitInfo:
     """Make steps until the job's last one, or until somebody asks the run to stop.
 
     ``stepped`` is told of every step: its number, the newest checkpoint that is complete, and
     how long saving held it up and data let it wait. ``compare`` looks at a step before it is
-    handed over, and raises where it must not be.
+    handed over, and raises where it must not be. ``leave``: whom to ask before a checkpoint is
+    written, where several jobs share the storage.
     """
-    run = _Run(trainer, sinks, checkpointer)
+    run = _Run(trainer, sinks, checkpointer, leave)
     trainer.timer.restart()  # building and loading are not part of the first step
     try:
         log_settings, first = trainer.job.log, run.first_step
@@ -61,7 +73,7 @@ def train(
                 last = outcome.stop or trainer.step == trainer.job.train.steps
                 if last and run.keeps_the_end(outcome.stop):
                     run.save()
-                elif run.schedule.is_due(trainer.step):
+                elif run.is_due() and run.may_write(outcome.may_write):
                     run.save_or_go_on()
                 elif run.memory_is_due() or run.local_is_due():
                     run.save(write=False)
@@ -98,16 +110,23 @@ def train(
 class _Run:
     """What the loop does beside making steps."""
 
-    def __init__(self, trainer: Trainer, sinks: Sinks, checkpointer: Checkpointer) -> None:
+    def __init__(
+        self,
+        trainer: Trainer,
+        sinks: Sinks,
+        checkpointer: Checkpointer,
+        leave: Leave | None = None,
+    ) -> None:
         self.trainer = trainer
+        self._leave, self._overdue = leave, False
+        self._usual_rate = checkpointer.bytes_per_second
         self.job = trainer.job
         self.sinks = sinks
         self.checkpointer = checkpointer
         self.meter = Meter(trainer.job, trainer.device, trainer.timer, trainer.generation)
         self.first_step = trainer.step + 1
-        self.schedule = SaveSchedule(
-            trainer.job, current_world_size(), self.first_step, checkpointer.agreed
-        )
+        self.ranks = current_world_size()
+        self.schedule = SaveSchedule(trainer.job, self.ranks, self.first_step, checkpointer.agreed)
         self.began = time.perf_counter()
         self.measured: list[float] = []  # stalls
         self.saves = 0
@@ -116,6 +135,25 @@ class _Run:
         self.saved_step = -1
         self.saved_path = ""
         self.stalls: dict[int, float] = {}  # seconds that a save took from training, by step
+
+    def is_due(self) -> bool:
+        """A checkpoint is, or was and still waits for leave."""
+        self._overdue = self.schedule.is_due(self.trainer.step) or self._overdue
+        return self._overdue
+
+    def may_write(self, all_may: bool) -> bool:
+        """Whether the checkpoint that is due is written now; all ranks say the same."""
+        if self._leave is not None:
+            if not all_may:
+                if self.trainer.mesh.rank == 0:
+                    self._leave.ask_leave()
+                return False
+            rate = (self._leave.may_write() or 0) / self.ranks
+            limits = [limit for limit in (self._usual_rate, rate) if limit]
+            self.checkpointer.bytes_per_second = min(limits, default=0.0)
+            self._leave.used_leave()
+        self._overdue = False
+        return True
 
     def log_is_due(self) -> bool:
         """At the interval, and at the first step, which a person is waiting for."""

@@ -64,6 +64,7 @@ class Member:
         self._trainer: Trainer | None = None
         self._feed: tuple[tuple[int, int], Feed] | None = None  # and what it is for
         self._rank = -1
+        self._asks_leave = False
         self._disputed: dict[int, Copies] = {}  # steps that replicas disagreed on
         self._drill = ordered_drill()
         self._recent = Recent()
@@ -171,6 +172,9 @@ class Member:
         if left_out[1]:
             words = "samples %d to %d are left out: the batch of step %d"
             log.warning(words, left_out[0], left_out[1] - 1, point.skip_step)
+        self._asks_leave = formation.asks_leave
+        if formation.asks_leave:
+            trainer.may_write = lambda: self._orders.may_write() is not None
         trainer.rebalance(formation.shares)
         trainer.wanted_shares = self._orders.shares
         if self._drill is not None:
@@ -243,6 +247,7 @@ class Member:
                 self._orders.stepped,
                 prints.compare,
                 self.ask,
+                self._orders if self._asks_leave else None,
             )
         finally:
             sinks.close()

@@ -21,6 +21,7 @@ class Formation(NamedTuple):
     buddy_shift: int = 0  # our snapshots are kept so many nodes further in rank order; 0: nowhere
     replicas: int = 0  # length of the data axis; 0: as the job says
     shares: tuple[int, ...] = ()  # micro-batches by replica; (): equal
+    asks_leave: bool = False  # before a durable checkpoint is written
 
 
 class RestorePoint(NamedTuple):
@@ -64,6 +65,15 @@ class Orders(Protocol):
 
     def shares(self) -> tuple[int, ...]:
         """Micro-batches by replica that somebody wants; (): as they are."""
+
+    def ask_leave(self) -> None:
+        """The gang wants to write a durable checkpoint; said again until there is an answer."""
+
+    def may_write(self) -> int | None:
+        """Bytes a second that this rank may write now (0: any); None: it has no leave."""
+
+    def used_leave(self) -> None:
+        """The checkpoint is being written: the next one needs leave of its own."""
 
     def diverged(self, finding: Diverged) -> None:
         """Replicas disagree: this rank waits for what is decided about it."""

@@ -36,6 +36,7 @@ class StepOutcome(NamedTuple):
     tokens: int
     damaged: int  # samples of the global batch that cannot be read and carry no weight
     stop: bool  # all ranks agreed to stop after this step
+    may_write: bool = True  # all ranks have leave to write a durable checkpoint after it
 
 
 class Trainer:
@@ -52,6 +53,7 @@ class Trainer:
         # Micro-batches by replica that somebody wants from now on; (): as they are.
         self.wanted_shares: Callable[[], tuple[int, ...]] = lambda: ()
         self.shares: tuple[int, ...] = ()  # (): equal
+        self.may_write: Callable[[], bool] = lambda: True  # a durable checkpoint, on this rank
         self.engine = Engine(job, mesh)
         offload = job.memory.offload == "optimizer" and device.type == "cuda"
         self.optimizer = build_optimizer(self.engine.weights, job.optimizer, offload=offload)
@@ -71,7 +73,8 @@ class Trainer:
         with self.timer.phase("data"):
             batches = self.feed.next(self.cursor)
         wanted = self.wanted_shares()
-        tokens = self.agreement.start(batches.real_tokens, batches.damaged, stop_requested, wanted)
+        told = (batches.real_tokens, batches.damaged, stop_requested, wanted, self.may_write())
+        tokens = self.agreement.start(*told)
         token_weight = self.loss_scale.value / tokens
         loss = self.engine.run(batches.micro_batches, token_weight, self.timer)
         with self.timer.phase("optimizer"):
@@ -79,10 +82,10 @@ class Trainer:
         self.step += 1
         self.tokens += outcome.tokens
         self.cursor = self.feed.advance(self.cursor)
-        stop, damaged, all_want = self.agreement.outcome()
+        stop, damaged, all_want, may_write = self.agreement.outcome()
         if all_want and wanted != self.shares:
             self.rebalance(wanted)
-        return outcome._replace(stop=stop, damaged=damaged)
+        return outcome._replace(stop=stop, damaged=damaged, may_write=may_write)
 
     def leave_out(self, known: tuple[tuple[int, int], ...], step: int) -> tuple[int, int]:
         """Never read samples that were left out before, nor (from now on) the batch of a step.
@@ -230,18 +233,24 @@ class Agreement:
         self._mesh = mesh
         cuda = mesh.device.type == "cuda"
         # Pinned, or the copies would make the host wait; reused, which `outcome` makes safe.
-        self._host = torch.zeros(4, dtype=torch.float64, pin_memory=cuda)
-        self._answer = torch.zeros(4, dtype=torch.float64, pin_memory=cuda)
+        self._host = torch.zeros(5, dtype=torch.float64, pin_memory=cuda)
+        self._answer = torch.zeros(5, dtype=torch.float64, pin_memory=cuda)
         self._stream = torch.cuda.Stream(mesh.device) if cuda else None
 
     def start(
-        self, real_tokens: int, damaged: int, stop_requested: bool, shares: tuple[int, ...] = ()
+        self,
+        real_tokens: int,
+        damaged: int,
+        stop_requested: bool,
+        shares: tuple[int, ...] = (),
+        may_write: bool = True,
     ) -> Tensor:
         """Tell the others; returns the real tokens of the global batch, on the device."""
         self._host[0] = real_tokens / self._mesh.ranks_per_sample
         self._host[1] = damaged / self._mesh.ranks_per_sample
         self._host[2] = float(stop_requested)
         self._host[3] = float(zlib.crc32(repr(shares).encode()) if shares else 0)
+        self._host[4] = float(may_write)
         values = all_sum(self._host.to(self._mesh.device, non_blocking=True, copy=True))
         if self._stream is None:
             self._answer.copy_(values)
@@ -252,16 +261,16 @@ class Agreement:
             values.record_stream(self._stream)
         return values[0].round().float()
 
-    def outcome(self) -> tuple[bool, int, bool]:
-        """Whether all ranks leave after this step, the damaged samples of its batch, and whether
-        all want the same shares.
+    def outcome(self) -> tuple[bool, int, bool, bool]:
+        """Whether all ranks leave after this step, the damaged samples of its batch, whether all
+        want the same shares, and whether all may write a checkpoint.
         """
         if self._stream is not None:
             self._stream.synchronize()
-        _, damaged, stop, shares = self._answer.tolist()
+        _, damaged, stop, shares, may_write = self._answer.tolist()
         own = float(self._host[3])
         same = own > 0 and shares == own * self._mesh.world_size
-        return stop > 0, round(damaged), same
+        return stop > 0, round(damaged), same, round(may_write) == self._mesh.world_size
 
 
 def config_hash(job: Job) -> str:

@@ -355,3 +355,23 @@ def test_a_program_that_always_fails_at_the_same_place_is_stopped_with_evidence(
         shown: dict[str, Any] = stage.get(f"/v1/jobs/{job}")
         assert "exit code 7" in shown["evidence"][-1]
         assert len(stage.events("WorkerExited", job)) == 3
+
+
+@pytest.mark.soak
+def test_jobs_that_share_the_storage_write_one_after_the_other(tmp_path: Path) -> None:
+    policy = PROMPT.format(spares=0) + "[storage]\nflushes = 1\nbytes_per_second = 50_000_000\n"
+    with Stage(tmp_path, nodes=4, policy=policy) as stage:
+        settings = set_options(("checkpoint.every=10", "parallel.pipeline=1"))
+        jobs = [
+            stage.submit(str(write_job(tmp_path, name, 60)), *settings) for name in ("one", "two")
+        ]
+        for job in jobs:
+            with explained(stage, job):
+                assert stage.wait_ended(job, END_SECONDS) == "done"
+        for job in jobs:
+            events = stage.get(f"/v1/events?limit=1000&job={job}")["events"]
+            orders = [order for event in events for order in event["commands"]]
+            granted = [order for order in orders if order["kind"] == "Flush"]
+            assert len(stage.events("FlushWanted", job)) >= 5 and len(granted) >= 5
+            written = list((tmp_path / "runs").glob(f"*/job-{job}/checkpoints/step-*"))
+            assert written  # the last ones are kept
