@@ -240,7 +240,7 @@ class AgentProcess:
         """The server has let us in: it says what time it is, and what is to be resumed."""
         self.skew_ns = welcome.clock_ns - time.time_ns()
         lease_seconds = welcome.lease_ns / 1e9
-        self.crew.lease_seconds = lease_seconds
+        self.crew.processes.lease_seconds = lease_seconds
         self.zygote.lease(lease_seconds)
         if self.agent is None:
             self.agent = Agent(

@@ -52,7 +52,7 @@ class Shell:
 
     async def run(self, order: OpenShell, crew: Crew, here: Here) -> None:
         """Until the shell ends."""
-        user = crew.user(here)
+        user = crew.processes.user(here)
         argv = order.argv or (_own_shell(user),)
         self._master, slave = pty.openpty()
         try:
@@ -221,7 +221,9 @@ def _environment(crew: Crew, here: Here, user: str, terminal: str) -> dict[str, 
         entry = known_user(user)
         found |= {"HOME": entry.pw_dir, "USER": user, "LOGNAME": user}
     first = next(iter(here.hands.values()), None) or here.hand(0, 0)
-    return found | here.work.environment | crew.environment(here, first) | {"TERM": terminal}
+    return (
+        found | here.work.environment | crew.processes.environment(here, first) | {"TERM": terminal}
+    )
 
 
 def _identity(user: str) -> dict[str, Any]:

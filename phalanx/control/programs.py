@@ -16,28 +16,26 @@ from phalanx.cluster.messages import (
     WorkerRestore,
     WorkerUp,
 )
-from phalanx.control.binding import Seat
 from phalanx.control.hands import Hand, Here
 from phalanx.control.payload import Script
+from phalanx.control.processes import Processes
 from phalanx.control.worker_link import Passed
 from phalanx.control.zygote_client import ZygoteClient
 from phalanx.control.zygote_wire import Spawn
 
 
 class Programs:
-    """The programs of a node; ``environment`` is what every worker of a job finds."""
+    """The programs of a node; ``processes`` knows as whom, where and with what they start."""
 
     def __init__(
         self,
         zygote: ZygoteClient,
         address: str,
         fact: Callable[[LocalFact], None],
-        environment: Callable[[Here, Hand], dict[str, str]],
-        user: Callable[[Here], str],
-        seat: Callable[[Here, Hand], Seat],
+        processes: Processes,
     ) -> None:
         self._zygote, self._address, self._fact = zygote, address, fact
-        self._environment, self._user, self._seat = environment, user, seat
+        self._processes = processes
 
     def place(self, here: Here, index: int, rank: int, generation: int) -> None:
         """A rank is taken; its process starts when the whole gang may go."""
@@ -75,18 +73,18 @@ class Programs:
         if any(hand.rank == 0 for hand in here.hands.values()):
             own_port = await self._own_store(here)
         for hand in list(here.hands.values()):
-            seat = self._seat(here, hand)
+            seat = self._processes.seat(here, hand)
             order = Spawn(
                 key=hand.key,
                 role="program",
                 log=str(here.log(hand.index)),
                 environment={
                     **work.environment,
-                    **self._environment(here, hand),
+                    **self._processes.environment(here, hand),
                     **torchrun_environment(here, hand, form),
                 },
                 folder=work.folder or str(here.folder),
-                user=self._user(here),
+                user=self._processes.user(here),
                 argv=work.argv,
                 rank=hand.rank,
                 store=(host, int(port or 0), f"job{here.job}/{here.generation}"),

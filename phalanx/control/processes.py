@@ -1,0 +1,117 @@
+"""The processes of jobs on a node as they are started: as whom, where, with what, and keepers."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+
+from phalanx.cluster.messages import LocalFact
+from phalanx.control.binding import Seat, held_gpus, read_machine, seats, visible
+from phalanx.control.hands import Hand, Here, Place
+from phalanx.control.keeper_watch import KeeperWatch
+from phalanx.control.zygote_client import ZygoteClient, ZygoteError
+from phalanx.control.zygote_wire import Spawn
+
+KEEPER_SECONDS = 10.0  # for a new one to come up
+
+log = logging.getLogger("phalanx.agent")
+
+
+class Processes:
+    """Starts what a job needs here, through the node's zygote."""
+
+    def __init__(
+        self, place: Place, zygote: ZygoteClient, fact: Callable[[LocalFact], None]
+    ) -> None:
+        self._place, self._zygote, self._fact = place, zygote, fact
+        self.lease_seconds = 60.0
+        self._machine = read_machine()
+        self._replicas = place.config.replicas.resolved()
+
+    def user(self, here: Here) -> str:
+        """Whom a job runs as; "": the agent's own user."""
+        return here.work.user if self._place.switch_users and here.work is not None else ""
+
+    def seat(self, here: Here, hand: Hand) -> Seat:
+        """Where a worker sits: its GPU, cores and memory."""
+        policy = self._place.config.binding.policy
+        found = seats(here.workers, here.gpus, self._place.gpus, self._machine, policy)
+        seat = found[hand.index] if hand.index < len(found) else Seat()
+        log.info("job %d: rank %d (worker %d): %s", here.job, hand.rank, hand.index, seat)
+        return seat
+
+    async def spawn(self, here: Here, hand: Hand, *, standby: bool = False) -> None:
+        """A worker of our own trainer; ``standby``: one that waits for a place."""
+        work = here.work
+        assert work is not None
+        seat = self.seat(here, hand)
+        variables = {**work.environment, **self.environment(here, hand)}
+        if standby:
+            variables["PHALANX_STANDBY"] = str(here.log(hand.index))
+        order = Spawn(
+            key=hand.key,
+            role="member",
+            log=str(here.folder / f"standby-{hand.index}.log" if standby else here.log(hand.index)),
+            environment=variables,
+            folder=work.folder,
+            user=self.user(here),
+            socket=str(here.agent_socket),
+            cores=seat.cores,
+            memory_node=seat.numa,
+        )
+        await self._zygote.spawn(order, hand.started)
+
+    def environment(self, here: Here, hand: Hand) -> dict[str, str]:
+        """What every worker of a job finds."""
+        return {
+            "PHALANX_JOB": str(here.job),
+            "PHALANX_INDEX": str(hand.index),
+            "PHALANX_NODE": self._place.name,
+            "PHALANX_KEEPER": str(here.keeper_socket),
+            "PHALANX_AGENT": str(here.agent_socket),
+            **({} if self._place.config.telemetry.steps else {"PHALANX_RECORDS": "0"}),
+            **self._chaos(here),
+            **visible(held_gpus(here.gpus, self._machine)),
+            **self._replicas.environment(),
+        }
+
+    def _chaos(self, here: Here) -> dict[str, str]:
+        """Where workers find faults that a test or a chaos run orders, if this agent allows it."""
+        if not os.environ.get("PHALANX_CHAOS"):
+            return {}
+        folder = here.folder / "chaos"
+        folder.mkdir(exist_ok=True)
+        return {"PHALANX_CHAOS": str(folder)}
+
+    # Keepers.
+
+    async def ensure_keeper(self, here: Here, slot_ranks: int) -> None:
+        """There is a keeper of the job, and it is listened to."""
+        if here.watch is not None and not here.watch.lost:
+            here.watch.slot_ranks = slot_ranks or here.watch.slot_ranks
+            return
+        if await self.watch(here, slot_ranks):
+            return
+        here.keeper_socket.unlink(missing_ok=True)
+        order = Spawn(
+            key=here.keeper_key,
+            role="keeper",
+            log=str(here.folder / "keeper.log"),
+            socket=str(here.keeper_socket),
+            host=self._place.address,
+            environment=self._replicas.environment(),
+            user=self.user(here),
+            lease_seconds=self.lease_seconds,
+        )
+        await self._zygote.spawn(order)
+        if not await self.watch(here, slot_ranks, seconds=KEEPER_SECONDS):
+            raise ZygoteError("no keeper comes up")
+
+    async def watch(self, here: Here, slot_ranks: int, seconds: float = 0.0) -> bool:
+        """Listen to a job's keeper; whether there is one."""
+        watch = KeeperWatch(here.keeper_socket, here.job, slot_ranks, self._fact)
+        if await watch.open(seconds):
+            here.watch = watch
+            return True
+        return False
