@@ -25,7 +25,6 @@ def test_a_working_cards_numbers_are_read(tmp_path: Path) -> None:
             matrix @ matrix
         torch.cuda.synchronize()
     _, gpus = sampler.look()
-    print({name: values[:1] for name, values in gpus.items()})
     known = {name: values[0] for name, values in gpus.items() if not math.isnan(values[0])}
     assert known["gpu_utilization"] > 0.5
     assert known["gpu_power_watts"] > 50
