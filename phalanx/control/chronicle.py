@@ -22,7 +22,7 @@ from phalanx.cluster.report import Share, report
 from phalanx.config import ConfigError, job_from_table
 from phalanx.control.payload import Train, decode_payload
 from phalanx.control.views import job_of, names_of
-from phalanx.observe.findings import SUGGESTIONS, Finding, from_event
+from phalanx.observe.findings import Finding, from_event, suggestion
 from phalanx.observe.journal import Journal
 from phalanx.observe.node_records import RunRecord
 from phalanx.observe.runs import Run
@@ -158,7 +158,7 @@ class Chronicle:
                 "committed": job.committed,
             },
             sentence=reasons[0] if reasons else f"the gang forms again after {cause}",
-            suggestion=SUGGESTIONS.get("worker_exited", ""),
+            suggestion=suggestion("worker_exited", job.id, int(getattr(body, "rank", -1))),
             picture={"series": ["loss", "step_seconds"], "step": job.step},
         )
 

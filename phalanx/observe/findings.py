@@ -56,7 +56,7 @@ SUGGESTIONS = {
     "straggler": "Look at the rank's clocks, temperature and neighbours: `phalanx doctor node` on "
     "its node; with spares, the core swaps it.",
     "throughput_regression": "Compare the parts of the step before and after: data, communication "
-    "or compute grew; `phalanx profile JOB` shows which.",
+    "or compute grew; `phalanx profile {job}` shows which.",
     "behind_plan": "Open the plan beside the measured parts (MFU waterfall): the largest gap names "
     "what to change.",
     "data_starvation": "Raise data.prefetch, move the shards nearer, or use data.shuffle = "
@@ -71,11 +71,11 @@ SUGGESTIONS = {
     "less often (checkpoint.every).",
     "silent_corruption": "The node computed something else than its replica: keep it out until "
     "`phalanx doctor node` passes.",
-    "device_error": "Look at the node's kernel log; `phalanx nodes NAME` has its history.",
+    "device_error": "Look at the node's kernel log; `phalanx nodes {node}` has its history.",
     "throttling": "Cooling or power limits the GPU: look at inlet temperature and power cap.",
     "ecc_growth": "Reset the GPU; when errors come back, have it replaced.",
     "node_lost": "The node is silent: look at its console; the gang goes on without it.",
-    "worker_exited": "`phalanx logs JOB --rank R` has its last words.",
+    "worker_exited": "`phalanx logs {job} --rank {rank}` has its last words.",
     "hang": "Stacks of all ranks are in their logs; the ranks behind are named in the evidence.",
     "slow_storage": "Checkpoints wait for their turn: spread them, or give the store more.",
 }
@@ -93,18 +93,27 @@ def from_event(body: EventBody, time_ns: int, node_name: dict[int, str]) -> Find
     if found is None:
         return None
     kind, sentence, evidence, picture = found
-    node = getattr(body, "node", -1)
+    number = getattr(body, "node", -1)
+    job, rank = int(getattr(body, "job", 0) or 0), int(getattr(body, "rank", -1))
+    node = node_name.get(number, "") if isinstance(number, int) else ""
     return Finding(
         time=time_ns / 1e9,
         kind=kind,
-        job=int(getattr(body, "job", 0) or 0),
-        rank=int(getattr(body, "rank", -1)),
-        node=node_name.get(node, "") if isinstance(node, int) else "",
+        job=job,
+        rank=rank,
+        node=node,
         evidence=evidence,
         sentence=sentence,
-        suggestion=SUGGESTIONS.get(kind, ""),
+        suggestion=suggestion(kind, job, rank, node),
         picture=picture,
     )
+
+
+def suggestion(kind: str, job: int = 0, rank: int = -1, node: str = "") -> str:
+    """What to do about a kind of finding, with its commands ready to be copied."""
+    text = SUGGESTIONS.get(kind, "")
+    text = text.replace("{job}", str(job) if job else "JOB").replace("{node}", node or "NAME")
+    return text.replace("{rank}", str(rank) if rank >= 0 else "R")
 
 
 Found = tuple[str, str, dict[str, Any], dict[str, Any]]
@@ -262,6 +271,6 @@ def _new(
         job=job,
         evidence={"ppm": ppm, "step": step},
         sentence=sentence,
-        suggestion=SUGGESTIONS[kind],
+        suggestion=suggestion(kind, job),
         picture={"series": series, "step": step},
     )
