@@ -153,14 +153,21 @@ def test_a_killed_worker_appears_as_an_incident_while_one_looks(run: Run, at: Ta
 
 
 def test_an_incident_ends_with_the_first_step_of_the_gang_that_formed_again(run: Run) -> None:
-    found = run.stage.get(f"/v1/jobs/{run.job}/incidents")["findings"]
-    incident = next(each for each in found if each["kind"] == "incident")
-    generation = incident["evidence"]["generation"]
-    curve = run.stage.get(f"/v1/jobs/{run.job}/metrics?names=generation")["series"]["generation"]
-    first = curve["time"][curve["value"].index(generation)]
-    took = incident["evidence"]["resumed_seconds"]
-    assert took == pytest.approx(first - incident["time"], abs=0.02)
-    assert took >= incident["evidence"]["restored_seconds"] > 0
+    def incidents() -> list[dict[str, Any]]:
+        found = run.stage.get(f"/v1/jobs/{run.job}/incidents")["findings"]
+        return [each for each in found if each["kind"] == "incident"]
+
+    def curve() -> dict[str, Any]:
+        names = f"/v1/jobs/{run.job}/metrics?names=generation"
+        return dict(run.stage.get(names)["series"]["generation"])
+
+    run.stage.wait(incidents, "the incident", 30)
+    told = incidents()[0]["evidence"]
+    run.stage.wait(lambda: told["generation"] in curve()["value"], "its steps to be stored", 30)
+    steps = curve()
+    first = steps["time"][steps["value"].index(told["generation"])]
+    assert told["resumed_seconds"] == pytest.approx(first - incidents()[0]["time"], abs=0.02)
+    assert told["resumed_seconds"] >= told["restored_seconds"] > 0
 
 
 def test_every_rank_of_a_step_is_fetched_from_the_nodes(run: Run, at: Tab) -> None:
