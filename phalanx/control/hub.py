@@ -191,8 +191,6 @@ class Hub:
             self.outbox.send(command, now)
             if isinstance(command.body, Abort) and command.body.answer_ns:
                 self.liveness.ask(command.target, command.body.answer_ns)
-                wait = max(0, command.body.answer_ns - now) / 1e9
-                asyncio.get_running_loop().call_later(wait, self._find_silent)
             frame = self._frame(command)  # once for all nodes
             for node in command.target:
                 self.push(node, frame)
@@ -268,8 +266,12 @@ class Hub:
             late_seconds = time.monotonic() - began - SWEEP_SECONDS
             if late_seconds > SWEEP_SECONDS:  # a busy server hears its agents late
                 self.liveness.forgive(int(late_seconds * 1e9))
-            self._find_silent()
             now = self.controller.clock.now_ns()
+            for found in self.liveness.silent(now):
+                connection = self.connections.pop(found.node, None)
+                if connection is not None:
+                    connection.close(self.rejected("replaced", "you were silent", retry=True))
+                self._silent(found)
             late = self.gather.due(now)
             if late:
                 self.controller.tell(late)
@@ -280,14 +282,6 @@ class Hub:
                 key = command.sequence, command.index
                 frame = again.get(key) or again.setdefault(key, self._frame(command))
                 self.push(node, frame)
-
-    def _find_silent(self) -> None:
-        """Gives up nodes that have been quiet for too long, or owe an answer."""
-        for found in self.liveness.silent(self.controller.clock.now_ns()):
-            connection = self.connections.pop(found.node, None)
-            if connection is not None:
-                connection.close(self.rejected("replaced", "you were silent", retry=True))
-            self._silent(found)
 
     def _look_at(self, fact: EventBody) -> None:
         """Before anything is done about a gang that hangs, its ranks are asked what they do."""
