@@ -15,7 +15,7 @@ from phalanx.cluster.fleet import NodeState
 from phalanx.cluster.gangs import choose_source, gang_of, in_memory
 from phalanx.cluster.job import Job
 from phalanx.cluster.layout import column_of, column_replicas
-from phalanx.cluster.placement import Refusal, Request, place, replacement, request_of
+from phalanx.cluster.placement import Refusal, Request, place, replacements, request_of
 from phalanx.cluster.policy import MILLION
 
 Rung = Literal["in_place", "swap", "shrink", "requeue", "rebalance", "degraded"]
@@ -151,27 +151,17 @@ def _incoming(ctx: Context, job: Job, gone: tuple[int, ...]) -> tuple[tuple[int,
     placement = job.placement
     assert placement is not None
     base = request_of(job, placement.replicas)
-    taken: list[int] = []
-    found: list[tuple[int, int]] = []
-    slots = {node: placement.nodes.index(node) for node in gone}
-    for node in gone:
-        request = Request(
-            job=job.id,
-            shape=base.shape,
-            replicas=base.replicas,
-            constraint=base.constraint,
-            partition=base.partition,
-            avoid=tuple(taken),
-            keep=placement.nodes,
-            apart=_buddies(job, slots[node]),
-            warm_since_ns=_warm_since_ns(ctx, job),
-        )
-        other = replacement(ctx.fleet, request, slots[node])
-        if other is None:
-            break
-        taken.append(other)
-        found.append((slots[node], other))
-    return tuple(found)
+    request = Request(
+        job=job.id,
+        shape=base.shape,
+        replicas=base.replicas,
+        constraint=base.constraint,
+        partition=base.partition,
+        keep=placement.nodes,
+        warm_since_ns=_warm_since_ns(ctx, job),
+    )
+    slots = [placement.nodes.index(node) for node in gone]
+    return replacements(ctx.fleet, request, [(slot, _buddies(job, slot)) for slot in slots])
 
 
 def _reshaped(

@@ -18,7 +18,7 @@ from phalanx.cluster.job import GangShape, Placement
 from phalanx.cluster.reasons import Reason, reason, sentences
 from phalanx.cluster.request import Refusal, Request, held_by, request_of, tensor_slots
 from phalanx.cluster.room import Nodes, Room, array_of, room_of, set_of_nodes, with_host_room
-from phalanx.cluster.spares import replacement, spare_nodes
+from phalanx.cluster.spares import replacements, spare_nodes
 
 __all__ = [
     "Refusal",
@@ -26,7 +26,7 @@ __all__ = [
     "defragment",
     "held_by",
     "place",
-    "replacement",
+    "replacements",
     "request_of",
     "spare_nodes",
 ]

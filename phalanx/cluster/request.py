@@ -23,7 +23,6 @@ class Request(Struct, frozen=True, kw_only=True):
     spares: int = 0
     avoid: tuple[int, ...] = ()  # nodes that it may not use
     keep: tuple[int, ...] = ()  # nodes it stands on already, in slot order, that it should keep
-    apart: tuple[int, ...] = ()  # nodes whose failure domains a replacement should not share
     warm_since_ns: int = 0  # spares that it was given later may still start their workers
     closed: Nodes = 0  # as ``avoid``: the set of nodes kept for others
     own: Nodes = 0  # spares of the job, which count as free

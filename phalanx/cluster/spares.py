@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -82,41 +83,64 @@ def _nth(place: Column) -> Column:
     return np.arange(len(place)) - np.repeat(starts, counts)
 
 
-def replacement(fleet: Fleet, request: Request, slot: int) -> int | None:
-    """The best node for one slot of a placed gang: its own spares, the pool's, then a free node.
+Wanted = tuple[int, tuple[int, ...]]  # a slot, and nodes whose failure domains it had better avoid
 
-    Of these, the one on which the slot's own traffic costs least; a tensor group that lies across
-    nodes must stay within its NVLink domain.
+
+def replacements(
+    fleet: Fleet, request: Request, wanted: Sequence[Wanted]
+) -> tuple[tuple[int, int], ...]:
+    """(slot, node) for slots of a placed gang, for as many as there are nodes.
+
+    Each gets one of the job's own spares (those with started workers first), of the pool's, or a
+    free node; of these, the one on which the slot's own traffic costs least. A tensor group that
+    lies across nodes must stay within its NVLink domain.
     """
+    groups = _candidates(fleet, request)
+    worse = np.zeros(len(fleet), np.int64)
+    worse[array_of(room_of(fleet).worse, len(fleet))] = 1
+    found = []
+    for slot, apart in wanted:
+        for number, nodes in enumerate(groups):
+            able = _in_domain(fleet, request, slot, nodes)
+            if len(able):
+                best = _nearest(fleet, request, slot, able, worse, apart)
+                groups[number] = nodes[nodes != best]
+                found.append((slot, best))
+                break
+        else:
+            break
+    return tuple(found)
+
+
+def _candidates(fleet: Fleet, request: Request) -> list[Column]:
+    """Nodes that could replace others, the groups in the order in which they are used."""
     columns = fleet.columns
     room = room_of(fleet)
     classes = room.suiting(request.shape, request.constraint, request.partition)
     suits = np.zeros(len(fleet.classes), np.bool_)
     suits[list(classes)] = True
     able = suits[columns.node_class]
-    able[np.asarray(request.avoid, np.int64)] = False
-    able[_column(request.keep)] = False
-    wide = tensor_slots(request.shape)
-    if wide > 1 and request.keep:
-        first = slot // wide * wide
-        others = [n for i, n in enumerate(request.keep[first : first + wide]) if first + i != slot]
-        able &= columns.domain == columns.domain[others[0]]
+    able[np.asarray((*request.avoid, *request.keep), np.int64)] = False
     spare = able & (columns.state == NodeState.SPARE)
-    for owner in (request.job, 0):
-        found = np.flatnonzero(spare & (columns.spare_for == owner))
-        if owner and len(found):
-            warm = [
-                node for node in found.tolist() if fleet.since_ns(node) <= request.warm_since_ns
-            ]
-            found = np.asarray(warm, np.int64) if warm else found
-        if len(found):
-            return _nearest(fleet, request, slot, found)
+    own = np.flatnonzero(spare & (columns.spare_for == request.job))
+    started = [fleet.since_ns(node) <= request.warm_since_ns for node in own.tolist()]
+    warm = np.asarray(started, np.bool_)
+    pool = np.flatnonzero(spare & (columns.spare_for == 0))
     free = room.with_free(classes, request.shape.slot_gpus) & ~request.closed
     if request.shape.whole_nodes:
         free &= room.idle
     idle = with_host_room(fleet, array_of(free, len(fleet)), request.shape)
-    idle = idle[able[idle]]
-    return _nearest(fleet, request, slot, idle) if len(idle) else None
+    return [own[warm], own[~warm], pool, idle[able[idle]]]
+
+
+def _in_domain(fleet: Fleet, request: Request, slot: int, nodes: Column) -> Column:
+    wide = tensor_slots(request.shape)
+    if wide <= 1 or not request.keep:
+        return nodes
+    first = slot // wide * wide
+    others = [n for i, n in enumerate(request.keep[first : first + wide]) if first + i != slot]
+    found: Column = nodes[fleet.columns.domain[nodes] == fleet.columns.domain[others[0]]]
+    return found
 
 
 @lru_cache(maxsize=4)
@@ -127,14 +151,14 @@ def _column(nodes: tuple[int, ...]) -> Column:
     return found
 
 
-def _nearest(fleet: Fleet, request: Request, slot: int, nodes: Column) -> int:
-    worse = np.zeros(len(fleet), np.bool_)
-    worse[array_of(room_of(fleet).worse, len(fleet))] = True
+def _nearest(
+    fleet: Fleet, request: Request, slot: int, nodes: Column, worse: Column, apart: tuple[int, ...]
+) -> int:
     far = _distance(fleet, request, slot, nodes)
     # Whatever takes a node must leave the copy of its snapshot: that goes before near.
     shares = np.zeros(len(nodes), np.bool_)
     for place in (fleet.columns.rack, fleet.columns.power, fleet.columns.switch):
-        for other in request.apart:
+        for other in apart:
             shares |= place[nodes] == place[other]
     return int(nodes[np.lexsort((nodes, far, shares, worse[nodes]))[0]])
 

@@ -15,7 +15,7 @@ from phalanx.cluster.communication import cost_of, inside_leaf_ns
 from phalanx.cluster.constraints import parse
 from phalanx.cluster.fleet import Fleet, Node, NodeState
 from phalanx.cluster.job import GangShape, Placement
-from phalanx.cluster.placement import Refusal, Request, place, replacement, spare_nodes
+from phalanx.cluster.placement import Refusal, Request, place, replacements, spare_nodes
 from phalanx.cluster.policy import FabricPolicy, SparePolicy
 from phalanx.cluster.reasons import reason
 from phalanx.cluster.room import Room, room_of
@@ -238,13 +238,13 @@ def test_a_slot_gets_its_jobs_spare_then_the_pools_then_any_free_node_nearest_fi
     asked = request(GangShape(replicas=4, tensor=8, slot_gpus=8), keep=found.nodes)
     for node in found.nodes:
         occupy(fleet, node, 8)
-    assert replacement(fleet, asked, 0) == 4  # its pod
+    assert replacements(fleet, asked, [(0, ())]) == ((0, 4),)  # its pod
     fleet.set_state(15, NodeState.SPARE, 0, WHY)
-    assert replacement(fleet, asked, 0) == 15
+    assert replacements(fleet, asked, [(0, ())]) == ((0, 15),)
     fleet.set_state(5, NodeState.SPARE, 0, WHY)
-    assert replacement(fleet, asked, 0) == 5
+    assert replacements(fleet, asked, [(0, ())]) == ((0, 5),)
     fleet.set_state(14, NodeState.SPARE, 0, WHY, spare_for=1)
-    assert replacement(fleet, asked, 0) == 14
+    assert replacements(fleet, asked, [(0, ())]) == ((0, 14),)
 
 
 def test_a_wide_tensor_group_is_replaced_only_within_its_domain() -> None:
@@ -252,10 +252,10 @@ def test_a_wide_tensor_group_is_replaced_only_within_its_domain() -> None:
     asked = request(GangShape(tensor=16, slot_gpus=8), keep=(0, 1))
     for node in (4, 5, 6, 7):
         fleet.set_state(node, NodeState.SPARE, 0, WHY)
-    assert replacement(fleet, asked, 0) == 2
+    assert replacements(fleet, asked, [(0, ())]) == ((0, 2),)
     for node in (2, 3):
         fleet.set_state(node, NodeState.DEAD, 0, WHY)
-    assert replacement(fleet, asked, 0) is None
+    assert replacements(fleet, asked, [(0, ())]) == ()
 
 
 def test_spares_follow_the_binomial_and_stand_in_different_racks() -> None:
