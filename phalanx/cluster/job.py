@@ -260,6 +260,8 @@ class Job(Struct, kw_only=True, omit_defaults=True):
     failed_formations: int = 0  # in a row, before a step was tried
     waiting_for: dict[int, None] = {}  # jobs it depends on that have not ended
     never: bool = False  # a dependency can never be satisfied
+    parted_step: int = -1  # at which ranks last lost each other while all their nodes lived
+    partings: int = 0  # how often in a row there
     evidence: tuple[str, ...] = ()  # last failures, newest last
 
     @property

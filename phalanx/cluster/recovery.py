@@ -22,6 +22,7 @@ sentences(
         "recover": "{rung} after {cause} on {node}: {loss} GPU-seconds lost, next best {other}",
         "same_step": "step {step} failed {times} times in a row; last: {evidence}",
         "no_formation": "could not form {times} times in a row; last: {evidence}",
+        "parted": "ranks lost each other {times} times at step {step}; last: {evidence}",
         "retries": "failed more often than its {retries} retries; last: {evidence}",
         "bear": "{rung} for {cause} on {node}: {loss} GPU-seconds lost, next best {other}",
         "abort": "{cause} on {node}",
@@ -113,6 +114,8 @@ def own_failure(ctx: Context, job: Job, cause: str, detail: str, step: int = 0) 
 def recover(ctx: Context, job: Job) -> None:
     """Everything that broke together is known: takes the cheapest way out."""
     gang = gang_of(job)
+    if gang.cause == "lost_peer" and _parted(ctx, job):
+        return
     ctx.ledger.found(job.id, gang.cause)
     found = options(ctx, job)
     best = found[0]
@@ -134,6 +137,31 @@ def recover(ctx: Context, job: Job) -> None:
         settle_nodes(ctx, gone)
         return
     reshape(ctx, job, best, why)
+
+
+def _parted(ctx: Context, job: Job) -> bool:
+    """Ranks lost each other, and all their nodes live. True when it was once too often.
+
+    The network between them may be whole again; if not, those who complained are replaced.
+    """
+    gang, here = gang_of(job), ctx.ledger.accounts[job.id].step
+    job.partings = job.partings + 1 if here <= job.parted_step else 1
+    job.parted_step = here
+    names = ", ".join(ctx.fleet.nodes[node].name for node in list(gang.broken)[:EVIDENCE_KEPT])
+    words = f"step {here}: ranks on {names} lost a peer, and every node answers"
+    job.evidence = (*job.evidence[1 - EVIDENCE_KEPT :], words)
+    if job.partings >= ctx.policy.recovery.failed_formations:
+        why = reason("parted", step=here, times=job.partings, evidence=words)
+        leave(ctx, job, "failed", why)
+        return True
+    if job.partings > 1:
+        for node in list(gang.broken):
+            health.incident(ctx, node, "network_link")
+            if health.allowed(ctx, node, "network_link"):
+                gang.broken[node] = gang.cause = "network_link"
+                gang.culprit = node
+                health.suspect(ctx, node, "network_link")
+    return False
 
 
 def reshape(ctx: Context, job: Job, option: Option, why: Reason) -> None:

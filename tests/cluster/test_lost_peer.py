@@ -9,6 +9,7 @@ from phalanx.cluster.events import NodeSilent, WorkerExited
 from phalanx.cluster.fleet import NodeState
 from phalanx.cluster.job import Job
 from phalanx.cluster.liveness import Liveness
+from phalanx.cluster.policy import Policy, RecoveryPolicy
 from phalanx.cluster.timeouts import derive
 from tests.cluster.drive import EXPECTED, SECOND, Drive
 
@@ -77,6 +78,45 @@ def test_a_cause_that_comes_meanwhile_ends_the_wait():
     drive.wait(drive.core.view.policy.recovery.settle_ns)
     assert drive.now_ns < abort.answer_ns
     assert drive.last_form().generation == 2
+
+
+def part_again(drive: Drive, job: Job) -> None:
+    """The peer complains again at the same step, and everybody answers again."""
+    if job.gang.phase != "running":
+        drive.run(job)
+    drive.tell(lost_peer(job), SECOND)
+    drive.wait(5 * SECOND)
+
+
+def test_who_complains_again_at_the_same_step_is_replaced():
+    drive, job, _ = missed()
+    complainer = job.placement.nodes[0]
+    drive.wait(5 * SECOND)
+    assert complainer in job.placement.nodes
+    part_again(drive, job)
+    assert complainer not in job.placement.nodes
+    assert drive.last_form().reason.facts["cause"] == "network_link"
+    assert drive.core.view.fleet.state(complainer) is NodeState.SUSPECT
+
+
+def test_ranks_that_never_find_each_other_stop_the_job_with_the_evidence():
+    drive = Drive(policy=Policy(recovery=RecoveryPolicy(failed_formations=4, swap=False)))
+    job = drive.running()
+    for _ in range(4):
+        assert not job.ended
+        part_again(drive, job)
+    assert job.state == "failed" and "lost each other 4 times" in str(job.why)
+    assert "every node answers" in job.evidence[-1]
+
+
+def test_a_step_between_two_losses_starts_the_count_anew():
+    drive = Drive(policy=Policy(recovery=RecoveryPolicy(failed_formations=2)))
+    job = drive.running()
+    for _ in range(4):
+        part_again(drive, job)
+        drive.run(job)
+        drive.train(job, 1)
+    assert job.state == "running"
 
 
 def test_the_time_to_find_out_is_detection_and_the_found_causes():

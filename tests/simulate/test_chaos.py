@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -69,7 +70,10 @@ ONCE_BROKEN = (5541, 5605, 6006, 6465, 6488, 11045, 13074, 14547, 18377, 17119, 
 
 @pytest.mark.parametrize("seed", ONCE_BROKEN)
 def test_seeds_that_once_failed_are_clean(seed: int) -> None:
-    assert run_seed(load_scenario("chaos"), seed).found == []
+    # Of the kinds that there were then: with another number of kinds, a seed draws other faults.
+    kinds = [kind for kind in KINDS if kind != "peer_link"]
+    scenario = load_scenario("chaos", [f"chaos.kinds={json.dumps(kinds)}"])
+    assert run_seed(scenario, seed).found == []
 
 
 def test_jobs_that_must_ask_before_they_write_all_get_their_turn() -> None:

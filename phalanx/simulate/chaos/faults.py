@@ -34,6 +34,7 @@ KINDS = {
     "device_error": "a device reports an error that may or may not matter",
     "rail_loss": "a network card dies; the node goes on with one rail less",
     "partition": "a node is cut off from the controllers, both ways",
+    "peer_link": "two nodes do not reach each other; the controller reaches both",
     "deaf": "commands do not reach a node; its messages arrive",
     "mute": "messages of a node do not arrive; commands reach it",
     "flapping_link": "a link goes down and up again several times",
@@ -210,6 +211,12 @@ class Injector:
     def _partition(self) -> None:
         node = self._busy().node
         self._cut(node, (node, CONTROLLER), (CONTROLLER, node), least=5, most=240)
+
+    def _peer_link(self) -> None:
+        one, other = self._busy().node, self._busy().node
+        if one != other:
+            self.world.network.cut(one, other)
+            self._later(5, 240, self.world.network.mend, one, other)
 
     def _deaf(self) -> None:
         node = self._busy().node

@@ -1,4 +1,4 @@
-"""Messages between agents and controllers: late, lost, doubled, out of order, cut off one way."""
+"""Links of nodes to controllers and to each other: late, lost, doubled, out of order, cut."""
 
 from __future__ import annotations
 
@@ -44,6 +44,13 @@ class Network:
     def blocked(self, source: int, target: int) -> bool:
         """Whether nothing gets through this way."""
         return (source, target) in self._cuts
+
+    def parted(self, nodes: tuple[int, ...]) -> tuple[int, int] | None:
+        """Two of some nodes between which nothing gets through; None: all reach each other."""
+        for one, other in self._cuts:
+            if one in nodes and other in nodes:
+                return one, other
+        return None
 
     def open(self, node: int) -> bool:
         """Whether a node can hold a connection."""

@@ -86,7 +86,7 @@ class Workers:
 
     def _made(self, gang: Collective) -> None:
         """All ranks have made the next step."""
-        if gang.broken or gang.hung:
+        if gang.broken or gang.hung or self._parted(gang):
             return
         form = gang.form
         gang.step += 1
@@ -228,6 +228,18 @@ class Workers:
                 delay = SECOND * (1 + self.world.luck.below(5))
                 host = self.world.hosts[other]
                 self.world.agenda.after(delay, host.lost_peer, job, generation)
+
+    def _parted(self, gang: Collective) -> bool:
+        """Whether two nodes of a gang cannot reach each other; both say so in their own time."""
+        pair = self.world.network.parted(gang.form.nodes)
+        if pair is None:
+            return False
+        gang.broken = True
+        for node in pair:
+            delay = SECOND * (1 + self.world.luck.below(5))
+            host = self.world.hosts[node]
+            self.world.agenda.after(delay, host.lost_peer, gang.form.job, gang.form.generation)
+        return True
 
     def hang(self, job: int) -> bool:
         """A running gang stops making steps, and nobody says why."""
