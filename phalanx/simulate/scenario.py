@@ -83,8 +83,8 @@ class RestartPart(Section, frozen=True, kw_only=True):
     start_seconds: NonNegative = 30.0
     """A worker on a node that has none, until it can join."""
     standby_seconds: NonNegative | None = None
-    """The same on a node of the gang that keeps a started process (see docs: zygote); "none":
-    there are no such processes, and start_seconds holds everywhere."""
+    """The same where a started process of the job stands by on the node and only has to fork;
+    "none": there are no such processes."""
     rejoin_seconds: NonNegative = 5.0
     """A surviving or warm worker leaves the old collective and can join."""
     form_seconds: NonNegative = 10.0
