@@ -14,7 +14,7 @@ from phalanx.cluster.policy import Policy, Quota
 from phalanx.cluster.queue import Queue, QueueState
 from phalanx.cluster.state import Reservation, View
 
-VERSION = 2  # of the decisions: a log is replayed by the version that wrote it
+VERSION = 1  # of the decisions: a log is replayed by the version that wrote it
 
 
 class SnapshotError(Exception):
