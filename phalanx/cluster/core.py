@@ -7,6 +7,7 @@ at the queue. Nothing here reads a clock, so a log replayed gives the same state
 from __future__ import annotations
 
 from collections.abc import Callable
+from heapq import heappop
 from typing import Any
 
 from phalanx.cluster import (
@@ -142,6 +143,8 @@ class Core:
         body = event.body
         if not isinstance(body, _ABOUT_NODES) or 0 <= body.node < len(ctx.fleet):
             _HANDLERS[type(body)](ctx, body)
+        while ctx.timers and _stale(ctx, *ctx.timers[0][2:]):
+            heappop(ctx.timers)  # nobody need be woken, and log a tick, for nothing
         return ctx.commands
 
     def next_deadline_ns(self) -> int | None:
@@ -290,6 +293,16 @@ def _gang_timer(then: Callable[[Context, Job], None]) -> Callable[[Context, int,
             then(ctx, job)
 
     return fire
+
+
+def _stale(ctx: Context, kind: str, about: int, held: int) -> bool:
+    """Whether a timer would do nothing: its gang has gone on since it was set."""
+    if kind == "queue":
+        return ctx.queue_wake_ns != held
+    if kind not in ("phase", "settle"):
+        return False
+    job = ctx.view.jobs.get(about)
+    return job is None or job.gang is None or token(job) != held
 
 
 def _allocation_timer(then: Callable[[Context, Job], None]) -> Callable[[Context, int, int], None]:
