@@ -60,9 +60,9 @@ def broken(ctx: Context, job: Job, node: int, cause: str, *, lost: bool) -> None
     ctx.ledger.fail(job.id, cause, "detection" if cause == "lost_peer" else "restart")
     storage.left(ctx, job.id)
     answer_ns = 0
-    if gang.phase == "running":
-        if cause == "lost_peer":  # whoever does not answer the abort is the one that is missed
-            answer_ns = settle_ns = ctx.now_ns + timeouts_of(ctx, job).abort_ns
+    if cause == "lost_peer":  # whoever does not answer the abort is the one that is missed
+        answer_ns = settle_ns = ctx.now_ns + timeouts_of(ctx, job).abort_ns
+    if gang.phase == "running" or answer_ns:
         others = tuple([other for other in placement.nodes if other not in gang.broken])
         if answer_ns:  # a spare that died with them must not take their place
             others += placement.spares

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from phalanx.cluster.commands import Abort, Form
-from phalanx.cluster.events import NodeSilent, WorkerExited
+from phalanx.cluster.events import GangJoined, NodeSilent, WorkerExited
 from phalanx.cluster.fleet import NodeState
 from phalanx.cluster.job import Job
 from phalanx.cluster.liveness import Liveness
@@ -37,6 +37,18 @@ def test_everybody_must_answer_the_abort_by_the_derived_deadline():
     drive, job, abort = missed()
     limits = derive(drive.core.view.policy.timeouts, EXPECTED, job.step_ns)
     assert abort.answer_ns == drive.now_ns + limits.abort_ns
+
+
+def test_who_loses_a_peer_while_it_restores_makes_everybody_answer_too():
+    drive, job, _ = missed()
+    drive.tell(NodeSilent(node=job.placement.nodes[1]))
+    drive.wait(SECOND)
+    drive.tell(GangJoined(job=job.id, generation=2, step=150), SECOND)
+    assert job.gang.phase == "restoring"
+    commands = drive.tell(lost_peer(job), SECOND)
+    (order,) = [c for c in commands if isinstance(c.body, Abort)]
+    assert order.target == job.placement.nodes[1:] and order.body.answer_ns > drive.now_ns
+    assert order.body.generation == 2
 
 
 def test_an_abort_whose_cause_is_known_asks_nobody():
