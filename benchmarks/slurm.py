@@ -59,7 +59,8 @@ def say(text: str) -> None:
 
 def recovery(root: Path) -> dict[str, Any]:
     """Seconds of each harm, and of Slurm's requeue."""
-    with Sandbox(SandboxOptions(root=root / "slurm", nodes=8, gpus_per_node=1)) as sandbox:
+    # Two nodes more than the allocation has: Slurm needs others for the two that die.
+    with Sandbox(SandboxOptions(root=root / "slurm", nodes=10, gpus_per_node=1)) as sandbox:
         (root / "policy.toml").write_text(POLICY)
         words = [str(EXAMPLE), "--slot-gpus", "1", "--spares", str(SPARES)]
         words += ["--policy", str(root / "policy.toml")]

@@ -57,6 +57,8 @@ class Slurm(Section, frozen=True, kw_only=True):
     """What starts backend.image: the Pyxis plugin (Enroot), or Apptainer."""
     image_folder: str = ""
     """Node-local folder that each node copies the image to first, verified; "": not copied."""
+    ray: bool = False
+    """Start a Ray cluster inside the allocation as well; RAY_ADDRESS tells the job where."""
     setup: tuple[str, ...] = ()
     """Lines of shell before anything starts, e.g. "module load cuda"."""
     options: tuple[str, ...] = ()

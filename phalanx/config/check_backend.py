@@ -51,6 +51,9 @@ def _shared(backend: Backend) -> Iterator[Problem]:
         rule = "an image in a file is verified when it is copied to nodes"
         fix = 'set backend.slurm.image_folder, e.g. "/local/images"'
         yield problem("backend.image", written(image), rule, fix)
+    if backend.slurm.ray and backend.controller == "here":
+        rule = "is started by a batch script"
+        yield problem("backend.slurm.ray", "true", rule, 'set backend.controller = "job"')
     for name in backend.environment:
         if not VARIABLE.fullmatch(name):
             rule = "is no name of a variable"

@@ -247,13 +247,20 @@ class Lead:
                     log.warning("without spares %s, whose agents have not joined", missing)
                     break
                 if waited > JOIN_SECONDS:
-                    missing = sorted(set(here) - there)
-                    raise LeadError(
-                        f"{', '.join(missing[:5])}: no agent joined within {JOIN_SECONDS:.0f} s; "
-                        f"see {self.state}/nodes/{missing[0]}"
-                    )
+                    raise LeadError(self._who_is_missing(there))
             time.sleep(POLL_SECONDS)
         return count
+
+    def _who_is_missing(self, there: set[str]) -> str:
+        here = self.site.nodes()
+        missing, strangers = sorted(set(here) - there), sorted(there - set(here))
+        told = f"{', '.join(missing[:5])}: no agent joined within {JOIN_SECONDS:.0f} s"
+        if strangers and self.options.own_server:
+            return (
+                f"{told}, but {', '.join(strangers[:5])} did, which the engine does not name: "
+                "agents must be called as their engine calls their nodes (leave --name out)"
+            )
+        return f"{told}; see {self.state}/nodes/{missing[0]}"
 
     def _ask_site(self) -> None:
         """What the engine's administrator wants of the nodes, told to the core."""

@@ -102,3 +102,20 @@ def test_a_cluster_that_is_too_small_is_refused_before_anything_is_placed() -> N
 def test_an_agent_takes_all_cpus_of_a_node_unless_told() -> None:
     backend = RayBackend(Wanted(argv=("true",), ranks=2, slot_gpus=1))
     assert backend._bundle(SmallRay()) == {"CPU": 4.0}
+
+
+@pytest.mark.soak
+@needs_ray
+@needs_namespace
+def test_slurm_starts_a_ray_inside_an_allocation(tmp_path: Path) -> None:
+    inside = f"ip link set lo up; exec {sys.executable} -m tests.control.backends.slurm_ray_play"
+    done = subprocess.run(
+        ["unshare", "--net", "sh", "-c", f"{inside} {tmp_path}"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=400,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["nodes"][0] == 2 and found["state"] == "CANCELLED"

@@ -20,6 +20,7 @@ from phalanx.control.backends.slurm.container import (
 from phalanx.control.client import TLS_FILE
 
 FIRST_PORT, PORTS = 20_000, 20_000  # by the number of the job: two jobs on a node do not meet
+RAY_PORTS = 5_000  # behind those
 JOB_MARK = "PHALANX_JOB"
 
 
@@ -212,6 +213,7 @@ def _body(options: ScriptOptions) -> Iterator[Line]:
         "The run and its controller's log: shared storage, the same in every turn",
     )
     yield from _image(options)
+    yield from _ray(options)
     yield from _where(options)
     yield from _lead(options)
     yield from _agents(options)
@@ -237,7 +239,39 @@ def _staging(options: ScriptOptions) -> Line:
 
 def agents_step(options: ScriptOptions) -> int:
     """The number of the agents' step."""
-    return 1 if staged(options.backend) else 0
+    return bool(staged(options.backend)) + options.backend.slurm.ray
+
+
+RAY = """\
+ray() {
+  first=$1 head=$2 port=$3 python=$4; shift 4
+  if [ "$SLURMD_NODENAME" = "$first" ]; then
+    exec "$python" -m ray.scripts.scripts start --block --head --port="$port" \
+      --node-ip-address="$head" --include-dashboard=false --disable-usage-stats
+  fi
+  until "$python" -m ray.scripts.scripts start --block --address="$head:$port"; do sleep 1; done
+}"""
+
+
+def _ray(options: ScriptOptions) -> Iterator[Line]:
+    """A Ray of all nodes beside the agents, for jobs that use it themselves."""
+    if not options.backend.slurm.ray:
+        return
+    before, step = container_words(options.backend)[1], agents_step(options) - 1
+    python = PYTHON if options.backend.slurm.container != "none" else options.python
+    yield Line(
+        f"{RAY}\nexport -f ray\n"
+        'ray_host=$(scontrol --oneliner show node "$SLURMD_NODENAME" | '
+        "sed -n 's/.* NodeAddr=\\([^ ]*\\).*/\\1/p')\n"
+        f"ray_port=$(({FIRST_PORT + PORTS} + SLURM_JOB_ID % {RAY_PORTS}))\n"
+        'srun --overlap --nodes="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --no-kill \\\n'
+        "  --kill-on-bad-exit=0 --wait=0 --cpu-bind=none --gpu-bind=none --mpi=none \\\n"
+        f'  {" ".join(before)} bash -c \'ray "$@"\' - "$SLURMD_NODENAME" "$ray_host" '
+        f'"$ray_port" {shlex.quote(python)} > "$run/ray.log" 2>&1 &\n'
+        f'until scontrol show step "$SLURM_JOB_ID.{step}" >/dev/null 2>&1; do sleep 0.1; done\n'
+        'export RAY_ADDRESS="$ray_host:$ray_port"',
+        "backend.slurm.ray: a Ray cluster of these nodes, for the job's own use",
+    )
 
 
 def _where(options: ScriptOptions) -> Iterator[Line]:
