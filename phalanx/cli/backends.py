@@ -76,9 +76,10 @@ def _slurm_here(
     wanted: Wanted, backend: SlurmBackend, dry_run: bool, policy: str, json: bool
 ) -> NoReturn:
     from phalanx.control.backends.lead import LeadError
+    from phalanx.control.backends.slurm.directives import allocation_words
     from phalanx.control.backends.slurm.login import lead_here
     from phalanx.control.backends.slurm.programs import SlurmError
-    from phalanx.control.backends.slurm.script import agents_script, allocation_words
+    from phalanx.control.backends.slurm.script import agents_script
     from phalanx.control.client import ClientError
 
     if dry_run:

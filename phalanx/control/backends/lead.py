@@ -7,16 +7,13 @@ core which nodes the engine wants back, and turns the engine's warning into a ch
 from __future__ import annotations
 
 import logging
-import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 from msgspec import Struct, structs
 
@@ -32,9 +29,10 @@ from phalanx.control.api_types import (
     Readmit,
     Status,
 )
-from phalanx.control.backends.certificate import KEY_FILE, CertificateError, make_certificate
+from phalanx.control.backends.certificate import CertificateError
+from phalanx.control.backends.own_controller import OwnController
 from phalanx.control.backends.site import Site
-from phalanx.control.client import TLS_FILE, Client, ClientError
+from phalanx.control.client import Client, ClientError
 from phalanx.control.submission import Wanted, submission
 
 AGAIN = 75  # exit code: not done, to be continued in another allocation
@@ -71,7 +69,9 @@ class Lead:
         self.options = options
         self.site: Site = site or _Nowhere()
         self.state = options.state
-        self._server: subprocess.Popen[bytes] | None = None
+        self._controller: OwnController | None = None
+        if options.own_server:
+            self._controller = OwnController(options.state, options.url, options.policy)
         self._leaving = ""  # why
         self._emptied: dict[str, str] = {}  # nodes that we asked to be empty
         self._ask_site_at = 0.0
@@ -96,12 +96,11 @@ class Lead:
         for warning in (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT):
             signal.signal(warning, self._warned)
         self.state.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if self._encrypted:
+        if self._controller is not None:
             try:
-                make_certificate(self.state, urlsplit(self.options.url).hostname or "")
+                self._controller.start()
             except CertificateError as error:
                 raise LeadError(str(error)) from None
-        self._keep_server()
 
     def finish(self) -> int:
         """What ``run`` does once the controller starts; ends it."""
@@ -136,55 +135,21 @@ class Lead:
 
     # The controller.
 
-    @property
-    def _encrypted(self) -> bool:
-        return self.options.own_server and self.options.url.startswith("https:")
-
-    def _keep_server(self) -> None:
-        """Start the controller of this allocation, or start it again."""
-        if not self.options.own_server:
-            return
-        if self._server is not None:
-            log.warning("the controller ended (%s): starting it again", self._server.poll())
-        where = urlsplit(self.options.url)
-        local = (where.hostname or "").startswith("127.")
-        command = [sys.executable, "-m", "phalanx", "up", "--state", str(self.state)]
-        command += ["--host", where.hostname or "" if local else "0.0.0.0"]
-        command += ["--port", str(where.port), "--url", self.options.url]
-        command += ["--follow", str(os.getpid())]
-        if self._encrypted:
-            command += ["--tls-cert", str(self.state / TLS_FILE)]
-            command += ["--tls-key", str(self.state / KEY_FILE)]
-        if self.options.policy is not None:
-            command += ["--policy", str(self.options.policy)]
-        with (self.state / "server.log").open("ab") as output:
-            self._server = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,  # a warning to our group is ours to act on
-            )
-
     def end(self) -> None:
         """End the controller, where it is ours."""
-        if self._server is not None:
-            self._server.terminate()
-            with suppress(subprocess.TimeoutExpired):
-                self._server.wait(10)
-            self._server.kill()
-            self._server = None
+        if self._controller is not None:
+            self._controller.end()
 
-    def _look_after_server(self) -> None:
-        if self._server is not None and self._server.poll() is not None:
-            self._keep_server()
+    def _look_after_controller(self) -> None:
+        if self._controller is not None:
+            self._controller.look_after()
 
     def _connect(self) -> Client:
         deadline = time.monotonic() + JOIN_SECONDS
         while True:
-            if self._server is not None and self._server.poll() is not None:
-                said = (self.state / "server.log").read_text(errors="replace").splitlines()
-                raise LeadError("the controller does not start: " + " ".join(said[-2:]))
+            said = self._controller.last_words if self._controller is not None else ""
+            if said:
+                raise LeadError(f"the controller does not start: {said}")
             with suppress(ClientError):
                 client = Client(self.options.url, self.state)
                 client.get("/v1/status", Status)
@@ -234,7 +199,7 @@ class Lead:
         began = time.monotonic()
         here, count = self.site.nodes(), 0
         while not self._leaving:
-            self._look_after_server()
+            self._look_after_controller()
             with suppress(ClientError):
                 there = {name for name, node in self._nodes().items() if node.connected}
                 count = len(there.intersection(here))
@@ -307,7 +272,7 @@ class Lead:
     def _follow(self, number: int) -> int:
         seen = ""
         while not self._leaving:
-            self._look_after_server()
+            self._look_after_controller()
             with suppress(ClientError):
                 job = self._job(number)
                 if job.state != seen:
@@ -325,7 +290,7 @@ class Lead:
         log.info("%s: a checkpoint, and on in the next allocation", self._leaving)
         asked = held = False
         while True:
-            self._look_after_server()
+            self._look_after_controller()
             with suppress(ClientError):
                 job = self._job(number)
                 if job.state in ENDED:

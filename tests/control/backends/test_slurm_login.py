@@ -68,7 +68,6 @@ def led(make_sandbox: Callable[..., Sandbox], tmp_path: Path) -> Iterator[LedJob
 
 @pytest.mark.soak
 def test_the_first_node_may_be_lost_without_a_requeue(led: LedJob, tmp_path: Path) -> None:
-    expected = undisturbed(tmp_path, 80)
     led.wait_running()
     commits = led.commits()
     led.reach(commits, 5)
@@ -81,7 +80,7 @@ def test_the_first_node_may_be_lost_without_a_requeue(led: LedJob, tmp_path: Pat
     found = json.loads(said)
     assert found["allocations"] == [1]
     assert set(generations(Path(found["run"])).values()) == ({1, 2} if "n1" in held else {1})
-    assert_same(Path(found["run"]), expected)
+    assert_same(Path(found["run"]), undisturbed(tmp_path, 80))
     assert led.sandbox.run("squeue", "--noheader", "--states=RUNNING,PENDING").strip() == ""
 
 

@@ -12,8 +12,9 @@ from msgspec import structs
 
 from phalanx.config import Backend, Job, Model, Parallel, Slurm, Train, resolve
 from phalanx.control.backends.need import need_of
+from phalanx.control.backends.slurm.directives import ScriptOptions
 from phalanx.control.backends.slurm.sandbox import Sandbox
-from phalanx.control.backends.slurm.script import ScriptOptions, render
+from phalanx.control.backends.slurm.script import render
 
 IMAGE = "nvcr.io/nvidia/pytorch@sha256:" + "0" * 64
 

@@ -93,7 +93,7 @@ def test_a_time_limit_is_only_the_end_of_a_turn(
     steps = 4000
     path = write_job(tmp_path, "limited", steps)
     path.write_text(
-        path.read_text() + "\n[backend]\nhours = 0.0334\n[backend.slurm]\nsignal_seconds = 60\n"
+        path.read_text() + "\n[backend]\nhours = 0.03\n[backend.slurm]\nsignal_seconds = 60\n"
     )
     job = SlurmJob(sandbox, tmp_path, 4, str(path), *SMALL)
     deadline = time.monotonic() + END_SECONDS

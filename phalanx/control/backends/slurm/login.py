@@ -20,14 +20,10 @@ from pathlib import Path
 from msgspec import Struct, structs
 
 from phalanx.control.backends.lead import AGAIN, Lead, LeadOptions
+from phalanx.control.backends.slurm.directives import ScriptOptions, allocation_words
 from phalanx.control.backends.slurm.facts import SlurmSite, expand
 from phalanx.control.backends.slurm.programs import Programs, SlurmError, explained, require
-from phalanx.control.backends.slurm.script import (
-    ScriptOptions,
-    agents_script,
-    agents_step,
-    allocation_words,
-)
+from phalanx.control.backends.slurm.script import agents_script, agents_step
 from phalanx.control.backends.slurm.submit import SlurmBackend, remember_quarantined
 from phalanx.control.submission import Wanted
 

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import math
 import shlex
 from collections.abc import Iterator
-from pathlib import Path
 
-from msgspec import Struct
-
-from phalanx.config import Backend
-from phalanx.control.backends.need import Need
 from phalanx.control.backends.slurm.container import (
     PYTHON,
     container_words,
     staged,
     staging,
 )
+from phalanx.control.backends.slurm.directives import Line, ScriptOptions, directives
 from phalanx.control.client import TLS_FILE
 
 FIRST_PORT, PORTS = 20_000, 20_000  # by the number of the job: two jobs on a node do not meet
@@ -24,63 +19,14 @@ RAY_PORTS = 5_000  # behind those
 JOB_MARK = "PHALANX_JOB"
 
 
-class ScriptOptions(Struct, frozen=True, kw_only=True):
-    """What a script is made of."""
-
-    name: str
-    backend: Backend
-    need: Need
-    python: str
-    folder: str  # that the job runs in
-    runs: Path  # folder of this name's runs, on shared storage
-    job_toml: str = ""  # "": a program
-    argv: tuple[str, ...] = ()
-    lead: tuple[str, ...] = ()  # more options of the leading process
-    switches: int = 0
-    segment: bool = True  # this Slurm has it
-    exclude: tuple[str, ...] = ()
-    quarantined: int = 0  # of those, how many Phalanx found itself
-    server: str = ""  # "": the controller runs in the job
-    policy: str = ""
-
-
-class Line(Struct, frozen=True):
-    """A line, or several, and why."""
-
-    text: str
-    why: str = ""
-
-
 def render(options: ScriptOptions, comments: bool) -> str:
     """The script; ``comments``: with the reason above each line."""
     lines = ["#!/bin/bash"]
-    for made in (*_directives(options), *_body(options)):
+    for made in (*directives(options), *_body(options)):
         if comments and made.why:
             lines += [f"# {line}" for line in made.why.splitlines()]
         lines.append(made.text)
     return "\n".join(lines) + "\n"
-
-
-def _directives(options: ScriptOptions) -> Iterator[Line]:
-    for line in (
-        *_who(options),
-        *_nodes(options),
-        *_place(options),
-        *_time(options),
-        *_fate(options),
-    ):
-        yield Line(f"#SBATCH {line.text}", line.why)
-
-
-# Of a batch script alone.
-SCRIPT_ONLY = ("--output", "--open-mode", "--requeue", "--no-requeue", "--array", "--signal")
-
-
-def allocation_words(options: ScriptOptions) -> list[str]:
-    """What salloc is asked for: the same nodes as by a script."""
-    parts = (_who, _nodes, _place, _time, _fate)
-    words = [line.text for part in parts for line in part(options)]
-    return [word for word in words if not word.startswith(SCRIPT_ONLY)]
 
 
 def agents_script(options: ScriptOptions) -> str:
@@ -90,109 +36,15 @@ def agents_script(options: ScriptOptions) -> str:
     """
     return "\n".join(
         (
-            '(while kill -0 "$leader" 2>/dev/null; do sleep 1; done; scancel "$SLURM_JOB_ID") &',
+            '(while kill -0 "$leader" 2>/dev/null; do sleep 1; done',
+            f'scancel --signal=INT "$SLURM_JOB_ID.{agents_step(options)}"',
+            'sleep 5; scancel "$SLURM_JOB_ID") &',
             f"phalanx=({shlex.quote(options.python)} -m phalanx)",
             *([_staging(options).text] if staged(options.backend) else []),
             *(line.text for line in _agents(options)),
             'wait "$step"',
         )
     )
-
-
-def _who(options: ScriptOptions) -> Iterator[Line]:
-    slurm = options.backend.slurm
-    yield Line(f"--job-name={options.name}")
-    for name in ("account", "partition", "qos", "reservation"):
-        if value := getattr(slurm, name):
-            yield Line(f"--{name}={value}", f"backend.slurm.{name}")
-    output = f"{options.runs}/slurm-%j.out"
-    yield Line(f"--output={output}", "One file for all turns of the job:")
-    yield Line("--open-mode=append", "a requeued job adds to it")
-
-
-def _nodes(options: ScriptOptions) -> Iterator[Line]:
-    need, slurm = options.need, options.backend.slurm
-    spare = f" and {need.spares} that stand by in the same allocation" if need.spares else ""
-    yield Line(f"--nodes={need.nodes}", f"{need.slots} for the gang of {need.ranks} ranks{spare}")
-    yield Line(
-        "--ntasks-per-node=1",
-        "One task a node: the agent. It starts the workers, and binds each\n"
-        "to its GPU, cores and NUMA node by itself.",
-    )
-    if need.wants_gpus:
-        kind = f"{slurm.gpu_type}:" if slurm.gpu_type else ""
-        gpus = f"{kind}{need.gpus_per_node}"
-        flag = f"--gres=gpu:{gpus}" if slurm.gres else f"--gpus-per-node={gpus}"
-        yield Line(flag, "One rank a GPU")
-    yield Line("--exclusive", "All cores of the node for loaders and keepers, and no noisy guest")
-    if need.memory_bytes:
-        gib = math.ceil(need.memory_bytes / 2**30)
-        yield Line(
-            f"--mem={gib}G",
-            "As predicted: each rank's process, and six snapshots of its state\n"
-            "(four of its own, two of its neighbour's)",
-        )
-    else:
-        yield Line("--mem=0", "All memory of the node: snapshots live there (no backend.cluster)")
-
-
-def _place(options: ScriptOptions) -> Iterator[Line]:
-    slurm = options.backend.slurm
-    if slurm.constraint:
-        yield Line(f"--constraint={slurm.constraint}", "backend.slurm.constraint")
-    if slurm.nodelist:
-        yield Line(f"--nodelist={slurm.nodelist}", "backend.slurm.nodelist")
-    if options.exclude:
-        found = f", {options.quarantined} of which Phalanx quarantined" * bool(options.quarantined)
-        yield Line(f"--exclude={','.join(options.exclude)}", f"Nodes to stay away from{found}")
-    if options.switches:
-        yield Line(
-            f"--switches={options.switches}@{slurm.switches_minutes}",
-            f"As few leaf switches as {options.need.nodes} nodes need; Slurm may wait\n"
-            f"{slurm.switches_minutes} minutes for them. Ranks are ordered by leaf inside.",
-        )
-    if slurm.segment and options.segment:
-        yield Line(f"--segment={slurm.segment}", "Nodes of one block stay together")
-
-
-def _time(options: ScriptOptions) -> Iterator[Line]:
-    need, slurm = options.need, options.backend.slurm
-    if need.hours:
-        why = need.predicted or "backend.hours"
-        yield Line(f"--time={_clock(need.hours)}", why)
-        if need.least_hours < need.hours:
-            yield Line(
-                f"--time-min={_clock(need.least_hours)}",
-                "Backfill may start it with less: it goes on in the next allocation",
-            )
-    yield Line(
-        f"--signal=B:USR1@{slurm.signal_seconds}",
-        f"{slurm.signal_seconds} s before the limit, or when preempted (sites with\n"
-        "preempt_send_user_signal), the script is told: snapshot, flush, requeue.",
-    )
-
-
-def _fate(options: ScriptOptions) -> Iterator[Line]:
-    slurm = options.backend.slurm
-    if slurm.requeue:
-        yield Line("--requeue", "Preempted, or its first node lost: back to the queue")
-    else:
-        yield Line("--no-requeue", "backend.slurm.requeue = false")
-    yield Line("--no-kill", "The loss of a node is ours to deal with: a spare takes its place")
-    if slurm.dependency:
-        yield Line(f"--dependency={slurm.dependency}", "backend.slurm.dependency")
-        yield Line("--kill-on-invalid-dep=yes", "Do not wait for ever for what cannot come")
-    if slurm.array:
-        width = f"%{slurm.array_width}" if slurm.array_width else ""
-        yield Line(f"--array=0-{slurm.array - 1}{width}", "Members, and how many at a time")
-    for option in slurm.options:
-        yield Line(option, "backend.slurm.options")
-
-
-def _clock(hours: float) -> str:
-    minutes = max(1, math.ceil(hours * 60))
-    days, rest = divmod(minutes, 24 * 60)
-    return f"{days}-{rest // 60:02d}:{rest % 60:02d}:00"
 
 
 def _body(options: ScriptOptions) -> Iterator[Line]:

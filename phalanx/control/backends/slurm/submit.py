@@ -12,9 +12,10 @@ from msgspec import Struct
 
 from phalanx.config import Backend, to_toml
 from phalanx.control.backends.need import Need, need_of
+from phalanx.control.backends.slurm.directives import ScriptOptions
 from phalanx.control.backends.slurm.facts import expand, leaves_needed, topology
 from phalanx.control.backends.slurm.programs import Programs, SlurmError, require
-from phalanx.control.backends.slurm.script import ScriptOptions, render
+from phalanx.control.backends.slurm.script import render
 from phalanx.control.submission import Wanted
 
 
