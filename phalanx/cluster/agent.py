@@ -132,8 +132,9 @@ class Agent:
             for job, local in self.jobs.items()
             if local.phase != "spare"
         ]
-        kept = [(job, kept.committed) for job, kept in self.memory.items() if kept.committed >= 0]
-        return Inventory(self.incarnation, tuple(held), tuple(kept))
+        kept = [(job, max(kept.committed, kept.ward)) for job, kept in self.memory.items()]
+        known = tuple((job, step) for job, step in kept if step >= 0)
+        return Inventory(self.incarnation, tuple(held), known)
 
     def committed(self, job: int) -> int:
         """The newest step of a job that every rank here has committed; -1: none."""

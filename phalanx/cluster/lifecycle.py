@@ -175,8 +175,8 @@ def release(ctx: Context, job: Job) -> None:
 def leave(ctx: Context, job: Job, state: JobState, why: Reason) -> None:
     """A job gives its nodes back at once and becomes ``state``; pending: it is queued again."""
     assert job.placement is not None
-    nodes = job.placement.nodes + job.placement.spares
-    stop_on(ctx, job, nodes, keep_snapshots=False)
+    nodes = job.placement.nodes + job.placement.spares + gang_of(job).leftover
+    stop_on(ctx, job, tuple(dict.fromkeys(nodes)), keep_snapshots=False)
     release(ctx, job)
     if state == "pending":
         if why.code == "time_limit":

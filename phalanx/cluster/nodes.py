@@ -42,6 +42,7 @@ sentences(
 )
 
 OUT = (NodeState.DEAD, NodeState.QUARANTINED)
+FORGOTTEN_GENERATION = 2**31 - 1  # of a job that is no longer known: above all that it had
 
 
 def evict(ctx: Context, node: int, cause: str, *, lost: bool) -> None:
@@ -118,9 +119,23 @@ def reconcile(ctx: Context, node: int, inventory: Inventory) -> None:
             end_there(ctx, node, holding, job)
         elif holding.generation == job.generation and gang_of(job).phase == "running":
             ctx.emit((node,), go_order(job))  # it may have missed it
+    for number, _ in inventory.snapshots:
+        if number not in reported and number not in ctx.fleet.held[node]:
+            _forget_there(ctx, node, number)
     for number in list(ctx.fleet.held[node]):
         kept = any(job == number for job, _ in inventory.snapshots)
         missing(ctx, ctx.view.jobs[number], node, reported.get(number), kept=kept)
+
+
+def _forget_there(ctx: Context, node: int, number: int) -> None:
+    """A node keeps snapshots of a job that it no longer runs: they go, unless they are needed."""
+    job = ctx.view.jobs.get(number)
+    gang = job.gang if job is not None else None
+    if job is not None and gang is not None and gang.phase != "running" and node in gang.keepers:
+        stop_on(ctx, job, (node,), keep_snapshots=True)
+        return
+    generation = job.generation if job is not None else FORGOTTEN_GENERATION
+    ctx.emit((node,), Stop(reason=reason("stop"), job=number, generation=generation))
 
 
 def end_there(ctx: Context, node: int, holding: Holding, job: Job | None) -> None:

@@ -29,6 +29,7 @@ from phalanx.cluster.messages import (
     SiteNotice,
     Wake,
     WorkerForm,
+    WorkerFound,
     WorkerStop,
 )
 from phalanx.control import wire
@@ -123,8 +124,11 @@ class AgentProcess:
         await self.zygote.open()
         await self.crew.open()
         await self._open_store()
-        if any("/worker" in key or "/standby" in key for key in self.zygote.children):
+        roles = [key.partition("/")[2] for key in self.zygote.children]
+        if any(role.startswith(("worker", "standby", "keeper")) for role in roles):
             await asyncio.sleep(FOUND_SECONDS)
+            running = {fact.job for fact in self._early if isinstance(fact, WorkerFound)}
+            await self.crew.find_kept(running)
         else:
             self.first_check = await self.examiner.check("quick")
         await self.faults.start()
@@ -269,8 +273,9 @@ class AgentProcess:
             return
         for job in list(self.crew.jobs):
             if job not in self.agent.jobs and job not in self.forms:
+                needed = job in self.agent.memory
                 log.warning("job %d: nobody wants what is left of it here", job)
-                self.crew.abandon(job)
+                self.crew.abandon(job, keep_snapshots=needed)
 
     def heard(self, message: wire.Down) -> None:
         """A command, or a request for a log."""

@@ -23,6 +23,7 @@ from phalanx.cluster.messages import (
 from phalanx.control.ears import Ears
 from phalanx.control.hands import Here, Place
 from phalanx.control.hooks import Hook, run_hook, told
+from phalanx.control.keeper_watch import what_is_kept
 from phalanx.control.payload import Script, Train, decode_payload
 from phalanx.control.places import Places
 from phalanx.control.processes import Processes
@@ -64,6 +65,25 @@ class Crew:
                 await self._ears.listen(here, self.processes.user(here))
                 if here.watch is None:
                     await self.processes.watch(here, 0)
+
+    async def find_kept(self, known: set[int]) -> None:
+        """Say what keepers hold of jobs without a worker that runs; ``known``: those that have one.
+
+        The core decides whether it is needed. A keeper that holds nothing ends.
+        """
+        for key in list(self.zygote.children):
+            job, _, role = key.partition("/")
+            number = int(job.removeprefix("job")) if role == "keeper" else 0
+            if not number or number in known:
+                continue
+            here = self.here(number)
+            found = await what_is_kept(here.keeper_socket, number)
+            if found is None:
+                self.zygote.signal(key, signal.SIGKILL)
+                continue
+            if here.watch is None:
+                await self.processes.watch(here, 0)
+            self.fact(found)
 
     @property
     def out_of_memory(self) -> Callable[[int], str]:
@@ -202,15 +222,18 @@ class Crew:
             del self.jobs[action.job]
             self._tasks.later(self._clean_up(here))
 
-    def abandon(self, job: int) -> None:
-        """End the workers of a job; its keeper ends with its own lease, if nobody asks for it."""
-        here = self.jobs.pop(job)
+    def abandon(self, job: int, *, keep_snapshots: bool) -> None:
+        """End the workers of a job that nobody wants, and its keeper unless that is needed."""
+        here = self.jobs[job]
         for hand in here.hands.values():
             hand.left = True
         for key in list(self.zygote.children):  # also programs that never said a word
-            if key.startswith(f"job{job}/") and key != here.keeper_key:
+            kept = keep_snapshots and key == here.keeper_key
+            if key.startswith(f"job{job}/") and not kept:
                 self.zygote.signal(key, signal.SIGKILL)
-        here.close()
+        if not keep_snapshots:
+            del self.jobs[job]
+            here.close()
 
     # Ends.
 

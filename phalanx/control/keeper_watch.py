@@ -12,10 +12,11 @@ from pathlib import Path
 import msgspec
 
 from phalanx.checkpoint.wire import FromKeeper, Noted, Watch
-from phalanx.cluster.messages import LocalFact, Sealed, WardSealed
+from phalanx.cluster.messages import KeeperFound, LocalFact, Sealed, WardSealed
 
 _LENGTH = struct.Struct("<I")
 _decode = msgspec.msgpack.Decoder(FromKeeper).decode
+TELL_SECONDS = 0.3  # for a keeper to say what it holds; it does so at once
 
 
 class KeeperWatch:
@@ -40,8 +41,7 @@ class KeeperWatch:
             if time.monotonic() >= deadline:
                 return False
             await asyncio.sleep(0.005)
-        body = msgspec.msgpack.encode(Watch())
-        writer.write(_LENGTH.pack(len(body)) + body)
+        ask(writer)
         self.lost = False
         self._task = asyncio.create_task(self._listen(reader, writer))
         return True
@@ -82,3 +82,49 @@ class KeeperWatch:
             self._fact(WardSealed(job=self.job, generation=note.generation, step=step))
         for old in [g for g in self._ward if g < note.generation - 1]:
             del self._ward[old]
+
+
+def ask(writer: asyncio.StreamWriter) -> None:
+    """Have a keeper tell what it holds, and what it will."""
+    body = msgspec.msgpack.encode(Watch())
+    writer.write(_LENGTH.pack(len(body)) + body)
+
+
+async def what_is_kept(path: Path, job: int) -> KeeperFound | None:
+    """What the keeper of a job holds whose workers are gone; None: nothing, or it is gone too."""
+    notes: list[Noted] = []
+    with suppress(OSError, TimeoutError, asyncio.IncompleteReadError):
+        async with asyncio.timeout(TELL_SECONDS):
+            reader, writer = await asyncio.open_unix_connection(str(path))
+            try:
+                ask(writer)
+                while True:
+                    size = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))[0]
+                    message = _decode(await reader.readexactly(size))
+                    if isinstance(message, Noted):
+                        notes.append(message)
+            finally:
+                writer.close()
+    if not notes:
+        return None
+    generation = max(note.generation for note in notes)
+    own, ward = (
+        whole_steps([n for n in notes if n.generation == generation and n.replica is replica])
+        for replica in (False, True)
+    )
+    return KeeperFound(
+        job=job,
+        kept_generation=generation,
+        committed=own[-1],
+        previous=own[-2],
+        ward=ward[-1],
+        ward_previous=ward[-2],
+    )
+
+
+def whole_steps(notes: list[Noted]) -> list[int]:
+    """Steps that every rank of some notes has, after two that stand for none."""
+    ranks: dict[int, set[int]] = {}
+    for note in notes:
+        ranks.setdefault(note.rank, set()).add(note.step)
+    return [-1, -1, *sorted(set.intersection(*ranks.values()) if ranks else ())]

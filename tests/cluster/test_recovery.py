@@ -5,6 +5,7 @@ from msgspec import structs
 
 from phalanx.cluster.commands import Abort, Form, Go, Notify, Rebalance, Stop
 from phalanx.cluster.events import (
+    Cancel,
     CheckResult,
     Corruption,
     DeviceError,
@@ -13,6 +14,7 @@ from phalanx.cluster.events import (
     GangStuck,
     LossSpike,
     NodeRepaired,
+    NodeSeen,
     NodeSilent,
     NoProgress,
     Progress,
@@ -23,6 +25,7 @@ from phalanx.cluster.events import (
 )
 from phalanx.cluster.fleet import Fleet, Node, NodeState
 from phalanx.cluster.job import GangShape
+from phalanx.cluster.messages import Inventory
 from phalanx.cluster.policy import Policy, RecoveryPolicy, SparePolicy
 from tests.cluster.drive import EXPECTED, SECOND, SHAPE, Drive
 
@@ -656,3 +659,47 @@ def test_a_node_that_fails_again_and_again_is_not_trusted_in_place_for_ever():
         if node not in job.placement.nodes:
             break
     assert rungs[0] == "in_place" and rungs[-1] == "swap"
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["known-job", "forgotten-job"])
+def test_snapshots_of_a_job_that_went_elsewhere_are_dropped(known: bool):
+    drive = Drive()
+    job = drive.running(spares=1)
+    gone = job.placement.nodes[0]
+    drive.tell(NodeSilent(node=gone))
+    drive.wait(SECOND)
+    drive.run(job, job.step)
+    assert gone not in job.placement.nodes
+    kept = (job.id if known else 99, 100)
+    drive.sent.clear()
+    drive.tell(NodeSeen(node=gone, inventory=Inventory(incarnation=9, snapshots=(kept,))))
+    (stop,) = [c for c in drive.sent if isinstance(c.body, Stop)]
+    assert stop.target == (gone,) and stop.body.job == kept[0] and not stop.body.keep_snapshots
+    assert stop.body.generation >= job.generation
+
+
+def test_snapshots_that_a_gang_still_needs_stay_until_it_runs():
+    drive = Drive()
+    job = drive.running(spares=1)
+    gone = job.placement.nodes[0]
+    drive.tell(NodeSilent(node=gone))
+    drive.wait(SECOND)
+    assert job.state == "forming" and gone in job.gang.keepers
+    drive.tell(NodeSeen(node=gone, inventory=Inventory(incarnation=9, snapshots=((job.id, 100),))))
+    stops = [c for c in drive.sent if isinstance(c.body, Stop) and c.target == (gone,)]
+    assert [stop.body.keep_snapshots for stop in stops] == [True]
+    drive.run(job, job.step)
+    stops = [c for c in drive.sent if isinstance(c.body, Stop) and gone in c.target]
+    assert not stops[-1].body.keep_snapshots
+
+
+def test_a_job_that_ends_while_it_forms_leaves_no_snapshots_with_those_who_left():
+    drive = Drive()
+    job = drive.running(spares=1)
+    gone = job.placement.nodes[0]
+    drive.tell(DeviceError(node=gone, cause="hbm_ecc"))
+    drive.wait(SECOND)
+    assert gone in job.gang.leftover
+    drive.tell(Cancel(job=job.id))
+    (stop,) = [c for c in drive.sent if isinstance(c.body, Stop)][-1:]
+    assert gone in stop.target and not stop.body.keep_snapshots

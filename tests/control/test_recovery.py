@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from phalanx.control.backends.local import worker_pids
+from phalanx.control.chaos.verdict import belonging
 from phalanx.control.stage import Commits, Stage
 from tests.control.jobs import STEPS, assert_same, generations, undisturbed, write_job
 
@@ -110,6 +112,26 @@ def test_a_restarted_agent_adopts_what_runs(stage: Stage, tmp_path: Path) -> Non
     folder = tmp_path / "runs" / "disturbed" / f"job-{job}"
     assert set(generations(folder).values()) == {1, 2}
     assert_same(folder, expected)
+
+
+@pytest.mark.soak
+def test_an_agent_that_comes_back_too_late_ends_what_its_node_kept(
+    stage: Stage, tmp_path: Path
+) -> None:
+    job = stage.submit(str(write_job(tmp_path, "disturbed", 400)))
+    commits = stage.commits(job, world_size=4)
+    reach(stage, commits, 5)
+    node = stage.node_of(1, job)
+    stage.kill_agent(node)
+    # Its worker goes too: the job continues elsewhere, and only a keeper is left here.
+    os.kill(worker_pids(node, job)[0], signal.SIGKILL)
+    stage.wait(lambda: commits.first_after(1), "recovery elsewhere", 60)
+    assert node.name not in stage.job(job)["nodes"]
+    folder = node.state / "jobs" / str(job)
+    assert belonging(folder)
+    stage.restart_node(node)
+    stage.wait(lambda: not belonging(folder), "the keeper to end", 30)
+    stage.command("cancel", str(job))
 
 
 def reach(stage: Stage, commits: Commits, step: int) -> None:
