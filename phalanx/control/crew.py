@@ -126,6 +126,10 @@ class Crew:
                 if not await self._prepare(here, action):
                     return
                 await self.processes.ensure_keeper(here, len(action.ranks))
+                if here.job not in self.jobs:  # it was stopped while the keeper came up
+                    self.zygote.signal(here.keeper_key, signal.SIGKILL)
+                    here.close()
+                    return
                 for index in [i for i in here.hands if i >= len(action.ranks)]:
                     self._places.end(here, index)
                 for index, rank in enumerate(action.ranks):
