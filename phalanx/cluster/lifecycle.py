@@ -222,9 +222,12 @@ def next_of_array(ctx: Context, job: Job) -> None:
     if job.id in waiting:  # cancelled before it was let in
         del waiting[job.id]
     elif waiting:
-        following = next(iter(waiting))
-        del waiting[following]
-        let_in(ctx, ctx.view.jobs[following])
+        following = ctx.view.jobs[next(iter(waiting))]
+        del waiting[following.id]
+        if following.waiting_for:
+            following.why = dependencies.waiting(following)
+        elif not following.never:
+            let_in(ctx, following)
     if not waiting:
         del ctx.array_waiting[job.array_parent]
 

@@ -383,3 +383,23 @@ def test_jobs_that_ended_long_ago_are_only_remembered_in_their_teams_sums():
     assert whole.teams["red"].buckets["productive"] == 4 * 10 * EXPECTED.step_ns * 16
     (command,) = drive.tell(Cancel(job=jobs[0].id))
     assert isinstance(command.body, Refuse)
+
+
+def test_the_next_of_an_array_still_waits_for_what_the_array_waits_for():
+    drive = Drive()
+    first = drive.running()
+    spec = JobSpec(
+        name="many",
+        gang=ONE,
+        expected=EXPECTED,
+        array=Array(count=3, width=1),
+        after=(Dependency(kind="afterany", job=first.id),),
+    )
+    drive.tell(Submit(spec=spec))
+    members = [job for job in drive.core.view.jobs.values() if job.spec.name == "many"]
+    drive.tell(Cancel(job=members[0].id))
+    drive.wait(SECOND)
+    assert [job.state for job in members] == ["cancelled", "pending", "pending"]
+    finish(drive, first)
+    drive.wait(SECOND)
+    assert [job.state for job in members] == ["cancelled", "forming", "pending"]
