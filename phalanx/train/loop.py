@@ -90,6 +90,8 @@ def train(
                     run.report_checkpoints(checkpointer.finish())
                     stepped(trainer.step, run.durable, 0.0, 0.0)
                     return run.ended(stop.reason or "stopped", "stopped on request")
+            if run.ended_before():
+                run.save()
             run.report_checkpoints(checkpointer.finish())
             stepped(trainer.step, run.durable, 0.0, 0.0)
     except CheckpointError:
@@ -192,6 +194,10 @@ class _Run:
     def keeps_the_end(self, stopped: bool = False) -> bool:
         """Whether the last state is saved: always when the run is to be continued later."""
         return (stopped or self.job.checkpoint.at_end) and self.saved_step != self.trainer.step
+
+    def ended_before(self) -> bool:
+        """All steps were made by those before us, who could not save the last one."""
+        return self.trainer.unsaved and self.saved_step < 0 and self.keeps_the_end()
 
     def report_steps(self) -> None:
         records = self.meter.records()

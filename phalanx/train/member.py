@@ -215,6 +215,7 @@ class Member:
         if manifest is None:
             return f"step {point.step} is nowhere whole"
         trainer.restore(manifest)
+        trainer.unsaved = point.source == "peer"
         return ""
 
     def _load_durable(

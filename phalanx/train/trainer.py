@@ -66,6 +66,7 @@ class Trainer:
         self.cursor = self.feed.start()
         self.step = 0
         self.tokens = 0
+        self.unsaved = False  # the state that it continues from is in memory alone
 
     def train_step(self, stop_requested: bool = False) -> StepOutcome:
         """One optimizer step over the next global batch."""

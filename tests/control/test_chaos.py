@@ -133,9 +133,13 @@ def test_a_node_that_is_cut_off_trains_on_in_vain(tmp_path: Path) -> None:
 
 @pytest.mark.soak
 def test_a_full_disk_costs_checkpoints_and_not_the_run(tmp_path: Path) -> None:
-    actions = (Action(do="fill_disk", at_step=10, seconds=3.0),)
+    # Once in the middle, and once where the last checkpoint has to wait for room.
+    actions = (
+        Action(do="fill_disk", at_step=10, seconds=2.0),
+        Action(do="fill_disk", at_step=395, seconds=3.0),
+    )
     plans = [Plan(name="a full disk", actions=actions)]
-    judge(make_arena(tmp_path, 60, plans), plans)
+    judge(make_arena(tmp_path, 400, plans), plans)
 
 
 LIVE = """
