@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.control.servers import ServerProcess, free_port
+from tests.control.servers import PlayedAgent, ServerProcess, free_port
 
 JOB = """
 name = "first"
@@ -157,3 +158,42 @@ def test_a_server_that_is_told_to_stop_leaves_nothing_to_replay(tmp_path: Path) 
     assert re.search(r"epoch 2: event [6-9] \(0 replayed\)", server.output())
     assert server.call("GET", "/v1/quotas")[1]["quotas"][0]["gpus"] == 4
     server.kill()
+
+
+def test_a_job_is_followed_drained_resumed_scaled_and_cancelled(tmp_path: Path) -> None:
+    """What a person does with a job that runs, by the commands that a person has."""
+
+    async def scenario(server: ServerProcess) -> None:
+        agent = PlayedAgent([server.url], (server.state / "join.token").read_text().strip(), "n1")
+        agent.steps_until = 1_000_000
+        serving = asyncio.create_task(agent.run())
+        await agent.connected.wait()
+
+        async def say(*words: str, fails: int = 0) -> str:
+            done = await asyncio.to_thread(here, server, *words)
+            assert done.returncode == fails, done.stderr
+            return done.stdout + done.stderr
+
+        spec = {"name": "long", "gang": {"replicas": 2, "slot_gpus": 2}}
+        made = await asyncio.to_thread(server.call, "POST", "/v1/jobs", {"spec": spec})
+        job = str(made[1]["jobs"][0])
+
+        async def until(state: str) -> None:
+            path = f"/v1/jobs/{job}"
+            await asyncio.to_thread(server.wait_for, path, lambda it: it["job"]["state"] == state)
+
+        await until("running")
+        assert "rank 1 says hello" in await say("logs", job, "--rank", "1", "-f")
+        assert "long" in await say("ps") and "running" in await say("why", job)
+        assert "2 to 2 replicas" in await say("scale", job, "1", fails=1)
+        assert "held until it is resumed" in await say("drain", job)
+        await until("pending")
+        assert "held by a person" in await say("why", job)
+        await say("resume", job)
+        await until("running")
+        assert "cancelled" in await say("cancel", job)
+        assert "already ended" in await say("drain", job, fails=1)
+        serving.cancel()
+
+    with ServerProcess(tmp_path) as server:
+        asyncio.run(asyncio.wait_for(scenario(server), 90))
