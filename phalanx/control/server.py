@@ -6,7 +6,6 @@ import asyncio
 import gc
 import logging
 import sqlite3
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -20,7 +19,6 @@ from phalanx.cluster.commands import Command
 from phalanx.cluster.core import Core
 from phalanx.cluster.events import Event
 from phalanx.cluster.policy import Policy
-from phalanx.control.archive import archive_events
 from phalanx.control.audit import Audit
 from phalanx.control.auth import JOIN_HOURS, AuthError, Tokens
 from phalanx.control.chronicle import Chronicle
@@ -40,6 +38,7 @@ from phalanx.control.store import (
     StoreLostError,
     open_store,
 )
+from phalanx.control.upkeep import archive_old, keep_metrics
 from phalanx.control.views import team_of
 from phalanx.control.webhooks import Webhooks
 from phalanx.observe.journal import Journal
@@ -58,9 +57,6 @@ T = TypeVar("T")
 STANDBY_SECONDS = 0.5  # between two tries to lead
 RENEW_SECONDS = 1.0
 RECENT_EVENTS = 2_000
-FLUSH_SECONDS = 2.0  # of metrics; a killed server loses at most so many
-KEEP_SECONDS = 60.0
-ARCHIVE_SECONDS = 600.0
 PUSH_SECONDS = 0.5  # between two pushes of a job's newest step to pages
 
 
@@ -232,8 +228,8 @@ class Server:
                 hub.sweep(),
                 self._renew(controller),
                 self.history.follow(controller.core, leading.changed),
-                self._keep_metrics(),
-                self._archive(),
+                keep_metrics(self.metrics, self.options.most_metric_bytes),
+                archive_old(self.store, self.options.state, self.options.keep_event_days),
                 leading.push_steps(),
                 leading.chronicle.keep(),
                 self.webhooks.run(),
@@ -264,39 +260,6 @@ class Server:
                 raise
             except StoreError as error:
                 logger.warning("the store does not answer: %s", error)
-
-    async def _archive(self) -> None:
-        """Events that no restart needs leave the log when they are old."""
-        days = self.options.keep_event_days
-        while days:
-            await asyncio.sleep(ARCHIVE_SECONDS)
-            before_ns = time.time_ns() - int(days * 86_400e9)
-            folder = self.options.state / "archive"
-            try:
-                moved = await asyncio.to_thread(archive_events, self.store, folder, before_ns)
-            except (StoreError, OSError) as error:
-                logger.error("old events cannot be archived: %s", error)
-                continue
-            if moved:
-                logger.info("%d old events moved to %s", moved, folder)
-        await asyncio.Event().wait()
-
-    async def _keep_metrics(self) -> None:
-        """Metrics go to disk every few seconds; a disk that takes none costs nothing else."""
-        kept, problem = time.monotonic(), ""
-        while True:
-            await asyncio.sleep(FLUSH_SECONDS)
-            try:
-                await asyncio.to_thread(self.metrics.flush)
-                if time.monotonic() - kept > KEEP_SECONDS:
-                    kept = time.monotonic()
-                    most = self.options.most_metric_bytes
-                    await asyncio.to_thread(self.metrics.keep, time.time_ns(), most)
-                problem = ""
-            except (sqlite3.Error, OSError) as error:
-                if str(error) != problem:
-                    logger.error("metrics cannot be stored: %s", error)
-                problem = str(error)
 
     def _first_tokens(self, tokens: Tokens) -> None:
         """The administrator's token at the very first start; a join token that is still good."""
