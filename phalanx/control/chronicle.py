@@ -16,7 +16,18 @@ from msgspec import Struct
 from phalanx.cluster.causes import cause_of
 from phalanx.cluster.commands import Command
 from phalanx.cluster.core import Core
-from phalanx.cluster.events import Event, GangReady, Progress, WorkerExited
+from phalanx.cluster.events import (
+    Corruption,
+    DeviceError,
+    Event,
+    GangReady,
+    GangStuck,
+    NodeSilent,
+    NoProgress,
+    Progress,
+    RestoreFailed,
+    WorkerExited,
+)
 from phalanx.cluster.job import Job, Placement
 from phalanx.cluster.report import Share, report
 from phalanx.config import ConfigError, job_from_table
@@ -35,6 +46,8 @@ FINE_LEDGER_NS = 2 * 86_400 * 10**9
 COARSE_LEDGER_NS = 600 * 10**9
 ENDED = ("done", "failed", "cancelled")
 MOST_PLACEMENTS = 1_000
+FORGOTTEN_NS = 60 * 10**9  # a failure this long ago is not why a gang forms again
+FAILURES = (WorkerExited, NodeSilent, DeviceError, NoProgress, Corruption, GangStuck, RestoreFailed)
 
 Heard = Callable[[str, int, dict[str, Any]], None]
 
@@ -61,6 +74,7 @@ class Chronicle:
             number: job.generation for number, job in core.view.jobs.items() if job.generation
         }
         self._open: dict[int, Open] = {}
+        self._failures: dict[int, tuple[int, Event]] = {}  # by job: since when, and what
         self._placed: dict[int, Placement] = {}  # by job: the last one that its run tells of
         self._newest = max(core.view.jobs, default=0)
         self._ended = {n for n, job in core.view.jobs.items() if job.state in ENDED}
@@ -73,6 +87,8 @@ class Chronicle:
         found = from_event(body, event.time_ns, self._names(body))
         if found is not None:
             self.add(found)
+        if isinstance(body, FAILURES):
+            self._failed(event)
         last = next(reversed(jobs), 0)
         numbers = [job_of(each) for each in (body, *(command.body for command in commands))]
         numbers += range(self._newest + 1, last + 1)
@@ -108,8 +124,11 @@ class Chronicle:
             if known is not None:
                 known.generation = job.generation
             elif before and job.step:
-                finding = self._begun(job, event, commands)
-                self._open[job.id] = Open(finding, job.generation, event.time_ns)
+                began_ns, first = self._failures.pop(job.id, (event.time_ns, event))
+                if event.time_ns - began_ns > FORGOTTEN_NS:
+                    began_ns, first = event.time_ns, event
+                finding = self._begun(job, began_ns, first, commands)
+                self._open[job.id] = Open(finding, job.generation, began_ns)
         known = self._open.get(job.id)
         if known is None:
             return
@@ -124,6 +143,19 @@ class Chronicle:
         elif job.state in ENDED:
             self.add(self._open.pop(job.id).finding)
 
+    def _failed(self, event: Event) -> None:
+        """What a gang may have to form again for; the core may wait to hear more before it does."""
+        body, fleet = event.body, self.core.view.fleet
+        job, node = getattr(body, "job", 0), getattr(body, "node", -1)
+        on_node = fleet.held[node] if isinstance(node, int) and 0 <= node < len(fleet) else ()
+        for number in [job] if job else list(on_node):
+            began_ns, known = self._failures.get(number, (event.time_ns, event))
+            if event.time_ns - began_ns > FORGOTTEN_NS:
+                began_ns, known = event.time_ns, event
+            # Whoever lost a peer does not know why; another does.
+            better = isinstance(known.body, WorkerExited) and known.body.cause == "lost_peer"
+            self._failures[number] = began_ns, event if better else known
+
     def went_on(self, number: int, generation: int, at_ns: int) -> None:
         """A gang made a step; the first one of a gang that formed again ends its incident."""
         known = self._open.get(number)
@@ -137,27 +169,28 @@ class Chronicle:
         }
         self.add(self._open.pop(number).finding)
 
-    def _begun(self, job: Job, event: Event, commands: Sequence[Command]) -> Finding:
-        body = event.body
-        reasons = [str(c.body.reason) for c in commands if job_of(c.body) == job.id]
-        cause = body.cause if isinstance(body, WorkerExited) else type(body).__name__
+    def _begun(self, job: Job, began_ns: int, first: Event, commands: Sequence[Command]) -> Finding:
+        body = first.body
+        reasons = [c.body.reason for c in commands if job_of(c.body) == job.id]
+        told = next((r.facts["cause"] for r in reasons if "cause" in r.facts), "")
+        cause = str(told or getattr(body, "cause", "") or type(body).__name__)
         node = getattr(body, "node", -1)
         names = self._names(body)
         return Finding(
-            time=event.time_ns / 1e9,
+            time=began_ns / 1e9,
             kind="incident",
             job=job.id,
             rank=int(getattr(body, "rank", -1)),
             node=names.get(node, "") if isinstance(node, int) else "",
             evidence={
                 "event": type(body).__name__,
-                "sequence": event.sequence,
+                "sequence": first.sequence,
                 "cause": cause,
                 "root_cause_class": cause_of(cause).domain,
                 "step": job.step,
                 "committed": job.committed,
             },
-            sentence=reasons[0] if reasons else f"the gang forms again after {cause}",
+            sentence=str(reasons[0]) if reasons else f"the gang forms again after {cause}",
             suggestion=suggestion("worker_exited", job.id, int(getattr(body, "rank", -1))),
             picture={"series": ["loss", "step_seconds"], "step": job.step},
         )
@@ -222,6 +255,7 @@ class Chronicle:
         if job.state in ENDED and job.id not in self._ended:
             self._ended.add(job.id)
             self._placed.pop(job.id, None)
+            self._failures.pop(job.id, None)
             run.ended = time_ns / 1e9
             run.exit = {"reason": job.why.code, "message": str(job.why), "evidence": job.evidence}
             body = {"job": job.id, "name": job.spec.name, "state": job.state, "why": str(job.why)}
