@@ -72,7 +72,7 @@ class Gang:
         self.watch = Watch()
         nodes = tuple(range(shape.slots(shape.replicas)))
         placement = Placement(nodes, (), replicas=shape.replicas)
-        self.watch.begin(1, 1, shape, placement, hang_ns=10**18, now_ns=0)
+        self.watch.begin(1, 1, shape, placement, lambda _: 10**18, now_ns=0)
         self.compute = Noise(self.ranks, 2 * seed, 9e9)
         self.transfer = Noise(self.ranks, 2 * seed + 1, 1.5e9)
         self.luck = np.random.default_rng(seed)

@@ -93,7 +93,7 @@ def served(store: MetricStore) -> Metrics:
     for job, nodes in ((SMALL_JOB, RANKS // NODE_RANKS), (FLEET_JOB, FLEET_NODES)):
         placement = Placement(tuple(range(nodes)), (), replicas=nodes * NODE_RANKS)
         shape = GangShape(replicas=nodes * NODE_RANKS, slot_gpus=NODE_RANKS)
-        watch.begin(job, 1, shape, placement, 10**18, NOW)
+        watch.begin(job, 1, shape, placement, lambda _: 10**18, NOW)
         metrics.steps.begin(job, 1, placement.nodes, NODE_RANKS)
         assert metrics.recorder is not None
         metrics.recorder.begin(

@@ -104,7 +104,7 @@ def play_slow_rank(
     placement = job.placement
     assert placement is not None
     watch, said = Watch(), list[EventBody]()
-    watch.begin(job.id, job.generation, job.spec.gang, placement, 10**12, began_ns)
+    watch.begin(job.id, job.generation, job.spec.gang, placement, lambda _: 10**12, began_ns)
     store = open_metrics(state / "metrics.sqlite")
     recorder = Recorder(store, world.core.view.policy.price)
     metrics = Metrics(watch, said.extend, recorder)
