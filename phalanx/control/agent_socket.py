@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -11,8 +12,17 @@ import msgspec
 from phalanx.control.agent_endpoint import bad_register, let_in, new_node
 from phalanx.control.auth import AuthError, Token, bearer, require
 from phalanx.control.controller import UnavailableError
-from phalanx.control.frames import CLOSE, PING, PONG, FrameError, Frames, close_frame, framed
-from phalanx.control.front import Headers, accepted
+from phalanx.control.frames import (
+    CLOSE,
+    PING,
+    PONG,
+    PROTOCOL_ERROR,
+    FrameError,
+    Frames,
+    close_frame,
+    framed,
+)
+from phalanx.control.front import FIRST_SECONDS, Headers, accepted
 from phalanx.control.wire import PROTOCOL, Register, Rejected, decode_up, encode
 
 if TYPE_CHECKING:
@@ -30,6 +40,7 @@ class AgentSocket(asyncio.Protocol):
     """The server's end. ``node`` is -1 until the agent is let in."""
 
     __slots__ = (
+        "_due",
         "_frames",
         "_headers",
         "_hub",
@@ -49,6 +60,7 @@ class AgentSocket(asyncio.Protocol):
         self._hub: Hub | None = None
         self._token: Token | None = None
         self._joining: asyncio.Task[None] | None = None
+        self._due: asyncio.TimerHandle | None = None  # for the first message
         self._transport: asyncio.Transport = None  # type: ignore[assignment]
         self.node, self.machine, self.closed = -1, "", False
 
@@ -72,6 +84,8 @@ class AgentSocket(asyncio.Protocol):
             return
         self._hub = leading.hub
         self._headers = {}
+        late = partial(self.end, PROTOCOL_ERROR, "no Register came")
+        self._due = asyncio.get_running_loop().call_later(FIRST_SECONDS, late)
         assert answer is not None
         self._transport.write(answer)
 
@@ -84,6 +98,8 @@ class AgentSocket(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self.closed = True
         self._state.connections.discard(self)
+        if self._due is not None:
+            self._due.cancel()
         if self._joining is not None:
             self._joining.cancel()
         if self._hub is not None and self.node >= 0:
@@ -151,7 +167,8 @@ class AgentSocket(asyncio.Protocol):
 
     def _first(self, hub: Hub, data: bytes) -> None:
         """``Register``, or what is wrong with it."""
-        assert self._token is not None
+        assert self._token is not None and self._due is not None
+        self._due.cancel()
         try:
             register = decode_up(data)
         except msgspec.MsgspecError as error:

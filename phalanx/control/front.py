@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 AGENT_LINE = f"GET {AGENT_PATH} HTTP/1.1\r\n".encode()
 MOST_HEAD_BYTES = 16 << 10
+FIRST_SECONDS = 30.0  # for a connection's first words
 TOO_LONG = b"HTTP/1.1 431 Too Large\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"  # of RFC 6455
 
@@ -31,7 +32,7 @@ Headers = dict[bytes, bytes]
 class Front(asyncio.Protocol):
     """One connection until its first words tell who it is."""
 
-    __slots__ = ("_agent", "_buffer", "_state", "_transport", "_uvicorn")
+    __slots__ = ("_agent", "_buffer", "_due", "_state", "_transport", "_uvicorn")
 
     def __init__(
         self, agent: Callable[[Headers, Any], AgentSocket], server_state: Any, **rest: Any
@@ -44,8 +45,11 @@ class Front(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport  # type: ignore[assignment]
         self._state.connections.add(self)
+        loop = asyncio.get_running_loop()
+        self._due = loop.call_later(FIRST_SECONDS, transport.abort)  # type: ignore[attr-defined]
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._due.cancel()
         self._state.connections.discard(self)
 
     def shutdown(self) -> None:
@@ -76,6 +80,7 @@ class Front(asyncio.Protocol):
 
     def _hand_over(self, protocol: asyncio.Protocol, data: bytes) -> None:
         transport = self._transport
+        self._due.cancel()
         self._state.connections.discard(self)
         transport.set_protocol(protocol)
         protocol.connection_made(transport)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from websockets.frames import Frame, Opcode
 
+from phalanx.control import front
 from phalanx.control.frames import BYTES, CLOSE, PING, FrameError, Frames, close_frame, framed
 from phalanx.control.front import accepted, headers_of
 from tests.control.servers import ServerProcess
@@ -160,3 +165,20 @@ def test_a_token_of_another_role_opens_no_agents_socket(server: ServerProcess) -
 def test_a_head_without_end_is_not_kept_for_ever(server: ServerProcess) -> None:
     endless = b"GET /v1/agent HTTP/1.1\r\nX: " + b"a" * (80 << 10)
     assert answer_to(server, endless).startswith(b"HTTP/1.1 431")
+
+
+def test_whoever_says_nothing_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(front, "FIRST_SECONDS", 0.1)
+
+    async def scenario() -> None:
+        state = SimpleNamespace(connections=set())
+        made = partial(front.Front, None, server_state=state)  # type: ignore[arg-type]
+        server = await asyncio.get_running_loop().create_server(made, "127.0.0.1", 0)
+        reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+        writer.write(b"GET /v1/ag")  # and no more
+        with suppress(ConnectionError):
+            assert await asyncio.wait_for(reader.read(), 10) == b""
+        assert state.connections == set()
+        server.close()
+
+    asyncio.run(scenario())
