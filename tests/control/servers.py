@@ -263,6 +263,8 @@ class PlayedAgent:
                 text = f"job {job} rank {rank} says hello\n".encode()
                 await self._send(wire.LogPart(request=request, data=text))
                 await self._send(wire.LogPart(request=request, end=True))
+            case wire.ReadSteps(request=request) | wire.ReadTrace(request=request):
+                await self._send(wire.LogPart(request=request, end=True, problem="it is played"))
 
     async def _act(self, happened: Any) -> None:
         assert self.agent is not None

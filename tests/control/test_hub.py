@@ -288,3 +288,29 @@ def test_an_agent_that_falls_silent_is_given_up(tmp_path: Path) -> None:
 
     with ServerProcess(tmp_path / "server", "--policy", str(policy)) as server:
         play(lambda: scenario(server))
+
+
+def test_what_a_node_cannot_give_is_said_in_its_place(server: ServerProcess) -> None:
+    async def scenario() -> None:
+        agents = await agents_of(server, "d0", "d1", partition="detail")
+        for agent in agents:
+            agent.steps_until = 1 << 40  # it goes on and on
+        job = (await ask(server, "POST", "/v1/jobs", gang("detail")))["jobs"][0]
+        await until(server, f"/v1/jobs/{job}", lambda a: a["job"]["phase"] == "running")
+        records = await ask(server, "GET", f"/v1/jobs/{job}/records")
+        assert records.count("it is played") == 2  # a line a node
+        status, body = await asyncio.to_thread(server.call, "GET", f"/v1/jobs/{job}/traces/1")
+        assert (status, body["error"]["code"]) == (404, "no_such_trace")
+        status, body = await asyncio.to_thread(
+            server.call, "GET", f"/v1/jobs/{job}/records?rank=99"
+        )
+        assert (status, body["error"]["code"]) == (404, "no_such_rank")
+        far = f"/v1/jobs/{job}/records?first=1&last=900000"
+        assert (await asyncio.to_thread(server.call, "GET", far))[0] == 400
+        await ask(server, "POST", f"/v1/jobs/{job}/cancel")
+        late = await asyncio.to_thread(server.call, "GET", f"/v1/jobs/{job}/records")
+        assert late[0] == 409
+        for agent in agents:
+            agent.task.cancel()  # type: ignore[attr-defined]
+
+    play(scenario)
