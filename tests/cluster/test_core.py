@@ -105,3 +105,11 @@ def test_a_snapshot_of_another_version_is_refused_with_both_versions():
     told = f"version 99 of the core and this is version {VERSION}"
     with pytest.raises(VersionError, match=told):
         Core.restore(data)
+
+
+def test_nobody_is_woken_for_a_phase_that_is_over():
+    drive = Drive(2)
+    job = drive.submit()
+    assert drive.core.next_deadline_ns() is not None  # the gang must have joined by then
+    drive.run(job)
+    assert drive.core.next_deadline_ns() is None
