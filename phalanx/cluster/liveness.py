@@ -51,7 +51,7 @@ class Liveness:
         Two must agree before a node is given up early: a peer that lost it and this controller.
         """
         for node in nodes:
-            if self._status[node] == WATCHED:
+            if node < len(self._status) and self._status[node] == WATCHED:
                 self._asked[node] = until_ns
 
     def asked(self, node: int) -> bool:

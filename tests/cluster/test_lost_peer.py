@@ -183,5 +183,5 @@ def test_a_node_that_is_given_up_already_is_not_asked():
     watch = Liveness(SILENT_AFTER, 2)
     watch.watch(0, 0)
     watch.lost(0)
-    watch.ask((0, 1), SECOND)
+    watch.ask((0, 1, 7), SECOND)  # given up, never seen, not even known
     assert watch.silent(2 * SECOND) == []
