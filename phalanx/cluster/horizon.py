@@ -132,16 +132,15 @@ def earliest(
     useful to short jobs until then. What should have ended already will not before ``soon_ns``.
     """
     wide, wanted = tensor_slots(request.shape), request.shape.slots(request.replicas)
-    needed = wanted + request.spares
     times = np.where(times > 0, np.maximum(times, soon_ns), now_ns)
-    if len(nodes) < needed:
+    if len(nodes) < wanted:
         return None
     if wide == 1:
-        at = int(np.partition(times, needed - 1)[needed - 1])
+        at = int(np.partition(times, wanted - 1)[wanted - 1])
         if at >= NEVER_NS:
             return None
         able = np.flatnonzero(times <= at)
-        last = able[np.lexsort((nodes[able], -times[able]))[:needed]]
+        last = able[np.lexsort((nodes[able], -times[able]))[:wanted]]
         return at, np.sort(nodes[last])
     moments = np.unique(times[times < NEVER_NS])
     domain = fleet.columns.domain[nodes]
@@ -153,7 +152,7 @@ def earliest(
     while low < high:
         middle = (low + high) // 2
         at = int(moments[middle])
-        fits = int(groups(at).sum()) * wide >= wanted and int((times <= at).sum()) >= needed
+        fits = int(groups(at).sum()) * wide >= wanted
         low, high = (low, middle) if fits else (middle + 1, high)
     if low == len(moments):
         return None
@@ -165,5 +164,4 @@ def earliest(
     counts = np.diff(np.append(starts, len(able)))
     nth = np.arange(len(able)) - np.repeat(starts, counts)
     grouped = nth < whole[domain[able]] * wide
-    chosen = np.concatenate((able[grouped][:wanted], able[~grouped], able[grouped][wanted:]))
-    return at, np.sort(nodes[chosen[:needed]])
+    return at, np.sort(nodes[able[grouped][:wanted]])

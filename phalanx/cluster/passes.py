@@ -102,7 +102,7 @@ class Pass:
             key = (room.suiting(shape, asked.constraint, asked.partition), shape.slot_gpus)
             if key not in free:
                 free[key] = room.with_free(*key)
-            least = shape.slots(min(shape.floor, asked.replicas)) + asked.spares
+            least = shape.slots(min(shape.floor, asked.replicas))
             if (free[key] & ~self._promised(demand.bound_ns)).bit_count() >= least:
                 hopeful[id(demand)] = None
                 front.add_all(demand)

@@ -76,7 +76,7 @@ def place(fleet: Fleet, request: Request) -> Placement | Refusal:
             nodes, worse = nodes[keep], worse[keep]
     # Within a leaf: lemons last, and the fullest nodes first, so that empty ones stay whole.
     cells = cells_of(fleet, nodes, wide, worse * 64 + fleet.columns.free_gpus[nodes])
-    if len(cells.nodes) < needed or len(nodes) < needed * wide + request.spares:
+    if len(cells.nodes) < needed:
         return _refusal(fleet, room, request, classes, len(cells.nodes))
     chosen, cost_ns = _choose(fleet, request, cells, needed)
     return _placement(fleet, request, chosen, cost_ns, nodes)
@@ -117,15 +117,14 @@ def _choose(fleet: Fleet, request: Request, cells: Cells, needed: int) -> tuple[
 
 def _placement(
     fleet: Fleet, request: Request, chosen: Column, cost_ns: int, room_nodes: Column
-) -> Placement | Refusal:
+) -> Placement:
+    """The gang on its nodes, with as many of its spares as there are; others come when they can."""
     columns, shape = fleet.columns, request.shape
     spares: tuple[int, ...] = ()
     if request.spares:
         left = np.setdiff1d(room_nodes, chosen)
         left = left[[not fleet.held[node] for node in left.tolist()]]
-        if len(left) < request.spares:
-            return Refusal(_no_room(request, len(chosen) + len(left)), ever=True)
-        spares = _near(columns.pod, chosen, left, request.spares)
+        spares = _near(columns.pod, chosen, left, min(request.spares, len(left)))
     leaves, pods = len(np.unique(columns.leaf[chosen])), len(np.unique(columns.pod[chosen]))
     return Placement(
         nodes=tuple(chosen.tolist()),
@@ -169,8 +168,7 @@ def _placed(nodes: int, leaves: int, pods: int) -> Reason:
 
 def _no_room(request: Request, free: int) -> Reason:
     shape = request.shape
-    wanted = shape.slots(request.replicas) + request.spares
-    wide = tensor_slots(shape)
+    wanted, wide = shape.slots(request.replicas), tensor_slots(shape)
     if wide > 1:
         return reason("no_domain_room", wanted=wanted // wide, wide=wide, free=free)
     if wanted == 1:

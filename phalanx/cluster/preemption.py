@@ -115,7 +115,7 @@ def choose(
         if frame.enough(fewer):
             taken = fewer
     taken = [_least_shrink(view, frame, taken, offer) for offer in taken]
-    return Eviction(tuple(taken), tuple(sorted(frame.nodes_with_room(taken)[: frame.wanted])))
+    return Eviction(tuple(taken), tuple(sorted(frame.nodes_with_room(taken)[: frame.slots])))
 
 
 def _least_shrink(view: View, frame: _Frame, taken: list[Offer], offer: Offer) -> Offer:
@@ -146,7 +146,6 @@ class _Frame:
             free &= room.idle
         self._free: dict[int, None] = dict.fromkeys(numbers(free))
         self.slots = request.shape.slots(request.replicas)
-        self.wanted = self.slots + request.spares
         self._wide = tensor_slots(request.shape)
 
     def _suits(self, node: int) -> bool:
@@ -174,8 +173,8 @@ class _Frame:
     def enough(self, offers: list[Offer]) -> bool:
         """Whether the gang has room once the offers are taken."""
         nodes = self.nodes_with_room(offers)
-        if len(nodes) < self.wanted or self._wide == 1:
-            return len(nodes) >= self.wanted
+        if len(nodes) < self.slots or self._wide == 1:
+            return len(nodes) >= self.slots
         domains = np.bincount(self._fleet.columns.domain[np.asarray(nodes, np.int64)])
         return int((domains // self._wide).sum()) * self._wide >= self.slots
 

@@ -124,7 +124,7 @@ class Queue:
         """Nodes that the largest waiting job needs at the least."""
         self.sync(view)
         asked = [demand.request for demand in self.waiting.demands.values()]
-        return max((one.shape.slots(one.shape.floor) + one.spares for one in asked), default=0)
+        return max((one.shape.slots(one.shape.floor) for one in asked), default=0)
 
     # What the pass and ``why`` share.
 

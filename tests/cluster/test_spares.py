@@ -13,7 +13,7 @@ from phalanx.cluster.events import (
 )
 from phalanx.cluster.fleet import Fleet, Node, NodeState
 from phalanx.cluster.job import GangShape
-from phalanx.cluster.policy import Policy, SparePolicy
+from phalanx.cluster.policy import Policy, Qos, QueuePolicy, SparePolicy
 from tests.cluster.drive import EXPECTED, SECOND, SHAPE, Drive
 
 
@@ -121,3 +121,30 @@ def test_a_spare_whose_workers_still_start_is_taken_last():
     # It is the only one, so it is taken; but its workers are waited for as new ones are.
     assert young in job.placement.nodes
     assert drive.last_form().reason.facts["loss"] >= 16 * EXPECTED.start_ns // SECOND
+
+
+def test_a_job_does_not_wait_for_its_spares_and_gets_them_when_there_are_some():
+    drive = Drive(4)
+    away = (1, 3)
+    for node in away:
+        drive.tell(NodeSilent(node=node))
+    job = drive.submit(spares=2)
+    assert job.state == "forming" and job.placement.spares == ()
+    drive.run(job)
+    for node in away:
+        commands = drive.tell(NodeRepaired(node=node), SECOND)
+        check = next(command for command in commands if isinstance(command.body, Check))
+        passed = CheckResult(node=node, check="full", passed=True, command=check.sequence)
+        drive.tell(passed, SECOND)
+    drive.wait(SECOND)
+    assert set(job.placement.spares) == set(away)
+
+
+def test_nobody_is_stopped_for_a_spare():
+    urgent = QueuePolicy(qos={"normal": Qos(), "urgent": Qos(priority=100, preempts=True)})
+    drive = Drive(3, Policy(queue=urgent))
+    guest = drive.running(gang=GangShape(replicas=1, tensor=8, slot_gpus=8), preemptible=True)
+    drive.wait(3600 * SECOND)
+    job = drive.submit(qos="urgent", spares=1)
+    assert job.state == "forming" and job.placement.spares == ()
+    assert guest.state == "running"
