@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
+import os
 import queue
 import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +18,7 @@ import numpy as np
 from phalanx.checkpoint.archive import Archiver, Copy
 from phalanx.checkpoint.channel import Stream, connect
 from phalanx.checkpoint.commit import publish_sidecar, try_commit, withdraw, write_bytes
-from phalanx.checkpoint.direct import chunk_sums
+from phalanx.checkpoint.direct import WRITE_BYTES, chunk_sums
 from phalanx.checkpoint.local import write_local
 from phalanx.checkpoint.manifest import CheckpointError
 from phalanx.checkpoint.peer import Peer
@@ -48,6 +51,7 @@ from phalanx.checkpoint.wire import (
 if TYPE_CHECKING:
     from phalanx.checkpoint.keeper import Keeper
 
+THREADED_BYTES = 256 << 20  # from here on checksums are computed by half of the cores
 PEER_SECONDS = 30.0  # that another keeper may be silent while it takes a replica
 
 log = logging.getLogger(__name__)
@@ -302,12 +306,20 @@ class Worker(Peer):
 
 
 def sums_of(held: Held) -> bytes:
-    """Checksums of a snapshot that stays in memory."""
-    size, start, sums = held.order.sidecar.shard_bytes, 0, []
-    for view in held.views():
-        sums += chunk_sums(view[: size - start])
-        start += len(view)
-    return np.array(sums, "<u4").tobytes()
+    """Checksums of a snapshot that stays in memory; training may wait for those of a large one."""
+    size = held.order.sidecar.shard_bytes
+
+    def sums(numbered: tuple[int, memoryview]) -> list[int]:
+        number, view = numbered
+        return chunk_sums(view[: size - number * WRITE_BYTES])
+
+    views = enumerate(held.views())
+    if size < THREADED_BYTES:
+        found = [sums(view) for view in views]
+    else:
+        with ThreadPoolExecutor(max(1, len(os.sched_getaffinity(0)) // 2)) as pool:
+            found = list(pool.map(sums, views))
+    return np.fromiter(itertools.chain(*found), "<u4").tobytes()
 
 
 def problem_of(error: Exception) -> str:

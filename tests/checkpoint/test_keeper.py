@@ -10,7 +10,10 @@ import shutil
 import signal
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
+import numpy as np
 import psutil
 import pytest
 import torch
@@ -18,9 +21,18 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
-from phalanx.checkpoint import Checkpointer, CheckpointError, Extra, latest, list_checkpoints
+from phalanx.checkpoint import (
+    Checkpointer,
+    CheckpointError,
+    Extra,
+    latest,
+    list_checkpoints,
+    serving,
+)
+from phalanx.checkpoint.commit import Order
+from phalanx.checkpoint.direct import CHUNK_BYTES, WRITE_BYTES, chunk_sums
 from phalanx.checkpoint.kept import Outcome
-from phalanx.checkpoint.shelf import refuse_memory
+from phalanx.checkpoint.shelf import Held, refuse_memory
 from phalanx.data import Cursor
 from tests.checkpoint.waiting import eventually, keepers_below
 from tests.ranks import RankError, run_ranks
@@ -266,3 +278,13 @@ def test_a_read_only_folder_is_told_in_words(tmp_path: Path) -> None:
         patch.setattr("phalanx.checkpoint.folder.os.open", refused)
         with pytest.raises(CheckpointError, match="Read-only file system"):
             Checkpointer(tmp_path).save(1, {"x": torch.ones(2)}, extra())
+
+
+def test_checksums_by_several_threads_are_those_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    content = memoryview(os.urandom(2 * WRITE_BYTES + 3 * CHUNK_BYTES + 123))
+    order = SimpleNamespace(sidecar=SimpleNamespace(shard_bytes=len(content) - 100))
+    held = Held(cast(Order, order), content, replica=False)
+    held.fill(len(content))
+    alone = serving.sums_of(held)
+    monkeypatch.setattr(serving, "THREADED_BYTES", 1)
+    assert serving.sums_of(held) == alone == np.array(chunk_sums(content[:-100]), "<u4").tobytes()
