@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -22,7 +23,6 @@ from phalanx.checkpoint.ranks import Ranks
 from phalanx.checkpoint.recover import (
     Candidate,
     KeeperSource,
-    Offer,
     candidates,
     offers,
     offers_on_disk,
@@ -113,11 +113,11 @@ class Loader:
 
         Then ``broke_off`` tells whether the tensors are as they were.
 
-        ``newer_than`` is the step of a checkpoint that would do as well; ``step`` asks for a
-        certain one. What lies under ``local`` on the nodes' own disks counts as held, unless its
-        run is older than ``local_run``.
+        ``newer_than`` is the step of a checkpoint that would do as well. What lies under ``local``
+        on the nodes' own disks counts as held, unless its run is older than ``local_run``. ``step``
+        asks for a certain one, on disks of that very run.
         """
-        for candidate in self._candidates(home, local, local_run):
+        for candidate in self._candidates(home, local, local_run, only_run=step != -1):
             if step not in (-1, candidate.step):
                 continue
             chosen: Candidate | None = candidate
@@ -139,7 +139,9 @@ class Loader:
         for path in find_keepers(home):
             release(path)
 
-    def _candidates(self, home: Path, local: Path | None, local_run: str) -> list[Candidate]:
+    def _candidates(
+        self, home: Path, local: Path | None, local_run: str, only_run: bool
+    ) -> list[Candidate]:
         nodes = self._ranks.gather(node_name())
         own = []
         if nodes.index(nodes[current_rank()]) == current_rank():
@@ -151,7 +153,9 @@ class Loader:
                     keeper, _ = start_keeper(home, READING_SECONDS, Path(os.devnull))
                 own += offers_on_disk(local, keeper)
         found = [offer for each in self._ranks.gather(own) for offer in each]
-        return candidates(_of_newest_run(found, local_run))
+        runs = [offer.run for offer in found if offer.run]
+        run = local_run if only_run else max([local_run, *runs], key=_age)
+        return candidates([offer for offer in found if offer.run in ("", run)])
 
     def _condemn(self, chosen: Candidate, local: Path | None) -> None:
         """What is wrong on this node's disk is not tried again."""
@@ -171,15 +175,9 @@ class Loader:
         return rest
 
 
-def _of_newest_run(found: list[Offer], oldest: str) -> list[Offer]:
-    """Of what lies on disks only the newest run's; a node may have missed it."""
-    runs = [Path(offer.place.folder).parent.name for offer in found if offer.place.folder]
-    newest = max([oldest, *runs])
-    return [
-        offer
-        for offer in found
-        if not offer.place.folder or Path(offer.place.folder).parent.name == newest
-    ]
+def _age(run: str) -> list[str | int]:
+    """Of runs by their names; numbers count as such: the tenth comes after the ninth."""
+    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", run)]
 
 
 def stored_tensors(path: Path | str) -> dict[str, tuple[torch.Size, torch.dtype]]:

@@ -54,6 +54,11 @@ class Offer(NamedTuple):
     header: Header
     place: Place
 
+    @property
+    def run(self) -> str:
+        """Whose disk space it lies in; "": in memory."""
+        return Path(self.place.folder).parent.name if self.place.folder else ""
+
 
 class Candidate(NamedTuple):
     """A step of which every rank's snapshot is held by somebody."""

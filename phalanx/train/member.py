@@ -41,7 +41,7 @@ from phalanx.train.profile import ProfileAsk
 from phalanx.train.provenance import Provenance, write_provenance
 from phalanx.train.resume import load_start
 from phalanx.train.run_folder import RunFolder
-from phalanx.train.saving import keepers_home, open_checkpointer, seal
+from phalanx.train.saving import keepers_home, local_root, open_checkpointer, seal
 from phalanx.train.sinks import Sink, Sinks, open_sinks
 from phalanx.train.trainer import Trainer
 from phalanx.train.worker import choose_device, prepare
@@ -221,6 +221,18 @@ class Member:
     def _load_durable(
         self, step: int, trainer: Trainer, checkpointer: Checkpointer
     ) -> Manifest | None:
+        """From the nodes' own disks where they have this step, else from the shared folder."""
+        if (disks := local_root(self.job)) is not None:
+            manifest = checkpointer.load_memory(
+                keepers_home(self.job),
+                trainer.tensors(),
+                step=step,
+                local=disks,
+                local_run=self.folder.id,
+            )
+            if manifest is not None:
+                log.warning("step %d comes from the nodes' own disks", step)
+                return manifest
         found = [path for path in list_checkpoints(self.folder.checkpoints) if _step(path) == step]
         path = checkpointer.agreed(found[-1] if found else None)
         return None if path is None else checkpointer.load(path, trainer.tensors())

@@ -240,6 +240,27 @@ def test_after_a_power_failure_the_job_goes_on_from_its_checkpoint(
 
 
 @pytest.mark.soak
+def test_after_a_power_failure_nodes_read_their_own_disks_first(
+    disturbed: Disturbed, tmp_path: Path
+) -> None:
+    """Its shards in the shared folder are gone, so nothing else can have been read."""
+    expected = undisturbed(tmp_path, 80)
+    disks = f"checkpoint.local.path={tmp_path}/disks/$PHALANX_NODE"
+    settings = ("checkpoint.every=20", "checkpoint.local.every=20", disks)
+    stage, job, _ = disturbed(*settings, steps=80)
+    with explained(stage, job):
+        stage.wait(lambda: stage.job(job)["durable"] >= 20, "a durable checkpoint", 60)
+    stage.kill_everything()
+    for shard in folder_of(tmp_path, job).glob("checkpoints/step-*/rank-*.safetensors"):
+        shard.unlink()
+    stage.restart_everything()
+    with explained(stage, job):
+        ends_as_if_nothing_happened(stage, job, tmp_path, expected)
+    restored = [fact["step"] for fact in stage.events("GangReady", job)]
+    assert restored[0] == 0 and restored[-1] >= 20
+
+
+@pytest.mark.soak
 def test_numbers_that_are_none_take_the_job_back(disturbed: Disturbed, tmp_path: Path) -> None:
     settings = ("checkpoint.every=5",)
     expected = undisturbed(tmp_path, 60, *settings)
