@@ -48,6 +48,7 @@ _ROWS = (
     Cause("dependency", "software", "keep", 100_000, "a service outside of the node failed"),
     Cause("agent_restarted", "software", "keep", 20_000, "the node's agent came back without them"),
     Cause("checkpoint", "software", "keep", 300_000, "a checkpoint could not be used"),
+    Cause("disk_full", "software", "keep", 900_000, "there is no room for a checkpoint"),
     # Parts.
     Cause("gpu_unavailable", "hardware", "replace", 950_000, "a GPU is gone"),
     Cause("gpu_fault", "hardware", "replace", 800_000, "a GPU is faulty"),

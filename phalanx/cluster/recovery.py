@@ -50,6 +50,8 @@ def broken(ctx: Context, job: Job, node: int, cause: str, *, lost: bool) -> None
         leave(ctx, job, ending, why)
         return
     settle_ns = ctx.now_ns + ctx.policy.recovery.settle_ns
+    if cause == "disk_full":  # memory holds the state until somebody made room
+        settle_ns += ctx.policy.recovery.room_retry_ns * max(1, job.failures_there)
     if gang.phase == "settling":
         if gang.cause == "lost_peer" and cause != "lost_peer":
             gang.cause, gang.culprit = cause, node

@@ -33,6 +33,7 @@ from phalanx.control.worker_link import (
     Take,
     TraceSteps,
 )
+from phalanx.train.diagnose import disk_is_full
 from phalanx.train.exits import ExitCode, ExitInfo
 from phalanx.train.fingerprint import Diverged
 from phalanx.train.launch import redirect_output
@@ -332,6 +333,8 @@ class AgentOrders:
         if info is None:
             return
         cause = "" if info.code == ExitCode.DONE else CAUSES.get(info.code, "user_error")  # type: ignore[call-overload]
+        if cause == "checkpoint" and disk_is_full(info.message):
+            cause = "disk_full"
         self._link.connected.wait(BYE_SECONDS)
         self.leave(self._generation, self._rank, cause, info.message if cause else "")
 

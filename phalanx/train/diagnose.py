@@ -105,8 +105,13 @@ def _diagnose_foreign(error: BaseException) -> tuple[ExitCode, str, str]:
     return ExitCode.OTHER, "error", "The rank's log holds the traceback."
 
 
+def disk_is_full(message: str) -> bool:
+    """Whether a checkpoint failed for lack of room."""
+    return _DISK_FULL.search(message) is not None
+
+
 def _checkpoint_advice(error: CheckpointError) -> str:
-    if _DISK_FULL.search(str(error)):
+    if disk_is_full(str(error)):
         folder = Path(error.path).parent
         return (
             f"The disk that holds {folder} is full: free space, lower checkpoint.keep, "

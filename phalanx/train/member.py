@@ -107,7 +107,8 @@ class Member:
     def _train(self, formation: Formation) -> ExitInfo:
         laps = Laps()
         set_environment(formation)
-        self.job = prepare(_with_replicas(self._unresolved, formation), formation.world_size)
+        job, begins = _with_replicas(self._unresolved, formation), formation.generation == 1
+        self.job = prepare(job, formation.world_size, begins=begins)
         self._device = choose_device(self.job, formation.local_rank)
         cuda = self._device.type == "cuda"
         self._orders.keeps_process = not cuda or self.job.train.in_process_restart

@@ -24,13 +24,17 @@ _SHAPE = ("dim", "layers", "heads", "kv_heads", "head_dim", "ffn", "vocab", "mlp
 _EXPERTS = ("experts", "ffn", "shared_experts", "first_dense_layers")
 
 
-def refuse(job: Job) -> None:
-    """Raise ``ConfigError`` where a resolved job cannot start on this machine."""
+def refuse(job: Job, *, begins: bool = True) -> None:
+    """Raise ``ConfigError`` where a resolved job cannot start on this machine.
+
+    Not ``begins``: it goes on, and a disk that is full just now may have room when it matters.
+    """
     refuse_platform()
     check_available(job)
     refuse_device(job)
     refuse_rate(job)
-    run_folder.check_room(job)
+    if begins:
+        run_folder.check_room(job)
     refuse_files(job)
 
 

@@ -260,11 +260,11 @@ def _refused(error: ConfigError) -> int:
     return ExitCode.CONFIG
 
 
-def prepare(job: Job, world_size: int) -> Job:
+def prepare(job: Job, world_size: int, *, begins: bool = True) -> Job:
     """The job made explicit for a world size and refused if anything about it cannot work."""
     check(job, world_size)
     job = resolve(job, world_size)
-    refuse(job)
+    refuse(job, begins=begins)
     return job
 
 

@@ -703,3 +703,18 @@ def test_a_job_that_ends_while_it_forms_leaves_no_snapshots_with_those_who_left(
     drive.tell(Cancel(job=job.id))
     (stop,) = [c for c in drive.sent if isinstance(c.body, Stop)][-1:]
     assert gone in stop.target and not stop.body.keep_snapshots
+
+
+def test_a_full_disk_is_given_time_to_get_room():
+    drive = Drive()
+    job = drive.running(steps=150)
+    for waits_seconds in (30, 60):
+        generation = job.generation
+        drive.tell(exited(job, cause="disk_full"))
+        drive.wait((waits_seconds - 1) * SECOND)
+        assert job.generation == generation and job.state == "forming"
+        drive.wait(2 * SECOND)
+        assert job.generation == generation + 1
+        drive.run(job, 150)
+    drive.tell(exited(job, cause="disk_full"))
+    assert job.state == "failed"
