@@ -55,7 +55,7 @@ class Invariants:
 
     def __init__(self, core: Core, sweep_events: int = 2000, replay_events: int = 0) -> None:
         self.found: list[Violation] = []
-        self._sweep_events = sweep_events
+        self._sweep_events = self._sweep_at = sweep_events
         self._replay_events = replay_events
         self._events = 0
         self._generations: dict[int, int] = {}
@@ -93,7 +93,9 @@ class Invariants:
             self._gang(job)
         self._idle_nodes()
         self._events += 1
-        if self._events % self._sweep_events == 0:
+        if self._events >= self._sweep_at:
+            # A sweep looks at every job there ever was: as they become more, it comes less often.
+            self._sweep_at += max(self._sweep_events, len(self.core.ledger.accounts))
             self.sweep()
         if self._replay_events:
             self._tail.append(event)
