@@ -47,6 +47,7 @@ def apptainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return log
 
 
+@pytest.mark.soak
 def test_every_node_runs_its_verified_copy(
     make_sandbox: Callable[..., Sandbox], apptainer: Path, tmp_path: Path
 ) -> None:
