@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 
 TIMEOUT_SECONDS = 120.0
+NOISE = re.compile(r"[EWI]\d{4} \d\d:")  # kubectl's own log, beside what it says
 # What the server says, and what helps. The first that matches is told: a quota that is used up and
 # an account that is missing are "forbidden" too.
 HINTS = (
@@ -84,7 +86,7 @@ def kubectl(*words: str, text: str = "") -> str:
         timeout=TIMEOUT_SECONDS,
     )
     if done.returncode:
-        said = done.stderr.strip()
+        said = "\n".join(line for line in done.stderr.splitlines() if not NOISE.match(line)).strip()
         hint = next((what for words, what in HINTS if words in said.lower()), "")
         made = (line.split() for line in done.stdout.splitlines())
         names = tuple(line[0] for line in made if len(line) == 2 and line[1] == "created")

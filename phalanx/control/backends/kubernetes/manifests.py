@@ -54,6 +54,10 @@ def pod_options(wanted: Wanted) -> PodOptions:
     ):
         if not value:
             raise ConfigError(key, '""', why, "name one")
+    if job.backend.image.startswith("/"):
+        rule = "Kubernetes pulls images from a registry, and takes no file"
+        fix = 'e.g. "registry.example/phalanx@sha256:…"'
+        raise ConfigError("backend.image", f'"{job.backend.image}"', rule, fix)
     need = need_of(job, wanted.ranks, wanted.spares, wanted.slot_gpus)
     name = object_name(wanted.title)
     host = {
