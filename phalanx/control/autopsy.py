@@ -37,13 +37,17 @@ class Autopsy:
         self._open: dict[int, Open] = {}
 
     def begin(self, fact: NoProgress, nodes: tuple[int, ...]) -> None:
-        """Look at a gang; the fact is told when enough is known."""
+        """Look at a gang; the fact is told when enough is known.
+
+        While a node cannot be asked, as after the server's own restart, nothing is told: its
+        silence is for liveness to judge, and the gang is looked at again at its next deadline.
+        """
         if fact.job in self._open:
             return
-        opened = self._open[fact.job] = Open(fact, nodes)
         frame = framed(encode(LookAt(job=fact.job, generation=fact.generation)))
-        for node in nodes:
-            self._push(node, frame)
+        if not all(self._push(node, frame) for node in nodes):
+            return
+        opened = self._open[fact.job] = Open(fact, nodes)
         asyncio.get_running_loop().call_later(LOOK_SECONDS, self._close, opened)
 
     def receive(self, seen: Seen) -> None:

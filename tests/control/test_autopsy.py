@@ -53,3 +53,16 @@ def test_ranks_that_stand_where_they_were_hang_and_the_one_behind_is_named(
 ) -> None:
     (fact,), _ = asyncio.run(look(answers))
     assert isinstance(fact, NoProgress) and fact.nodes == (1,)
+
+
+def test_a_gang_whose_nodes_are_not_all_connected_is_not_judged() -> None:
+    async def away() -> tuple[list[EventBody], Autopsy]:
+        told = list[EventBody]()
+        autopsy = Autopsy(Watch(), lambda node, _: node == 0, told.extend, lambda: 5 * SECOND)
+        autopsy.begin(HANG, (0, 1))
+        autopsy.receive(seen(0, 20, waits=True))
+        await asyncio.sleep(0)
+        return told, autopsy
+
+    told, autopsy = asyncio.run(away())
+    assert told == [] and autopsy._open == {}

@@ -21,6 +21,9 @@ needs_ray = pytest.mark.skipif(
 )
 
 
+SLURM_PLAY = "tests.control.backends.slurm_ray_play"
+
+
 def namespaces() -> bool:
     """Whether we may have a network of our own: Ray binds to the machine's addresses."""
     command = ["unshare", "--net", "ip", "link", "set", "lo", "up"]
@@ -108,7 +111,9 @@ def test_an_agent_takes_all_cpus_of_a_node_unless_told() -> None:
 @needs_ray
 @needs_namespace
 def test_slurm_starts_a_ray_inside_an_allocation(tmp_path: Path) -> None:
-    inside = f"ip link set lo up; exec {sys.executable} -m tests.control.backends.slurm_ray_play"
+    # Slurm wants another address than loopback's.
+    card = "ip link add v0 type veth peer v1; ip addr add 10.9.9.9/24 dev v0; ip link set v0 up"
+    inside = f"ip link set lo up; {card}; exec {sys.executable} -m {SLURM_PLAY}"
     done = subprocess.run(
         ["unshare", "--net", "sh", "-c", f"{inside} {tmp_path}"],
         capture_output=True,
