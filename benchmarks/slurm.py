@@ -6,8 +6,8 @@ All on a private Slurm of real daemons on this machine (`phalanx slurm sandbox`)
 
 recovery: six ranks (three replicas of two stages) on eight nodes, two of them spare. A worker, a
 node, a stopped worker, the controller; seconds from the harm to the next committed step. Then the
-node of the batch script, which Slurm itself must mend: seconds until it runs the same job again,
-and until the job's next step. Slurm's node timeout is 4 s here; sites have 300.
+same job without --no-kill, so that Slurm itself deals with a node that dies: seconds until it runs
+the job again, whose program has not started yet. Its node timeout is 4 s here; sites have 300.
 agents: 64 nodes, seconds from the allocation's start until every agent has joined.
 submissions: 100 jobs in a row through the backend, and how fast slurmctld answers meanwhile.
 """
@@ -34,6 +34,7 @@ from phalanx.control.backends.stage import HARMS, wait
 from phalanx.control.client import Client, ClientError
 from phalanx.control.submission import Wanted
 
+OWN_REQUEUE = 'backend.slurm.options=["--no-kill=off"]'
 EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "tiny.toml"
 RANKS, SPARES = 6, 2
 POLICY = "[timeouts]\nleast_hang_ns = 1_500_000_000\nround_trip_ns = 500_000_000\n"
@@ -71,26 +72,26 @@ def recovery(root: Path) -> dict[str, Any]:
         for name in HARMS:
             found[name] = job.harm(name, commits)
             say(f"{name}: {found[name]:.2f} s")
-        found |= _requeue(job)
+        sandbox.run("scancel", str(job.number))
+        job.wait_ended(60)
+        # The same job, but Slurm deals with lost nodes as it does by default.
+        job = SlurmJob(sandbox, root, RANKS, *words, "--set", OWN_REQUEUE)
+        job.wait_running()
+        job.reach(job.commits(), 10)
+        found["requeue"] = _requeue(job)
         sandbox.run("scancel", str(job.number))
     worst = max(found[name] for name in HARMS)
     return {**found, "worst": worst, "times_faster": found["requeue"] / worst}
 
 
-def _requeue(job: SlurmJob) -> dict[str, float]:
-    """The node of the script dies, which Slurm alone can mend: until the same job runs again."""
-    generation, at = job.job()["generation"], job.kill_node(job.protected())
+def _requeue(job: SlurmJob) -> float:
+    """A node dies: until Slurm runs the job again, whose program has not yet started."""
+    at = job.kill_node(job.node_of(job.harmed_slot()).name)
     again = lambda: job.restarts() == 1 and job.slurm_state() == "RUNNING"  # noqa: E731
-    wait(again, "the requeue", 300)
-    began = time.monotonic()
-    say(f"Slurm's requeue: {began - at:.1f} s")
-    job.wait(lambda: job.job().get("generation", 0) > generation, "the job to form")
-    job.wait_running()
-    commits = job.commits()
-    after = job.wait(lambda: commits.first_after(generation), "a step")
-    assert after is not None
-    say(f"until its next step: {after.at - at:.1f} s")
-    return {"requeue": began - at, "requeue_step": after.at - at}
+    wait(again, "the requeue", 200)
+    seconds = time.monotonic() - at
+    say(f"Slurm's requeue: {seconds:.1f} s")
+    return seconds
 
 
 def agents(root: Path, nodes: int = 64) -> dict[str, Any]:

@@ -106,3 +106,22 @@ def test_a_time_limit_is_only_the_end_of_a_turn(
     made_by = generations(job.run)
     assert set(made_by.values()) >= {1, 2}
     assert repeated(job) <= 1
+
+
+@pytest.mark.soak
+def test_a_job_whose_script_dies_with_its_node_is_requeued_and_goes_on(
+    make_sandbox: Callable[..., Sandbox], tmp_path: Path
+) -> None:
+    sandbox = make_sandbox(nodes=3, gpus_per_node=1)
+    path = write_job(tmp_path, "orphaned", 300)
+    path.write_text(path.read_text().replace("pipeline = 2", "pipeline = 1"))
+    path.write_text(path.read_text().replace("every = 0", "every = 20", 1))
+    job = SlurmJob(sandbox, tmp_path, 2, str(path), *SMALL)
+    job.wait_running()
+    job.reach(job.commits(), 40)
+    job.kill_node(job.protected())
+    job.wait(lambda: job.restarts() == 1, "to be requeued", 120)
+    assert job.wait_ended(END_SECONDS) == "COMPLETED", job.said()
+    made_by = generations(job.run)
+    assert len(made_by) == 300 and len(set(made_by.values())) == 2
+    assert min(step for step, number in made_by.items() if number > 1) > 20

@@ -146,6 +146,19 @@ def _where(options: ScriptOptions) -> Iterator[Line]:
     )
 
 
+# With --no-kill Slurm lets a job whose script died with its node sit there until its time is over.
+# Two of the other nodes look from time to time; more would trouble slurmctld.
+WATCHER = """\
+if [ -n "${script_node:-}" ] && [ $SLURM_NODEID = 1 -o $SLURM_NODEID = 2 ]; then
+  (while sleep 5 && kill -0 $$ 2>/dev/null; do
+    case $(scontrol --oneliner show node $script_node) in
+      *" State=DOWN"*) $without_script $SLURM_JOB_ID; exit ;;
+    esac
+  done) &
+fi
+"""
+
+
 def _lead(options: ScriptOptions) -> Iterator[Line]:
     what = '"$run/job.toml"'
     if options.job_toml:
@@ -169,6 +182,11 @@ def _lead(options: ScriptOptions) -> Iterator[Line]:
         "trap 'kill -USR1 \"$lead\" 2>/dev/null' USR1 TERM",
         "A warning goes to the controller, which has all agents snapshot and flush",
     )
+    lost = "scontrol requeue" if options.backend.slurm.requeue else "scancel"
+    yield Line(
+        f'export script_node=$SLURMD_NODENAME without_script="{lost}"',
+        "Should this node die, others see to the job: with --no-kill Slurm does not",
+    )
 
 
 def _agents(options: ScriptOptions) -> Iterator[Line]:
@@ -191,7 +209,7 @@ def _agents(options: ScriptOptions) -> Iterator[Line]:
         yield Line(f'export PHALANX_CA="$state/{TLS_FILE}"', "The controller's own certificate")
     yield Line(
         f"export PHALANX_TOKEN_FILE={join}\n"
-        '"${agents[@]}" bash -c \'while :; do\n'
+        '"${agents[@]}" bash -c \'' + WATCHER + "while :; do\n"
         '  "$@" --state "$0/nodes/$SLURMD_NODENAME"; code=$?\n'
         "  [ $code -ge 128 ] && [ $code -ne 130 ] || exit $code\n"
         'done\' "$state" '
