@@ -27,7 +27,8 @@ from phalanx.cluster.watch import Watch
 from phalanx.control import wire
 from phalanx.control.metrics import Metrics
 from phalanx.observe import query
-from phalanx.observe.node_records import PARTS, NodeRecords, Said, merge
+from phalanx.observe.node_records import PARTS, Said, merge
+from phalanx.observe.node_words import NodeRecords
 from phalanx.observe.recorder import JOB_TABLES, SCALARS, RecordedGang, Recorder, owner_of
 from phalanx.observe.store import MetricStore
 from phalanx.observe.tables import DAY_NS, SECOND_NS, Column

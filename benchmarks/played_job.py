@@ -26,7 +26,8 @@ from phalanx.control.metrics import Metrics
 from phalanx.control.policy_file import read_policy
 from phalanx.control.store import Snapshot, command_row, event_row
 from phalanx.control.store_sqlite import SqliteStore
-from phalanx.observe.node_records import PARTS, Floats, NodeRecords
+from phalanx.observe.node_records import PARTS, Floats
+from phalanx.observe.node_words import NodeRecords
 from phalanx.observe.recorder import Recorder
 from phalanx.observe.store import open_metrics
 from phalanx.train.records import StepParts, StepRecord

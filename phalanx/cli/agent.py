@@ -18,12 +18,10 @@ import typer
 from phalanx.cli.options import refused_in_words
 
 if TYPE_CHECKING:
-    from phalanx.cluster.fleet import Node
     from phalanx.control.agent import AgentProcess
 
 agent = typer.Typer()
 
-TOKEN_SECONDS = 60.0
 UNTIL_SECONDS = 1.0
 
 
@@ -63,6 +61,7 @@ def join_and_serve(
     from phalanx.control.agent_config import AgentConfig, read_agent_config
     from phalanx.control.agent_files import describe_node, own_address
     from phalanx.control.backends.site import node_facts
+    from phalanx.control.cold_start import TOKEN_SECONDS, TokenError, join_token, wait_for_work
     from phalanx.control.uplink import JoinError
 
     logging.basicConfig(
@@ -70,7 +69,8 @@ def join_and_serve(
     )
     with refused_in_words():
         settings = read_agent_config(config) if config else AgentConfig()
-        settings.replicas.resolved()
+        if config:
+            settings.replicas.resolved()
     urls = tuple(url.strip().rstrip("/") for url in join.split(",") if url.strip())
     if not urls or not all(url.startswith(("http://", "https://")) for url in urls):
         print(f"error: {join!r} is no address of a server: use http://HOST:PORT", file=sys.stderr)
@@ -90,10 +90,10 @@ def join_and_serve(
     )
     if until is not None:
         threading.Thread(target=_end_with, args=(until, _written(until)), daemon=True).start()
-    token = _join_token(TOKEN_SECONDS if site else 0.0)
     try:
+        token = join_token(TOKEN_SECONDS if site else 0.0)
         if not standby:
-            asyncio.run(_wait_for_work(urls, folder, node, token))
+            asyncio.run(wait_for_work(urls, folder, node, token))
         from phalanx.control.agent import AgentOptions, AgentProcess
         from phalanx.control.zygote_client import ZygoteError
 
@@ -111,7 +111,7 @@ def join_and_serve(
             asyncio.run(_run(AgentProcess(options), follow))
         except ZygoteError as error:
             raise JoinError(str(error)) from None
-    except (JoinError, OSError) as error:
+    except (JoinError, TokenError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         raise typer.Exit(1) from None
     except asyncio.CancelledError:  # told to end before there was work
@@ -131,24 +131,6 @@ def _end_with(path: Path, before: int) -> None:
     while _written(path) in (0, before):
         time.sleep(UNTIL_SECONDS)
     os.kill(os.getpid(), signal.SIGINT)
-
-
-async def _wait_for_work(urls: tuple[str, ...], folder: Path, node: Node, token: str) -> None:
-    """Join and live, and no more, until there is an order."""
-    from phalanx.control.agent_files import machine_id, next_incarnation
-    from phalanx.control.cold import ColdAgent
-    from phalanx.control.uplink import Uplink
-    from phalanx.control.wire import JoinRequest
-
-    # Started in the background of a shell, it would not hear SIGINT.
-    waiting, loop = asyncio.current_task(), asyncio.get_running_loop()
-    assert waiting is not None
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, waiting.cancel)
-    machine = machine_id(folder)
-    join = JoinRequest(name=node.name, machine=machine)
-    uplink = Uplink(urls, folder, join, token, os.environ.get("PHALANX_CA", ""))
-    await ColdAgent(node, machine, next_incarnation(folder), uplink).run()
 
 
 async def _run(process: AgentProcess, parent: int) -> None:
@@ -173,20 +155,3 @@ async def _run(process: AgentProcess, parent: int) -> None:
     finally:
         if ending.is_set():
             await process.leave()
-
-
-def _join_token(patience: float) -> str:
-    """The token; inside an allocation its file may be written by a controller that just starts."""
-    if token := os.environ.get("PHALANX_TOKEN"):
-        return token.strip()
-    path = os.environ.get("PHALANX_TOKEN_FILE")
-    if not path:
-        return ""
-    deadline = time.monotonic() + patience
-    while not Path(path).exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    try:
-        return Path(path).read_text().strip()
-    except OSError as error:
-        print(f"error: no token: {path}: {error.strerror}", file=sys.stderr)
-        raise typer.Exit(1) from None

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from msgspec import Struct
 
-from phalanx.checkpoint.channel import (
-    ChannelError,
-    ReplicaOptions,
-    interface_address,
-    require_sealing,
-)
 from phalanx.config import ConfigError
 from phalanx.control.toml_file import read_struct
 from phalanx.observe.dcgm import EXPORTER
+
+if TYPE_CHECKING:
+    from phalanx.checkpoint.channel import ReplicaOptions
 
 
 class Part(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -66,6 +63,14 @@ class ReplicaChannel(Part, frozen=True):
 
     def resolved(self) -> ReplicaOptions:
         """As keepers want it; ConfigError where it cannot be had here."""
+        # Imported here: an agent that only waits for work starts in half the time without it.
+        from phalanx.checkpoint.channel import (
+            ChannelError,
+            ReplicaOptions,
+            interface_address,
+            require_sealing,
+        )
+
         address = ""
         try:
             if self.interface:

@@ -35,7 +35,7 @@ from phalanx.control.payload import Train, decode_payload
 from phalanx.control.views import job_of, names_of
 from phalanx.observe.findings import Finding, from_event, suggestion
 from phalanx.observe.journal import Journal
-from phalanx.observe.node_records import RunRecord
+from phalanx.observe.node_words import RunRecord
 from phalanx.observe.runs import Run
 
 logger = logging.getLogger("phalanx.server")

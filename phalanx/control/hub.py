@@ -44,8 +44,8 @@ from phalanx.control.shell_wire import ShellOutput
 from phalanx.control.shells import Shells
 from phalanx.control.views import job_of, names_of
 from phalanx.control.wire import Deliver, LogPart, Rejected, Seen, Up, encode
-from phalanx.observe.node_records import NodeRecords
 from phalanx.observe.node_sample import NodeSample
+from phalanx.observe.node_words import NodeRecords
 from phalanx.observe.recorder import Recorder
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from phalanx.checkpoint.keepers import node_name
 from phalanx.config import ConfigError, Job, job_from_table
 from phalanx.control.agent_orders import AgentOrders
 from phalanx.control.payload import Train, decode_payload
-from phalanx.observe.node_records import RunRecord
+from phalanx.observe.node_words import RunRecord
 from phalanx.observe.worker_ring import RingSink, ring_path
 from phalanx.train.exits import ExitCode, ExitInfo
 from phalanx.train.look import record_collectives

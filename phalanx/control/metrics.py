@@ -14,8 +14,9 @@ from phalanx.cluster.watch import GangRecord, Watch
 from phalanx.control.chronicle import Chronicle
 from phalanx.observe.findings import Trends
 from phalanx.observe.gang_steps import GangStep, GangSteps
-from phalanx.observe.node_records import PARTS, Floats, NodeRecords
+from phalanx.observe.node_records import PARTS, Floats
 from phalanx.observe.node_sample import NodeSample
+from phalanx.observe.node_words import NodeRecords
 from phalanx.observe.recorder import RecordedGang, Recorder
 from phalanx.train.records import CheckpointRecord, ValidationRecord
 

@@ -11,8 +11,9 @@ import time
 from collections.abc import Callable
 
 from phalanx.control.hands import Here
-from phalanx.observe.node_records import DETAIL_WORLD, NodeRecords, Said, merge
+from phalanx.observe.node_records import DETAIL_WORLD, Said, merge
 from phalanx.observe.node_sample import NodeSample, Sampler
+from phalanx.observe.node_words import NodeRecords
 from phalanx.observe.worker_ring import RingRecords, ring_path
 from phalanx.train.records import StepRecord
 

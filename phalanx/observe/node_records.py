@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from msgspec import Struct
 
+from phalanx.observe.node_words import NodeRecords, RunRecord
 from phalanx.train.records import CheckpointRecord, Record, StepRecord, ValidationRecord
 
 PARTS = ("data", "forward", "backward", "optimizer", "snapshot", "exposed_communication")
@@ -19,41 +19,6 @@ DETAIL_WORLD = 1024  # gangs up to this size are told rank by rank
 MOST_STEPS = 512  # in one message; of more, the newest
 
 Floats = np.ndarray[tuple[int, ...], np.dtype[np.float32]]
-
-
-class RunRecord(Struct, frozen=True, kw_only=True, tag_field="kind", tag="run"):
-    """Where a run comes from, as rank 0 found it: a JSON object."""
-
-    generation: int
-    provenance: str
-    folder: str = ""
-    step: int = 0
-
-
-class NodeRecords(Struct, frozen=True, kw_only=True, tag_field="kind", tag=True):
-    """Steps of the ranks of one node since the last such message.
-
-    Matrices are little-endian 32-bit floats, row by row: a row a step, a column a rank (or, in
-    a ``summary``, the middle of the ranks and the worst of them). NaN: not known.
-    """
-
-    node: int
-    job: int
-    generation: int
-    ranks: tuple[int, ...]
-    steps: tuple[int, ...]
-    times_ns: tuple[int, ...]  # when each step was over here, on the server's clock
-    step_seconds: bytes
-    compute_seconds: bytes  # without waiting for peers, data and snapshots
-    parts: bytes  # of each step, part and column
-    memory_bytes: tuple[int, ...] = ()  # by step: most of any rank
-    summary: bool = False
-    worst: tuple[int, ...] = ()  # with a summary: rank that computed longest, by step
-    head: tuple[StepRecord, ...] = ()  # of rank 0, whole
-    other: tuple[ValidationRecord | CheckpointRecord, ...] = ()  # of rank 0
-    run: RunRecord | None = None  # of rank 0
-    lost_bytes: int = 0  # that workers wrote and the agent could not read
-    refused: int = 0  # records that made no sense
 
 
 class Said(NamedTuple):

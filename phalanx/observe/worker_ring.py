@@ -9,7 +9,8 @@ from pathlib import Path
 import msgspec
 from msgspec import structs
 
-from phalanx.observe.node_records import RunRecord, Said
+from phalanx.observe.node_records import Said
+from phalanx.observe.node_words import RunRecord
 from phalanx.observe.ring import RingReader, RingWriter
 from phalanx.train.records import Record, StepRecord
 

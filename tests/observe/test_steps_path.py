@@ -16,7 +16,8 @@ from phalanx.cluster.job import GangShape, Placement
 from phalanx.cluster.watch import Watch
 from phalanx.control.metrics import Metrics
 from phalanx.observe.gang_steps import GangSteps
-from phalanx.observe.node_records import NodeRecords, Said, merge, unpack
+from phalanx.observe.node_records import Said, merge, unpack
+from phalanx.observe.node_words import NodeRecords
 from phalanx.observe.ring import RingWriter
 from phalanx.observe.worker_ring import RingRecords, RingSink
 from phalanx.train.records import StepParts

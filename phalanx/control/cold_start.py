@@ -1,0 +1,109 @@
+"""Agents that wait for work before the command line is there to read their options.
+
+Sixty-four of them start on one machine in a test, thousands from one file server at a site: what
+parses and checks options costs more than half of such a start, and can wait until there is work.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+
+from phalanx.cluster.fleet import Node
+from phalanx.control.agent_files import describe_node, machine_id, next_incarnation
+from phalanx.control.backends.site import node_facts
+from phalanx.control.cold import ColdAgent
+from phalanx.control.uplink import JoinError, Uplink
+from phalanx.control.wire import JoinRequest
+
+TOKEN_SECONDS = 60.0
+
+
+class TokenError(Exception):
+    """There is no join token, and why."""
+
+
+def waited_for_work(words: list[str]) -> list[str]:
+    """The options of an agent that shall wait, once there is work, without that one.
+
+    Others, and those that only the command line can explain, come back at once and unchanged.
+    """
+    if "--no-standby" not in words:
+        return words
+    parser = argparse.ArgumentParser(add_help=False, exit_on_error=False, allow_abbrev=False)
+    for name in ("join", "name", "state", "site", "leaf", "pod", "rack"):
+        parser.add_argument(f"--{name}", default="")
+    parser.add_argument("--gpus", type=int)
+    parser.add_argument("--feature", action="append", default=[])
+    for name in ("--no-standby", "--as-agent"):
+        parser.add_argument(name, action="store_true")
+    try:
+        given, unknown = parser.parse_known_args(words)
+    except argparse.ArgumentError:
+        return words
+    urls = tuple(url.strip().rstrip("/") for url in given.join.split(",") if url.strip())
+    facts = node_facts(given.site, os.environ)
+    if unknown or not urls or not facts.first:
+        return words
+    _run(given, urls)
+    return [word for word in words if word != "--no-standby"]
+
+
+def _run(given: argparse.Namespace, urls: tuple[str, ...]) -> None:
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
+    )
+    facts = node_facts(given.site, os.environ)
+    name = given.name or facts.name or socket.gethostname()
+    state = Path(given.state) if given.state else Path.home() / ".phalanx" / "agent" / name
+    node = describe_node(
+        name,
+        facts.gpus if given.gpus is None else given.gpus,
+        leaf=facts.leaf or given.leaf or "leaf-0",
+        pod=facts.pod or given.pod or "pod-0",
+        rack=given.rack or facts.rack,
+        features=tuple(given.feature),
+    )
+    try:
+        token = join_token(TOKEN_SECONDS if given.site else 0.0)
+        asyncio.run(wait_for_work(urls, state.absolute(), node, token))
+    except (JoinError, TokenError, OSError) as error:
+        sys.exit(f"error: {error}")  # said on stderr; the exit code is 1
+    except asyncio.CancelledError:  # told to end before there was work
+        sys.exit(0)
+
+
+async def wait_for_work(urls: tuple[str, ...], folder: Path, node: Node, token: str) -> None:
+    """Join and live, and no more, until there is an order."""
+    # Started in the background of a shell, it would not hear SIGINT.
+    waiting, loop = asyncio.current_task(), asyncio.get_running_loop()
+    assert waiting is not None
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, waiting.cancel)
+    machine = machine_id(folder)
+    join = JoinRequest(name=node.name, machine=machine)
+    uplink = Uplink(urls, folder, join, token, os.environ.get("PHALANX_CA", ""))
+    await ColdAgent(node, machine, next_incarnation(folder), uplink).run()
+
+
+def join_token(patience: float) -> str:
+    """The token; inside an allocation its file may be written by a controller that just starts."""
+    if token := os.environ.get("PHALANX_TOKEN"):
+        return token.strip()
+    path = os.environ.get("PHALANX_TOKEN_FILE")
+    if not path:
+        return ""
+    deadline = time.monotonic() + patience
+    while not Path(path).exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    try:
+        return Path(path).read_text().strip()
+    except OSError as error:
+        raise TokenError(f"no token: {path}: {error.strerror}") from None
