@@ -27,6 +27,7 @@ from phalanx.control.stage import Commits
 
 RECOVERY_SECONDS = 180.0  # for steps to go on after a harm
 GONE_SECONDS = 10.0
+START_SECONDS = 60.0
 ENDED = ("done", "failed", "cancelled")
 
 
@@ -112,19 +113,27 @@ class LiveGround:
     def kill_server(self) -> None:
         """SIGKILL of the server, unless it has nodes of its own."""
         try:
-            pid = ServerFile.read(self.state).pid
+            server = ServerFile.read(self.state)
+            pid, port = server.pid, server.url.rstrip("/").rpartition(":")[2]
             started = Started.of(pid)
         except OSError:
             raise HarmError("the server is not on this machine") from None
         if "--nodes" in started.argv:
             raise HarmError("nodes of `phalanx up --nodes` end with their server")
-        self._killed["server"] = started
+        # The last of two counts: agents come back to the port that they know.
+        self._killed["server"] = structs.replace(started, argv=(*started.argv, "--port", port))
         os.kill(pid, signal.SIGKILL)
         wait_gone(pid)
 
     def start_server(self) -> None:
-        """Start it again as it was started."""
+        """Start it again as it was started; returns when it answers."""
         self._killed.pop("server").again(self.state / "server.log")
+        deadline = time.monotonic() + START_SECONDS
+        while time.monotonic() < deadline:
+            with suppress(ClientError):
+                self.client.get("/v1/status", dict)
+                return
+            time.sleep(0.05)
 
 
 class LiveOutcome(Struct, kw_only=True):
@@ -158,7 +167,7 @@ def play_live(
         raise LiveError(f"job {number} commits no steps to keepers on this machine")
     recovered = []
     for action in plan.actions:
-        if not _wait_for(ground, number, commits, begun + action.at_step):
+        if not _wait_for(ground, number, commits, begun + action.at_step, harm):
             break
         at, began = _step(commits), time.monotonic()
         harm.do(action)
