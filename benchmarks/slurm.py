@@ -72,6 +72,9 @@ def recovery(root: Path) -> dict[str, Any]:
         for name in HARMS:
             found[name] = job.harm(name, commits)
             say(f"{name}: {found[name]:.2f} s")
+        for name in sandbox.options.node_names:
+            if not sandbox.node_runs(name):
+                sandbox.start_node(name)  # or Slurm waits for it before the job has ended
         sandbox.run("scancel", str(job.number))
         job.wait_ended(60)
         # The same job, but Slurm deals with lost nodes as it does by default.

@@ -112,7 +112,7 @@ def test_a_time_limit_is_only_the_end_of_a_turn(
 def test_a_job_whose_script_dies_with_its_node_is_requeued_and_goes_on(
     make_sandbox: Callable[..., Sandbox], tmp_path: Path
 ) -> None:
-    sandbox = make_sandbox(nodes=3, gpus_per_node=1)
+    sandbox = make_sandbox(nodes=4, gpus_per_node=1)  # a whole leaf is left
     path = write_job(tmp_path, "orphaned", 300)
     path.write_text(path.read_text().replace("pipeline = 2", "pipeline = 1"))
     path.write_text(path.read_text().replace("every = 0", "every = 20", 1))
