@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from phalanx.control.chaos.verdict import (
     orphans,
     shared_memory,
 )
+from phalanx.control.server_file import ServerFile
 from phalanx.control.stage import Stage
 from tests.control.jobs import JOB, write_job
 
@@ -170,9 +172,11 @@ def test_a_job_that_runs_is_harmed_where_it_is(tmp_path: Path) -> None:
             stage.command("chaos", "77", "--plan", "random")
         stage.wait(lambda: stage.job(job)["state"] == "running", "the job to run")
         said = json.loads(stage.command("chaos", str(job), "--plan", str(tmp_path / "plan.toml")))
+        again = ServerFile.read(stage.state).pid
         assert said["good"], said
         outcome = said["outcome"]
         assert len(outcome["recovered_seconds"]) == 3 and outcome["generations"] >= 3
         assert outcome["differences"] == []
         stage.wait(lambda: all(n["connected"] for n in stage.get("/v1/nodes")["nodes"]), "nodes")
         assert stage.wait_ended(job, 120) == "done"
+        os.kill(again, signal.SIGTERM)  # it is not the stage's child

@@ -47,6 +47,9 @@ class Started(Struct, frozen=True):
         """As the kernel knows it."""
         process = Path(f"/proc/{pid}")
         words = (process / "cmdline").read_bytes().decode().split("\0")[:-1]
+        if "--follow" in words:  # it would end at once: its parent is another one now
+            at = words.index("--follow")
+            del words[at : at + 2]
         pairs = (process / "environ").read_bytes().decode().split("\0")[:-1]
         environment = {name: value for name, _, value in (pair.partition("=") for pair in pairs)}
         return cls(tuple(words), environment, str((process / "cwd").readlink()))
@@ -169,8 +172,9 @@ def play_live(
     for action in plan.actions:
         if not _wait_for(ground, number, commits, begun + action.at_step, harm):
             break
-        at, began = _step(commits), time.monotonic()
+        began = time.monotonic()
         harm.do(action)
+        at = _step(commits)  # steps were made until it was done
         say(f"   {harm.done[-1]}")
         if "left out" in harm.done[-1]:
             continue
