@@ -250,8 +250,9 @@ def yield_to_training() -> None:
 
     Not where each step waits for a snapshot of the one before.
     """
-    with suppress(OSError):
-        os.nice(NICE)
+    for thread in Path("/proc/self/task").iterdir():  # a nice value is a thread's, and its heirs'
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, int(thread.name), NICE)
     with suppress(OSError):  # a session of its own may be weighed as one, whatever its nice value
         Path("/proc/self/autogroup").write_text(str(NICE))
 

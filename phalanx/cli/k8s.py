@@ -76,15 +76,21 @@ def status(
 
 
 @app.command()
-def delete(job_file: JobFile, overrides: Set = None, world_size: WorldSize = None) -> None:
+def delete(
+    job_file: JobFile, overrides: Set = None, world_size: WorldSize = None, json: Json = False
+) -> None:
     """Delete everything of a job in its namespace; returns when it is gone."""
     from phalanx.control.backends.kubernetes.apply import delete as remove
     from phalanx.control.backends.kubernetes.manifests import manifests as made
 
-    with refused_in_words():
+    with refused_in_words(json):
         objects = made(_wanted(job_file, overrides, world_size))
     with _said_by_kubernetes():
-        print(remove(written(objects, json=True)), end="")
+        told = remove(written(objects, json=True))
+    if json:
+        print_json({"deleted": told.splitlines()})
+    else:
+        print(told, end="")
 
 
 def _wanted(job_file: Path, overrides: list[str] | None, world_size: int | None) -> Wanted:
