@@ -65,8 +65,10 @@ def load_from_memory(
         problem = "the nodes' memory could not be read to the end, and no checkpoint is on disk"
         fix = "start again to try once more; checkpoint.resume = '' begins at step 0"
         raise CheckpointError(home, problem, fix)
-    checkpointer.release_memory(home)  # also where the disk is newer: their time is over
-    if manifest is not None:
+    if manifest is None:
+        checkpointer.release_memory(home)  # where the disk is newer their time is over
+    else:
+        # Until this run has saved something, theirs may be the only copy: their lease ends it.
         log.warning("continuing at step %d from the nodes' memory or disks", manifest.step)
     return manifest
 

@@ -265,6 +265,18 @@ def test_memory_that_breaks_off_half_way_is_not_trained_on(tmp_path: Path) -> No
     assert find_keepers(home_of(str(tmp_path)))
 
 
+def test_memory_that_was_resumed_from_is_kept_for_the_next_crash(tmp_path: Path) -> None:
+    save_and_die(tmp_path, nodes=False, steps=1, write=False)
+    job = Job(name=tmp_path.name, runs=str(tmp_path.parent))
+    for _ in range(2):  # the first one dies before it has saved anything
+        tensors = {"model.w": torch.zeros_like(whole(0.0))}
+        trainer = cast(Trainer, SimpleNamespace(tensors=lambda found=tensors: found))
+        loader = Checkpointer(tmp_path / "checkpoints")
+        manifest = load_from_memory(job, trainer, loader, [])
+        assert manifest is not None and manifest.step == 1
+        assert_value(tensors, 1.0)
+
+
 def test_a_stranger_without_the_token_gets_nothing(tmp_path: Path) -> None:
     save_and_die(tmp_path, nodes=False, steps=1, write=False)
     (path,) = find_keepers(home_of(str(tmp_path)))
