@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
 from phalanx.cluster.agent import Agent
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 Slot = tuple[int, str, int]  # generation, "own" or "ward", slot
 
 
-class Machine:
+class Machine(ABC):
     """What survives whom: memory its workers and agent, the disk everything."""
 
     def __init__(self, world: ChaosWorld, node: int, lease_ns: int, heartbeat_ns: int) -> None:
@@ -45,17 +46,17 @@ class Machine:
 
     # What the processes on it do.
 
+    @abstractmethod
     def connect(self) -> None:
         """Tries to reach the controller that leads."""
-        raise NotImplementedError
 
+    @abstractmethod
     def feed(self, fact: LocalFact) -> None:
         """Tells the agent of something that happened on this node."""
-        raise NotImplementedError
 
+    @abstractmethod
     def stop(self, job: int) -> None:
         """Workers of a job end here."""
-        raise NotImplementedError
 
     def crash(self) -> None:
         """Power is gone: processes and memory with it."""
