@@ -16,6 +16,8 @@ from phalanx.config.errors import did_you_mean
 from phalanx.control.submission import Wanted
 
 if TYPE_CHECKING:
+    from phalanx.control.backends.ray.submit import RayRun
+    from phalanx.control.backends.slurm.login import LedRun
     from phalanx.control.backends.slurm.submit import SlurmBackend
 
 ENGINES = ("slurm", "ray", "kubernetes")
@@ -95,6 +97,11 @@ def _slurm_here(
     except (SlurmError, LeadError, ClientError) as error:
         print(f"error: {error}", file=sys.stderr)
         raise typer.Exit(1) from None
+    _end_as(made, json)
+
+
+def _end_as(made: LedRun | RayRun, json: bool) -> NoReturn:
+    """Say where the run is, and end as the job did."""
     if json:
         print_json(made)
     else:
@@ -123,11 +130,7 @@ def _ray(wanted: Wanted, dry_run: bool, policy: Path | None, json: bool) -> None
     except (RayError, LeadError, ClientError) as error:
         print(f"error: {error}", file=sys.stderr)
         raise typer.Exit(1) from None
-    if json:
-        print_json(made)
-    else:
-        print(f"the run is {made.run}")
-    raise typer.Exit(made.code)
+    _end_as(made, json)
 
 
 def _kubernetes(wanted: Wanted, dry_run: bool) -> None:
