@@ -66,6 +66,8 @@ class Ears:
                         self._heard(hand, fact)
         except (OSError, msgspec.MsgspecError, ValueError) as error:
             log.warning("a worker's words: %s", error)
+        except asyncio.CancelledError:
+            return  # the agent ends, and asyncio would print a traceback for every worker
         finally:
             writer.close()
             if hand is not None and here is not None and hand.writer is writer:
