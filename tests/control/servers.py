@@ -55,6 +55,19 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def wait_for_port(port: int, seconds: float = 60.0) -> None:
+    """Return once somebody listens on ``port`` of loopback."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=1.0).close()
+            return
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.02)
+
+
 class ServerProcess:
     """``phalanx up`` as a process that may be killed and started again on its port."""
 

@@ -16,7 +16,7 @@ import pytest
 from phalanx.config import ConfigError
 from phalanx.control.backends.bare.rollout import Host, Rollout, read_hosts
 from phalanx.control.backends.bare.unit import InstallOptions, unit_of
-from tests.control.servers import ServerProcess, free_port
+from tests.control.servers import ServerProcess, free_port, wait_for_port
 
 SSHD = shutil.which("sshd", path="/usr/sbin:/usr/local/sbin")
 needs_sshd = pytest.mark.skipif(SSHD is None, reason="openssh-server is not installed")
@@ -60,6 +60,7 @@ def ssh(tmp_path: Path) -> Iterator[tuple[str, int]]:
     )
     Path("/run/sshd").mkdir(exist_ok=True)
     server = subprocess.Popen([SSHD, "-D", "-f", str(folder / "config")])
+    wait_for_port(port)
     options = f"-i {folder}/key -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null"
     try:
         yield f"ssh -F none -q {options}", port
