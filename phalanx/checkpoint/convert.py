@@ -1,28 +1,22 @@
-"""Between checkpoints and other people's folders, one tensor in memory at a time.
+"""Between checkpoints and Hugging Face folders, or other divisions into shards.
 
-Hugging Face safetensors, torch.distributed.checkpoint (DCP), and other divisions into shards.
+One tensor is in memory at a time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import torch
 from torch import Tensor
-from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-from torch.distributed.checkpoint.planner import WriteItem
-from torch.distributed.checkpoint.state_dict_loader import load as load_dcp
-from torch.distributed.checkpoint.state_dict_saver import save as save_dcp
 
 from phalanx.checkpoint.folder import latest
 from phalanx.checkpoint.load import Stored
 from phalanx.checkpoint.manifest import CheckpointError, Extra, Manifest
 from phalanx.checkpoint.rewrite import SHARD_BYTES, write_whole
+from phalanx.checkpoint.source import NamedSource, rng_of
 from phalanx.checkpoint.tier import open_source
 from phalanx.config import Model, resolve_model
 from phalanx.data import Cursor
@@ -30,7 +24,6 @@ from phalanx.model.hf import config_from_hf, export_hf, load_hf
 
 MODEL_PREFIX = "model."  # of the weights among a checkpoint's tensors
 ROUTER_SUFFIX = ".router.weight"
-DCP_FILE = ".metadata"  # in every DCP folder
 
 Report = Callable[[int], None]  # bytes done
 
@@ -111,13 +104,14 @@ def import_checkpoint(
         config_hash="",
         config={"model": msgspec.to_builtins(model)},
     )
-    weights = _reported(_with_biases(load_hf(folder)), report)
-    return write_whole(out, 0, weights, extra, shard_bytes)
+    weights = reported(_with_biases(load_hf(folder)), report)
+    return write_whole(
+        out, 0, weights, extra, shard_bytes, origin=f"the Hugging Face folder {folder}"
+    )
 
 
-def _reported(
-    tensors: Iterator[tuple[str, Tensor]], report: Report
-) -> Iterator[tuple[str, Tensor]]:
+def reported(tensors: Iterator[tuple[str, Tensor]], report: Report) -> Iterator[tuple[str, Tensor]]:
+    """Tensors as they come, their bytes told once they were used."""
     for name, tensor in tensors:
         yield name, tensor
         report(tensor.numel() * tensor.element_size())
@@ -132,63 +126,25 @@ def _with_biases(weights: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, T
             yield bias, torch.zeros(len(tensor), dtype=torch.float32)
 
 
-def export_dcp(path: Path | str, folder: Path, report: Report = lambda _: None) -> int:
-    """Write all tensors of a checkpoint as a DCP folder, one in memory at a time; their number."""
-    if folder.exists() and any(folder.iterdir()):
-        raise CheckpointError(folder, "is not empty", "name a new folder")
-    state = Lazy(Stored(open_source(path)), "", report)
-    # A file a tensor: DCP's writer holds on to all that goes into one file.
-    writer = FileSystemWriter(folder, single_file_per_rank=False)
-    save_dcp(state.outlines(), storage_writer=writer, planner=_Reading(state), no_dist=True)
-    return len(state)
-
-
-class _Reading(DefaultSavePlanner):
-    """Plans with tensors that have no bytes, and reads each when it is to be written."""
-
-    def __init__(self, state: Lazy) -> None:
-        super().__init__()
-        self._state = state
-
-    def resolve_data(self, write_item: WriteItem) -> Tensor:
-        return self._state[write_item.index.fqn]
-
-
-def import_dcp(
-    folder: Path,
-    out: Path,
-    step: int = 0,
-    shard_bytes: int = SHARD_BYTES,
-    report: Report = lambda _: None,
-) -> Path:
-    """Write the tensors of a DCP folder as a checkpoint, one at a time; the first Phalanx's too."""
-    if not (folder / DCP_FILE).is_file():
-        raise CheckpointError(folder, f"has no {DCP_FILE}: it is no DCP folder")
-    metadata = FileSystemReader(folder).read_metadata()
-    tensors = {
-        name: item
-        for name, item in metadata.state_dict_metadata.items()
-        if isinstance(item, TensorStorageMetadata)
-    }
-    if not tensors:
-        raise CheckpointError(folder, "holds no tensors")
-
-    def read() -> Iterator[tuple[str, Tensor]]:
-        for name, item in tensors.items():
-            whole = torch.empty(item.size, dtype=item.properties.dtype)
-            load_dcp({name: whole}, checkpoint_id=folder, no_dist=True)
-            yield name, whole
-
-    extra, found_step = _extra_of(folder)
-    return write_whole(out, step or found_step, _reported(read(), report), extra, shard_bytes)
-
-
 def reshard(path: Path | str, out: Path, shards: int, report: Report = lambda _: None) -> Path:
     """Write a checkpoint anew in about so many shards, one of them in memory at a time."""
     source = open_source(path)
     state = Lazy(Stored(source), "", report)
     manifest: Manifest = source.manifest
-    extra = Extra(
+    return write_whole(
+        out,
+        manifest.step,
+        ((name, state[name]) for name in state),
+        extra_of(manifest),
+        -(-state.bytes() // shards),
+        generators=generators_of(source),
+        origin=manifest.origin,
+    )
+
+
+def extra_of(manifest: Manifest) -> Extra:
+    """What the trainer added to its tensors."""
+    return Extra(
         tokens=manifest.tokens,
         cursor=manifest.cursor,
         mesh=manifest.mesh,
@@ -196,22 +152,8 @@ def reshard(path: Path | str, out: Path, shards: int, report: Report = lambda _:
         generation=manifest.generation,
         config=manifest.config,
     )
-    tensors = ((name, state[name]) for name in state)
-    return write_whole(out, manifest.step, tensors, extra, -(-state.bytes() // shards))
 
 
-def _extra_of(folder: Path) -> tuple[Extra, int]:
-    """What the manifest of the first Phalanx said, if there is one."""
-    try:
-        old: dict[str, Any] = msgspec.json.decode((folder / "manifest.json").read_bytes())
-        extra = Extra(
-            tokens=int(old["tokens"]),
-            cursor=msgspec.convert(old["cursor"], Cursor),
-            mesh=old["mesh"],
-            config_hash=old["config_hash"],
-            generation=old.get("generation", 0),
-            config=old.get("config", {}),
-        )
-        return extra, int(old["step"])
-    except (OSError, KeyError, TypeError, msgspec.MsgspecError):
-        return Extra(tokens=0, cursor=Cursor(), mesh={}, config_hash=""), 0
+def generators_of(source: NamedSource) -> list[bytes]:
+    """The random generators of every rank of the run, as far as they are known."""
+    return [rng_of(source, rank) for rank in range(source.manifest.run_ranks)]

@@ -58,7 +58,8 @@ class Keeper:
         self._lease_seconds = lease_seconds
         self._lock = threading.Lock()
         self._connections = 0
-        self._workers = 0  # connections that have memory here
+        self._workers = 0  # that have memory here, or had it and left work behind
+        self._attached: list[Worker] = []  # those with memory here whose connection is open
         self._busy = 0  # flushes handed over and not finished
         self._pending: list[tuple[Worker, Order]] = []
         self._watchers: list[Worker] = []
@@ -102,10 +103,23 @@ class Keeper:
         with self._lock:
             self._connections += 1
 
-    def joined(self) -> None:
+    def joined(self, worker: Worker) -> None:
         """A worker has memory here."""
         with self._lock:
             self._workers += 1
+            self._attached.append(worker)
+
+    def gone(self, worker: Worker) -> None:
+        """A worker is gone, whatever of its snapshots is still to be written."""
+        with self._lock:
+            if worker in self._attached:
+                self._attached.remove(worker)
+
+    def live(self) -> bool:
+        """Whether a job is at work: what is here is its own, and nobody else's to continue."""
+        with self._lock:
+            attached = list(self._attached)
+        return any(worker.is_there() for worker in attached)
 
     def left(self, as_planned: bool) -> None:
         """A worker is gone and its queue is empty; snapshots are kept if it was not planned."""
@@ -119,9 +133,10 @@ class Keeper:
             self._connections -= 1
 
     def release(self) -> None:
-        """Whoever restored from here needs it no more."""
+        """Whoever restored from here needs it no more; not said of a job that is at work."""
+        live = self.live()
         with self._lock:
-            self._wanted = False
+            self._wanted = self._wanted and live
 
     def watched(self, watcher: Worker) -> None:
         """Somebody wants to know what is safe: now, and from now on."""

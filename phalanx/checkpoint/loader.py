@@ -23,12 +23,15 @@ from phalanx.checkpoint.ranks import Ranks
 from phalanx.checkpoint.recover import (
     Candidate,
     KeeperSource,
+    Offer,
     candidates,
+    condemn_held,
+    inventory,
     offers,
     offers_on_disk,
     release,
 )
-from phalanx.checkpoint.source import Source
+from phalanx.checkpoint.source import Source, rng_of
 from phalanx.checkpoint.tier import open_source
 
 READING_SECONDS = 600.0  # that a keeper lives which only reads a disk for other nodes
@@ -43,6 +46,8 @@ class Loader:
         self._ranks = Ranks()
         self._bad_ranks: set[int] = set()  # whose shards the last load found to be bad
         self.broke_off = False  # the last load did, with tensors partly filled
+        self.loaded_from = ""  # where the last load found what it loaded
+        self.passed_over: list[str] = []  # what would have come first, and what is wrong with it
 
     def load(
         self, path: Path | str, tensors: dict[str, torch.Tensor], *, weights_only: bool = False
@@ -69,12 +74,12 @@ class Loader:
             with self._ranks.together(source.where), torch.no_grad():
                 stored.fill(tensors)
                 rng = b""
-                if source.manifest.world_size == world_size():
-                    rng = source.sidecar(current_rank()).rng
+                if source.manifest.run_ranks == world_size():
+                    rng = rng_of(source, current_rank())
         except CheckpointError:
             self._bad_ranks = set().union(*self._ranks.gather(stored.bad_ranks))
             raise
-        self.broke_off = False
+        self.broke_off, self.loaded_from = False, str(source.where)
         return msgspec.structs.replace(source.manifest, rng=rng)
 
     def load_newest(
@@ -94,6 +99,7 @@ class Loader:
             except BadCheckpointError as error:
                 if current_rank() == 0:
                     mark_bad(path, error.problems)
+                self._pass_over(path, error)
                 if number == len(paths) - 1:
                     raise
                 log.error("%s\n  falling back to %s", error, paths[number + 1])
@@ -126,12 +132,17 @@ class Loader:
                     return self._load_from(home, partial(KeeperSource, chosen), tensors)
                 except BadCheckpointError as error:
                     log.error("%s\n  trying the next replica", error)
+                    self._pass_over(f"memory of keepers, step {chosen.step}", error)
                     self._condemn(chosen, local)
                     chosen = self._without_bad(chosen)
                 except CheckpointError as error:
                     log.warning("%s\n  so memory is not used", error)
+                    self._pass_over("memory of keepers", error)
                     return None
         return None
+
+    def _pass_over(self, where: Path | str, error: CheckpointError) -> None:
+        self.passed_over.append(f"{where}: {'; '.join(error.problems)}")
 
     def release_memory(self, home: Path) -> None:
         """The snapshots of earlier keepers are no longer needed; collective."""
@@ -143,25 +154,29 @@ class Loader:
         self, home: Path, local: Path | None, local_run: str, only_run: bool
     ) -> list[Candidate]:
         nodes = self._ranks.gather(node_name())
-        own = []
+        own: list[Offer] = []
+        notes: list[str] = []
         if nodes.index(nodes[current_rank()]) == current_rank():
-            keepers = find_keepers(home)
-            own = [offer for path in keepers for offer in offers(path)]
+            own, keepers, notes = _offered_here(home)
             if local is not None and local.is_dir():
                 keeper = keepers[0] if keepers else ""
                 if not keeper and len(set(nodes)) > 1:  # somebody has to read for other nodes
                     keeper, _ = start_keeper(home, READING_SECONDS, Path(os.devnull))
                 own += offers_on_disk(local, keeper)
-        found = [offer for each in self._ranks.gather(own) for offer in each]
+        told = self._ranks.gather((own, notes))
+        found = [offer for each, _ in told for offer in each]
+        self.passed_over += [note for _, each in told for note in each]
         runs = [offer.run for offer in found if offer.run]
         run = local_run if only_run else max([local_run, *runs], key=_age)
         return candidates([offer for offer in found if offer.run in ("", run)])
 
     def _condemn(self, chosen: Candidate, local: Path | None) -> None:
-        """What is wrong on this node's disk is not tried again."""
-        for rank in self._bad_ranks if local is not None else ():
+        """What is wrong in a keeper's memory or on this node's disk is not tried again."""
+        for rank in sorted(self._bad_ranks):
             place = chosen.holders[rank][0]
-            if place.folder and place.node == node_name():
+            if not place.folder and current_rank() == 0:
+                condemn_held(place, rank, chosen.session, chosen.step)
+            elif place.folder and place.node == node_name() and local is not None:
                 with suppress(OSError):  # another rank of this node was first
                     condemn(Path(place.folder).parents[1], rank, chosen.session, chosen.step)
 
@@ -173,6 +188,29 @@ class Loader:
         for rank in sorted(bad):
             rest = rest.without(rank) if rest is not None else None
         return rest
+
+
+def _offered_here(home: Path) -> tuple[list[Offer], list[str], list[str]]:
+    """What keepers of this node offer, who they are, and what of them is left alone and why.
+
+    A run of the same name that is at work needs its own; an agent's keeper is this job's.
+    """
+    own: list[Offer] = []
+    keepers, notes = [], []
+    for path in find_keepers(home):
+        held = inventory(path)
+        if held is None:
+            continue
+        if held.live and not os.environ.get("PHALANX_KEEPER"):
+            steps = max((header.step for header in held.headers), default=-1)
+            newest = f", step {steps}" if steps >= 0 else ""
+            notes.append(f"memory of keepers{newest}: it is of another run that is at work")
+            continue
+        bad = sorted({header.step for header in held.condemned})
+        notes += [f"memory of keepers, step {step}: found bad before" for step in bad]
+        own += offers(path, held)
+        keepers.append(path)
+    return own, keepers, notes
 
 
 def _age(run: str) -> list[str | int]:

@@ -78,6 +78,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     groups: tuple[Group, ...]
     shards: tuple[Shard, ...] = ()  # by rank
     config: dict[str, Any] = {}
+    ranks: int = 0  # of the run, where its files were divided anew; 0: one a shard
+    origin: str = ""  # what it was imported from, where that says nothing of a run
     # Kept in the sidecars, not in the JSON; filled on load when the world size is the same.
     rng: bytes = b""
 
@@ -85,6 +87,11 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def total_bytes(self) -> int:
         """Size of all shards together."""
         return sum(shard.bytes for shard in self.shards)
+
+    @property
+    def run_ranks(self) -> int:
+        """Ranks of the run that saved it, into however many files."""
+        return self.ranks or self.world_size
 
 
 class _Versioned(msgspec.Struct, frozen=True):
@@ -131,6 +138,17 @@ def seal(content: bytes) -> bytes:
     return b'{"checksum":"%08x","manifest":%s}' % (crc32c(content), content)
 
 
+def unseal(path: Path | str, name: str, text: bytes) -> bytes:
+    """What ``seal`` was given; ``name`` is the file's in ``path``."""
+    try:
+        content = bytes(msgspec.json.decode(text, type=_Sealed).manifest)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BadCheckpointError(path, f"{name} is corrupt: {error}") from error
+    if seal(content) != text:
+        raise BadCheckpointError(path, f"{name} is corrupt: its checksum does not match")
+    return content
+
+
 def read_manifest(path: Path) -> Manifest:
     """Read and prove the manifest of a checkpoint folder."""
     try:
@@ -151,12 +169,8 @@ def no_manifest(path: Path | str, error: OSError) -> BadCheckpointError:
 def parse_manifest(path: Path | str, text: bytes) -> Manifest:
     """Prove and decode a manifest; ``path`` is where it was found."""
     _refuse_old(path, text)
+    content = unseal(path, MANIFEST_FILE, text)
     try:
-        content = bytes(msgspec.json.decode(text, type=_Sealed).manifest)
-        if seal(content) != text:
-            raise BadCheckpointError(
-                path, f"{MANIFEST_FILE} is corrupt: its checksum does not match"
-            )
         version = msgspec.json.decode(content, type=_Versioned).version
         if version != VERSION:
             problem = f"{MANIFEST_FILE} has version {version}, this Phalanx reads {VERSION}"

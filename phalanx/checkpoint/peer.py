@@ -15,12 +15,14 @@ from phalanx.checkpoint.local import Found, Record, find_record
 from phalanx.checkpoint.shelf import Held
 from phalanx.checkpoint.wire import (
     Ask,
+    Condemn,
     Data,
     Detail,
     Details,
     Fetch,
     FromKeeper,
     Inventory,
+    Judged,
     Put,
     Refused,
     Taken,
@@ -58,8 +60,10 @@ class Peer:
         """Serve one request; False for what is none."""
         match message:
             case Ask():
-                headers = [held.header() for held in self.shelf.sealed()]
-                self.tell(Inventory(headers, self.keeper.port, self.keeper.token))
+                self.tell(self._inventory())
+            case Condemn():
+                bad = self.shelf.condemn(message.rank, message.session, message.step)
+                self.tell(Judged(bad))
             case Detail():
                 self._send_detail(message)
             case Fetch() if message.on_disk:
@@ -71,6 +75,16 @@ class Peer:
             case _:
                 return False
         return True
+
+    def _inventory(self) -> Inventory:
+        keeper = self.keeper
+        return Inventory(
+            [held.header() for held in self.shelf.sealed()],
+            keeper.port,
+            keeper.token,
+            keeper.live(),
+            [held.header() for held in self.shelf.condemned()],
+        )
 
     def _send_detail(self, wanted: Detail) -> None:
         held: Held | Record | None
@@ -137,6 +151,7 @@ class Peer:
         if wrong:
             self.tell(Refused(f"{wrong} chunks arrived corrupt"))
             return
+        held.fill(size)
         held.seal(put.sidecar.sums)
         self.tell(Taken())
         self.keeper.note(held)

@@ -20,12 +20,14 @@ from phalanx.checkpoint.shard import Sidecar
 from phalanx.checkpoint.source import FileReader, ShardReader
 from phalanx.checkpoint.wire import (
     Ask,
+    Condemn,
     Data,
     Detail,
     Details,
     Fetch,
     Header,
     Inventory,
+    Judged,
     Release,
     Shelve,
     ask,
@@ -75,13 +77,27 @@ class Candidate(NamedTuple):
         return self._replace(holders=self.holders | {rank: rest}) if rest else None
 
 
-def offers(path: str) -> list[Offer]:
-    """What a keeper of this node holds; nothing if it is gone."""
+def inventory(path: str) -> Inventory | None:
+    """What a keeper of this node says that it holds; None if it is gone."""
     with suppress(OSError), _connect_unix(path) as connection:
-        answer = ask(connection, Ask(), Inventory)
-        place = Place(node_name(), path, own_address(), answer.port, answer.token)
-        return [Offer(header, place) for header in answer.headers]
-    return []
+        return ask(connection, Ask(), Inventory)
+    return None
+
+
+def offers(path: str, held: Inventory | None = None) -> list[Offer]:
+    """What a keeper of this node offers; nothing if it is gone."""
+    held = held or inventory(path)
+    if held is None:
+        return []
+    place = Place(node_name(), path, own_address(), held.port, held.token)
+    return [Offer(header, place) for header in held.headers]
+
+
+def condemn_held(place: Place, rank: int, session: str, step: int) -> bool:
+    """Have a keeper prove a snapshot again and offer it no more; whether it is bad indeed."""
+    with suppress(OSError), closing(connect(place)) as connection:
+        return ask(connection, Condemn(rank, session, step), Judged).bad
+    return False
 
 
 def offers_on_disk(root: Path, keeper: str) -> list[Offer]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime
 import secrets
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -43,8 +43,14 @@ def write_whole(
     tensors: Iterable[tuple[str, Tensor]],
     extra: Extra,
     shard_bytes: int = SHARD_BYTES,
+    *,
+    generators: Sequence[bytes] = (),
+    origin: str = "",
 ) -> Path:
-    """Write whole tensors as a checkpoint of a folder; nothing of it is left after an error."""
+    """Write whole tensors as a checkpoint of a folder; nothing of it is left after an error.
+
+    ``generators`` are the random ones of the ranks of the run that made it, in their order.
+    """
     final = checkpoint_path(folder, step, extra.generation)
     if (final / MANIFEST_FILE).exists():
         raise CheckpointError(final, "is there already", "remove it first, or name a new folder")
@@ -61,6 +67,10 @@ def write_whole(
         ]
         if not written:
             raise CheckpointError(final, "there are no tensors to write")
+        shards = [
+            _publish(final, sidecar, tuple(generators[rank :: len(written)]))
+            for rank, (_, sidecar) in enumerate(written)
+        ]
         manifest = Manifest(
             version=VERSION,
             step=step,
@@ -73,8 +83,10 @@ def write_whole(
             created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             session=session,
             groups=tuple(group for group, _ in written),
-            shards=tuple(shard for _, shard in written),
+            shards=tuple(shards),
             config=extra.config,
+            ranks=len(generators),
+            origin=origin,
         )
         create_manifest(final, manifest, 0)
     except BaseException:
@@ -102,9 +114,12 @@ def batches(tensors: Iterable[tuple[str, Tensor]], most_bytes: int) -> Iterator[
 
 def _write_shard(
     path: Path, step: int, session: str, rank: int, batch: dict[str, Tensor], generation: int
-) -> tuple[Group, Shard]:
-    """One rank's files; its tensors are whole and nobody else has them."""
-    description = Description(batch)
+) -> tuple[Group, Sidecar]:
+    """One rank's file; its tensors are whole and nobody else has them."""
+    try:
+        description = Description(batch)
+    except ValueError as error:
+        raise CheckpointError(path, str(error)) from None
     group = Group(description.digest, ((rank, 1, 1),), ((((rank, 1, 1),)),))
     alone = Group(description.digest, ((0, 1, 1),), (((0, 1, 1),),))
     snapshot = Snapshot(description, alone)
@@ -120,5 +135,11 @@ def _write_shard(
         header_bytes=len(snapshot.header),
         sums=sums,
     )
+    return group, sidecar
+
+
+def _publish(path: Path, sidecar: Sidecar, generators: tuple[bytes, ...]) -> Shard:
+    """Only when all are written it is known which ranks' generators a shard is dealt."""
+    sidecar = msgspec.structs.replace(sidecar, generators=generators)
     publish_sidecar(path, sidecar)
-    return group, Shard(snapshot.bytes, crc32c(msgspec.json.encode(sidecar)))
+    return Shard(sidecar.shard_bytes, crc32c(msgspec.json.encode(sidecar)))

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
-import os
 import queue
+import select
 import socket
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-import numpy as np
 
 from phalanx.checkpoint.archive import Archiver, Copy
 from phalanx.checkpoint.channel import Stream, connect
 from phalanx.checkpoint.commit import publish_sidecar, try_commit, withdraw, write_bytes
-from phalanx.checkpoint.direct import WRITE_BYTES, chunk_sums
 from phalanx.checkpoint.local import write_local
 from phalanx.checkpoint.manifest import CheckpointError
 from phalanx.checkpoint.peer import Peer
-from phalanx.checkpoint.shelf import Held, Region, WorkerGoneError
+from phalanx.checkpoint.shelf import Held, Region, WorkerGoneError, sums_of
 from phalanx.checkpoint.wire import (
     Acknowledged,
     Archived,
@@ -51,7 +46,6 @@ from phalanx.checkpoint.wire import (
 if TYPE_CHECKING:
     from phalanx.checkpoint.keeper import Keeper
 
-THREADED_BYTES = 256 << 20  # from here on checksums are computed by half of the cores
 PEER_SECONDS = 30.0  # that another keeper may be silent while it takes a replica
 
 log = logging.getLogger(__name__)
@@ -72,6 +66,13 @@ class Worker(Peer):
         self._as_planned = False
         self._archiver = Archiver(self._complain, self._archived)
 
+    def is_there(self) -> bool:
+        """Whether the process at the other end lives, also before its last words are read."""
+        watch = select.poll()
+        gone = select.POLLHUP | select.POLLRDHUP | select.POLLERR
+        watch.register(self._local, gone)
+        return not watch.poll(0)
+
     def start(self) -> None:
         self.keeper.connected()
         threading.Thread(target=self._listen, daemon=True).start()
@@ -83,6 +84,7 @@ class Worker(Peer):
                 if not self._obey(message, files):
                     return
         finally:  # also after words that nobody understands
+            self.keeper.gone(self)
             self.connection.close()
             self.keeper.unwatched(self)
             for held in self._filling.values():
@@ -131,7 +133,7 @@ class Worker(Peer):
         except MemoryError as error:
             self.tell(Refused(str(error)))
             return
-        self.keeper.joined()
+        self.keeper.joined(self)
         threading.Thread(target=self._write, daemon=True).start()
         threading.Thread(target=self._write_later, daemon=True).start()
         order = self._region.in_order_of_use(step=hello.step)
@@ -303,23 +305,6 @@ class Worker(Peer):
         if self._to_buddy is not None:
             self._to_buddy.close()
             self._to_buddy = None
-
-
-def sums_of(held: Held) -> bytes:
-    """Checksums of a snapshot that stays in memory; training may wait for those of a large one."""
-    size = held.order.sidecar.shard_bytes
-
-    def sums(numbered: tuple[int, memoryview]) -> list[int]:
-        number, view = numbered
-        return chunk_sums(view[: size - number * WRITE_BYTES])
-
-    views = enumerate(held.views())
-    if size < THREADED_BYTES:
-        found = [sums(view) for view in views]
-    else:
-        with ThreadPoolExecutor(max(1, len(os.sched_getaffinity(0)) // 2)) as pool:
-            found = list(pool.map(sums, views))
-    return np.fromiter(itertools.chain(*found), "<u4").tobytes()
 
 
 def problem_of(error: Exception) -> str:

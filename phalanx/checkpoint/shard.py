@@ -29,6 +29,7 @@ class Sidecar(msgspec.Struct, frozen=True, kw_only=True):
     chunk_bytes: int = CHUNK_BYTES
     sums: bytes = b""  # crc32c of every chunk, 4 bytes each, little-endian
     rng: bytes = b""  # the rank's random generators
+    generators: tuple[bytes, ...] = ()  # those of ranks, where files were divided anew
 
     @property
     def chunk_sums(self) -> NDArray[np.uint32]:

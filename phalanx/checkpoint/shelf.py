@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
 import mmap
 import os
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
 import msgspec
+import numpy as np
 
 from phalanx.checkpoint.commit import Order
-from phalanx.checkpoint.direct import WRITE_BYTES, aligned
+from phalanx.checkpoint.direct import WRITE_BYTES, aligned, chunk_sums
 from phalanx.checkpoint.shard import Sidecar
 from phalanx.checkpoint.wire import Header, header_of
 
+THREADED_BYTES = 256 << 20  # from here on checksums are computed by half of the cores
 MEMORY_SHARE = 0.9  # of the memory that is free; more would have the kernel kill somebody
 
 
@@ -30,6 +34,7 @@ class Held:
         self.order, self.memory, self.replica = order, memory, replica
         self.sidecar: Sidecar | None = None  # with checksums, once they are known
         self.safe = False  # at its buddy too, where there is one
+        self.condemned = False  # its bytes are not what was sealed: nobody is offered them again
         self._filled = 0
         self._abandoned = False
         self._changed = threading.Condition()
@@ -37,7 +42,7 @@ class Held:
     @property
     def sealed(self) -> bool:
         """Whether it is whole and can be proved."""
-        return self.sidecar is not None
+        return self.sidecar is not None and not self.condemned
 
     def fill(self, count: int) -> None:
         """So many bytes are there."""
@@ -144,9 +149,26 @@ class Shelf:
 
     def sealed(self) -> list[Held]:
         """Every snapshot that may be restored."""
+        return [held for held in self._all() if held.sealed]
+
+    def condemned(self) -> list[Held]:
+        """Snapshots that turned out not to be what was sealed."""
+        return [held for held in self._all() if held.condemned]
+
+    def condemn(self, rank: int, session: str, step: int) -> bool:
+        """Prove a rank's snapshots of a step again; whether any failed, which nobody gets now."""
+        bad = False
+        for held in self.sealed():
+            draft, side = held.order.draft, held.sidecar
+            this = (held.order.sidecar.rank, draft.session, draft.step)
+            if this == (rank, session, step) and side is not None and sums_of(held) != side.sums:
+                held.condemned = bad = True
+        return bad
+
+    def _all(self) -> list[Held]:
         with self._lock:
             regions = [*self._own.values(), *self._replicas.values()]
-        return [held for region in regions for held in list(region.held.values()) if held.sealed]
+        return [held for region in regions for held in list(region.held.values())]
 
     def find(self, rank: int, session: str, step: int) -> Held | None:
         """A certain snapshot, the own one first."""
@@ -173,3 +195,20 @@ def refuse_memory(size: int) -> str:
                 if size > MEMORY_SHARE * free:
                     return f"snapshots take {size / 1e9:.1f} GB, {free / 1e9:.1f} GB are free"
     return ""
+
+
+def sums_of(held: Held) -> bytes:
+    """Checksums of a snapshot that stays in memory; training may wait for those of a large one."""
+    size = held.order.sidecar.shard_bytes
+
+    def sums(numbered: tuple[int, memoryview]) -> list[int]:
+        number, view = numbered
+        return chunk_sums(view[: size - number * WRITE_BYTES])
+
+    views = enumerate(held.views())
+    if size < THREADED_BYTES:
+        found = [sums(view) for view in views]
+    else:
+        with ThreadPoolExecutor(max(1, len(os.sched_getaffinity(0)) // 2)) as pool:
+            found = list(pool.map(sums, views))
+    return np.fromiter(itertools.chain(*found), "<u4").tobytes()

@@ -54,6 +54,17 @@ class Source(Protocol):
         """A rank's shard; ``direct``: nobody else on this node reads the same bytes."""
 
 
+def rng_of(source: Source, rank: int) -> bytes:
+    """The random generators of a rank of the run; empty where they are not known."""
+    manifest = source.manifest
+    if not manifest.ranks:
+        return source.sidecar(rank).rng
+    # Dealt out to the shards like cards, so that no rank reads those of many others.
+    place, shard = divmod(rank, manifest.world_size)
+    dealt = source.sidecar(shard).generators
+    return dealt[place] if place < len(dealt) else b""
+
+
 class NamedSource(ABC):
     """A source that has files, or objects, with the names that a save gives them."""
 

@@ -130,6 +130,14 @@ class Fetch(msgspec.Struct, frozen=True, tag=True):
     on_disk: bool = False
 
 
+class Condemn(msgspec.Struct, frozen=True, tag=True):
+    """Somebody read a snapshot that failed its proof: prove it, and have nobody get it again."""
+
+    rank: int
+    session: str
+    step: int
+
+
 class Put(msgspec.Struct, frozen=True, tag=True):
     """A replica: its bytes follow."""
 
@@ -222,6 +230,8 @@ class Inventory(msgspec.Struct, frozen=True, tag=True):
     headers: list[Header]
     port: int
     token: bytes
+    live: bool = False  # the workers that they belong to are still there
+    condemned: list[Header] = []  # that failed their proof
 
 
 class Details(msgspec.Struct, frozen=True, tag=True):
@@ -229,6 +239,12 @@ class Details(msgspec.Struct, frozen=True, tag=True):
 
     order: Order
     sidecar: Sidecar
+
+
+class Judged(msgspec.Struct, frozen=True, tag=True):
+    """The answer to Condemn."""
+
+    bad: bool
 
 
 class Data(msgspec.Struct, frozen=True, tag=True):
@@ -243,10 +259,11 @@ class Taken(msgspec.Struct, frozen=True, tag=True):
 
 ToKeeper = (
     Hello | Flush | Filled | Pair | Bye | Release | Ask | Watch | Shelve | Detail | Fetch | Put
+    | Condemn
 )  # fmt: skip
 FromKeeper = (
     Welcome | Refused | Durable | Committed | Superseded | Failed | Trouble | Replicated | Archived
-    | Acknowledged | Noted | Inventory | Details | Data | Taken
+    | Acknowledged | Noted | Inventory | Details | Data | Taken | Judged
 )  # fmt: skip
 
 _to_keeper: msgspec.msgpack.Decoder[ToKeeper] = msgspec.msgpack.Decoder(ToKeeper)

@@ -144,7 +144,8 @@ def export(
     with reported(json), torch_imported():
         import torch
 
-        from phalanx.checkpoint.convert import export_checkpoint, export_dcp
+        from phalanx.checkpoint.convert import export_checkpoint
+        from phalanx.checkpoint.dcp import export_dcp
         from phalanx.checkpoint.inspect import find
 
         path = at(*newest(list(find(checkpoint)), checkpoint))
@@ -165,16 +166,26 @@ def import_(
     json: Json = False,
 ) -> None:
     """Turn a Hugging Face folder, a DCP folder or a version 1 checkpoint into a checkpoint."""
+    notes: list[str] = []
     with reported(json), torch_imported():
-        from phalanx.checkpoint.convert import DCP_FILE, import_checkpoint, import_dcp
+        from phalanx.checkpoint.convert import import_checkpoint
+        from phalanx.checkpoint.dcp import DCP_FILE, import_dcp
 
+        refuse_missing(folder)
         dcp = (folder / DCP_FILE).is_file()
         names = "*.distcp" if dcp else "*.safetensors"
         total = sum(file.stat().st_size for file in folder.glob(names))
         with bar(f"import {folder.name}", total, json) as report:
-            convert = import_dcp if dcp else import_checkpoint
-            path = convert(folder, out, report=report)
-    print_json({"checkpoint": str(path)}) if json else print(f"checkpoint: {path}")
+            if dcp:
+                path = import_dcp(folder, out, report=report, note=notes.append)
+            else:
+                path = import_checkpoint(folder, out, report=report)
+    if json:
+        print_json({"checkpoint": str(path), "notes": notes})
+        return
+    for note in notes:
+        print(f"note: {note}")
+    print(f"checkpoint: {path}")
 
 
 @app.command()
@@ -281,6 +292,16 @@ def newest(found: list[tuple[Tier, str]], where: str) -> tuple[Tier, str]:
 
 def at(tier: Tier, name: str) -> str:
     return f"{tier.where}/{name}"
+
+
+def refuse_missing(folder: Path) -> None:
+    """Say so where there is no folder to import."""
+    from phalanx.checkpoint import CheckpointError
+
+    if not folder.is_dir():
+        problem = "is no folder" if folder.exists() else "there is no such folder"
+        fix = "name one with config.json and *.safetensors, or with DCP's .metadata"
+        raise CheckpointError(folder, problem, fix)
 
 
 def no_checkpoint(where: str) -> Exception:

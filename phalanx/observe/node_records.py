@@ -71,7 +71,7 @@ def merge(
                     head.append(record)
             elif rank == 0 and isinstance(record, RunRecord):
                 run = record
-            elif rank == 0 and not isinstance(record, RunRecord):
+            elif rank == 0 and isinstance(record, ValidationRecord | CheckpointRecord):
                 other.append(record)
     numbers = sorted(steps)[-MOST_STEPS:]
     if not (numbers or other or run or lost_bytes or refused):

@@ -214,7 +214,7 @@ class Member:
         else:
             manifest = self._load_durable(point.step, trainer, checkpointer)
         if manifest is None:
-            return f"step {point.step} is nowhere whole"
+            return "; ".join([f"step {point.step} is nowhere whole", *checkpointer.passed_over])
         trainer.restore(manifest)
         trainer.unsaved = point.source == "peer"
         return ""

@@ -83,8 +83,11 @@ def find_parent(job: Job) -> Path | None:
             "checkpoint.resume", wanted, f"no usable checkpoint: {problem}", fix
         ) from None
     if not manifest.mesh and not job.checkpoint.weights_only:
-        rule = "holds weights alone, as `phalanx convert import-hf` makes them"
-        raise ConfigError("checkpoint.resume", wanted, rule, "set checkpoint.weights_only = true")
+        whence = f", imported from {manifest.origin}" if manifest.origin else ""
+        lacks = "step, tokens, data cursor and mesh of a run are not in it"
+        rule = f"holds tensors alone{whence}: {lacks}"
+        fix = "set checkpoint.weights_only = true to start from its weights at step 0"
+        raise ConfigError("checkpoint.resume", wanted, rule, fix)
     return found.absolute()
 
 

@@ -17,7 +17,14 @@ from rich.text import Text
 
 from phalanx.config import ConfigError, Job
 from phalanx.train.exits import CHECKPOINT_INTERVAL, ExitCode, ExitInfo
-from phalanx.train.records import CheckpointRecord, Record, StepRecord, ValidationRecord, encode
+from phalanx.train.records import (
+    CheckpointRecord,
+    Record,
+    StartRecord,
+    StepRecord,
+    ValidationRecord,
+    encode,
+)
 from phalanx.train.run_folder import RunFolder
 from phalanx.train.sinks import Sink
 
@@ -169,15 +176,35 @@ def figures(record: StepRecord) -> str:
     return "  ".join(pieces + ["skipped"] * record.skipped)
 
 
-def event_text(record: ValidationRecord | CheckpointRecord) -> str:
-    """A validation or checkpoint on one line."""
+def event_text(record: ValidationRecord | CheckpointRecord | StartRecord) -> str:
+    """A validation or checkpoint on one line; a start with what was passed over for it."""
+    if isinstance(record, StartRecord):
+        return "\n".join(
+            [*(f"passed over: {each}" for each in record.passed_over), _begins(record)]
+        )
     if isinstance(record, CheckpointRecord):
         where = from_here(Path(record.path))
         if record.problem:
             return f"step {record.step} is NOT SAVED: {record.problem} ({where})"
-        return f"checkpoint of step {record.step} in {record.seconds:.1f} s: {where}"
+        return f"checkpoint of step {record.step} (held up {brief(record.seconds)}): {where}"
     loss = "not finite" if record.loss is None else f"{record.loss:.4f}"
     return f"validation loss after step {record.step}: {loss}"
+
+
+def _begins(record: StartRecord) -> str:
+    where = f": {from_here(Path(record.path)) if '://' not in record.path else record.path}"
+    if not record.tier:
+        return "nothing to resume from; starts fresh"
+    if not record.step:
+        return f"starts at step 0 with the {record.tier} of {where[2:]}"
+    return f"continues after step {record.step} from {record.tier}{where if record.path else ''}"
+
+
+def brief(seconds: float) -> str:
+    """A duration in the unit that suits it."""
+    if seconds < 0.1:
+        return f"{1e3 * seconds:.1f} ms"
+    return f"{seconds:.1f} s"
 
 
 def exit_text(info: ExitInfo, folder: RunFolder) -> str:

@@ -85,7 +85,19 @@ class CheckpointRecord(
     interval: str = ""  # when the next one is due, and why
 
 
-Record = StepRecord | ValidationRecord | CheckpointRecord
+class StartRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="start"):
+    """What a run begins with; told once, before its first step."""
+
+    version: int = VERSION
+    job: str
+    generation: int
+    step: int  # that it continues after
+    tier: str  # memory, node disks, disk, archive, weights; "": nothing was found
+    path: str = ""
+    passed_over: tuple[str, ...] = ()  # what would have come first, and what is wrong with it
+
+
+Record = StepRecord | ValidationRecord | CheckpointRecord | StartRecord
 R = TypeVar("R", StepRecord, ValidationRecord, CheckpointRecord)
 
 _decoder: msgspec.json.Decoder[Record] = msgspec.json.Decoder(Record)
@@ -106,6 +118,8 @@ def scalars(record: Record) -> dict[str, float]:
     match record:
         case ValidationRecord():
             found: dict[str, float | None] = {"validation/loss": record.loss}
+        case StartRecord():
+            found = {}
         case CheckpointRecord():
             found = {"checkpoint/seconds": record.seconds}
         case StepRecord():

@@ -15,37 +15,68 @@ from phalanx.checkpoint.tier import step_of
 from phalanx.config import Job
 from phalanx.model.hf import HfError, load_hf
 from phalanx.parallel import Weight
+from phalanx.train.parent import archive_root
+from phalanx.train.progress import event_text
+from phalanx.train.records import StartRecord
 from phalanx.train.saving import keepers_home, local_root
 
 if TYPE_CHECKING:
     from phalanx.train.trainer import Trainer
+
+MEMORY, NODE_DISKS, DISK = "the nodes' memory", "the nodes' own disks", "disk"
+ARCHIVE, WEIGHTS = "the archive", "weights"
+REASON_CHARACTERS = 500  # of one reason on the screen; the log has it whole
 
 log = logging.getLogger(__name__)
 
 
 def load_start(
     job: Job, trainer: Trainer, checkpointer: Checkpointer, parents: list[Path | str]
-) -> None:
-    """Put the trainer where the run starts from; collective over all ranks."""
+) -> StartRecord:
+    """Put the trainer where the run starts from, and say where that is; collective."""
     settings = job.checkpoint
     if settings.load_hf:
         load_foreign_weights(trainer, Path(settings.load_hf))
-    if not settings.resume:
-        return
-    manifest = None
+    manifest, tier = None, ""
     if settings.resume == "auto" and not settings.weights_only:
         manifest = load_from_memory(job, trainer, checkpointer, parents)
-    if manifest is None and parents:
+        tier = MEMORY if "memory" in checkpointer.loaded_from else NODE_DISKS
+    if settings.resume and manifest is None and parents:
         # A path that somebody named is loaded or refused; "auto" takes the newest that is whole.
         tensors, weights_only = trainer.tensors(), settings.weights_only
         if settings.resume == "auto":
             manifest = checkpointer.load_newest(parents, tensors, weights_only=weights_only)
         else:
             manifest = checkpointer.load(parents[0], tensors, weights_only=weights_only)
-    if settings.weights_only:
+        tier = ARCHIVE if _is_archived(job, checkpointer.loaded_from) else DISK
+    if manifest is not None and settings.weights_only:
         trainer.publish_weights()
+        tier = WEIGHTS
     elif manifest is not None:
         trainer.restore(manifest)
+    start = _start(job, trainer, checkpointer, tier if manifest is not None else "")
+    if settings.resume or start.tier:
+        log.warning("%s", event_text(start))
+    return start
+
+
+def _start(job: Job, trainer: Trainer, checkpointer: Checkpointer, tier: str) -> StartRecord:
+    foreign = job.checkpoint.load_hf if not tier else ""
+    named = tier in (DISK, ARCHIVE, WEIGHTS)
+    return StartRecord(
+        job=job.name,
+        generation=trainer.generation,
+        step=trainer.step,
+        tier=WEIGHTS if foreign else tier,
+        path=foreign or (checkpointer.loaded_from if named else ""),
+        passed_over=tuple(each[:REASON_CHARACTERS] for each in checkpointer.passed_over[:3]),
+    )
+
+
+def _is_archived(job: Job, where: str) -> bool:
+    return "://" in where or (
+        bool(job.checkpoint.archive.url) and where.startswith(archive_root(job) + "/")
+    )
 
 
 def load_from_memory(
@@ -62,13 +93,16 @@ def load_from_memory(
         local_run=run_of(str(parents[0])) if parents else "",
     )
     if manifest is None and checkpointer.broke_off and not parents:
-        problem = "the nodes' memory could not be read to the end, and no checkpoint is on disk"
-        fix = "start again to try once more; checkpoint.resume = '' begins at step 0"
-        raise CheckpointError(home, problem, fix)
+        fix = (
+            "no checkpoint is on disk to fall back to. What is bad is remembered and not tried "
+            "again: start again for whatever else the nodes hold, or from step 0 if that is nothing"
+        )
+        raise CheckpointError("in the nodes' memory", checkpointer.passed_over, fix)
     if manifest is None:
         checkpointer.release_memory(home)  # where the disk is newer their time is over
     else:
         # Until this run has saved something, theirs may be the only copy: their lease ends it.
+        trainer.unsaved = manifest.step > on_disk
         log.warning("continuing at step %d from the nodes' memory or disks", manifest.step)
     return manifest
 

@@ -38,6 +38,7 @@ from phalanx.train.progress import (
     process_age_seconds,
 )
 from phalanx.train.provenance import write_provenance
+from phalanx.train.records import StartRecord
 from phalanx.train.refusal import refuse
 from phalanx.train.resume import load_start
 from phalanx.train.run_folder import RunFolder
@@ -120,11 +121,11 @@ class Worker:
         mesh = build_mesh(self.job, self._device)
         self._trainer = trainer = Trainer(self.job, mesh, self._device)
         checkpointer = open_checkpointer(self.job, folder)
-        load_start(self.job, trainer, checkpointer, parents)
+        start = load_start(self.job, trainer, checkpointer, parents)
         notes = fallback_note(trainer.step, parents)
         if self.job.checkpoint.every or self.job.checkpoint.memory_every:
             prepare_saves(self.job, trainer, checkpointer)
-        sinks = Sinks(self._sinks(folder))
+        sinks = Sinks(self._sinks(folder, start))
         try:
             info = loop.train(trainer, folder, sinks, self.stop, checkpointer)
         finally:
@@ -188,10 +189,12 @@ class Worker:
         if self.rank == 0:
             write_provenance(self.job, folder, names, str(parents[0] if parents else ""))
 
-    def _sinks(self, folder: RunFolder) -> list[Sink]:
+    def _sinks(self, folder: RunFolder, start: StartRecord) -> list[Sink]:
         if self.rank != 0:
             return []
         watcher = self._watcher or Plain(self.job, folder, WaitClock(process_age_seconds()))
+        if self.job.checkpoint.resume or start.tier:
+            watcher.write(start)
         return [*open_sinks(self.job, folder), watcher]
 
     def _failure(self, error: BaseException) -> ExitInfo:

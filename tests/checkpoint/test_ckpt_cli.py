@@ -17,7 +17,8 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from phalanx.checkpoint import Checkpointer, CheckpointError, Extra, latest, read_manifest
-from phalanx.checkpoint.convert import import_dcp, reshard
+from phalanx.checkpoint.convert import reshard
+from phalanx.checkpoint.dcp import import_dcp
 from phalanx.checkpoint.inspect import diff, verify
 from phalanx.checkpoint.rewrite import write_whole
 from phalanx.cli.ckpt import app
@@ -162,6 +163,7 @@ def test_reshard_changes_the_files_and_no_bit(run: Path, tmp_path: Path) -> None
         reshard(made, tmp_path / "new", 2)
 
 
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_a_dcp_folder_goes_out_and_comes_back(run: Path, tmp_path: Path) -> None:
     assert answer("export", run, tmp_path / "dcp", "--to", "dcp")["tensors"] == len(tensors())
     state = {name: torch.zeros_like(tensor) for name, tensor in tensors().items()}
@@ -171,6 +173,58 @@ def test_a_dcp_folder_goes_out_and_comes_back(run: Path, tmp_path: Path) -> None
     assert diff(str(made), str(step(run, 30)), lambda _: None) == []
 
 
+def test_what_a_dcp_folder_cannot_hold_comes_back_too(run: Path, tmp_path: Path) -> None:
+    def save(folder: Path) -> None:
+        rank = dist.get_rank()
+        place = extra(generation=3, tokens=77, mesh={"data": 2}, rng=b"dice%d" % rank)
+        Checkpointer(folder).save(5, {"model.w": torch.arange(6.0)}, place)
+
+    def generators(path: Path) -> bytes:
+        return Checkpointer(path.parent).load(path, {"model.w": torch.zeros(6)}).rng
+
+    run_ranks(2, save, tmp_path / "saved")
+    (path,) = (tmp_path / "saved").glob("step-*")
+    answer("export", path, tmp_path / "dcp", "--to", "dcp")
+    made = answer("import", tmp_path / "dcp", tmp_path / "back")
+    back, before = read_manifest(Path(made["checkpoint"])), read_manifest(path)
+    assert made["notes"] == [] and Path(made["checkpoint"]).name == path.name
+    for field in ("step", "generation", "tokens", "cursor", "mesh", "config_hash", "config"):
+        assert getattr(back, field) == getattr(before, field), field
+    assert back.run_ranks == 2 and len(back.shards) == 1
+    again = Path(answer("reshard", made["checkpoint"], tmp_path / "again")["checkpoint"])
+    for copy in (Path(made["checkpoint"]), again):
+        assert run_ranks(2, generators, copy) == [b"dice0", b"dice1"]
+
+
+def test_a_dcp_folder_is_proved_when_it_comes_back(run: Path, tmp_path: Path) -> None:
+    answer("export", run, tmp_path / "dcp", "--to", "dcp")
+    file = max((tmp_path / "dcp").glob("*.distcp"), key=lambda path: path.stat().st_size)
+    flip(file, file.stat().st_size // 2)
+    done = call("import", tmp_path / "dcp", tmp_path / "back")
+    assert done.exit_code == 15 and "model." in done.stderr and "corrupt" in done.stderr
+    file.unlink()
+    done = call("import", tmp_path / "dcp", tmp_path / "back")
+    assert done.exit_code == 15 and "cannot be read" in done.stderr
+    (tmp_path / "dcp" / "phalanx.json").write_text("{}")
+    done = call("import", tmp_path / "dcp", tmp_path / "back")
+    assert done.exit_code == 15 and "phalanx.json is corrupt" in done.stderr
+    assert not list((tmp_path / "back").glob("step-*"))
+
+
+def test_a_foreign_dcp_folder_says_what_it_lacks(
+    tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    state = {"model.w": torch.ones(3), "epoch": 4}
+    dcp.save(state, checkpoint_id=tmp_path / "dcp", no_dist=True)
+    recwarn.clear()
+    done = call("import", tmp_path / "dcp", tmp_path / "back")
+    assert done.exit_code == 0 and "left out, since they are no tensors: epoch" in done.stdout
+    assert "nothing of step, tokens, data cursor" in done.stdout
+    assert "checkpoint.weights_only = true" in done.stdout
+    assert not list(recwarn), "DCP's warnings are not for the user of ours"
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_a_version_1_checkpoint_is_refused_with_the_command_that_imports_it(
     tmp_path: Path,
 ) -> None:
@@ -200,7 +254,7 @@ def test_prune_keeps_what_the_rules_and_pins_say(run: Path) -> None:
 @pytest.mark.parametrize(
     "words",
     [["show", "{}"], ["verify", "{}"], ["diff", "{}", "{}"], ["export", "{}", "{}/out"],
-     ["import", "{}", "{}/out"], ["reshard", "{}", "{}/out"]],
+     ["import", "{}/nosuch", "{}/out"], ["import", "{}", "{}/out"], ["reshard", "{}", "{}/out"]],
 )  # fmt: skip
 def test_a_folder_without_checkpoint_ends_in_words(words: list[str], tmp_path: Path) -> None:
     done = call(*(word.format(tmp_path) for word in words))
@@ -221,7 +275,8 @@ LARGER_THAN_MEMORY = """
 import resource, sys
 from pathlib import Path
 import msgspec, torch
-from phalanx.checkpoint.convert import export_checkpoint, export_dcp, import_checkpoint, import_dcp
+from phalanx.checkpoint.convert import export_checkpoint, import_checkpoint
+from phalanx.checkpoint.dcp import export_dcp, import_dcp
 from phalanx.checkpoint.rewrite import write_whole
 from phalanx.checkpoint import Extra
 from phalanx.config import Model, resolve_model

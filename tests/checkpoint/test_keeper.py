@@ -27,7 +27,7 @@ from phalanx.checkpoint import (
     Extra,
     latest,
     list_checkpoints,
-    serving,
+    shelf,
 )
 from phalanx.checkpoint.commit import Order
 from phalanx.checkpoint.direct import CHUNK_BYTES, WRITE_BYTES, chunk_sums
@@ -285,6 +285,6 @@ def test_checksums_by_several_threads_are_those_of_one(monkeypatch: pytest.Monke
     order = SimpleNamespace(sidecar=SimpleNamespace(shard_bytes=len(content) - 100))
     held = Held(cast(Order, order), content, replica=False)
     held.fill(len(content))
-    alone = serving.sums_of(held)
-    monkeypatch.setattr(serving, "THREADED_BYTES", 1)
-    assert serving.sums_of(held) == alone == np.array(chunk_sums(content[:-100]), "<u4").tobytes()
+    alone = shelf.sums_of(held)
+    monkeypatch.setattr(shelf, "THREADED_BYTES", 1)
+    assert shelf.sums_of(held) == alone == np.array(chunk_sums(content[:-100]), "<u4").tobytes()

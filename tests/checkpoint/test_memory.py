@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 
 from phalanx.checkpoint import Checkpointer, CheckpointError, Extra, channel
 from phalanx.checkpoint.keepers import buddies, find_keepers, home_of, node_name
-from phalanx.checkpoint.recover import Place, connect, offers
+from phalanx.checkpoint.recover import Place, condemn_held, connect, offers
 from phalanx.checkpoint.wire import (
     Ask,
     Data,
@@ -253,16 +253,29 @@ def spoil(keeper: psutil.Process, content: torch.Tensor) -> None:
 
 
 def test_memory_that_breaks_off_half_way_is_not_trained_on(tmp_path: Path) -> None:
-    """Without a checkpoint on disk the start is refused, and the keepers keep what they have."""
+    """Without a checkpoint on disk the start is refused, once: what is bad is remembered."""
     save_and_die(tmp_path, nodes=False, steps=1, write=False)
     spoil(keepers_below(str(home_of(str(tmp_path))))[0], whole(1.0))
     job = Job(name=tmp_path.name, runs=str(tmp_path.parent))
     tensors = {"model.w": torch.zeros_like(whole(0.0))}
     trainer = cast(Trainer, SimpleNamespace(tensors=lambda: tensors))
-    with pytest.raises(CheckpointError, match="could not be read to the end") as refused:
+    with pytest.raises(CheckpointError, match=r"rank-00000\..*\.safetensors is corrupt") as refused:
         load_from_memory(job, trainer, Checkpointer(tmp_path / "checkpoints"), [])
-    assert "start again" in str(refused.value)
-    assert find_keepers(home_of(str(tmp_path)))
+    assert "model.w" in str(refused.value) and "start again" in str(refused.value)
+    (path,) = find_keepers(home_of(str(tmp_path)))
+    assert {offer.header.rank for offer in offers(path)} == {1}, "the good one is kept"
+    again = Checkpointer(tmp_path / "checkpoints")
+    assert load_from_memory(job, trainer, again, []) is None
+    assert again.passed_over == ["memory of keepers, step 1: found bad before"]
+
+
+def test_a_snapshot_that_is_good_cannot_be_condemned(tmp_path: Path) -> None:
+    save_and_die(tmp_path, nodes=True, steps=1)
+    for node in ("node0", "node1"):  # each holds a rank's own one and a replica
+        (keeper,) = Path(home_of_node(tmp_path, node)).glob("*.sock")
+        for header, place in offers(str(keeper)):
+            assert not condemn_held(place, header.rank, header.session, header.step)
+        assert len(offers(str(keeper))) == 2
 
 
 def test_memory_that_was_resumed_from_is_kept_for_the_next_crash(tmp_path: Path) -> None:

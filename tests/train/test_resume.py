@@ -8,9 +8,11 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
+from torch.distributed.checkpoint.state_dict_saver import save as save_dcp
 
-from phalanx.checkpoint import Checkpointer, CheckpointError, Extra, latest
+from phalanx.checkpoint import Checkpointer, CheckpointError, Extra, latest, stored_tensors
 from phalanx.checkpoint.convert import import_checkpoint
+from phalanx.checkpoint.dcp import export_dcp, import_dcp
 from phalanx.config import ConfigError, Job
 from phalanx.data import Cursor
 from phalanx.model.hf import HfError, export_hf
@@ -72,12 +74,46 @@ def test_imported_weights_are_a_start_only_when_asked_for_as_weights(
     export_hf(state, job.model, tmp_path / "hf", dtype=torch.float32)
     imported = import_checkpoint(tmp_path / "hf", tmp_path / "imported")
     settings = {"model__moe": moe, "checkpoint__resume": imported, "train__steps": 2}
-    with pytest.raises(ConfigError, match=r"weights alone.*checkpoint\.weights_only = true"):
+    with pytest.raises(ConfigError, match=r"Hugging Face.*checkpoint\.weights_only = true"):
         find_parent(small_job(tmp_path, 1, **settings))
     again = small_job(tmp_path, 1, checkpoint__weights_only="true", **settings)
     run = start(again, 1)
     assert run.wait() == 0, run.text
     assert [record.step for record in run.steps] == [1, 2]
+
+
+def test_a_run_continues_to_the_bit_from_a_dcp_folder_that_was_exported(
+    tmp_path: Path, start: Callable[..., Run]
+) -> None:
+    """Two ranks, saved half way, through DCP and back: the same as never having stopped."""
+
+    def weights(run: Run) -> dict[str, torch.Tensor]:
+        path = latest(run.folder.checkpoints)
+        assert path is not None
+        kinds = stored_tensors(path).items()
+        state = {name: torch.zeros(shape, dtype=dtype) for name, (shape, dtype) in kinds}
+        Checkpointer(path.parent).load(path, state)
+        return state
+
+    whole = start(small_job(tmp_path, train__steps=4))
+    assert whole.wait() == 0
+    half = start(small_job(tmp_path, train__steps=4, checkpoint__every=2, checkpoint__keep=0))
+    assert half.wait() == 0
+    export_dcp(half.folder.checkpoints / "step-00000002", tmp_path / "dcp")
+    made = import_dcp(tmp_path / "dcp", tmp_path / "imported")
+    rest = start(small_job(tmp_path, train__steps=4, checkpoint__resume=made))
+    assert rest.wait() == 0, rest.text
+    assert [record.step for record in rest.steps] == [3, 4]
+    expected, found = weights(whole), weights(rest)
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_tensors_of_a_foreign_dcp_folder_are_no_run_to_continue(tmp_path: Path) -> None:
+    save_dcp({"model.w": torch.ones(3)}, checkpoint_id=tmp_path / "dcp", no_dist=True)
+    made = import_dcp(tmp_path / "dcp", tmp_path / "imported")
+    with pytest.raises(ConfigError, match=r"DCP folder .* data cursor .*weights_only = true"):
+        find_parent(small_job(tmp_path, 1, checkpoint__resume=made))
 
 
 def test_a_folder_that_holds_a_checkpoint_is_not_imported_into(tmp_path: Path) -> None:
@@ -112,6 +148,9 @@ def test_a_run_that_had_to_continue_an_older_checkpoint_says_so(
     assert second.wait() == 0, second.text
     assert second.steps[0].step == 3
     assert f"continued from step 2: {newest} is damaged" in second.text
+    older = newest.with_name("step-00000002")
+    said = [f"passed over: {newest}: {shard.name} is corrupt", f"from disk: {older}", "step 3/5"]
+    assert sorted(said, key=second.text.index) == said, "before the first step"
 
 
 def test_a_run_that_is_done_already_says_how_to_go_on(
