@@ -80,7 +80,37 @@ def refuse_parent(job: Job, parent: Path) -> None:
         return
     theirs = resolve_model(msgspec.convert(described, Model))
     if found := list(_differences(job.model, theirs, str(parent))):
-        raise ConfigError.of(found)
+        tensors = differing_tensors(job.model, parent)
+        rule = "\n  ".join([f"{len(tensors)} tensors are not the model's:", *tensors])
+        fix = "correct the settings above, or start from another checkpoint"
+        raise ConfigError.of([*found, problem("checkpoint.resume", str(parent), rule, fix)])
+
+
+def differing_tensors(model: Model, parent: Path) -> list[str]:
+    """Every tensor of a checkpoint that a model has not, or has in another shape, and vice versa.
+
+    Imports torch: that is worth its second where something is wrong.
+    """
+    import torch
+
+    from phalanx.checkpoint import stored_tensors
+    from phalanx.model import Transformer
+
+    with torch.device("meta"):
+        ours = Transformer(model)
+    biases = (each for each in ours.named_buffers() if each[0].endswith(".expert_bias"))
+    held = [*ours.named_parameters(), *biases]
+    wanted = {f"model.{name}": tuple(tensor.shape) for name, tensor in held}
+    stored = {name: tuple(shape) for name, (shape, _) in stored_tensors(parent).items()}
+    found = {}
+    for name in sorted({n for n in stored if n.startswith("model.")} | wanted.keys()):
+        if stored.get(name) != wanted.get(name):
+            theirs = stored.get(name, "is not in the checkpoint")
+            found[name] = f"{name} {theirs}, the model has {wanted.get(name, 'none')}"
+    # An optimizer's tensors are named after their weights and shaped like them.
+    followers = {n: f"model.{n.split('.', 2)[-1]}" for n in stored if n.startswith("optimizer.")}
+    lines = [f"{name} {stored[name]}, as {of}" for name, of in followers.items() if of in found]
+    return [*found.values(), *sorted(lines)]
 
 
 def refuse_weights(job: Job) -> None:

@@ -126,10 +126,27 @@ def test_a_checkpoint_of_another_model_is_refused_by_key(tmp_path: Path) -> None
     job = small_job(tmp_path, 1)
     config = {"model": msgspec.to_builtins(job.model)}
     extra = Extra(tokens=0, cursor=Cursor(), mesh={"data": 1}, config_hash="", config=config)
-    path = Checkpointer(tmp_path / "c").save(7, {"x": torch.ones(2)}, extra)
+    path = Checkpointer(tmp_path / "c").save(7, {"model.x": torch.ones(2)}, extra)
     refuse_files(small_job(tmp_path, 1, checkpoint__resume=path))
     with pytest.raises(ConfigError, match=r"model\.layers = 3: .*; set it to 2"):
         refuse_files(small_job(tmp_path, 1, checkpoint__resume=path, model__layers=3))
+
+
+def test_every_tensor_that_differs_from_the_models_is_named(
+    tmp_path: Path, start: Callable[..., Run]
+) -> None:
+    assert start(small_job(tmp_path, 1, train__steps=1), 1).wait() == 0
+    again = small_job(tmp_path, 1, checkpoint__resume="auto", model__ffn=48)
+    with pytest.raises(ConfigError, match=r"model\.ffn = 48: .*; set it to 32") as refused:
+        refuse_files(again)
+    text = str(refused.value)
+    for layer in (0, 1):
+        for tensor in (f"layers.{layer}.mlp.gate_up.weight", f"layers.{layer}.mlp.down.weight"):
+            assert f"\n  model.{tensor} (" in text and f"optimizer.exp_avg_sq.{tensor} (" in text
+    assert "12 tensors are not the model's" in text and "embed" not in text
+    deeper = small_job(tmp_path, 1, checkpoint__resume="auto", model__layers=3)
+    with pytest.raises(ConfigError, match=r"model\.layers\.2\.\S+ is not in the checkpoint"):
+        refuse_files(deeper)
 
 
 def test_a_run_that_had_to_continue_an_older_checkpoint_says_so(
