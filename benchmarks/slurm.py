@@ -76,7 +76,7 @@ def recovery(root: Path) -> dict[str, Any]:
             if not sandbox.node_runs(name):
                 sandbox.start_node(name)  # or Slurm waits for it before the job has ended
         sandbox.run("scancel", str(job.number))
-        job.wait_ended(60)
+        job.wait_ended(150)  # Slurm itself waits a minute for the dead node's part of the step
         # The same job, but Slurm deals with lost nodes as it does by default.
         job = SlurmJob(sandbox, root, RANKS, *words, "--set", OWN_REQUEUE)
         job.wait_running()

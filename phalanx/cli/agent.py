@@ -56,7 +56,8 @@ def join_and_serve(
     """Serve a node: join a server, run workers, tell how they do.
 
     The join token comes from PHALANX_TOKEN or the file in PHALANX_TOKEN_FILE. SIGINT ends what
-    runs here; after SIGTERM it runs on for a while, and the next agent takes it over.
+    runs here; after SIGTERM it runs on for a while, and the next agent takes it over. With --site
+    SIGTERM ends it as well: it is the engine's last word.
     """
     from phalanx.control.agent_config import AgentConfig, read_agent_config
     from phalanx.control.agent_files import describe_node, own_address
@@ -108,7 +109,7 @@ def join_and_serve(
             config=settings,
         )
         try:
-            asyncio.run(_run(AgentProcess(options), follow))
+            asyncio.run(_run(AgentProcess(options), follow, term_ends=bool(site)))
         except ZygoteError as error:
             raise JoinError(str(error)) from None
     except (JoinError, TokenError, OSError) as error:
@@ -133,7 +134,7 @@ def _end_with(path: Path, before: int) -> None:
     os.kill(os.getpid(), signal.SIGINT)
 
 
-async def _run(process: AgentProcess, parent: int) -> None:
+async def _run(process: AgentProcess, parent: int, *, term_ends: bool) -> None:
     from phalanx.control.parent import follow
 
     serving = asyncio.ensure_future(process.run())
@@ -145,7 +146,8 @@ async def _run(process: AgentProcess, parent: int) -> None:
         serving.cancel()
 
     loop.add_signal_handler(signal.SIGINT, end)
-    loop.add_signal_handler(signal.SIGTERM, serving.cancel)
+    # An engine that ends a step kills what it sees, and not what an agent left behind.
+    loop.add_signal_handler(signal.SIGTERM, end if term_ends else serving.cancel)
     if parent:
         follow(parent, signal.SIGINT)
     try:

@@ -36,6 +36,7 @@ from phalanx.control.client import Client, ClientError
 from phalanx.control.submission import Wanted, submission
 
 AGAIN = 75  # exit code: not done, to be continued in another allocation
+CANCELLED = 143  # exit code: the engine ends the allocation, and waits for nobody
 POLL_SECONDS = 0.1
 SITE_SECONDS = 5.0  # between two questions to the engine
 JOIN_SECONDS = 120.0  # for the agents of a gang
@@ -109,9 +110,11 @@ class Lead:
             self.client = self._connect()
             self._settle_nodes()
             joined = self._wait_for_nodes()
-            number = self._submit(min(spares, joined - self.options.slots))
+            if self._leaving and not self._known():
+                return CANCELLED if self._over() else AGAIN  # there is nothing to save
+            number = self._submit(max(0, min(spares, joined - self.options.slots)))
             code = self._follow(number)
-            if code != AGAIN:
+            if code not in (AGAIN, CANCELLED):
                 (self.state / ENDED_FILE).write_text(f"{code}\n")
             return code
         finally:
@@ -154,7 +157,7 @@ class Lead:
                 client = Client(self.options.url, self.state)
                 client.get("/v1/status", Status)
                 return client
-            if time.monotonic() > deadline:
+            if time.monotonic() > deadline or self._leaving:
                 raise LeadError(f"no controller answers at {self.options.url}")
             time.sleep(POLL_SECONDS)
 
@@ -248,12 +251,7 @@ class Lead:
 
     def _submit(self, spares: int) -> int:
         """Put the job into the queue, once; in a later allocation it is let in again."""
-        path = self.state / "job"
-        known = [job.id for job in self.client.get("/v1/jobs", JobList, state="all").jobs]
-        number = int(path.read_text()) if path.exists() else 0
-        if self.options.own_server and known:
-            number = known[0]
-        if number:
+        if number := self._known():
             if self._job(number).state == "pending":
                 self._ask(lambda: self.client.post(f"/v1/jobs/{number}/release", None, Done))
             return number
@@ -262,9 +260,20 @@ class Lead:
         )
         made = submission(wanted, self.options.node_gpus)
         number = self.client.post("/v1/jobs", made, Done).jobs[0]
-        path.write_text(str(number))
+        self._number_file.write_text(str(number))
         log.info("job %d: %s", number, wanted.title)
         return number
+
+    @property
+    def _number_file(self) -> Path:
+        return self.state / "job"
+
+    def _known(self) -> int:
+        """The job's number where it was submitted in an earlier turn; 0: it was not."""
+        if self.options.own_server:
+            known = self.client.get("/v1/jobs", JobList, state="all").jobs
+            return known[0].id if known else 0
+        return int(self._number_file.read_text()) if self._number_file.exists() else 0
 
     def _job(self, number: int) -> JobOut:
         return self.client.get(f"/v1/jobs/{number}", JobDetail).job
@@ -287,6 +296,9 @@ class Lead:
 
     def _leave(self, number: int) -> int:
         """The engine wants its nodes back: checkpoint, then out of the queue until the next."""
+        if self._over():
+            log.info("%s: the engine ends this allocation", self._leaving)
+            return CANCELLED
         log.info("%s: a checkpoint, and on in the next allocation", self._leaving)
         asked = held = False
         while True:
@@ -311,6 +323,13 @@ class Lead:
                     asked = False  # it was quicker than we
             time.sleep(POLL_SECONDS / 5)
 
+    def _over(self) -> bool:
+        try:
+            return self.site.over()
+        except Exception as error:  # an engine that does not answer may well wait for us
+            log.warning("%s", error)
+            return False
+
     def _note_quarantined(self) -> None:
         """For the next allocation: nodes that did harm."""
         found = self._nodes().items()
@@ -326,3 +345,6 @@ class _Nowhere:
 
     def unwanted(self) -> dict[str, str]:
         return {}
+
+    def over(self) -> bool:
+        return False

@@ -30,6 +30,10 @@ class Site(Protocol):
         """Nodes that somebody wants empty (drained, cordoned), and the reason given."""
         ...
 
+    def over(self) -> bool:
+        """Whether the engine ends the allocation now (cancelled): nothing will be waited for."""
+        ...
+
 
 def node_facts(engine: str, environment: Mapping[str, str]) -> NodeFacts:
     """This node by the environment that an engine gave a process; "auto": whichever it was."""

@@ -34,6 +34,9 @@ class Site:
     def unwanted(self) -> dict[str, str]:
         return {}
 
+    def over(self) -> bool:
+        return False
+
 
 def leading(state: Path, url: str, site: Site, slots: int, spares: int = 0) -> Lead:
     wanted = Wanted(argv=("true",), ranks=slots, spares=spares)

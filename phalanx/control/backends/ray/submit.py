@@ -94,6 +94,10 @@ class RaySite:
                 gone[f"ray-{node['NodeID'][:12]}"] = "Ray lost the node"
         return {name: why for name, why in gone.items() if name in self._names.values()}
 
+    def over(self) -> bool:
+        """Ray takes nothing back."""
+        return False
+
 
 class RayBackend:
     """Holds nodes for one job, from its start to its end; nothing stays behind."""

@@ -123,3 +123,8 @@ class SlurmSite:
         return unwanted_nodes(
             self._programs.run("scontrol", "--oneliner", "show", "node", self._list)
         )
+
+    def over(self) -> bool:
+        """Whether Slurm is ending the job: cancelled, or past its limit or grace."""
+        said = self._programs.run("squeue", "--noheader", f"--jobs={self.job}", "--format=%T")
+        return said.strip() not in ("RUNNING", "SUSPENDED")

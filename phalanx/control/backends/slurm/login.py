@@ -19,7 +19,7 @@ from pathlib import Path
 
 from msgspec import Struct, structs
 
-from phalanx.control.backends.lead import AGAIN, Lead, LeadOptions
+from phalanx.control.backends.lead import AGAIN, CANCELLED, Lead, LeadOptions
 from phalanx.control.backends.slurm.directives import ScriptOptions, allocation_words
 from phalanx.control.backends.slurm.facts import SlurmSite, expand
 from phalanx.control.backends.slurm.programs import Programs, SlurmError, explained, require
@@ -31,6 +31,7 @@ GRANTED = re.compile(r"Granted job allocation (\d+)")
 LOOK_SECONDS = 5.0  # between two questions whether the allocation is still there
 END_SECONDS = 20.0  # for agents to end what they started
 LEFT = ("SIGINT", "SIGTERM")  # somebody ends us, and not an allocation
+STILL_OURS = ("RUNNING", "SUSPENDED", "COMPLETING")  # the last: it will say soon what ended it
 
 log = logging.getLogger("phalanx.slurm")
 
@@ -119,14 +120,23 @@ class Allocation:
         with suppress(ValueError):  # "Unknown": it has no limit
             ends = time.mktime(time.strptime(self._ends, "%Y-%m-%dT%H:%M:%S"))
         while not over.wait(max(0.0, min(LOOK_SECONDS, ends - seconds - time.time()))):
-            state = "RUNNING"
-            with suppress(SlurmError):  # one that does not answer is no reason to stop
-                said = self._programs.run("squeue", "--noheader", "--format=%i %T", "--me")
-                jobs = dict(line.split() for line in said.splitlines() if line.strip())
-                state = jobs.get(str(self.job), "")
-            if state != "RUNNING" or time.time() >= ends - seconds:
+            state = self._state()
+            if state == "CANCELLED":
+                os.kill(os.getpid(), signal.SIGTERM)  # somebody's wish, and not the end of a turn
+                return
+            if state not in STILL_OURS or time.time() >= ends - seconds:
                 os.kill(os.getpid(), signal.SIGUSR1)
                 return
+
+    def _state(self) -> str:
+        """What Slurm says of the allocation; "": it has forgotten it."""
+        with suppress(SlurmError):  # one that does not answer is no reason to stop
+            said = self._programs.run(
+                *("squeue", "--noheader", "--format=%i %T", "--me", "--states=all")
+            )
+            jobs = dict(line.split() for line in said.splitlines() if line.strip())
+            return jobs.get(str(self.job), "")
+        return "RUNNING"
 
 
 def lead_here(wanted: Wanted, backend: SlurmBackend, policy: Path | None) -> LedRun:
@@ -142,7 +152,7 @@ def lead_here(wanted: Wanted, backend: SlurmBackend, policy: Path | None) -> Led
         remember_quarantined(bad)
         exclude = tuple(dict.fromkeys((*options.exclude, *bad)))
         options = structs.replace(options, exclude=exclude)
-        if code != AGAIN or leaving in LEFT:
+        if code not in (AGAIN, CANCELLED) or leaving in LEFT:
             return LedRun(code=code, run=str(run), allocations=tuple(turns))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 
+from phalanx.control.backends.lead import AGAIN, CANCELLED
 from phalanx.control.backends.slurm.container import (
     PYTHON,
     container_words,
@@ -225,18 +226,19 @@ def _end(options: ScriptOptions) -> Iterator[Line]:
         "wait returns early when a warning comes",
     )
     yield Line(
+        f"[ $code -ne {CANCELLED} ] || exit $code  # Slurm itself ends the agents\n"
         f'scancel --signal=INT "$SLURM_JOB_ID.{agents_step(options)}" 2>/dev/null; sleep 0.2\n'
         'for _ in $(seq 100); do kill -0 "$step" 2>/dev/null || break; sleep 0.1; done',
         "Agents end what they started, so that no node lingers in COMPLETING",
     )
     if options.backend.slurm.requeue:
         yield Line(
-            "if [ $code -eq 75 ]; then\n"
+            f"if [ $code -eq {AGAIN} ]; then\n"
             '  [ "$(squeue -h -j "$SLURM_JOB_ID" -o %T)" = RUNNING ] || exit 0  # cancelled\n'
             '  scontrol requeue "$SLURM_JOB_ID"\n'
             '  bad=$(cat "$state/exclude" 2>/dev/null)\n'
             '  [ -z "$bad" ] || scontrol update job="$SLURM_JOB_ID" ExcNodeList="$bad"\n'
             "  exit 0\nfi",
-            "75: not done. The same job waits for its next turn, away from bad nodes",
+            f"{AGAIN}: not done. The same job waits for its next turn, away from bad nodes",
         )
     yield Line("exit $code")
