@@ -26,7 +26,7 @@ from phalanx.control.backends.slurm.sandbox_files import SandboxOptions, write_f
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "scontrol")
 START_SECONDS = 30.0
 END_SECONDS = 10.0
-CANCEL_SECONDS = 15.0  # a little more than Slurm's own KillWait
+CANCEL_SECONDS = 8.0  # for jobs that end when they are told to
 
 
 class SandboxError(Exception):
