@@ -14,7 +14,7 @@ from phalanx.cli.options import Json, Set, print_json, refused_in_words
 from phalanx.config import ConfigError
 
 if TYPE_CHECKING:
-    from phalanx.simulate.result import SeedResult
+    from phalanx.simulate.result import Report, SeedResult
     from phalanx.simulate.scenario import Scenario
 
 MOST_SEEDS = 10_000_000
@@ -38,7 +38,7 @@ Name = Annotated[
 ]
 Gpus = Annotated[int | None, typer.Option(min=1, help="GPUs that jobs run on.")]
 Days = Annotated[float | None, typer.Option(help="Length in days.")]
-Seed = Annotated[int, typer.Option(min=0, help="One seed.")]
+Seed = Annotated[int | None, typer.Option(min=0, help="One seed (default 0).")]
 Seeds = Annotated[str, typer.Option(metavar="A:B", help="Seeds A to B - 1.")]
 Processes = Annotated[int, typer.Option(min=1, help="Seeds at a time.")]
 
@@ -50,7 +50,7 @@ def run(
     scenario: Name,
     gpus: Gpus = None,
     days: Days = None,
-    seed: Seed = 0,
+    seed: Seed = None,
     seeds: Seeds = "",
     overrides: Set = None,
     json: Json = False,
@@ -58,7 +58,7 @@ def run(
         Path | None, typer.Option(help="Draw the first seed: .png, .svg or .html.")
     ] = None,
     replay: Annotated[
-        int | None, typer.Option(metavar="SEED", help="Tell the story of a seed.")
+        int | None, typer.Option(metavar="SEED", min=0, help="Tell the story of a seed.")
     ] = None,
     processes: Processes = 1,
 ) -> None:
@@ -72,10 +72,16 @@ def run(
             from phalanx.plan.plot import check_path
 
             check_path(plot)
+            if chosen.chaos is not None:
+                raise ConfigError("--plot", str(plot), "chaos has no timeline", "try multi-tenant")
         if replay is not None:
-            _replay(chosen, replay)
+            if seed is not None or seeds or plot is not None:
+                rule = "tells of one seed and nothing else"
+                raise ConfigError("--replay", replay, rule, "leave --seed, --seeds and --plot out")
+            _replay(chosen, replay, json)
             return
         report = _run(chosen, numbers, processes, quiet=json)
+        refuse_what_was_refused(chosen, report)
         if plot is not None:
             _draw(chosen, numbers[0], plot)
     if json:
@@ -86,7 +92,7 @@ def run(
         print_report(chosen, report)
         if plot is not None:
             print(f"wrote {plot}")
-    if report.summary.violations:
+    if report.summary.violations or one_job_failed(chosen, report):
         raise typer.Exit(1)
 
 
@@ -103,7 +109,7 @@ def compare(
     ] = None,
     gpus: Gpus = None,
     days: Days = None,
-    seed: Seed = 0,
+    seed: Seed = None,
     seeds: Seeds = "",
     overrides: Set = None,
     json: Json = False,
@@ -131,12 +137,18 @@ def compare(
             if not json:
                 print(f"{name} …", file=sys.stderr)
             reports[name] = _run(one, numbers, processes, quiet=True)
+            refuse_what_was_refused(one, reports[name])
     if json:
         print_json({"variants": {name: one.summary for name, one in reports.items()}})
-        return
-    from phalanx.cli.simulate_tables import print_comparison
+    else:
+        from phalanx.cli.simulate_tables import print_comparison
 
-    print_comparison(chosen, reports)
+        print_comparison(chosen, reports)
+    if any(
+        report.summary.violations or one_job_failed(chosen[name], report)
+        for name, report in reports.items()
+    ):
+        raise typer.Exit(1)
 
 
 @app.command("list")
@@ -231,9 +243,12 @@ def _changes(gpus: int | None, days: float | None, overrides: list[str] | None) 
     return found
 
 
-def _numbers(seed: int, seeds: str) -> range:
+def _numbers(seed: int | None, seeds: str) -> range:
     if not seeds:
-        return range(seed, seed + 1)
+        return range(seed or 0, (seed or 0) + 1)
+    if seed is not None:
+        rule = "cannot be given together with --seeds"
+        raise ConfigError("--seed", seed, rule, "leave one of them out")
     first, colon, last = seeds.partition(":")
     if not (colon and first.isdigit() and last.isdigit() and int(first) < int(last)):
         raise ConfigError("--seeds", seeds, "must be A:B with A below B", "e.g. --seeds 0:20")
@@ -266,16 +281,31 @@ def _run(scenario: Scenario, seeds: range, processes: int, quiet: bool) -> Any:
     return report
 
 
-def _replay(scenario: Scenario, seed: int) -> None:
+def refuse_what_was_refused(scenario: Scenario, report: Report) -> None:
+    """A scenario's one job that the core does not accept is a mistake in the scenario."""
+    for one in report.seeds if scenario.workload.kind == "one-job" else ():
+        for why in one.refused:
+            rule = f"the core does not accept the job: {why}"
+            raise ConfigError("job", scenario.name, rule, "change job.* or fleet.*")
+
+
+def one_job_failed(scenario: Scenario, report: Report) -> bool:
+    """Whether a scenario's one job ended before its time."""
+    return scenario.workload.kind == "one-job" and any(one.failed for one in report.seeds)
+
+
+def _replay(scenario: Scenario, seed: int, json: bool) -> None:
     from phalanx.simulate.replay import story_of
 
-    for line in story_of(scenario, seed):
+    story = story_of(scenario, seed)
+    if json:
+        print_json({"seed": seed, "story": list(story)})
+        return
+    for line in story:
         print(line)
 
 
 def _draw(scenario: Scenario, seed: int, path: Path) -> None:
     from phalanx.simulate.plot import draw_seed
 
-    if scenario.chaos is not None:
-        raise ConfigError("--plot", str(path), "chaos has no timeline", "try multi-tenant")
     draw_seed(scenario, seed, path)

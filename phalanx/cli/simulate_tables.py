@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from rich.box import SIMPLE
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from phalanx.plan.quantities import duration, short
@@ -24,10 +25,11 @@ def print_report(scenario: Scenario, report: Report, console: Console | None = N
         _chaos(report, console)
     else:
         _seeds(scenario, report, console)
+        _jobs(scenario, report, console)
         _buckets(report, console)
     for one in report.seeds:
         for line in one.found:
-            console.print(f"[red]seed {one.seed}: {line}[/red]")
+            console.print(f"[red]seed {one.seed}: {escape(line)}[/red]")
     total = report.summary
     verdict = "no violations" if not total.violations else f"{total.violations} VIOLATIONS"
     console.print(f"{total.seeds:,} seeds in {duration(total.wall_seconds)}: {verdict}")
@@ -86,13 +88,38 @@ def _mean_row(report: Report, many: bool) -> tuple[str, ...]:
     )
 
 
+def _jobs(scenario: Scenario, report: Report, console: Console) -> None:
+    """Jobs that did not come to their end, and rows of a trace that were not played."""
+    for one in report.seeds if scenario.workload.kind == "one-job" else ():
+        for told in one.failures:
+            console.print(f"[red]seed {one.seed}: {escape(told)}[/red]")
+    left_out = report.seeds[0].left_out  # a trace is the same for every seed
+    if left_out:
+        told = ", ".join(f"{count:,} that {why}" for why, count in left_out.items())
+        console.print(f"rows of {escape(scenario.workload.file)} left out: {told}")
+    if scenario.workload.kind == "csv":
+        played = max(one.days for one in report.seeds)
+        console.print(f"played until the last job had ended or the last day: {played:.2f} days")
+    if scenario.workload.kind != "one-job":
+        for what, tables in (
+            ("failed", [one.failed for one in report.seeds]),
+            ("refused", [one.refused for one in report.seeds]),
+        ):
+            together = {
+                key: sum(t.get(key, 0) for t in tables) for table in tables for key in table
+            }
+            if together:
+                told = ", ".join(f"{count:,} {why}" for why, count in together.items())
+                console.print(f"jobs {what}, by reason: {escape(told)}")
+
+
 def _buckets(report: Report, console: Console) -> None:
     summary = report.summary
     expected = summary.mean["expected_interruptions"]
-    console.print(
-        f"interruptions expected from the rates: {expected:.1f}; "
-        f"one every {duration(summary.mean['mtbf_hours'] * 3600)}"
-    )
+    told = "none came"
+    if summary.mean["interruptions"]:
+        told = f"one every {duration(summary.mean['mtbf_hours'] * 3600)}"
+    console.print(f"interruptions expected from the rates: {expected:.1f}; {told}")
     table = Table(box=SIMPLE, title="Where all GPU time went", title_justify="left")
     for heading in ("bucket", "share", "", "interruptions by cause", "mean"):
         table.add_column(heading, justify="left" if heading in ("bucket", "") else "right")
@@ -153,3 +180,8 @@ def print_comparison(scenarios: Mapping[str, Scenario], reports: Mapping[str, Re
             f"{mean['steps']:,.0f}",
         )
     console.print(table)
+    for name, report in reports.items():
+        for one in report.seeds:
+            failures = one.failures if scenarios[name].workload.kind == "one-job" else []
+            for told in (*failures, *one.found):
+                console.print(f"[red]{escape(name)}, seed {one.seed}: {escape(told)}[/red]")

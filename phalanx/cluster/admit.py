@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from phalanx.cluster.job import Job, JobSpec
 from phalanx.cluster.placement import never_fits
-from phalanx.cluster.policy import QueuePolicy
+from phalanx.cluster.policy import QueuePolicy, Quota
 from phalanx.cluster.reasons import Reason, reason, sentences
 from phalanx.cluster.request import request_of, tensor_slots
 from phalanx.cluster.room import room_of
@@ -91,23 +93,33 @@ def _room(view: View, job: Job) -> Reason | None:
     return never_fits(view.fleet, room, request, classes)
 
 
+def _below(key: str, value: int, bound: int) -> Iterator[Problem]:
+    if value < bound:
+        rule = "must not be negative" if bound == 0 else f"must be at least {bound}"
+        yield problem(key, value, rule, f"set {bound} or more")
+
+
+def quota_problems(key: str, quota: Quota) -> Iterator[Problem]:
+    """What is wrong with the quota of a team."""
+    yield from _below(f"{key}.gpus", quota.gpus, 0)
+    yield from _below(f"{key}.ceiling", quota.ceiling, 0)
+    yield from _below(f"{key}.weight", quota.weight, 1)
+    if 0 < quota.ceiling < quota.gpus:
+        rule = f"must not be below the {quota.gpus} GPUs that the team owns"
+        yield problem(f"{key}.ceiling", quota.ceiling, rule, f"set 0 or at least {quota.gpus}")
+
+
 def policy_problems(policy: QueuePolicy) -> list[Problem]:
     """What is wrong with a site's rules for the queue."""
     found: list[Problem] = []
 
     def least(key: str, value: int, bound: int) -> None:
-        if value < bound:
-            rule = "must not be negative" if bound == 0 else f"must be at least {bound}"
-            found.append(problem(key, value, rule, f"set {bound} or more"))
+        found.extend(_below(key, value, bound))
 
     for team, quota in policy.quotas.items():
-        least(f"queue.quotas.{team}.gpus", quota.gpus, 0)
-        least(f"queue.quotas.{team}.ceiling", quota.ceiling, 0)
-        least(f"queue.quotas.{team}.weight", quota.weight, 1)
-        if 0 < quota.ceiling < quota.gpus:
-            rule = "must not be below what the team owns"
-            key = f"queue.quotas.{team}.ceiling"
-            found.append(problem(key, quota.ceiling, rule, f"set 0 or at least {quota.gpus}"))
+        if not team:
+            found.append(problem("queue.quotas", '""', "a team must have a name", "name it"))
+        found += quota_problems(f"queue.quotas.{team}", quota)
     for name, qos in policy.qos.items():
         for field in ("most_gpus_per_job", "most_gpus", "most_time_ns"):
             least(f"queue.qos.{name}.{field}", getattr(qos, field), 0)

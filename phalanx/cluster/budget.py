@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from phalanx.cluster.commands import Accept
+from phalanx.cluster.commands import Accept, Refuse
 from phalanx.cluster.context import Context
 from phalanx.cluster.events import RaiseBudget
 from phalanx.cluster.job import SECOND_NS, Job
@@ -55,6 +55,11 @@ def on_raise(ctx: Context, fact: RaiseBudget) -> None:
     """More budget for a job, or leave to go on above it."""
     job = known(ctx, fact.job, fact.request)
     if job is None:
+        return
+    if fact.budget_gpu_seconds < 0:
+        value, rule = str(fact.budget_gpu_seconds), "must not be negative (0: no budget)"
+        why = reason("bad_field", key="budget_gpu_seconds", value=value, rule=rule)
+        ctx.emit((), Refuse(reason=why, request=fact.request, job=job.id))
         return
     job.budget_gpu_seconds, job.forced = fact.budget_gpu_seconds, fact.forced
     job.budget_warned = False

@@ -18,9 +18,11 @@ from phalanx.cluster import (
     incidents,
     lifecycle,
     nodes,
+    orders,
     recovery,
     storage,
 )
+from phalanx.cluster.admit import policy_problems
 from phalanx.cluster.commands import Command, Proposal
 from phalanx.cluster.context import Context, Question
 from phalanx.cluster.events import (
@@ -70,11 +72,12 @@ from phalanx.cluster.gangs import gang_of, token
 from phalanx.cluster.job import Job
 from phalanx.cluster.ledger import Ledger
 from phalanx.cluster.placement import defragment
-from phalanx.cluster.policy import Policy, Quota
+from phalanx.cluster.policy import Policy
 from phalanx.cluster.queue import Preempt, Queue, QueueState, Resize, Start
 from phalanx.cluster.reasons import reason, sentences
 from phalanx.cluster.snapshot import VERSION, SnapshotError, VersionError, dump, load
-from phalanx.cluster.state import Reservation, View
+from phalanx.cluster.state import View
+from phalanx.config import ConfigError
 
 __all__ = ["VERSION", "Core", "SequenceError", "SnapshotError", "VersionError"]
 
@@ -89,6 +92,9 @@ class Core:
     """The state machine. One instance a fleet; ``view`` and ``ledger`` are there to be read."""
 
     def __init__(self, fleet: Fleet, policy: Policy, epoch: int = 1, now_ns: int = 0) -> None:
+        problems = policy_problems(policy.queue)
+        if problems:
+            raise ConfigError.of(problems)
         view = View(fleet, policy, now_ns)
         self._ctx = Context(view, Queue(QueueState()), Ledger(now_ns), epoch)
         elastic.fill_pool(self._ctx)
@@ -197,39 +203,6 @@ def _on_finished(ctx: Context, fact: JobFinished) -> None:
     if job is not None:
         job.step = max(job.step, fact.step)
         lifecycle.leave(ctx, job, "done", reason("finished"))
-
-
-def _on_quota(ctx: Context, fact: SetQuota) -> None:
-    for key, value in (("gpus", fact.gpus), ("ceiling", fact.ceiling), ("weight", fact.weight)):
-        if value < 0 or (key == "weight" and value < 1):
-            rule = "must be at least 1" if key == "weight" else "must not be negative"
-            nodes.refuse(
-                ctx, fact.request, reason("bad_field", key=key, value=str(value), rule=rule)
-            )
-            return
-    quota = Quota(gpus=fact.gpus, ceiling=fact.ceiling, weight=fact.weight)
-    ctx.view.quotas[fact.team] = quota
-    ctx.look_at_queue()
-    nodes.accept(ctx, fact.request)
-
-
-def _on_reservation(ctx: Context, fact: SetReservation) -> None:
-    if fact.end_ns <= fact.start_ns:
-        ctx.view.reservations.pop(fact.name, None)
-    else:
-        for node in fact.nodes:
-            if not nodes.known(ctx, node, fact.request):
-                return
-        ctx.view.reservations[fact.name] = Reservation(
-            name=fact.name,
-            start_ns=fact.start_ns,
-            end_ns=fact.end_ns,
-            nodes=fact.nodes,
-            gpus=fact.gpus,
-            teams=fact.teams,
-        )
-    ctx.look_at_queue()
-    nodes.accept(ctx, fact.request)
 
 
 def _on_defragment(ctx: Context, fact: Defragment) -> None:
@@ -353,8 +326,8 @@ _HANDLERS: dict[type, Callable[[Context, Any], None]] = {
     DrainNode: nodes.on_drain,
     ReadmitNode: nodes.on_readmit,
     QuarantineNode: nodes.on_quarantine,
-    SetQuota: _on_quota,
-    SetReservation: _on_reservation,
+    SetQuota: orders.on_quota,
+    SetReservation: orders.on_reservation,
     Answer: nodes.on_answer,
     Defragment: _on_defragment,
     NodeJoined: nodes.on_joined,

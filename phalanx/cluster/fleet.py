@@ -15,13 +15,15 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from phalanx.cluster.reasons import Reason
+from phalanx.config.errors import ConfigError, Problem, problem
 
 if TYPE_CHECKING:
     from phalanx.cluster.column import Column
     from phalanx.cluster.room import Room
 
 HISTORY_KEPT = 32  # changes of state remembered of each node
-MOST_NODE_GPUS = 63  # a node's free GPUs are the bits of one signed integer
+MOST_NODE_GPUS = MOST_RAILS = 63  # free GPUs and dead rails are bits of one signed integer
+MOST = 1 << 62
 
 
 class NodeState(IntEnum):
@@ -158,9 +160,10 @@ class Fleet:
         return self._views
 
     def add(self, node: Node, state: NodeState) -> int:
-        """Appends a node; its name must be new."""
-        assert node.name not in self.index, f"{node.name} is already in the fleet"
-        assert 0 <= node.gpus <= MOST_NODE_GPUS
+        """Appends a node; ConfigError where it cannot be, or its name is taken."""
+        found = self.problem_of(node)
+        if found is not None:
+            raise ConfigError.of([found])
         self._views = None  # an array with a view cannot grow
         number = len(self.nodes)
         self.nodes.append(node)
@@ -185,6 +188,20 @@ class Fleet:
         self.total_gpus += node.gpus
         self.changed[number] = None
         return number
+
+    def problem_of(self, node: Node) -> Problem | None:
+        """Why a node cannot be part of the fleet; None: it can."""
+        if not node.name:
+            return problem("name", '""', "a node must have a name", "give it one")
+        if node.name in self.index:
+            rule = "is already the name of a node of the fleet"
+            return problem("name", node.name, rule, "choose another one")
+        bounds = {"gpus": MOST_NODE_GPUS, "cpus": MOST, "memory_bytes": MOST, "rails": MOST_RAILS}
+        for key, most in bounds.items():
+            if not 0 <= getattr(node, key) <= most:
+                rule = f"must be 0 to {most} ({node.name})"
+                return problem(key, getattr(node, key), rule, "correct it")
+        return None
 
     def state(self, node: int) -> NodeState:
         """A node's state."""

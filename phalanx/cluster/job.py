@@ -103,11 +103,17 @@ class Expected(Struct, frozen=True, kw_only=True, omit_defaults=True):
     checkpoint_bytes: int = 0  # of the whole gang
     start_ns: int = 30 * SECOND_NS  # a worker process until it can join
     standby_ns: int = 0  # the same where the node keeps one started; 0: none does
+    rejoin_ns: int = 0  # a worker that lives leaves its old collective and can join
     form_ns: int = 5 * SECOND_NS  # process groups of the gang
     restore_peer_ns: int = 5 * SECOND_NS
     restore_disk_ns: int = 60 * SECOND_NS
     restore_remote_ns: int = 300 * SECOND_NS
     micro_batches: int = 0  # of one replica in a step; 0: unknown, so a slow one keeps its share
+
+    def join_ns(self, *, cold: bool) -> int:
+        """Until the last worker can join; ``cold``: some node has not even one standing by."""
+        started = self.start_ns if cold else self.standby_ns or self.start_ns
+        return max(self.rejoin_ns, started)
 
 
 class Dependency(Struct, frozen=True):

@@ -102,11 +102,6 @@ def _down_ns(ctx: Context, job: Job, *, started_ns: int, lost: tuple[int, ...]) 
     return started_ns + expected.form_ns + restore + (job.step - step) * step_ns(job)
 
 
-def _again_ns(job: Job) -> int:
-    """A worker is started again on a node that had one."""
-    return job.spec.expected.standby_ns or job.spec.expected.start_ns
-
-
 def _recur_ppm(ctx: Context, node: int, cause: str) -> int:
     """Chance that a node fails at once again: every time that it did halves the hope."""
     since = ctx.now_ns - ctx.policy.health.strike_window_ns
@@ -118,7 +113,8 @@ def _recur_ppm(ctx: Context, node: int, cause: str) -> int:
 def _in_place(ctx: Context, job: Job, suspects: tuple[int, ...]) -> Option:
     gang = gang_of(job)
     gpus = ctx.ledger.accounts[job.id].gpus
-    down = _down_ns(ctx, job, started_ns=_again_ns(job), lost=()) * gpus
+    again_ns = job.spec.expected.join_ns(cold=False)
+    down = _down_ns(ctx, job, started_ns=again_ns, lost=()) * gpus
     recur = max((_recur_ppm(ctx, node, gang.broken[node]) for node in suspects), default=0)
     # A failure that comes back is paid for again, and again.
     again = down * recur // max(1, MILLION - recur)
@@ -176,7 +172,8 @@ def _reshaped(
     cold = not all(_warm(ctx, job, node) for _, node in incoming)
     # A worker that merely lost its peer lives on and joins again.
     ended = [n for n, why in gang_of(job).broken.items() if n not in gone and why != "lost_peer"]
-    started = job.spec.expected.start_ns if cold else _again_ns(job) if ended else 0
+    expected = job.spec.expected
+    started = expected.join_ns(cold=cold) if cold or ended else expected.rejoin_ns
     down = _down_ns(ctx, job, started_ns=started, lost=gone)
     replicas = placement.replicas - len(columns) * column_replicas(shape, placement.replicas)
     gpus = shape.gpus(replicas)

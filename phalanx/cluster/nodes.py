@@ -29,6 +29,7 @@ from phalanx.cluster.recovery import broken, degrade
 sentences(
     {
         "joined": "its agent registered",
+        "bad_node": "a node cannot join: {problem}",
         "seen": "it speaks again",
         "drain_ordered": "a person wants it empty",
         "notice": "the site takes it away ({cause})",
@@ -80,6 +81,10 @@ def on_joined(ctx: Context, fact: NodeJoined) -> None:
     """An agent registered: a new node, or a known one that starts anew."""
     node = ctx.fleet.index.get(fact.node.name)
     if node is None:
+        found = ctx.fleet.problem_of(fact.node)
+        if found is not None:
+            ctx.notify(reason("bad_node", problem=str(found)), level="warning")
+            return
         node = ctx.fleet.add(fact.node, NodeState.DEAD)
         start = NodeState.HEALTHY if fact.healthy else NodeState.SUSPECT
         ctx.fleet.set_state(node, start, ctx.now_ns, reason("joined"))

@@ -43,7 +43,7 @@ def derive(policy: TimeoutPolicy, expected: Expected, step_ns: int = 0) -> Timeo
     stall = max(expected.snapshot_ns, expected.checkpoint_ns)
     hang = max(policy.least_hang_ns, policy.hang_steps * step_ns + slack(stall))
     abort = slack(0) + policy.round_trip_ns
-    join = abort + slack(expected.start_ns)
+    join = abort + slack(expected.join_ns(cold=True))
     slowest = max(expected.restore_peer_ns, expected.restore_disk_ns, expected.restore_remote_ns)
     restore = slack(slowest + expected.form_ns)
     found = Timeouts(
@@ -53,7 +53,7 @@ def derive(policy: TimeoutPolicy, expected: Expected, step_ns: int = 0) -> Timeo
         collective_ns=hang + silent + policy.lease_margin_ns,
         abort_ns=abort,
         join_ns=join,
-        rejoin_ns=abort + slack(expected.standby_ns or expected.start_ns),
+        rejoin_ns=abort + slack(expected.join_ns(cold=False)),
         restore_ns=restore,
         drain_ns=slack(step_ns + expected.checkpoint_ns + expected.flush_ns),
         lease_ns=silent + join + policy.lease_margin_ns,

@@ -148,14 +148,12 @@ class Harm:
         )
 
     def blocked(self, run: Run, phase: str, nodes: tuple[int, ...], deadline_ns: int) -> None:
-        """Part of a gang will not answer: its error says so at once, or the deadline does."""
-        exits = [n for n in nodes if self.world.broken[n].symptom == "exit"] if nodes else []
-        if exits:
-            delay = self.world.detection_ns(self.world.broken[exits[0]])
-            for node in exits:
-                cause = self.world.broken[node].cause
-                self.world.agenda.after(delay, self._exit_of, run, node, cause)
-            return
+        """Part of a gang will not answer: its error says so, or at the latest the deadline does."""
+        for node in nodes:
+            incident = self.world.broken.get(node)
+            if incident is not None and incident.symptom == "exit":
+                delay = self.world.detection_ns(incident)
+                self.world.agenda.after(delay, self._exit_of, run, node, incident.cause)
         self.world.agenda.at(deadline_ns, self._stuck, run, run.token, phase, nodes)
 
     def _exit_of(self, run: Run, node: int, cause: str) -> None:

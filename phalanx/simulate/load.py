@@ -11,6 +11,7 @@ from typing import Any
 from phalanx.config.errors import ConfigError, did_you_mean
 from phalanx.config.load import overridden, read_table
 from phalanx.config.tree import build, mistakes
+from phalanx.simulate.check import problems_of
 from phalanx.simulate.incidents import causes_of
 from phalanx.simulate.scenario import Scenario
 
@@ -28,6 +29,9 @@ def load_scenario(name: str, overrides: Sequence[str] = ()) -> Scenario:
     if problems:
         raise ConfigError.of(problems)
     scenario = build(Scenario, merged)
+    problems = problems_of(scenario)
+    if problems:
+        raise ConfigError.of(problems)
     if scenario.chaos is None:
         causes_of(scenario)  # an unknown model or cause is refused here
         for variant, changes in scenario.variants.items():

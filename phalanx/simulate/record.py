@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from statistics import median
 
-from phalanx.cluster.commands import Command, Form
+from phalanx.cluster.commands import Command, Form, Refuse
 from phalanx.cluster.events import Event, Submit
 from phalanx.cluster.job import HOUR_NS, Job
 from phalanx.cluster.state import View
 
 SIZES = (1, 8, 64, 512, 1024, 4096, 16384)  # lower ends of the classes of job sizes
+
+FAILURES_KEPT = 5
 
 
 class Record:
@@ -21,6 +23,9 @@ class Record:
         self.submitted = 0
         self.steps = 0
         self.ended: dict[str, int] = {}  # jobs by how they ended
+        self.refused: dict[str, int] = {}  # submissions by the reason why not
+        self.failed: dict[str, int] = {}  # jobs by the code of the reason that they failed for
+        self.failures: list[str] = []  # the first of them, in words
         self.rungs: dict[str, int] = {}
         self._generations: dict[int, int] = {}
         self._waits: list[int] = []
@@ -33,6 +38,9 @@ class Record:
             self.submitted += 1
         for command in commands:
             body = command.body
+            if isinstance(body, Refuse) and isinstance(event.body, Submit):
+                told = str(body.reason)
+                self.refused[told] = self.refused.get(told, 0) + 1
             if not isinstance(body, Form):
                 continue
             if body.generation <= self._generations.get(body.job, 0):
@@ -56,6 +64,11 @@ class Record:
         self.steps = max(self.steps, job.step)
         if job.ended:
             self.ended[job.state] = self.ended.get(job.state, 0) + 1
+            if job.state == "failed":
+                code = job.why.code
+                self.failed[code] = self.failed.get(code, 0) + 1
+                if len(self.failures) < FAILURES_KEPT:
+                    self.failures.append(f"job {job.spec.name} failed: {job.why}")
 
     def mean_recovery_seconds(self) -> float:
         """From the last step before a stop to the first one after it."""

@@ -32,6 +32,7 @@ class SeedResult(Struct, kw_only=True):
     jobs: int = 0
     jobs_done: int = 0
     jobs_failed: int = 0
+    jobs_refused: int = 0
     median_wait_seconds: float = 0.0
     longest_wait_seconds: float = 0.0
     events: int = 0
@@ -42,6 +43,10 @@ class SeedResult(Struct, kw_only=True):
     lost_gpu_hours: dict[str, float] = field(default_factory=dict)  # by cause
     mttf_hours: dict[str, float] = field(default_factory=dict)  # by GPUs of a job
     faults: dict[str, int] = field(default_factory=dict)  # injected, by kind (chaos)
+    left_out: dict[str, int] = field(default_factory=dict)  # rows of a trace, by reason
+    refused: dict[str, int] = field(default_factory=dict)  # submissions, by reason
+    failed: dict[str, int] = field(default_factory=dict)  # jobs, by the code of the reason
+    failures: list[str] = field(default_factory=list)  # the first of them, in words
     found: list[str] = field(default_factory=list)  # violations in words
 
 
@@ -80,6 +85,7 @@ SUMMED = (
     "jobs",
     "jobs_done",
     "jobs_failed",
+    "jobs_refused",
     "median_wait_seconds",
     "longest_wait_seconds",
     "events",

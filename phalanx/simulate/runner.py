@@ -9,9 +9,9 @@ from concurrent.futures import ProcessPoolExecutor
 from typing import TypeVar
 
 from phalanx.cluster.job import HOUR_NS
+from phalanx.cluster.policy import DAY_NS
 from phalanx.cluster.report import report
 from phalanx.simulate.draws import Draws
-from phalanx.simulate.incidents import expected_interruptions
 from phalanx.simulate.result import Report, SeedResult, rounded, summarise
 from phalanx.simulate.scenario import Scenario
 from phalanx.simulate.timeline import Timeline
@@ -37,9 +37,11 @@ def played(
     began, began_cpu = time.perf_counter(), time.process_time()
     world = World(scenario, seed, loud)
     timeline = Timeline(world, bins)
-    world.run(submissions(scenario, Draws(seed)))
+    asked = submissions(scenario, Draws(seed))
+    world.run(asked.jobs)
     timeline.close()
     result = _result(scenario, seed, world)
+    result.left_out = asked.left_out
     result.wall_seconds = time.perf_counter() - began
     result.cpu_seconds = time.process_time() - began_cpu
     return rounded(result), world, timeline
@@ -81,16 +83,16 @@ def _result(scenario: Scenario, seed: int, world: World) -> SeedResult:
     return SeedResult(
         seed=seed,
         interruptions=len(hits),
-        expected_interruptions=expected_interruptions(scenario),
+        expected_interruptions=world.exposure.expected(world.end_ns / DAY_NS),
         ettr=fleet.ettr_ppm / 1e6,
         goodput=fleet.goodput_ppm / 1e6,
         violations=len(world.checks.found),
         wall_seconds=0.0,
         planned=world.people.planned,
         formations=record.formations,
-        mtbf_hours=scenario.days * 24 / max(1, len(hits)),
+        mtbf_hours=world.end_ns / HOUR_NS / max(1, len(hits)),
         mean_recovery_seconds=record.mean_recovery_seconds(),
-        days=scenario.days,
+        days=world.end_ns / DAY_NS,
         gpus=scenario.fleet.gpus,
         gpu_hours=total / HOUR_NS,
         dollars=fleet.micro_dollars / 1e6,
@@ -99,6 +101,7 @@ def _result(scenario: Scenario, seed: int, world: World) -> SeedResult:
         jobs=record.submitted,
         jobs_done=record.ended.get("done", 0),
         jobs_failed=record.ended.get("failed", 0),
+        jobs_refused=sum(record.refused.values()),
         median_wait_seconds=record.median_wait_seconds(),
         longest_wait_seconds=record.longest_wait_seconds(),
         events=world.driver.events,
@@ -108,6 +111,9 @@ def _result(scenario: Scenario, seed: int, world: World) -> SeedResult:
         rungs=dict(record.rungs),
         lost_gpu_hours=_largest_first(lost),
         mttf_hours=record.mttf_hours(),
+        refused=_largest_first(record.refused),
+        failed=_largest_first(record.failed),
+        failures=record.failures,
         found=[str(violation) for violation in world.checks.found[:20]],
     )
 

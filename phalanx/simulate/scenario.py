@@ -9,15 +9,26 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, field
 
-from phalanx.config.section import Below1, Count, Fraction, Natural, NonNegative, Positive, Section
+from phalanx.cluster.fleet_file import MOST_NODES
+from phalanx.config.section import Below1, Fraction, Section
+
+# Bounds refuse slips of the hand, and what virtual time (64 bits of nanoseconds) cannot hold.
+MOST_SECONDS = 1e8
+Count = Annotated[int, Meta(ge=1, le=10**6)]
+Natural = Annotated[int, Meta(ge=0, le=10**9)]
+Seconds = Annotated[float, Meta(ge=0, le=MOST_SECONDS)]
+SomeSeconds = Annotated[float, Meta(ge=1e-3, le=MOST_SECONDS)]
+Minutes = Annotated[float, Meta(gt=0, le=10_000)]
+Spread = Annotated[float, Meta(ge=0, le=2)]
+Rate = Annotated[float, Meta(ge=0, le=1e6)]
 
 
 class FleetPart(Section, frozen=True, kw_only=True):
     """The machines."""
 
-    gpus: Count = 1024
+    gpus: Annotated[int, Meta(ge=1, le=MOST_NODES)] = 1024
     """GPUs that jobs run on; spares stand beside them (--gpus)."""
-    spare_nodes: Natural = 0
+    spare_nodes: Annotated[int, Meta(ge=0, le=MOST_NODES)] = 0
     """Nodes kept free to replace others."""
     spares_warm: bool = True
     """Spares belong to the job and keep started workers; otherwise the fleet's pool has them."""
@@ -48,7 +59,7 @@ class JobPart(Section, frozen=True, kw_only=True):
     """Pipeline stages; reduced where the number of GPUs does not divide."""
     least_replicas: Natural = 0
     """Data-parallel replicas it can shrink to; 0: it needs all of them."""
-    step_seconds: Positive = 5.0
+    step_seconds: SomeSeconds = 5.0
     """A healthy step, stalls of checkpoints left out."""
     exposed_share: Below1 = 0.0
     """Part of a step that waits for communication (estimated, for the ledger)."""
@@ -63,57 +74,58 @@ class CheckpointPart(Section, frozen=True, kw_only=True):
 
     memory_steps: Natural = 1
     """Steps between snapshots in shared memory, copied to a buddy; 0: none are made."""
-    memory_stall_seconds: NonNegative = 0.0
+    memory_stall_seconds: Seconds = 0.0
     """A snapshot stops training this long."""
-    replicate_seconds: NonNegative = 2.0
+    replicate_seconds: Seconds = 2.0
     """Until the buddy has acknowledged a snapshot."""
-    interval_seconds: NonNegative = 1800.0
+    interval_seconds: Seconds = 1800.0
     """Between durable checkpoints, as whole steps; 0: none are made."""
-    stall_seconds: NonNegative = 2.0
+    stall_seconds: Seconds = 2.0
     """A durable checkpoint stops training this long."""
-    flush_seconds: NonNegative = 30.0
+    flush_seconds: Seconds = 30.0
     """Until it is durable; a failure meanwhile loses it."""
 
 
 class RestartPart(Section, frozen=True, kw_only=True):
     """From the order to form a gang until its first step begins."""
 
-    seconds: NonNegative = 0.0
+    seconds: Seconds = 0.0
     """All of it, whatever is restored from where; 0: the parts below are summed."""
-    start_seconds: NonNegative = 30.0
+    start_seconds: Seconds = 30.0
     """A worker on a node that has none, until it can join."""
-    standby_seconds: NonNegative | None = None
+    standby_seconds: Seconds | None = None
     """The same where a started process of the job stands by on the node and only has to fork;
     "none": there are no such processes."""
-    rejoin_seconds: NonNegative = 5.0
+    rejoin_seconds: Seconds = 5.0
     """A surviving or warm worker leaves the old collective and can join."""
-    form_seconds: NonNegative = 10.0
+    form_seconds: Seconds = 10.0
     """Process groups of the new gang."""
-    restore_peer_seconds: NonNegative = 5.0
+    restore_peer_seconds: Seconds = 5.0
     """Restoring from the memory of nodes."""
-    restore_disk_seconds: NonNegative = 60.0
+    restore_disk_seconds: Seconds = 60.0
     """Restoring from local disks."""
-    restore_remote_seconds: NonNegative = 120.0
+    restore_remote_seconds: Seconds = 120.0
     """Restoring from remote storage."""
-    spread: NonNegative = 0.1
-    """Sigma of the lognormal factor on each phase; 0: always the same."""
+    spread: Spread = 0.1
+    """Sigma of the lognormal factor on each phase; 0: always the same. The core's deadlines allow
+    for three of them."""
 
 
 class DetectionPart(Section, frozen=True, kw_only=True):
     """From a fault until the core is told."""
 
-    seconds: NonNegative | None = None
+    seconds: Seconds | None = None
     """Every kind of fault; "none": by kind, below."""
-    exit_seconds: NonNegative = 5.0
+    exit_seconds: Seconds = 5.0
     """A worker or a device reports an error."""
-    heartbeat_seconds: Positive = 5.0
+    heartbeat_seconds: SomeSeconds = 5.0
     """Between heartbeats; a node is silent after missed_heartbeats of them and a round trip."""
-    missed_heartbeats: Annotated[int, Meta(ge=2)] = 4
+    missed_heartbeats: Annotated[int, Meta(ge=2, le=1000)] = 4
     """Heartbeats that must be missing."""
-    peer_seconds: NonNegative | None = None
+    peer_seconds: Seconds | None = None
     """Until a peer of a dead node says that its collective failed: the retry time of the network.
     The core then gives up whoever does not answer; "none": peers say nothing."""
-    hang_seconds: NonNegative | None = None
+    hang_seconds: Seconds | None = None
     """A gang without a step; "none": the deadline that the core derives."""
     hang_located_share: Fraction = 0.9
     """Hangs whose evidence names the node; after the others everybody restarts."""
@@ -126,11 +138,11 @@ class DetectionPart(Section, frozen=True, kw_only=True):
 class RepairPart(Section, frozen=True, kw_only=True):
     """From a fault until the node can be tested again."""
 
-    hours: NonNegative | None = None
+    hours: Annotated[float, Meta(ge=0, le=1e5)] | None = None
     """Every cause; "none": as the fault model says for each."""
-    spread: NonNegative = 0.5
+    spread: Spread = 0.5
     """Sigma of the lognormal repair time (its mean is kept); 0: always the same."""
-    check_seconds: NonNegative = 300.0
+    check_seconds: Seconds = 300.0
     """A full check of a node."""
     missed_share: Fraction = 0.0
     """Broken nodes that pass the check all the same (a lying health check)."""
@@ -141,31 +153,31 @@ class FaultPart(Section, frozen=True, kw_only=True):
 
     model: str = "llama3"
     """A published model by name, or a TOML file of the same form."""
-    per_1000_node_days: NonNegative | None = None
+    per_1000_node_days: Rate | None = None
     """Rate of all faults together, correlated ones included; "none": as the model says."""
-    causes: dict[str, NonNegative] = field(default_factory=dict)
+    causes: dict[str, Rate] = field(default_factory=dict)
     """Rates of single causes per 1000 node-days, over those of the model."""
     domains: bool = True
     """Add faults of whole racks, feeds and fabrics where the model's rate leaves them out."""
     lemon_share: Below1 = 0.0
     """Nodes that fail more often than others."""
-    lemon_factor: Annotated[float, Meta(ge=1)] = 10.0
+    lemon_factor: Annotated[float, Meta(ge=1, le=1e4)] = 10.0
     """How much more often; the rate of the whole fleet stays the same."""
-    slow_per_1000_node_days: NonNegative = 0.0
+    slow_per_1000_node_days: Rate = 0.0
     """Nodes that become slow rather than fail."""
-    slow_minutes: Positive = 24.0
+    slow_minutes: Annotated[float, Meta(gt=0, le=1e6)] = 24.0
     """Mean time that a node stays slow if nobody does anything."""
-    slow_factor: Annotated[float, Meta(ge=1)] = 1.3
+    slow_factor: Annotated[float, Meta(ge=1, le=1e4)] = 1.3
     """How much longer a step takes with one of them."""
     slow_share_network: Fraction = 0.95
     """Slow nodes that are slow on the network (the others compute slowly)."""
-    rail_per_1000_node_days: NonNegative = 0.0
+    rail_per_1000_node_days: Rate = 0.0
     """Network cards that die and leave the node running with one rail less."""
-    planned_per_day: NonNegative = 0.0
+    planned_per_day: Rate = 0.0
     """Planned stops of a job by people (new code, firmware): a drain and a restart."""
-    storage_per_day: NonNegative = 0.0
+    storage_per_day: Rate = 0.0
     """Brown-outs of remote storage."""
-    storage_minutes: Positive = 20.0
+    storage_minutes: Annotated[float, Meta(gt=0, le=1e6)] = 20.0
     """Length of a brown-out; checkpoints and remote restores wait for its end."""
 
 
@@ -186,7 +198,7 @@ class PolicyPart(Section, frozen=True, kw_only=True):
     """Restore from the memory of nodes."""
     quarantine_breaker_share: Fraction = 0.02
     """Part of the fleet that may be evicted within an hour before a person is asked."""
-    answer_minutes: NonNegative = 30.0
+    answer_minutes: Annotated[float, Meta(ge=0, le=1e6)] = 30.0
     """Until a person answers a question of the core (with yes)."""
 
 
@@ -197,7 +209,7 @@ class WorkloadPart(Section, frozen=True, kw_only=True):
     """One job on all GPUs, a generated mix of teams, or a recorded trace."""
     file: str = ""
     """Recorded trace: CSV with submit_time, duration, gpu_num and, if there, user and team."""
-    jobs_per_day: Positive = 1000.0
+    jobs_per_day: Annotated[float, Meta(gt=0, le=1e6)] = 1000.0
     """Submissions a day; fewer at night and on weekends."""
     least_gpus: Natural = 1
     """Smaller jobs are left out."""
@@ -211,7 +223,7 @@ class WorkloadPart(Section, frozen=True, kw_only=True):
     """Jobs that may be preempted."""
     user_error_share: Fraction = 0.1
     """Jobs that end early by a mistake of their user."""
-    starved_days: NonNegative = 7.0
+    starved_days: Annotated[float, Meta(ge=0, le=1e4)] = 7.0
     """A job that waits longer is a violation, where the load is below 1; 0: not looked at."""
 
 
@@ -222,11 +234,11 @@ class ChaosPart(Section, frozen=True, kw_only=True):
     """Nodes; drawn between half of it and it."""
     jobs: Annotated[int, Meta(ge=1, le=32)] = 3
     """Jobs; drawn between one and it."""
-    fault_minutes: Positive = 20.0
+    fault_minutes: Minutes = 20.0
     """Faults are injected this long; then they stop and everything must recover."""
-    quiet_minutes: Positive = 60.0
+    quiet_minutes: Minutes = 60.0
     """Time for every job to go on and end after the faults stopped."""
-    faults: NonNegative = 12.0
+    faults: Annotated[float, Meta(ge=0, le=1000)] = 12.0
     """Mean number of injected faults, drawn from all kinds."""
     loss: Below1 = 0.02
     """Messages lost."""
@@ -234,7 +246,7 @@ class ChaosPart(Section, frozen=True, kw_only=True):
     """Messages that arrive twice."""
     reordered: Below1 = 0.1
     """Messages that overtake others."""
-    skew_seconds: NonNegative = 30.0
+    skew_seconds: Seconds = 30.0
     """Largest error of a node's clock."""
     kinds: tuple[str, ...] = ()
     """Kinds of faults to inject; empty: all (``phalanx simulate faults`` lists them)."""
@@ -247,7 +259,7 @@ class Scenario(Section, frozen=True, kw_only=True):
     """Name, for reports."""
     about: str = ""
     """What it shows, in a sentence."""
-    days: Positive = 1.0
+    days: Annotated[float, Meta(ge=1e-6, le=3660)] = 1.0
     """Length (--days)."""
     fleet: FleetPart = FleetPart()
     job: JobPart = JobPart()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from phalanx.cluster.fleet import Fleet, Node
 from phalanx.cluster.job import Expected, GangShape, JobSpec
 from phalanx.cluster.policy import (
@@ -65,6 +67,7 @@ def make_policy(scenario: Scenario) -> Policy:
             heartbeat_ns=ns(detection.heartbeat_seconds),
             missed_heartbeats=detection.missed_heartbeats,
             round_trip_ns=min(SECOND_NS, ns(detection.heartbeat_seconds) // 2),
+            slack_ppm=_slack_ppm(scenario.restart.spread),
         ),
         health=HealthPolicy(
             test_ns=2 * ns(scenario.repair.check_seconds) + 60 * SECOND_NS,
@@ -79,6 +82,11 @@ def make_policy(scenario: Scenario) -> Policy:
             peer_memory=part.peer_memory,
         ),
     )
+
+
+def _slack_ppm(spread: float) -> int:
+    """What phases may take of what is expected: not one in 700 takes longer by luck alone."""
+    return max(TimeoutPolicy().slack_ppm, round(math.exp(3 * spread) * 1e6))
 
 
 def expected_of(scenario: Scenario, steps: int = 0) -> Expected:
@@ -99,6 +107,7 @@ def expected_of(scenario: Scenario, steps: int = 0) -> Expected:
         flush_ns=ns(check.flush_seconds),
         start_ns=ns(restart.seconds if whole else restart.start_seconds),
         standby_ns=0 if whole else ns(restart.standby_seconds or 0.0),
+        rejoin_ns=0 if whole else ns(restart.rejoin_seconds),
         form_ns=0 if whole else ns(restart.form_seconds),
         restore_peer_ns=0 if whole else ns(restart.restore_peer_seconds),
         restore_disk_ns=0 if whole else ns(restart.restore_disk_seconds),
@@ -106,13 +115,19 @@ def expected_of(scenario: Scenario, steps: int = 0) -> Expected:
     )
 
 
+def gang(gpus: int, node_gpus: int) -> GangShape:
+    """Data-parallel ranks on parts of a node or on whole ones."""
+    if gpus <= node_gpus:
+        return GangShape(replicas=1, tensor=gpus, slot_gpus=gpus)
+    return GangShape(
+        replicas=-(-gpus // node_gpus), tensor=node_gpus, slot_gpus=node_gpus, whole_nodes=True
+    )
+
+
 def big_job(scenario: Scenario) -> JobSpec:
     """The one job that fills the fleet."""
     part, fleet = scenario.job, scenario.fleet
     inner = part.tensor * part.context
-    if fleet.gpus % fleet.node_gpus:
-        fix = f"try {nearest_multiple(fleet.gpus, fleet.node_gpus)}"
-        raise ConfigError("fleet.gpus", fleet.gpus, f"must fill nodes of {fleet.node_gpus}", fix)
     if fleet.gpus % inner:
         fix = f"try {nearest_multiple(fleet.gpus, inner)}, or set job.tensor"
         rule = f"must be a multiple of job.tensor * job.context = {inner}"

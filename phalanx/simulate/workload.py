@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import csv
 import math
-from collections.abc import Iterable
-from datetime import datetime
-from pathlib import Path
 
-from phalanx.cluster.job import GangShape, JobSpec
-from phalanx.config.errors import ConfigError, did_you_mean
+from phalanx.cluster.job import JobSpec
+from phalanx.config.errors import ConfigError
 from phalanx.simulate.draws import Draws, Stream
 from phalanx.simulate.gangs import USER_ERROR
 from phalanx.simulate.scenario import Scenario
-from phalanx.simulate.shape import big_job, expected_of, ns
+from phalanx.simulate.shape import big_job, expected_of, gang, ns
+from phalanx.simulate.trace import Trace, recorded
 
 Submission = tuple[int, JobSpec]
 
@@ -42,14 +39,13 @@ WEEKEND_SHARE = 0.6
 DAY_SECONDS = 86400.0
 
 
-def submissions(scenario: Scenario, draws: Draws) -> list[Submission]:
-    """Every submission with its time, in order."""
+def submissions(scenario: Scenario, draws: Draws) -> Trace:
+    """Every submission with its time, in order, and what of a recorded trace is left out."""
     kind = scenario.workload.kind
-    if kind == "one-job":
-        return [(0, big_job(scenario))]
     if kind == "csv":
         return recorded(scenario)
-    return generated(scenario, draws)
+    jobs = [(0, big_job(scenario))] if kind == "one-job" else generated(scenario, draws)
+    return Trace(jobs, {})
 
 
 def generated(scenario: Scenario, draws: Draws) -> list[Submission]:
@@ -98,15 +94,6 @@ def _spec(scenario: Scenario, gpus: int, seconds: float, luck: Stream, number: i
     )
 
 
-def gang(gpus: int, node_gpus: int) -> GangShape:
-    """Data-parallel ranks on parts of a node or on whole ones."""
-    if gpus <= node_gpus:
-        return GangShape(replicas=1, tensor=gpus, slot_gpus=gpus)
-    return GangShape(
-        replicas=-(-gpus // node_gpus), tensor=node_gpus, slot_gpus=node_gpus, whole_nodes=True
-    )
-
-
 def _size(sizes: list[tuple[int, float]], point: float) -> int:
     left = point * sum(share for _, share in sizes)
     for gpus, share in sizes:
@@ -132,81 +119,3 @@ def _activity(seconds: float) -> float:
 def _mean_activity() -> float:
     hours = range(7 * 24)
     return sum(_activity(hour * 3600.0) for hour in hours) / len(hours)
-
-
-# Recorded traces.
-
-COLUMNS = {
-    "submit": ("submit_time", "submitted", "submit", "submitted_time"),
-    "seconds": ("duration", "seconds", "run_time", "runtime"),
-    "gpus": ("gpu_num", "gpus", "num_gpus", "gpu"),
-    "user": ("user",),
-    "team": ("team", "vc", "queue", "group"),
-}
-
-
-def recorded(scenario: Scenario) -> list[Submission]:
-    """The jobs of a CSV file (Acme, Philly and Helios name their columns alike)."""
-    key, path = "workload.file", Path(scenario.workload.file)
-    if not scenario.workload.file:
-        raise ConfigError(key, "", "a recorded trace needs a file", "e.g. trace.csv")
-    try:
-        with path.open(encoding="utf-8", newline="") as file:
-            return _rows(scenario, path, csv.DictReader(file))
-    except FileNotFoundError:
-        raise ConfigError(key, str(path), "no such file", "give the path of a CSV file") from None
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        rule = f"cannot be read: {error}"
-        raise ConfigError(key, str(path), rule, "save it as CSV in UTF-8") from None
-
-
-def _rows(scenario: Scenario, path: Path, rows: csv.DictReader[str]) -> list[Submission]:
-    names = {key: _column(path, rows.fieldnames or [], key) for key in COLUMNS}
-    found: list[tuple[float, JobSpec]] = []
-    for number, row in enumerate(rows, start=2):
-        try:
-            when = _seconds(row[names["submit"]])
-            length, gpus = float(row[names["seconds"]]), int(float(row[names["gpus"]]))
-        except (ValueError, TypeError, KeyError) as error:
-            fix = "give seconds or ISO dates, and numbers"
-            where, rule = f"{path}:{number}", f"bad row: {error}"
-            raise ConfigError("workload.file", where, rule, fix) from None
-        if length <= 0 or gpus < max(1, scenario.workload.least_gpus):
-            continue  # CPU jobs and those that never ran
-        if gpus > scenario.fleet.gpus:
-            continue
-        steps = max(1, round(length / scenario.job.step_seconds))
-        spec = JobSpec(
-            name=f"row-{number}",
-            user=row.get(names["user"], "") or "",
-            team=row.get(names["team"], "") or "default",
-            gang=gang(gpus, scenario.fleet.node_gpus),
-            expected=expected_of(scenario, steps),
-        )
-        found.append((when, spec))
-    if not found:
-        rule = "has no GPU job that fits the fleet"
-        raise ConfigError("workload.file", str(path), rule, "set fleet.gpus")
-    first = min(when for when, _ in found)
-    return sorted(
-        ((ns(when - first), spec) for when, spec in found),
-        key=lambda entry: entry[0],
-    )
-
-
-def _column(path: Path, header: Iterable[str], key: str) -> str:
-    known = list(header)
-    for name in COLUMNS[key]:
-        if name in known:
-            return name
-    if key in ("user", "team"):
-        return ""
-    rule = f"has no column for {key}; one of {', '.join(COLUMNS[key])}"
-    raise ConfigError("workload.file", str(path), rule, did_you_mean(COLUMNS[key][0], known))
-
-
-def _seconds(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return datetime.fromisoformat(text).timestamp()

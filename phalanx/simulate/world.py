@@ -19,6 +19,7 @@ from phalanx.cluster.job import JobSpec
 from phalanx.simulate.agenda import Agenda
 from phalanx.simulate.draws import Draws
 from phalanx.simulate.driver import Driver
+from phalanx.simulate.exposure import Exposure
 from phalanx.simulate.gangs import Gangs
 from phalanx.simulate.incidents import Incident, Incidents
 from phalanx.simulate.invariants import Invariants
@@ -30,6 +31,7 @@ from phalanx.simulate.slow import SlowNodes
 from phalanx.simulate.story import Story
 
 OUT = (NodeState.DEAD, NodeState.QUARANTINED)
+LOOK_NS = 600 * 10**9  # whether all jobs of a trace have ended is asked this often
 STARVED_LOOK_NS = 6 * 3600 * 10**9  # between two looks
 
 
@@ -53,6 +55,7 @@ class World:
         self.tell = self.driver.tell
         self.gangs = Gangs(self)
         self.slow = SlowNodes(self)
+        self.exposure = Exposure(self)
         self.people = People(self)
         self._checks_luck = self.draws.stream("check")
         self._faults = iter(Incidents(scenario, self.fleet, self.draws))
@@ -74,14 +77,28 @@ class World:
         self._next_incident()
         self.slow.start()
         self.people.start()
+        self.exposure.start()
         load = self.scenario.workload
         if load.kind == "multi-tenant" and load.starved_days and load.utilisation < 1:
             self.agenda.after(
                 STARVED_LOOK_NS, self._look_for_starved, ns(load.starved_days * 86400)
             )
-        self.agenda.run(self.end_ns)
+        self._play(len(jobs))
         self.gangs.close()
         self.checks.sweep()
+
+    def _play(self, jobs: int) -> None:
+        """All of the time; of a recorded trace only until its last job has ended."""
+        if self.scenario.workload.kind != "csv":
+            self.agenda.run(self.end_ns)
+            return
+        while self.agenda.now_ns < self.end_ns and not self._all_ended(jobs):
+            self.agenda.run(min(self.end_ns, self.agenda.now_ns + LOOK_NS))
+        self.end_ns = self.agenda.now_ns
+
+    def _all_ended(self, jobs: int) -> bool:
+        ended = sum(self.record.refused.values()) + sum(self.record.ended.values())
+        return ended >= jobs
 
     def _look_for_starved(self, bound_ns: int) -> None:
         self.checks.starved(bound_ns)

@@ -3,11 +3,14 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from phalanx.cluster.commands import Notify
+from phalanx.cluster.events import NodeJoined
 from phalanx.cluster.fleet import Fleet, FleetState, Held, Node, NodeState, lowest_bits, whole
 from phalanx.cluster.fleet_file import read_fleet
+from phalanx.cluster.messages import Inventory
 from phalanx.cluster.reasons import reason
 from phalanx.config import ConfigError
-from tests.cluster.drive import fleet_of
+from tests.cluster.drive import Drive, fleet_of
 
 FILE = """
 [[nodes]]
@@ -109,8 +112,29 @@ def test_nodes_can_join_while_columns_were_looked_at():
     assert len(fleet.columns.state) == 1
     fleet.add(Node(name="late"), NodeState.DEAD)
     assert fleet.columns.state.tolist() == [NodeState.HEALTHY, NodeState.DEAD]
-    with pytest.raises(AssertionError, match="already in the fleet"):
-        fleet.add(Node(name="late"), NodeState.DEAD)
+
+
+@pytest.mark.parametrize(
+    ("node", "told"),
+    [
+        (Node(name="n0"), "n0: is already the name of a node"),
+        (Node(name=""), "a node must have a name"),
+        (Node(name="x", gpus=64), "gpus = 64: must be 0 to 63"),
+        (Node(name="x", gpus=-1), "gpus = -1"),
+        (Node(name="x", memory_bytes=1 << 80), "memory_bytes"),
+        (Node(name="x", rails=64), "rails = 64"),
+    ],
+)
+def test_a_node_that_cannot_be_is_refused_and_never_breaks_the_core(node: Node, told: str):
+    fleet = fleet_of(1)
+    with pytest.raises(ConfigError, match=told):
+        fleet.add(node, NodeState.DEAD)
+    assert len(fleet) == 1
+    if node.name != "n0":  # an agent of that name is the node itself
+        drive = Drive(fleet=fleet)
+        drive.tell(NodeJoined(node=node, inventory=Inventory(incarnation=1)))
+        (notice,) = [body for body in drive.bodies(Notify) if "cannot join" in str(body.reason)]
+        assert notice.level == "warning" and len(fleet) == 1
 
 
 def test_the_lowest_bits_of_a_mask():

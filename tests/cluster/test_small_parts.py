@@ -224,3 +224,10 @@ def test_who_has_a_process_standing_by_must_join_sooner() -> None:
     ready = derive(policy, Expected(start_ns=60 * SECOND, standby_ns=10 * SECOND))
     assert cold.rejoin_ns == cold.join_ns == ready.join_ns
     assert ready.rejoin_ns < ready.join_ns
+
+
+def test_workers_that_live_are_given_the_time_that_rejoining_takes() -> None:
+    policy = TimeoutPolicy()
+    times = Expected(start_ns=60 * SECOND, standby_ns=5 * SECOND, rejoin_ns=300 * SECOND)
+    found = derive(policy, times)
+    assert found.rejoin_ns > times.rejoin_ns and found.join_ns > times.rejoin_ns

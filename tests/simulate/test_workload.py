@@ -20,7 +20,7 @@ def asked(jobs: list[Submission]) -> list[tuple[int, float]]:
 
 
 def test_most_jobs_are_small_and_few_large_ones_use_most_of_the_time() -> None:
-    jobs = submissions(load_scenario("multi-tenant", ["days=20"]), Draws(1))
+    jobs = submissions(load_scenario("multi-tenant", ["days=20"]), Draws(1)).jobs
     rows = asked(jobs)
     small = sum(gpus == 1 for gpus, _ in rows) / len(rows)
     total = sum(gpus * seconds for gpus, seconds in rows)
@@ -31,21 +31,23 @@ def test_most_jobs_are_small_and_few_large_ones_use_most_of_the_time() -> None:
 
 def test_the_load_is_the_one_that_was_asked_for() -> None:
     scenario = load_scenario("multi-tenant", ["days=20", "workload.utilisation=0.7"])
-    total = sum(gpus * seconds for gpus, seconds in asked(submissions(scenario, Draws(2))))
+    total = sum(gpus * seconds for gpus, seconds in asked(submissions(scenario, Draws(2)).jobs))
     assert total / (scenario.fleet.gpus * 20 * 86400) == pytest.approx(0.7, abs=0.02)
 
 
 def test_jobs_come_at_the_rate_given_and_less_at_night() -> None:
     scenario = load_scenario("multi-tenant", ["days=70", "workload.jobs_per_day=400"])
-    jobs = submissions(scenario, Draws(3))
+    jobs = submissions(scenario, Draws(3)).jobs
     assert len(jobs) == pytest.approx(70 * 400, rel=0.05)
     hours = [int(time / 3.6e12) % 24 for time, _ in jobs]
     assert hours.count(3) < 0.7 * hours.count(15)
 
 
 def test_another_rate_of_faults_does_not_change_the_jobs() -> None:
-    calm = submissions(load_scenario("multi-tenant"), Draws(5))
-    wild = submissions(load_scenario("multi-tenant", ["faults.per_1000_node_days=90"]), Draws(5))
+    calm = submissions(load_scenario("multi-tenant"), Draws(5)).jobs
+    wild = submissions(
+        load_scenario("multi-tenant", ["faults.per_1000_node_days=90"]), Draws(5)
+    ).jobs
     assert calm == wild
 
 
@@ -62,7 +64,7 @@ def test_a_recorded_trace_becomes_submissions(tmp_path: Path) -> None:
     scenario = load_scenario(
         "multi-tenant", ["workload.kind=csv", f"workload.file={path}", "days=1"]
     )
-    jobs = submissions(scenario, Draws(0))
+    jobs = submissions(scenario, Draws(0)).jobs
     assert asked(jobs) == [(8, 3600.0), (64, 7200.0)]
     assert [time for time, _ in jobs] == [0, 3600 * 10**9]
     assert [spec.team for _, spec in jobs] == ["vc1", "vc2"]
@@ -73,7 +75,14 @@ def test_a_recorded_trace_becomes_submissions(tmp_path: Path) -> None:
     [
         ("gpu_num,duration\n8,100\n", "submit"),
         ("submit_time,gpu_num,duration\n0,eight,100\n", "trace.csv:2"),
-        ("submit_time,gpu_num,duration\n0,0,100\n", "no GPU job"),
+        ("submit_time,gpu_num,duration\n0,0,100\n", "no GPU job .*1 ask for no GPU"),
+        ("submit_time,gpu_num,duration\n", "it has no rows"),
+        ("submit_time,gpu_num,duration\n0,8,inf\n", "trace.csv:2"),
+        ("submit_time,gpu_num,duration\n0,inf,100\n", "trace.csv:2"),
+        ("submit_time,gpu_num,duration\nnan,8,100\n", "trace.csv:2"),
+        ("submit_time,gpu_num,duration\n0,8,1e300\n", "trace.csv:2"),
+        ("submit_time,gpu_num,duration\n0,8\n", "trace.csv:2"),
+        ("submit_time,gpu_num,duration\n0,99999,100\n", "more GPUs than the fleet has"),
     ],
 )
 def test_a_trace_that_cannot_be_used_is_refused(tmp_path: Path, text: str, told: str) -> None:

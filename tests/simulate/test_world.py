@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 
@@ -92,6 +93,31 @@ def test_every_time_and_cost_moves_effective_time(
     assert (changed.ettr > plain.ettr + 0.001) != worse
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        "restart.rejoin_seconds=400",
+        "restart.spread=1.5",
+        "restart.standby_seconds=2",
+        "detection.seconds=3600",
+    ],
+)
+def test_times_that_the_world_has_never_end_a_job(change: str) -> None:
+    result = run("restart.seconds=0", "days=10", change)
+    assert result.failed == {} and result.jobs_failed == 0
+    assert result.steps > 1000  # it went on to the end
+
+
+def test_a_hang_of_a_node_that_needs_no_repair_blocks_a_forming_gang_and_nothing_else(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "hangs.toml"
+    cause = '[[cause]]\nname = "nccl_timeout"\nshare = 1\nsymptom = "hang"\nrepair_hours = 0\n'
+    path.write_text('per_1000_node_days = 400\nabout = "x"\nsource = "x"\n' + cause)
+    result = run("restart.seconds=0", "days=5", f"faults.model={path}", "faults.causes={}")
+    assert result.jobs_failed == 0 and result.steps > 1000
+
+
 def test_policies_meet_the_same_faults(plain: SeedResult) -> None:
     slow = run("restart.seconds=600", "checkpoint.interval_seconds=1800")
     # Hits differ only where another node stands in the gang at the time.
@@ -173,7 +199,7 @@ def test_the_log_of_a_long_run_replays_to_the_same_state() -> None:
     scenario = load_scenario("llama3-54d", [*PLAIN, "days=10"])
     world = World(scenario, 1)
     world.checks = world.driver.checks = Invariants(world.core, 100, 150)
-    world.run(submissions(scenario, world.draws))
+    world.run(submissions(scenario, world.draws).jobs)
     world.checks.replay()
     assert world.driver.events > 600
     assert world.checks.found == []
@@ -185,6 +211,18 @@ def test_many_jobs_share_a_fleet_without_violations() -> None:
     assert result.violations == 0
     assert result.jobs_done > 0.7 * result.jobs
     assert result.jobs_failed > 0  # users make mistakes
+
+
+def test_expected_interruptions_count_what_jobs_held() -> None:
+    busy = ["days=2", "faults.per_1000_node_days=300", "workload.jobs_per_day=300"]
+    for load in ("0.3", "0.9"):
+        changes = [*busy, "fleet.gpus=512", f"workload.utilisation={load}"]
+        scenario = load_scenario("multi-tenant", changes)
+        report = run_seeds(scenario, range(4))
+        expected = report.summary.mean["expected_interruptions"]
+        found = report.summary.mean["interruptions"]
+        assert abs(found - expected) < 4 * math.sqrt(expected / 4)
+        assert expected < 0.9 * expected_interruptions(scenario)
 
 
 def test_a_queue_that_lets_jobs_wait_too_long_is_caught_in_a_scenario() -> None:

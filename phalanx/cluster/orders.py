@@ -1,0 +1,86 @@
+"""What people decide about the whole site: quotas of teams, reservations of nodes."""
+
+from __future__ import annotations
+
+from phalanx.cluster import nodes
+from phalanx.cluster.admit import quota_problems
+from phalanx.cluster.context import Context
+from phalanx.cluster.events import SetQuota, SetReservation
+from phalanx.cluster.policy import Quota
+from phalanx.cluster.reasons import Reason, reason, sentences
+from phalanx.cluster.state import Reservation
+
+LATEST_NS = 1 << 62  # times are kept in 64 bits
+
+sentences({"no_such_reservation": 'there is no reservation "{name}" to remove'})
+
+
+def on_quota(ctx: Context, fact: SetQuota) -> None:
+    """Another quota for a team, or why not."""
+    quota = Quota(gpus=fact.gpus, ceiling=fact.ceiling, weight=fact.weight)
+    why = _bad("team", '""', "must not be empty") if not fact.team else None
+    for found in quota_problems("quota", quota):
+        why = why or _bad(found.key.removeprefix("quota."), found.value, found.rule)
+    if why is not None:
+        nodes.refuse(ctx, fact.request, why)
+        return
+    ctx.view.quotas[fact.team] = quota
+    ctx.look_at_queue()
+    nodes.accept(ctx, fact.request)
+
+
+def on_reservation(ctx: Context, fact: SetReservation) -> None:
+    """Another reservation, the end of one, or why not."""
+    removed = fact.end_ns <= fact.start_ns
+    why = _cannot_remove(ctx, fact) if removed else _cannot_reserve(ctx, fact)
+    if why is not None:
+        nodes.refuse(ctx, fact.request, why)
+        return
+    over = [one.name for one in ctx.view.reservations.values() if one.end_ns <= ctx.now_ns]
+    for name in (*over, fact.name):
+        ctx.view.reservations.pop(name, None)
+        ctx.queue.state.windows.pop(name, None)
+    if not removed:
+        ctx.view.reservations[fact.name] = Reservation(
+            name=fact.name,
+            start_ns=fact.start_ns,
+            end_ns=fact.end_ns,
+            nodes=tuple(dict.fromkeys(fact.nodes)),
+            gpus=fact.gpus,
+            teams=fact.teams,
+        )
+    ctx.look_at_queue()
+    nodes.accept(ctx, fact.request)
+
+
+def _cannot_remove(ctx: Context, fact: SetReservation) -> Reason | None:
+    if fact.name in ctx.view.reservations:
+        return None
+    return reason("no_such_reservation", name=fact.name)
+
+
+def _cannot_reserve(ctx: Context, fact: SetReservation) -> Reason | None:
+    """Why a reservation makes no sense; None: it does."""
+    if not fact.name:
+        return _bad("name", '""', "must not be empty")
+    if "" in fact.teams:
+        return _bad("teams", '""', "a team must have a name")
+    if fact.end_ns <= ctx.now_ns:
+        return _bad("end_ns", fact.end_ns, "must not be in the past")
+    if fact.end_ns > LATEST_NS:
+        return _bad("end_ns", fact.end_ns, f"must be at most {LATEST_NS}")
+    if fact.gpus < 0:
+        return _bad("gpus", fact.gpus, "must not be negative")
+    if fact.gpus > ctx.fleet.total_gpus:
+        return _bad("gpus", fact.gpus, f"the fleet has {ctx.fleet.total_gpus}")
+    if bool(fact.nodes) == bool(fact.gpus):
+        given = f"{fact.gpus} beside {len(fact.nodes)} nodes"
+        return _bad("gpus", given, "name the nodes, or how many GPUs: one of both")
+    for node in fact.nodes:
+        if not 0 <= node < len(ctx.fleet):
+            return reason("no_such_node", node=node)
+    return None
+
+
+def _bad(key: str, value: object, rule: str) -> Reason:
+    return reason("bad_field", key=key, value=str(value), rule=rule)

@@ -1,0 +1,81 @@
+"""Orders about the site that make no sense are refused with the reason, and change nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+from phalanx.cluster.commands import Accept, Refuse
+from phalanx.cluster.core import Core
+from phalanx.cluster.events import EventBody, RaiseBudget, SetQuota, SetReservation
+from phalanx.cluster.policy import Policy, QueuePolicy, Quota
+from phalanx.config import ConfigError
+from tests.cluster.drive import SECOND, Drive, fleet_of
+
+HOUR = 3600 * SECOND
+
+
+def window(**fields: object) -> SetReservation:
+    usual = {"name": "w", "start_ns": HOUR, "end_ns": 2 * HOUR, "gpus": 8, "request": "ask"}
+    return SetReservation(**{**usual, **fields})
+
+
+@pytest.mark.parametrize(
+    ("order", "told"),
+    [
+        (SetQuota(team="", gpus=8), 'team = ""'),
+        (SetQuota(team="a", gpus=-1), "gpus = -1: must not be negative"),
+        (SetQuota(team="a", gpus=8, ceiling=4), "below the 8 GPUs that the team owns"),
+        (SetQuota(team="a", gpus=8, ceiling=-4), "ceiling = -4"),
+        (SetQuota(team="a", gpus=8, weight=0), "weight = 0"),
+        (window(name=""), 'name = ""'),
+        (window(gpus=-8), "gpus = -8"),
+        (window(gpus=10**6), "the fleet has 64"),
+        (window(gpus=0), "one of both"),
+        (window(nodes=(1,)), "one of both"),
+        (window(gpus=0, nodes=(99,)), "no node 99"),
+        (window(gpus=0, nodes=(-1,)), "no node -1"),
+        (window(teams=("",)), "a team must have a name"),
+        (window(start_ns=-2, end_ns=-1), "must not be in the past"),
+        (window(end_ns=1 << 70), "end_ns"),
+        (window(name="nosuch", end_ns=0), "no reservation"),
+    ],
+)
+def test_an_order_that_makes_no_sense_is_refused(order: EventBody, told: str) -> None:
+    drive = Drive(8)
+    before = drive.core.view.quotas.copy(), drive.core.view.reservations.copy()
+    (command,) = drive.tell(order)
+    assert isinstance(command.body, Refuse) and told in str(command.body.reason)
+    assert (drive.core.view.quotas, drive.core.view.reservations) == before
+
+
+def test_a_negative_budget_is_refused_and_the_old_one_stays() -> None:
+    drive = Drive()
+    job = drive.running(budget_gpu_seconds=10**6)
+    (command,) = drive.tell(RaiseBudget(job=job.id, budget_gpu_seconds=-5))
+    assert isinstance(command.body, Refuse) and "budget_gpu_seconds = -5" in str(
+        command.body.reason
+    )
+    assert job.budget_gpu_seconds == 10**6
+
+
+def test_a_reservation_is_set_changed_removed_and_forgotten_when_it_is_over() -> None:
+    drive = Drive(8)
+    drive.tell(window())
+    assert drive.core.view.reservations["w"].gpus == 8
+    drive.wait(SECOND)
+    first = drive.core.queue.window_members(drive.core.view, "w")
+    drive.tell(window(gpus=24))
+    drive.wait(SECOND)
+    assert len(drive.core.queue.window_members(drive.core.view, "w")) == 3 > len(first)
+    drive.tell(window(name="v"))
+    (command,) = drive.tell(window(name="v", end_ns=0))
+    assert isinstance(command.body, Accept) and list(drive.core.view.reservations) == ["w"]
+    drive.wait(3 * HOUR)
+    drive.tell(window(name="u", start_ns=5 * HOUR, end_ns=6 * HOUR))
+    assert list(drive.core.view.reservations) == ["u"]
+
+
+def test_a_core_is_not_made_with_rules_that_make_no_sense() -> None:
+    rules = QueuePolicy(quotas={"a": Quota(gpus=-1), "": Quota(gpus=1)})
+    with pytest.raises(ConfigError, match=r"queue\.quotas\.a\.gpus = -1"):
+        Core(fleet_of(2), Policy(queue=rules))
