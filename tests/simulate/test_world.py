@@ -166,8 +166,14 @@ def test_peers_that_notice_after_the_heartbeats_change_nothing() -> None:
 
 def test_a_standby_process_shortens_restarts_in_place() -> None:
     bugs = ("faults.per_1000_node_days=0", "faults.causes.software_bug=40", *BY_KIND)
-    cold = run(*bugs, "restart.start_seconds=120")
-    ready = run(*bugs, "restart.start_seconds=120", "restart.standby_seconds=10")
+    slow = (
+        "restart.start_seconds=120",
+        "restart.rejoin_seconds=5",
+        "restart.restore_peer_seconds=5",
+    )
+    cold = run(*bugs, *slow)
+    ready = run(*bugs, *slow, "restart.standby_seconds=10")
+    assert cold.jobs_failed == ready.jobs_failed == 0
     assert set(cold.rungs) == set(ready.rungs) == {"first_in_line", "in_place"}
     assert ready.buckets["restart"] < 0.4 * cold.buckets["restart"]
 
