@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
-from phalanx.cluster.column import Column
 from phalanx.simulate.incidents import (
     PLACE_OF,
     causes_of,
@@ -22,6 +22,8 @@ from phalanx.simulate.shape import job_nodes
 
 if TYPE_CHECKING:
     from phalanx.simulate.world import World
+
+Floats = NDArray[np.float64]
 
 LOOKS = 500  # over the whole time
 MOST_BETWEEN_NS = 1800 * 10**9
@@ -52,14 +54,16 @@ class Exposure:
         held = (columns.gpus - columns.free_gpus).astype(float)
         held[list(self._world.broken)] = 0  # what is broken does not break again
         shares = held / np.maximum(1, columns.gpus)
-        self._hits += [self._chance(cause, held > 0, shares) for cause in self._causes]
+        self._hits += [
+            self._chance(cause, (held > 0).astype(float), shares) for cause in self._causes
+        ]
         self._looks += 1
 
-    def _chance(self, cause: Cause, busy: Column, shares: Column) -> float:
+    def _chance(self, cause: Cause, busy: Floats, shares: Floats) -> float:
         """That a fault of this cause hits a job now."""
         if cause.scope in PLACE_OF:
             place = getattr(self._world.fleet.columns, PLACE_OF[cause.scope])
-            busy = (np.bincount(place, busy) > 0)[place]
+            busy = (np.bincount(place, busy) > 0).astype(float)[place]
         elif cause.scope == "node" and cause.symptom == "exit":
             busy = shares  # one GPU of the node fails
         alone = float(np.dot(self._weights, busy))
