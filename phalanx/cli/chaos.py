@@ -62,7 +62,7 @@ def harm_and_judge(
         return
     path = Path(what)
     from phalanx.config import check, resolve
-    from phalanx.control.chaos import Arena, random_plan, read_plan
+    from phalanx.control.chaos import Arena, also_drawn, random_plan, read_plan
     from phalanx.control.chaos.run import play_all
 
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
@@ -72,7 +72,8 @@ def harm_and_judge(
         job = resolve(job, ranks)
         steps = job.train.steps
         if plan == "random":
-            plans = [random_plan(seed + turn, ranks, steps) for turn in range(count)]
+            also = also_drawn(job, namespaces=namespaces)
+            plans = [random_plan(seed + turn, ranks, steps, also) for turn in range(count)]
         else:
             plans = [read_plan(Path(plan), ranks, steps)]
 

@@ -12,10 +12,11 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
-from phalanx.config import ConfigError, job_from_table
-from phalanx.control.chaos import Arena, Plan, random_plan, read_plan
-from phalanx.control.chaos.plan import WEIGHTS, Action
+from phalanx.config import ConfigError, job_from_table, resolve
+from phalanx.control.chaos import Arena, Plan, also_drawn, random_plan, read_plan
+from phalanx.control.chaos.plan import MORE_WEIGHTS, WEIGHTS, Action
 from phalanx.control.chaos.run import play_all
 from phalanx.control.chaos.verdict import (
     belonging,
@@ -41,6 +42,30 @@ def test_a_seed_draws_the_same_plan_and_another_one_another() -> None:
         steps = [action.at_step for action in plan.actions]
         assert steps == sorted(steps) and steps[0] > 1 and steps[-1] <= 45
         assert all(0 <= action.slot < 4 for action in plan.actions)
+
+
+@pytest.mark.parametrize(
+    ("axes", "drawn"),
+    [
+        ("data = 2\npipeline = 2", False),  # two halves of each stage, and no copy
+        ("data = 2\npipeline = 2\nreplicate = 2", True),
+        ("data = 4\nzero = 0", True),
+        ("data = 2\ntensor = 2\nzero = 0", True),
+    ],
+)
+def test_bits_are_flipped_at_random_only_where_replicas_find_them(axes: str, drawn: bool) -> None:
+    text = JOB.format(name="chaos", steps=60).replace("data = 2\npipeline = 2", axes)
+    job = resolve(job_from_table(tomllib.loads(text)), 4)
+    assert also_drawn(job) == (("flip_bit",) if drawn else ())
+    never = structs.replace(job, train=structs.replace(job.train, compare_every=0))
+    assert also_drawn(never) == ()
+    assert set(also_drawn(job, namespaces=True)) >= {"partition", "fill_disk"}
+
+
+def test_what_more_a_job_bears_is_drawn_too() -> None:
+    plans = [random_plan(seed, 4, 60, tuple(MORE_WEIGHTS)) for seed in range(200)]
+    drawn = {action.do for plan in plans for action in plan.actions}
+    assert drawn == {*WEIGHTS, *MORE_WEIGHTS}
 
 
 def test_the_example_is_a_plan() -> None:
@@ -93,8 +118,11 @@ def test_leaks_are_found(tmp_path: Path) -> None:
     assert shared_memory() - before == set()
 
 
-def make_arena(root: Path, steps: int, plans: list[Plan], *, namespaces: bool = False) -> Arena:
+def make_arena(
+    root: Path, steps: int, plans: list[Plan], *, namespaces: bool = False, copies: int = 1
+) -> Arena:
     text = JOB.format(name="chaos", steps=steps).replace("every = 0", "every = 20", 1)
+    text = text.replace("data = 2\n", f"data = 2\nreplicate = {copies}\n")
     return Arena(root, job_from_table(tomllib.loads(text)), 4, plans=plans, namespaces=namespaces)
 
 
@@ -122,6 +150,29 @@ def test_fifty_random_plans_in_a_row_lose_nothing(tmp_path: Path) -> None:
     first, _, end = os.environ.get("PHALANX_CHAOS_SEEDS", "0:50").partition(":")
     plans = [random_plan(seed, 4, 60) for seed in range(int(first), int(end))]
     judge(make_arena(tmp_path, 60, plans), plans)
+
+
+@pytest.mark.soak
+def test_flipped_bits_among_other_harm_leave_no_trace(tmp_path: Path) -> None:
+    actions = (
+        Action(do="flip_bit", at_step=8, slot=1),
+        Action(do="kill_worker", at_step=20, slot=0),
+        Action(do="flip_bit", at_step=32, slot=2),  # another node is put aside: none is left
+    )
+    plans = [Plan(name="flipped bits", actions=actions)]
+    judge(make_arena(tmp_path, 60, plans, copies=2), plans)
+
+
+@pytest.mark.soak
+def test_random_plans_with_cut_networks_full_disks_and_flipped_bits_lose_nothing(
+    tmp_path: Path,
+) -> None:
+    if os.getuid() != 0:
+        pytest.skip("only root can give nodes networks of their own")
+    first, _, end = os.environ.get("PHALANX_CHAOS_SEEDS", "0:10").partition(":")
+    also = tuple(MORE_WEIGHTS)
+    plans = [random_plan(seed, 4, 60, also) for seed in range(int(first), int(end))]
+    judge(make_arena(tmp_path, 60, plans, namespaces=True, copies=2), plans)
 
 
 @pytest.mark.soak

@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
-from phalanx.control.chaos.plan import Action, Plan, random_plan, read_plan
+from phalanx.control.chaos.plan import Action, Plan, also_drawn, random_plan, read_plan
 from phalanx.control.chaos.run import Arena, Outcome
 from phalanx.control.chaos.verdict import compare
 
-__all__ = ["Action", "Arena", "Outcome", "Plan", "compare", "random_plan", "read_plan"]
+__all__ = [
+    "Action",
+    "Arena",
+    "Outcome",
+    "Plan",
+    "also_drawn",
+    "compare",
+    "random_plan",
+    "read_plan",
+]

@@ -27,7 +27,9 @@ from phalanx.control.stage import Commits
 
 RECOVERY_SECONDS = 180.0  # for steps to go on after a harm
 GONE_SECONDS = 10.0
-START_SECONDS = 60.0
+START_SECONDS = 120.0  # on a busy machine
+AGAIN_SECONDS = 0.5  # until a server that ended at once is started once more
+SAID_CHARACTERS = 2000  # of its log, where it never comes up
 ENDED = ("done", "failed", "cancelled")
 
 
@@ -54,10 +56,10 @@ class Started(Struct, frozen=True):
         environment = {name: value for name, _, value in (pair.partition("=") for pair in pairs)}
         return cls(tuple(words), environment, str((process / "cwd").readlink()))
 
-    def again(self, log: Path) -> None:
+    def again(self, log: Path) -> subprocess.Popen[bytes]:
         """A process of its own, as the first one was."""
         with log.open("ab") as output:
-            subprocess.Popen(
+            return subprocess.Popen(
                 self.argv,
                 env=self.environment,
                 cwd=self.folder,
@@ -129,13 +131,23 @@ class LiveGround:
         wait_gone(pid)
 
     def start_server(self) -> None:
-        """Start it again as it was started; returns when it answers."""
-        self._killed.pop("server").again(self.state / "server.log")
+        """Start it again as it was started; returns when it answers.
+
+        One that ends at once (somebody else holds its port for a moment) is started once more.
+        """
+        started, log = self._killed.pop("server"), self.state / "server.log"
         deadline = time.monotonic() + START_SECONDS
-        while time.monotonic() < deadline:
+        process = started.again(log)
+        while True:
             with suppress(ClientError):
                 self.client.get("/v1/status", dict)
                 return
+            if time.monotonic() > deadline:
+                said = log.read_text(errors="replace")[-SAID_CHARACTERS:]
+                raise LiveError(f"the server does not come up again; {log} ends with:\n{said}")
+            if process.poll() is not None:
+                time.sleep(AGAIN_SECONDS)
+                process = started.again(log)
             time.sleep(0.05)
 
 
@@ -168,7 +180,34 @@ def play_live(
     begun = _wait_for(ground, number, commits, 1)
     if not begun:
         raise LiveError(f"job {number} commits no steps to keepers on this machine")
-    recovered = []
+    try:
+        recovered = _do_all(ground, number, plan, commits, harm, begun, say)
+    finally:  # also when somebody has seen enough: nothing stays stopped or dead
+        harm.heal()
+    state = _state(ground, number)
+    again, differences = made_twice(run_folder(ground, number))
+    return LiveOutcome(
+        plan=plan.name,
+        done=harm.done,
+        recovered_seconds=recovered,
+        state=state,
+        generations=int(ground.job(number)["generation"]),
+        made_again=again,
+        differences=differences,
+    )
+
+
+def _do_all(
+    ground: LiveGround,
+    number: int,
+    plan: Plan,
+    commits: Commits,
+    harm: Harm,
+    begun: int,
+    say: Callable[[str], None],
+) -> list[float]:
+    """Harm after harm; seconds from each to the second committed step behind it."""
+    recovered: list[float] = []
     for action in plan.actions:
         if not _wait_for(ground, number, commits, begun + action.at_step, harm):
             break
@@ -182,18 +221,7 @@ def play_live(
             break
         recovered.append(round(time.monotonic() - began, 2))
         say(f"   steps go on after {recovered[-1]:g} s")
-    harm.heal()
-    state = _state(ground, number)
-    again, differences = made_twice(run_folder(ground, number))
-    return LiveOutcome(
-        plan=plan.name,
-        done=harm.done,
-        recovered_seconds=recovered,
-        state=state,
-        generations=int(ground.job(number)["generation"]),
-        made_again=again,
-        differences=differences,
-    )
+    return recovered
 
 
 def from_here(plan: Plan, steps_left: int) -> Plan:

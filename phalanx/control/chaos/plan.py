@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
 from msgspec import Struct
 
-from phalanx.config import ConfigError
+from phalanx.config import ConfigError, Job
 from phalanx.control.toml_file import read_struct
 
 Kind = Literal[
@@ -39,6 +40,8 @@ WEIGHTS: dict[Kind, int] = {
     "corrupt_replica": 1,
     "kill_controller": 3,
 }
+# What only some jobs and places bear: see ``also_drawn``.
+MORE_WEIGHTS: dict[Kind, int] = {"flip_bit": 2, "partition": 2, "fill_disk": 1}
 MOST_ACTIONS = 4
 
 
@@ -82,10 +85,22 @@ def read_plan(path: Path, slots: int, steps: int) -> Plan:
     return Plan(name=plan.name or path.stem, actions=ordered)
 
 
-def random_plan(seed: int, slots: int, steps: int) -> Plan:
-    """A plan of one to four harms; the same seed draws the same plan."""
+def also_drawn(job: Job, *, namespaces: bool = False) -> tuple[Kind, ...]:
+    """What a random plan may do to this (resolved) job beside what every job bears.
+
+    A flipped bit is undone where replicas compare every step; networks are cut and disks filled
+    where nodes have networks of their own, which takes root as well.
+    """
+    copies = job.parallel.replicate > 1  # with ZeRO 0 it is all of them
+    flips: tuple[Kind, ...] = ("flip_bit",) if copies and job.train.compare_every == 1 else ()
+    return (*flips, "partition", "fill_disk") if namespaces else flips
+
+
+def random_plan(seed: int, slots: int, steps: int, also: Sequence[Kind] = ()) -> Plan:
+    """A plan of one to four harms; the same seed (and ``also``) draws the same plan."""
     chance = random.Random(seed)
-    kinds, weights = zip(*WEIGHTS.items(), strict=True)
+    drawn = WEIGHTS | {kind: MORE_WEIGHTS[kind] for kind in also}
+    kinds, weights = zip(*drawn.items(), strict=True)
     last = max(2, steps * 3 // 4)  # so that there is something left to recover for
     actions = [
         Action(

@@ -168,6 +168,8 @@ class Arena:
                 harm.do(waiting.pop(0))
             harm.due()
             state = self._state(number) or state
+            if state == "pending":  # the gang lacks nodes: people would look at those put aside
+                self._readmit()
             if state in ("done", "failed", "cancelled"):
                 break
             time.sleep(0.05)
@@ -215,20 +217,22 @@ class Arena:
 
     def _heal(self) -> None:
         """All nodes are there and healthy before the next plan."""
-        stage = self.stage
+        self.stage.wait(self._readmit, "nodes to be whole again", HEAL_SECONDS)
 
-        def whole() -> bool:
+    def _readmit(self) -> bool:
+        """Let in again what the core has put aside; whether all nodes are healthy."""
+        stage = self.stage
+        with suppress(ClientError):  # the controller may be dead just now
             nodes = stage.get("/v1/nodes")["nodes"]
             for node in nodes:
                 if node["state"] in ("quarantined", "draining") or (
                     node["state"] == "dead" and node["connected"]
                 ):
+                    path = f"/v1/nodes/{node['name']}/readmit"
                     with suppress(ClientError):
-                        path = f"/v1/nodes/{node['name']}/readmit"
                         stage.client.post(path, Readmit(tested=True), Done)
             return all(node["state"] in ("healthy", "spare") for node in nodes)
-
-        stage.wait(whole, "nodes to be whole again", HEAL_SECONDS)
+        return False
 
 
 def _absolute(path: str) -> str:
