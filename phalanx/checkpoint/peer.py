@@ -29,6 +29,7 @@ from phalanx.checkpoint.wire import (
     receive_by_peer,
     receive_into,
     send,
+    send_together,
 )
 
 if TYPE_CHECKING:
@@ -55,6 +56,11 @@ class Peer:
         """Send; whoever is gone need not know."""
         with self._telling, suppress(OSError):
             send(self.connection, message, *files)
+
+    def tell_all(self, *messages: FromKeeper) -> None:
+        """Send several at once."""
+        with self._telling, suppress(OSError):
+            send_together(self.connection, *messages)
 
     def answer(self, message: object) -> bool:
         """Serve one request; False for what is none."""

@@ -167,11 +167,12 @@ class Worker(Peer):
         safe = self._replicate(held)
         if safe:
             self.keeper.note(held)
-        self.tell(Acknowledged(step, safe))
         if held.order.write or held.order.local is not None:
+            self.tell(Acknowledged(step, safe))
             self._later.put((slot, held))
             return
-        self.tell(Durable(slot, step, time.monotonic() - began))
+        free = Durable(slot, step, time.monotonic() - began)
+        self.tell_all(Acknowledged(step, safe), free)
         self.keeper.finished(self, held.order, waits_for_others=False)
 
     def _write_later(self) -> None:
@@ -284,7 +285,8 @@ class Worker(Peer):
                 return self._replicate(held)
             self._complain(step, f"no replica at {buddy.host}:{buddy.port}: {error}")
             return False
-        self.tell(Replicated(step))
+        if not held.order.prompt:  # else this is part of its acknowledgement
+            self.tell(Replicated(step))
         return True
 
     def _send_replica(self, buddy: Pair, held: Held) -> None:

@@ -270,10 +270,19 @@ _to_keeper: msgspec.msgpack.Decoder[ToKeeper] = msgspec.msgpack.Decoder(ToKeeper
 _from_keeper: msgspec.msgpack.Decoder[FromKeeper] = msgspec.msgpack.Decoder(FromKeeper)
 
 
+def _framed(message: ToKeeper | FromKeeper) -> bytes:
+    body = msgspec.msgpack.encode(message)
+    return _LENGTH.pack(len(body)) + body
+
+
+def send_together(connection: Stream, *messages: FromKeeper) -> None:
+    """Send several messages at once: whoever waits for them wakes up once."""
+    connection.sendall(b"".join(map(_framed, messages)))
+
+
 def send(connection: Stream, message: ToKeeper | FromKeeper, *files: int) -> None:
     """Send one message, with file descriptors where there are any."""
-    body = msgspec.msgpack.encode(message)
-    frame = _LENGTH.pack(len(body)) + body
+    frame = _framed(message)
     if files:
         assert isinstance(connection, socket.socket)
         frame = frame[socket.send_fds(connection, [frame], list(files)) :]

@@ -18,8 +18,9 @@ END_SECONDS = 180
 
 
 @pytest.fixture
-def stage(tmp_path: Path) -> Iterator[Stage]:
-    with Stage(tmp_path, nodes=4, spares=1) as stage:
+def stage(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Stage]:
+    """A cluster of four nodes and a spare; its policy may be given as the fixture's parameter."""
+    with Stage(tmp_path, nodes=4, spares=1, policy=getattr(request, "param", "")) as stage:
         yield stage
     # Snapshots lie in memory without a name, and ports are held by processes: both go with them.
     assert left_over(tmp_path) == []
@@ -94,7 +95,18 @@ def test_a_killed_controller_is_not_noticed_by_workers(stage: Stage, tmp_path: P
     assert_same(folder, expected)
 
 
+# However long an agent takes to start on a busy machine, its node is not given up meanwhile.
+PATIENT = """
+[spares]
+nodes = 1
+[timeouts]
+heartbeat_ns = 30_000_000_000
+reconnect_ns = 60_000_000_000
+"""
+
+
 @pytest.mark.soak
+@pytest.mark.parametrize("stage", [PATIENT], indirect=True)
 def test_a_restarted_agent_adopts_what_runs(stage: Stage, tmp_path: Path) -> None:
     expected = undisturbed(tmp_path, 120)
     job = stage.submit(str(write_job(tmp_path, "disturbed", 120)))
@@ -104,7 +116,7 @@ def test_a_restarted_agent_adopts_what_runs(stage: Stage, tmp_path: Path) -> Non
     stage.kill_agent(node)
     stage.restart_node(node)
     nodes = lambda: {each["name"]: each for each in stage.get("/v1/nodes")["nodes"]}  # noqa: E731
-    stage.wait(lambda: nodes()[node.name]["connected"], "the agent to be back", 20)
+    stage.wait(lambda: nodes()[node.name]["connected"], "the agent to be back")
     # What it adopted it can also recover: its worker is killed next.
     stage.signal_worker(1, job, signal.SIGKILL)
     stage.wait(lambda: commits.first_after(1), "recovery", 60)
