@@ -25,6 +25,7 @@ FRAME_BYTES = 1 << 20
 TAG_BYTES = 16
 HELLO_BYTES = 1 + NONCE_BYTES
 REPLY_BYTES = 1 + NONCE_BYTES + KEY_BYTES + PROOF_BYTES
+REPLICA_KEY = "PHALANX_REPLICA_KEY"  # environment of a keeper: the token of all keepers of its job
 PROOF_SECONDS = 10.0  # for either side to show that it knows the token
 
 _LENGTH = struct.Struct("<I")

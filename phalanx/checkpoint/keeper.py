@@ -21,7 +21,13 @@ from pathlib import Path
 
 import msgspec
 
-from phalanx.checkpoint.channel import ReplicaOptions, Throttle, accept, require_sealing
+from phalanx.checkpoint.channel import (
+    REPLICA_KEY,
+    ReplicaOptions,
+    Throttle,
+    accept,
+    require_sealing,
+)
 from phalanx.checkpoint.commit import Order, try_commit, withdraw
 from phalanx.checkpoint.folder import scan
 from phalanx.checkpoint.manifest import MANIFEST_FILE, CheckpointError
@@ -47,11 +53,13 @@ class Keeper:
         lease_seconds: float,
         tcp: socket.socket,
         options: ReplicaOptions,
+        key: bytes = b"",
     ) -> None:
         self.shelf = Shelf()
         self.options = options
         self.throttle = Throttle(options.bytes_per_second)
-        self.token = secrets.token_bytes(32)
+        self.token = key or secrets.token_bytes(32)
+        self.shared = bool(key)  # all keepers of the job know it: nobody needs to be told
         self.local_root: Path | None = None  # on this node's disk, once somebody asks for it
         self.port = int(tcp.getsockname()[1])
         self._listener, self._tcp = listener, tcp
@@ -284,8 +292,9 @@ def run_keeper(
     if options.encrypt:
         require_sealing()
     tcp = socket.create_server((options.address or host, 0))
+    key = bytes.fromhex(os.environ.pop(REPLICA_KEY, ""))
     try:
-        Keeper(listener, lease_seconds, tcp, options).serve()
+        Keeper(listener, lease_seconds, tcp, options, key).serve()
     finally:
         Path(address).unlink(missing_ok=True)
         with suppress(OSError):  # others may have sockets there

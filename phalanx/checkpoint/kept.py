@@ -85,7 +85,8 @@ class Kept:
         # for it.
         self._unpin = weakref.finalize(self, _unpin, _pin(whole) if cuda else 0)
         self._unpin.atexit = False
-        self.port, self.token = answer.port, answer.token
+        self.port = answer.port
+        self.token = b"" if answer.shared else answer.token  # as the other ranks are told
         # First in, first out: with two slots the newest sealed snapshot is never the one filled.
         self._free = answer.slots
         self._newest: list[int] = []  # slots of the two last prompt snapshots

@@ -90,6 +90,7 @@ class Peer:
             keeper.token,
             keeper.live(),
             [held.header() for held in self.shelf.condemned()],
+            keeper.shared,
         )
 
     def _send_detail(self, wanted: Detail) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 from contextlib import closing, suppress
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -46,7 +48,7 @@ class Place(NamedTuple):
     path: str  # of its Unix socket, on that node
     host: str
     port: int
-    token: bytes
+    token: bytes  # empty: the one that all keepers of the job share
     folder: str = ""  # of the step, where it lies on the node's disk and not in memory
 
 
@@ -89,7 +91,7 @@ def offers(path: str, held: Inventory | None = None) -> list[Offer]:
     held = held or inventory(path)
     if held is None:
         return []
-    place = Place(node_name(), path, own_address(), held.port, held.token)
+    place = Place(node_name(), path, own_address(), held.port, _told(held))
     return [Offer(header, place) for header in held.headers]
 
 
@@ -109,7 +111,7 @@ def offers_on_disk(root: Path, keeper: str) -> list[Offer]:
         with suppress(OSError), _connect_unix(keeper) as connection:
             send(connection, Shelve(str(root)))
             answer = ask(connection, Ask(), Inventory)
-            port, token = answer.port, answer.token
+            port, token = answer.port, _told(answer)
     return [
         Offer(
             header_of(each.record.order, replica=False),
@@ -227,7 +229,23 @@ def connect(place: Place) -> Stream:
     """To a keeper: by its socket on the same node, otherwise by TCP with its token."""
     if place.node == node_name():
         return _connect_unix(place.path)
-    return channel.connect(place.host, place.port, place.token, ANSWER_SECONDS)
+    token = place.token or _shared_token()
+    return channel.connect(place.host, place.port, token, ANSWER_SECONDS)
+
+
+def _told(answer: Inventory) -> bytes:
+    """What the other ranks are told of a keeper's token: nothing, where their own keepers know it.
+
+    Ranks speak over the job's network, which others may hear.
+    """
+    return b"" if answer.shared else answer.token
+
+
+@cache
+def _shared_token() -> bytes:
+    """The token that all keepers of this job have, from the one on this node."""
+    with _connect_unix(os.environ.get("PHALANX_KEEPER", "")) as connection:
+        return ask(connection, Ask(), Inventory).token
 
 
 def _connect_unix(path: str) -> socket.socket:

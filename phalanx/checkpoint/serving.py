@@ -137,7 +137,8 @@ class Worker(Peer):
         threading.Thread(target=self._write, daemon=True).start()
         threading.Thread(target=self._write_later, daemon=True).start()
         order = self._region.in_order_of_use(step=hello.step)
-        self.tell(Welcome(order, self.keeper.port, self.keeper.token), self._region.file)
+        keeper = self.keeper
+        self.tell(Welcome(order, keeper.port, keeper.token, keeper.shared), self._region.file)
 
     def _write(self) -> None:
         while (work := self._work.get()) is not None:
@@ -293,9 +294,8 @@ class Worker(Peer):
         assert held.sidecar is not None
         encrypt, throttle = self.keeper.options.encrypt, self.keeper.throttle
         if self._to_buddy is None:
-            self._to_buddy = connect(
-                buddy.host, buddy.port, buddy.token, PEER_SECONDS, encrypt=encrypt
-            )
+            token = buddy.token or self.keeper.token
+            self._to_buddy = connect(buddy.host, buddy.port, token, PEER_SECONDS, encrypt=encrypt)
         peer = self._to_buddy
         send(peer, Put(held.order, held.sidecar))
         for part in throttle.parts(held.memory[: held.sidecar.shard_bytes]):

@@ -85,7 +85,7 @@ class Pair(msgspec.Struct, frozen=True, tag=True):
 
     host: str
     port: int
-    token: bytes
+    token: bytes  # empty: the one that all keepers of the job share
 
 
 class Bye(msgspec.Struct, frozen=True, tag=True):
@@ -151,6 +151,7 @@ class Welcome(msgspec.Struct, frozen=True, tag=True):
     slots: list[int]  # in the order of their use: the newest sealed one last
     port: int  # where other keepers reach this one
     token: bytes  # which they must know
+    shared: bool = False  # they do: the job's keepers were all given it
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True):
@@ -232,6 +233,7 @@ class Inventory(msgspec.Struct, frozen=True, tag=True):
     token: bytes
     live: bool = False  # the workers that they belong to are still there
     condemned: list[Header] = []  # that failed their proof
+    shared: bool = False
 
 
 class Details(msgspec.Struct, frozen=True, tag=True):

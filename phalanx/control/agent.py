@@ -85,7 +85,8 @@ class AgentProcess:
         self.uplink = Uplink(options.urls, options.state, join, options.join_token, options.ca)
         self.agent: Agent | None = None
         self.skew_ns = 0  # to be added to our clock
-        self.forms: dict[int, tuple[Form, str]] = {}  # newest of each job, and where its ranks meet
+        # The newest of each job, where its ranks meet, and the key of its keepers.
+        self.forms: dict[int, tuple[Form, str, bytes]] = {}
         self.zygote = ZygoteClient(
             make_runtime_folder(options.state) / "zygote.sock",
             options.state / "zygote.log",
@@ -193,8 +194,7 @@ class AgentProcess:
     def _act(self, action: Message) -> None:
         match action:
             case WorkerForm():
-                form, store = self.forms[action.job]
-                self.crew.form(action, form, store)
+                self.crew.form(action, *self.forms[action.job])
             case WorkerStop():
                 self.forms.pop(action.job, None)
                 self.crew.stop(action)
@@ -280,11 +280,11 @@ class AgentProcess:
     def heard(self, message: wire.Down) -> None:
         """A command, or a request for a log."""
         match message:
-            case wire.Deliver(command=command, store=store):
+            case wire.Deliver(command=command, store=store, key=key):
                 if isinstance(command.body, Form):
                     if not store:
                         return  # its host is still starting; the order comes again
-                    self._remember(command.body, store)
+                    self._remember(command.body, store, key)
                 self.happened(command)
             case wire.ReadLog():
                 self.logs.read(message)
@@ -299,10 +299,10 @@ class AgentProcess:
             case wire.ReadSteps() | wire.ReadTrace():
                 self.details.hear(message)
 
-    def _remember(self, form: Form, store: str) -> None:
+    def _remember(self, form: Form, store: str, key: bytes) -> None:
         known = self.forms.get(form.job)
         if known is None or known[0].generation <= form.generation:
-            self.forms[form.job] = (form, store)
+            self.forms[form.job] = (form, store, key)
 
     def parted(self) -> None:
         """The connection is gone; what runs, runs on for the lease."""

@@ -110,11 +110,11 @@ class Crew:
 
     # Orders of the machine.
 
-    def form(self, action: WorkerForm, form: Form, store: str) -> None:
+    def form(self, action: WorkerForm, form: Form, store: str, key: bytes) -> None:
         """Take places in a generation; processes that live keep theirs."""
         here = self.here(action.job)
         here.form, here.generation, here.store = form, action.generation, store
-        here.orders = []
+        here.orders, here.replica_key = [], key
         here.work = decode_payload(action.payload)
         here.gpus, here.workers = action.gpus, len(action.ranks)
         self._tasks.later(self._form(here, action, form, store))

@@ -52,6 +52,7 @@ class Here:
         self.server: asyncio.Server | None = None
         self.form: Form | None = None
         self.store = ""  # host:port where the ranks of its generation meet
+        self.replica_key = b""  # of its keepers, on all nodes
         self.generation = 0
         self.restored = 0  # step that a program is to continue from
         self.work: Train | Script | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hmac
 import logging
 import time
 from collections.abc import Sequence
@@ -63,8 +64,13 @@ class Hub:
     """Everything of the agents that is not logged. One instance a leadership."""
 
     def __init__(
-        self, controller: Controller, version: str, recorder: Recorder | None = None
+        self,
+        controller: Controller,
+        version: str,
+        recorder: Recorder | None = None,
+        secret: bytes = b"",
     ) -> None:
+        self._secret = secret  # that the keys of jobs' keepers are made from
         self.controller = controller
         self.version = version
         core = controller.core
@@ -247,8 +253,12 @@ class Hub:
 
     def _frame(self, command: Command) -> bytes:
         body = command.body
-        store = self.stores.get(body.store, "") if isinstance(body, Form) else ""
-        return framed(encode(Deliver(command=command, store=store)))
+        if not isinstance(body, Form):
+            return framed(encode(Deliver(command=command)))
+        # The same for all nodes and generations of a job: keepers outlive both.
+        key = hmac.digest(self._secret, f"job {body.job}".encode(), "sha256")
+        store = self.stores.get(body.store, "")
+        return framed(encode(Deliver(command=command, store=store, key=key)))
 
     def push(self, node: int, frame: bytes) -> bool:
         """Sends a frame to a node; False when it is not connected."""

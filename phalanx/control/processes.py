@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Callable
 
+from phalanx.checkpoint.channel import REPLICA_KEY
 from phalanx.cluster.messages import LocalFact
 from phalanx.control.binding import Seat, held_gpus, read_machine, seats, visible
 from phalanx.control.hands import Hand, Here, Place
@@ -100,7 +101,7 @@ class Processes:
             log=str(here.folder / "keeper.log"),
             socket=str(here.keeper_socket),
             host=self._place.address,
-            environment=self._replicas.environment(),
+            environment={**self._replicas.environment(), REPLICA_KEY: here.replica_key.hex()},
             user=self.user(here),
             lease_seconds=self.lease_seconds,
         )

@@ -207,7 +207,8 @@ class Server:
             found.core.view.policy = policy
         controller = Controller(self.store, found, lead.epoch)
         recorder = Recorder(self.metrics, found.core.view.policy.price)
-        hub = Hub(controller, __version__, recorder)
+        secret = await asyncio.to_thread(self.store.secret, "replicas")
+        hub = Hub(controller, __version__, recorder, secret)
         tokens = await asyncio.to_thread(Tokens, self.store)
         await controller.start(policy)
         self._first_tokens(tokens)

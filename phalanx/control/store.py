@@ -55,6 +55,7 @@ class Lead(Struct, frozen=True, kw_only=True):
 
 Row = tuple[int, int, bytes]  # sequence, time_ns, body
 CommandRow = tuple[int, bytes]  # sequence, its commands
+SECRET_BYTES = 32
 
 
 class Store(Protocol):
@@ -95,6 +96,9 @@ class Store(Protocol):
 
     def put_token(self, token: str, record: bytes) -> None:
         """Keep the record of a token, new or changed."""
+
+    def secret(self, name: str) -> bytes:
+        """Random bytes that are made when they are first asked for, and stay; for the leader."""
 
     def close(self) -> None:
         """Give up leadership and let go of everything."""

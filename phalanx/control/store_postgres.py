@@ -7,6 +7,7 @@ ends its session. Every write checks the epoch in its own transaction: a deposed
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -16,6 +17,7 @@ from typing import Any
 import psycopg
 
 from phalanx.control.store import (
+    SECRET_BYTES,
     CommandRow,
     Lead,
     Row,
@@ -40,6 +42,7 @@ CREATE TABLE IF NOT EXISTS leader (
     one BOOLEAN PRIMARY KEY DEFAULT TRUE CHECK (one),
     epoch BIGINT, url TEXT, version TEXT, backend INTEGER, renewed TIMESTAMPTZ);
 CREATE TABLE IF NOT EXISTS tokens (id TEXT PRIMARY KEY, record BYTEA);
+CREATE TABLE IF NOT EXISTS secrets (name TEXT PRIMARY KEY, value BYTEA);
 INSERT INTO leader VALUES (TRUE, 0, '', '', 0, now()) ON CONFLICT DO NOTHING;
 """
 
@@ -207,6 +210,17 @@ class PostgresStore:
                 "DO UPDATE SET record = excluded.record",
                 (token, record),
             )
+
+    def secret(self, name: str) -> bytes:
+        """Made once, by whoever leads first."""
+        made = secrets.token_bytes(SECRET_BYTES)
+        with self._using, self._fenced() as cursor:
+            cursor.execute(
+                "INSERT INTO secrets VALUES (%s, %s) ON CONFLICT DO NOTHING", (name, made)
+            )
+            row = cursor.execute("SELECT value FROM secrets WHERE name = %s", (name,)).fetchone()
+        assert row is not None
+        return bytes(row[0])
 
     def close(self) -> None:
         """Give the lock back and close both sessions."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import secrets
 import sqlite3
 import time
 from collections.abc import Iterator, Sequence
@@ -12,6 +13,7 @@ from pathlib import Path
 from threading import Lock
 
 from phalanx.control.store import (
+    SECRET_BYTES,
     CommandRow,
     Lead,
     Row,
@@ -32,6 +34,7 @@ CREATE TABLE IF NOT EXISTS aside (sequence INTEGER PRIMARY KEY, body BLOB, why T
 CREATE TABLE IF NOT EXISTS epochs
     (epoch INTEGER PRIMARY KEY, url TEXT, version TEXT, started_ns INTEGER);
 CREATE TABLE IF NOT EXISTS tokens (id TEXT PRIMARY KEY, record BLOB);
+CREATE TABLE IF NOT EXISTS secrets (name TEXT PRIMARY KEY, value BLOB);
 """
 
 
@@ -158,6 +161,14 @@ class SqliteStore:
         """Keep the record of a token."""
         with self._transaction() as database:
             database.execute("INSERT OR REPLACE INTO tokens VALUES (?, ?)", (token, record))
+
+    def secret(self, name: str) -> bytes:
+        """Made once."""
+        made = secrets.token_bytes(SECRET_BYTES)
+        with self._transaction() as database:
+            database.execute("INSERT OR IGNORE INTO secrets VALUES (?, ?)", (name, made))
+        ((value,),) = self._read("SELECT value FROM secrets WHERE name = ?", (name,))
+        return bytes(value)
 
     def close(self) -> None:
         """Close the file and let go of its lock."""

@@ -92,6 +92,7 @@ class Deliver(Frame, frozen=True, tag=True):
 
     command: Command
     store: str = ""  # with Form: host:port where the ranks meet
+    key: bytes = b""  # with Form: what the job's keepers prove to each other that they know
 
 
 class ReadLog(Frame, frozen=True, tag=True):

@@ -25,6 +25,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from phalanx import __version__
 from phalanx.cluster.agent import Agent
+from phalanx.cluster.commands import Form
 from phalanx.cluster.fleet import Node
 from phalanx.cluster.messages import (
     CheckDone,
@@ -198,6 +199,7 @@ class PlayedAgent:
         self.rejected: list[wire.Rejected] = []
         self.started: list[tuple[int, int]] = []  # (job, generation) that workers were made for
         self.epochs: list[int] = []  # of commands, as they came
+        self.keys: list[tuple[int, bytes]] = []  # of each gang's keepers, with the job's number
         self.steps_until = 5
         self.step_seconds = 0.05
         self.connected = asyncio.Event()
@@ -267,8 +269,10 @@ class PlayedAgent:
 
     async def _receive(self, message: wire.Down) -> None:
         match message:
-            case wire.Deliver(command=command):
+            case wire.Deliver(command=command, key=key):
                 self.epochs.append(command.controller_epoch)
+                if isinstance(command.body, Form):
+                    self.keys.append((command.body.job, key))
                 await self._act(command)
             case wire.Rejected():
                 self.rejected.append(message)

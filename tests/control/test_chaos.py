@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import signal
 import socket
@@ -20,6 +21,7 @@ from phalanx.control.chaos.plan import MORE_WEIGHTS, WEIGHTS, Action
 from phalanx.control.chaos.run import play_all
 from phalanx.control.chaos.verdict import (
     belonging,
+    leaked_memory,
     leaked_ports,
     listening,
     orphans,
@@ -95,7 +97,6 @@ def test_a_plan_that_does_not_fit_is_refused_with_its_key(
 
 
 def test_leaks_are_found(tmp_path: Path) -> None:
-    before = shared_memory()
     code = (
         "import socket, sys, time; s = socket.create_server(('127.0.0.1', 0)); "
         "print(s.getsockname()[1], flush=True); time.sleep(60)"
@@ -115,7 +116,19 @@ def test_leaks_are_found(tmp_path: Path) -> None:
     assert orphans(tmp_path) == [] and leaked_ports(seen) == []
     with socket.create_server(("127.0.0.1", 0)) as ours:
         assert ours.getsockname()[1] not in listening(belonging(tmp_path))
-    assert shared_memory() - before == set()
+
+
+def test_shared_memory_that_nobody_holds_any_more_is_a_leak(tmp_path: Path) -> None:
+    (tmp_path / "there before").touch()
+    before = shared_memory(tmp_path)
+    (tmp_path / "leaked").touch()
+    with (tmp_path / "open").open("wb"):
+        mapped = (tmp_path / "mapped").open("w+b")
+        mapped.truncate(4096)
+        memory = mmap.mmap(mapped.fileno(), 4096)
+        mapped.close()  # the memory holds it alone
+        assert leaked_memory(before, tmp_path) == [str(tmp_path / "leaked")]
+        memory.close()
 
 
 def make_arena(

@@ -33,7 +33,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 
 def play(scenario: Callable[[], Awaitable[None]]) -> None:
     async def bounded() -> None:
-        async with asyncio.timeout(40):
+        async with asyncio.timeout(100):
             await scenario()
 
     asyncio.run(bounded())
@@ -79,6 +79,24 @@ def test_a_gang_forms_runs_and_ends(server: ServerProcess) -> None:
         # The log is read from the node that ran the rank, also when the job is over.
         text = await ask(server, "GET", f"/v1/jobs/{job}/logs?rank=3")
         assert text == f"job {job} rank 3 says hello\n"
+        one.task.cancel(), two.task.cancel()  # type: ignore[attr-defined]
+
+    play(scenario)
+
+
+def test_keepers_of_one_job_get_one_key_and_those_of_another_another(
+    server: ServerProcess,
+) -> None:
+    async def scenario() -> None:
+        one, two = await agents_of(server, "key-1", "key-2", partition="keys")
+        jobs = []
+        for _ in range(2):
+            jobs.append((await ask(server, "POST", "/v1/jobs", gang("keys")))["jobs"][0])
+            path = f"/v1/jobs/{jobs[-1]}"
+            await until(server, path, lambda answer: answer["job"]["state"] == "done")
+        keys = dict(one.keys)
+        assert one.keys == two.keys and sorted(keys) == jobs
+        assert len(set(keys.values())) == 2 and all(len(key) == 32 for key in keys.values())
         one.task.cancel(), two.task.cancel()  # type: ignore[attr-defined]
 
     play(scenario)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from phalanx.control.chaos.verdict import orphans
 from phalanx.control.stage import Commits, Stage
 from tests.control.jobs import (
     assert_same,
@@ -21,7 +22,7 @@ from tests.control.jobs import (
     undisturbed,
     write_job,
 )
-from tests.control.test_recovery import left_over, reach
+from tests.control.test_recovery import reach
 
 END_SECONDS = 180
 # Deadlines for a job of small steps: a heartbeat a second, and a hang after a few.
@@ -64,7 +65,7 @@ def disturbed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Distu
     yield start
     for stage in stages:
         stage.__exit__()
-    assert left_over(tmp_path) == []
+    assert orphans(tmp_path) == []
 
 
 def folder_of(root: Path, job: int) -> Path:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from phalanx.control.backends.local import worker_pids
-from phalanx.control.chaos.verdict import belonging
+from phalanx.control.chaos.verdict import belonging, orphans
 from phalanx.control.stage import Commits, Stage
 from tests.control.jobs import STEPS, assert_same, generations, undisturbed, write_job
 
@@ -23,23 +23,7 @@ def stage(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Stage]:
     with Stage(tmp_path, nodes=4, spares=1, policy=getattr(request, "param", "")) as stage:
         yield stage
     # Snapshots lie in memory without a name, and ports are held by processes: both go with them.
-    assert left_over(tmp_path) == []
-
-
-def left_over(root: Path) -> list[str]:
-    """Processes that still have something open below a folder."""
-    found = []
-    for process in Path("/proc").iterdir():
-        if not process.name.isdigit() or int(process.name) == os.getpid():
-            continue
-        try:
-            command = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-            files = [str(path.readlink()) for path in (process / "fd").iterdir()]
-        except OSError:
-            continue
-        if str(root) in command or any(path.startswith(str(root)) for path in files):
-            found.append(command)
-    return found
+    assert orphans(tmp_path) == []
 
 
 def test_a_killed_worker_and_a_killed_node_lose_nothing(stage: Stage, tmp_path: Path) -> None:

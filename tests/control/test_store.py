@@ -200,6 +200,17 @@ def test_a_database_that_is_not_there_is_an_error_in_one_line(tmp_path: Path) ->
     assert "\n" not in str(found.value)
 
 
+def test_a_secret_is_made_once_and_stays(opener: Opener) -> None:
+    store = opener()
+    store.lead("http://one", "1.0")
+    made = store.secret("replicas")
+    assert len(made) == 32 and store.secret("replicas") == made != store.secret("another")
+    store.close()
+    again = opener()
+    again.lead("http://two", "1.0")
+    assert again.secret("replicas") == made
+
+
 def snapshot(sequence: int) -> Snapshot:
     return Snapshot(sequence=sequence, version="1", core=b"", answers=b"")
 

@@ -162,13 +162,14 @@ def worker_pids(node: LocalNode, job: int) -> dict[int, int]:
     """The worker processes of a job on a node, by their index there."""
     found = {}
     for pid in _all_processes():
-        for path in _open_files(pid):
+        for path in open_files(pid):
             if path.parent == node.state / "jobs" / str(job) and path.stem.startswith("worker-"):
                 found[int(path.stem.removeprefix("worker-"))] = pid
     return found
 
 
-def _open_files(pid: int) -> Iterator[Path]:
+def open_files(pid: int) -> Iterator[Path]:
+    """What a process has open; nothing of one that is gone or somebody else's."""
     with suppress(OSError):
         for descriptor in Path(f"/proc/{pid}/fd").iterdir():
             with suppress(OSError):
@@ -187,4 +188,4 @@ def _belongs(pid: int, node: LocalNode) -> bool:
         command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
         if str(node.state).encode() in command:
             return True
-    return any(path.is_relative_to(node.state) for path in _open_files(pid))
+    return any(path.is_relative_to(node.state) for path in open_files(pid))

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from phalanx.control.backends.local import LocalNode, processes_of, worker_pids
+from phalanx.control.backends.local import LocalNode, open_files, processes_of, worker_pids
 from phalanx.control.chaos.plan import Action
 from phalanx.control.client import ClientError
 from phalanx.control.network import Network
@@ -118,7 +118,7 @@ class Harm:
 
     def _keeper(self, node: LocalNode) -> int:
         for pid in processes_of(node):
-            if (node.state / "jobs" / str(self.job) / "keeper.log") in set(_files(pid)):
+            if (node.state / "jobs" / str(self.job) / "keeper.log") in open_files(pid):
                 return pid
         raise HarmError("it has no keeper")
 
@@ -229,12 +229,3 @@ def _signal(pid: int, number: int) -> bool:
         os.kill(pid, number)
         return True
     return False
-
-
-def _files(pid: int) -> list[Path]:
-    found = []
-    with suppress(OSError):
-        for descriptor in Path(f"/proc/{pid}/fd").iterdir():
-            with suppress(OSError):
-                found.append(descriptor.readlink())
-    return found

@@ -21,6 +21,7 @@ from phalanx.control.chaos.plan import Plan
 from phalanx.control.chaos.verdict import (
     belonging,
     compare,
+    leaked_memory,
     leaked_ports,
     listening,
     losses,
@@ -127,7 +128,7 @@ class Arena:
         os.environ.pop("PHALANX_CHAOS", None)
         self.leaks += orphans(self.root)
         self.leaks += leaked_ports(self._ports)
-        self.leaks += [f"/dev/shm/{name}" for name in sorted(shared_memory() - self._before)]
+        self.leaks += leaked_memory(self._before)
         self._unmount()
 
     def _unmount(self) -> None:

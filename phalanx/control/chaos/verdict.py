@@ -8,7 +8,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-GONE_SECONDS = 10.0  # for processes that were ended to be gone
+from phalanx.control.backends.local import open_files
+
+GONE_SECONDS = 30.0  # for processes that were ended to be gone, on a busy machine
 
 
 def compare(one: Path, other: Path) -> list[str]:
@@ -60,7 +62,7 @@ def belonging(root: Path) -> dict[int, str]:
             continue
         with suppress(OSError):
             command = (process / "cmdline").read_bytes()
-            files = [os.fsencode(path.readlink()) for path in (process / "fd").iterdir()]
+            files = (os.fsencode(path) for path in open_files(int(process.name)))
             if needle in command or any(path.startswith(needle) for path in files):
                 words = command.replace(b"\0", b" ").decode(errors="replace").strip()
                 found[int(process.name)] = words[:200]
@@ -80,10 +82,9 @@ def _ancestors() -> set[int]:
 def open_names(pid: int, folder: Path) -> list[str]:
     """What a process has open below a folder: tells a keeper from a worker."""
     found = []
-    with suppress(OSError):
-        for path in Path(f"/proc/{pid}/fd").iterdir():
-            with suppress(OSError, ValueError):
-                found.append(str(path.readlink().relative_to(folder)))
+    for path in open_files(pid):
+        with suppress(ValueError):
+            found.append(str(path.relative_to(folder)))
     return sorted(set(found))
 
 
@@ -100,16 +101,32 @@ def shared_memory(folder: Path = Path("/dev/shm")) -> set[str]:
     return {path.name for path in folder.iterdir()} if folder.is_dir() else set()
 
 
+def leaked_memory(before: set[str], folder: Path = Path("/dev/shm")) -> list[str]:
+    """New names in shared memory that no process has open: those of others are theirs."""
+    found = shared_memory(folder) - before
+    held = _held(folder) if found else set()
+    return sorted(str(folder / name) for name in found if str(folder / name) not in held)
+
+
+def _held(folder: Path) -> set[str]:
+    """What processes have open or mapped below a folder."""
+    found: set[str] = set()
+    for process in Path("/proc").iterdir():
+        if process.name.isdigit():
+            found |= {str(path) for path in open_files(int(process.name))}
+            with suppress(OSError):
+                lines = (process / "maps").read_text().splitlines()
+                found |= {line.split(maxsplit=5)[-1] for line in lines if str(folder) in line}
+    return found
+
+
 def listening(pids: dict[int, str]) -> dict[int, int]:
     """Ports that some processes listen on, and the sockets' numbers."""
     wanted = set()
     for pid in pids:
-        with suppress(OSError):
-            for path in Path(f"/proc/{pid}/fd").iterdir():
-                with suppress(OSError):
-                    name = str(path.readlink())
-                    if name.startswith("socket:["):
-                        wanted.add(int(name[8:-1]))
+        for path in open_files(pid):
+            if str(path).startswith("socket:["):
+                wanted.add(int(str(path)[8:-1]))
     return {port: inode for port, inode in _listeners().items() if inode in wanted}
 
 
