@@ -124,7 +124,11 @@ def rank_pid(parent: int) -> int:
 
 
 def torchft(root: Path, times: int) -> dict[str, Any]:
-    """The gap in the survivors' steps when one of three replicas is killed: they go on as two."""
+    """From the SIGKILL of one of three replicas to the next step that the other two commit.
+
+    Steps that fail meanwhile, and are tried again, are part of it; nobody takes the place of the
+    dead one.
+    """
     lighthouse = shutil.which("torchft_lighthouse", path=f"{Path(sys.executable).parent}")
     if importlib.util.find_spec("torchft") is None or lighthouse is None:
         return {"skipped": "torchft is not installed: pip install torchft-nightly"}
@@ -151,18 +155,25 @@ def _torchft_gap(root: Path, lighthouse: str) -> float:
             )
             for number in range(REPLICAS)
         ]
-        steps: list[tuple[float, int]] = []  # of the first replica: when, among how many
+        steps: list[tuple[float, int, int]] = []  # of the first replica: see _follow
         threading.Thread(target=_follow, args=(ranks[0].stdout, steps), daemon=True).start()
-        _wait(lambda: len(steps) > 10 and all(n == REPLICAS for _, n in steps[-5:]), root)
-        at = time.monotonic()
+        _wait(lambda: len(steps) > 10 and all(n == REPLICAS for _, n, _ in steps[-5:]), root)
+        at, before = time.monotonic(), steps[-1][2]
         ranks[-1].kill()
-        _wait(lambda: any(t > at and n == REPLICAS - 1 for t, n in steps), root)
-        after = next(t for t, n in steps if t > at and n == REPLICAS - 1)
-        return after - max(t for t, n in steps if t < after)
+
+        def committed() -> list[float]:
+            fewer = REPLICAS - 1
+            return [t for t, n, step in list(steps) if t > at and n == fewer and step > before]
+
+        _wait(lambda: bool(committed()), root)
+        return committed()[0] - at
 
 
-def _follow(lines: IO[bytes], steps: list[tuple[float, int]]) -> None:
-    steps.extend((time.monotonic(), json.loads(line)["participants"]) for line in lines)
+def _follow(lines: IO[bytes], steps: list[tuple[float, int, int]]) -> None:
+    """When each attempt ended, among how many, and how many steps were committed by then."""
+    for line in lines:
+        said = json.loads(line)
+        steps.append((time.monotonic(), said["participants"], said["committed"]))
 
 
 def _wait(ready: Callable[[], bool], root: Path) -> None:

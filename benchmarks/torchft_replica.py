@@ -1,4 +1,4 @@
-"""One replica under torchft: a model of the demo's size, a line for every step."""
+"""One replica under torchft: a model of the demo's size, a line for every attempt at a step."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ def main() -> None:
         optimizer.zero_grad()
         trained(torch.randn(64, 256)).square().mean().backward()
         optimizer.step()
-        print(json.dumps({"participants": manager.num_participants()}), flush=True)
+        said = {"participants": manager.num_participants(), "committed": manager.current_step()}
+        print(json.dumps(said), flush=True)
 
 
 if __name__ == "__main__":

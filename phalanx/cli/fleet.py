@@ -133,6 +133,8 @@ def read_events(
     """Read the log: what happened, and what was decided about it."""
     with connected(server, json, state) as client:
         found = client.get("/v1/events", EventList, after=-1, limit=last, job=job)
+        if job and not found.events:
+            client.get(f"/v1/jobs/{job}", dict)  # says so where there is none
         if json and not follow:
             print_json(found)
             return

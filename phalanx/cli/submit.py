@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -99,6 +100,13 @@ def _job(
 ) -> tuple[Job, int] | None:
     """The job of a job file and its ranks; None: it is a program."""
     if not what[0].endswith(".toml"):
+        given = Path(what[0])
+        if len(what) == 1 and (
+            given.is_dir() or (given.is_file() and not os.access(given, os.X_OK))
+        ):
+            rule = "is neither a job file (its name ends in .toml) nor a program that can be run"
+            fix = "submit JOB.toml, or -- python train.py …"
+            raise ConfigError("submit", what[0], rule, fix)
         return None
     if len(what) > 1:
         raise ConfigError("submit", " ".join(what), "one job file at a time", "name one")

@@ -44,6 +44,8 @@ sentences(
         " {tensor} tensor ranks each, and the fleet has {fitting}",
         "tensor_across_slots": "tensor groups of {tensor} ranks cannot be cut into slots of"
         " {slot_gpus} GPUs; make one a multiple of the other",
+        "no_nodes": "no node has joined yet: start one with `phalanx agent --join URL`, or a whole"
+        " cluster on one machine with `phalanx up --nodes N`",
         "no_such_feature": "no node has the features it asks for: {words}",
         "no_such_nodes": "no node of the fleet has what it asks for together: {wish}",
     }
@@ -189,6 +191,8 @@ def never_fits(
 ) -> Reason | None:
     """Why a gang would have no place even if the fleet were empty and all of it healthy."""
     shape = request.shape
+    if not len(fleet):
+        return reason("no_nodes")
     if not classes:
         features = dict.fromkeys(word for known in fleet.classes for word in known.features)
         strange = unknown(request.constraint, list(features))

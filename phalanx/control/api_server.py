@@ -106,7 +106,8 @@ async def join(call: Call) -> JoinAnswer:
     """An agent's own token, for a join token."""
     name, machine = call.body.name, call.body.machine
     if not NAME.fullmatch(name) or not 8 <= len(machine) <= 128:
-        raise ApiError(400, "bad_request", "a name of letters, digits, dots and dashes is needed")
+        text = f"{name[:128]!r} is no name of a node: letters, digits, dots and dashes (--name)"
+        raise ApiError(400, "bad_request", text)
     hub, fleet = call.leading.hub, call.leading.core.view.fleet
     known = hub.connections.get(fleet.index.get(name, -1))
     if known is not None and known.machine != machine:

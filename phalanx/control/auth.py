@@ -10,6 +10,7 @@ import hashlib
 import secrets
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Literal
 
 import msgspec
@@ -18,6 +19,8 @@ from msgspec import Struct, structs
 from phalanx.control.store import Store
 
 Role = Literal["admin", "user", "read", "agent", "join", "login"]
+# What people ask for (`phalanx token create --role`), where it is not the role's own name.
+ASKED_AS: dict[Role, str] = {"join": "agent"}
 PREFIX = "phx_"
 HOUR_NS = 3600 * 10**9
 JOIN_HOURS = 24
@@ -143,12 +146,13 @@ class Tokens:
                 "(`phalanx token create`)",
             )
         if token.expires_ns and token.expires_ns <= self._now_ns():
-            hours = (self._now_ns() - token.expires_ns) / HOUR_NS
+            ended = datetime.fromtimestamp(token.expires_ns / 1e9, UTC)
+            role = ASKED_AS.get(token.role, token.role)
             raise AuthError(
                 401,
                 "expired_token",
-                f"this {token.role} token expired {hours:.1f} hours ago: make a new one with "
-                f"`phalanx token create --role {token.role}`",
+                f"this token expired at {ended:%Y-%m-%d %H:%M:%S} UTC: an administrator makes a "
+                f"new one with `phalanx token create NAME --role {role}`",
             )
         return token
 
@@ -196,7 +200,7 @@ def bearer(header: str | None) -> str:
 def require(token: Token, roles: tuple[Role, ...]) -> None:
     """AuthError unless the token's role is one of these."""
     if token.role not in roles:
-        wanted = " or ".join(roles)
+        wanted = " or ".join(ASKED_AS.get(role, role) for role in roles)
         raise AuthError(
             403, "wrong_role", f"this needs the role {wanted}; the token's role is {token.role}"
         )

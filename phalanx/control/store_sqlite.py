@@ -63,7 +63,9 @@ class SqliteStore:
             leader = os.pread(self._lock_file, 1024, 0).decode(errors="replace")
             os.close(self._lock_file)
             self._lock_file = -1
-            raise StoreBusyError(f"a server already runs on {self.path.parent}", leader) from None
+            where = f"a server already runs on {self.path.parent}" + (f" ({leader})" * bool(leader))
+            what = f"{where}: use that one, or give this one another --state"
+            raise StoreBusyError(what, leader) from None
         os.ftruncate(self._lock_file, 0)
         os.pwrite(self._lock_file, url.encode(), 0)
         with self._transaction() as database:

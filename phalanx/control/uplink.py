@@ -74,7 +74,8 @@ class Uplink:
                         tries = 0
                 except (OSError, ConnectionClosed, InvalidHandshake, TimeoutError) as error:
                     level = logging.WARNING if tries == 0 else logging.DEBUG
-                    log.log(level, "%s: %s; trying again", url, error)
+                    why = getattr(error, "reason", error)  # urllib hides it in an error of its own
+                    log.log(level, "no server answers at %s (%s): trying again", url, why)
             await asyncio.sleep(PAUSES[min(tries, len(PAUSES) - 1)])
             tries += 1
 
