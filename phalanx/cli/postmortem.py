@@ -11,7 +11,8 @@ import typer
 from phalanx.cli.options import print_json
 from phalanx.cli.remote import ServerUrl, State, connected
 from phalanx.cli.runs import Source, Which, write_out
-from phalanx.observe.report import PARTS, Curve, Material, html, markdown
+from phalanx.observe.report import PARTS, Curve, Material
+from phalanx.observe.report_pages import html, markdown
 from phalanx.observe.runs import Run
 from phalanx.train.records import StepRecord
 
@@ -63,24 +64,29 @@ def _from_server(run: str, found: Run, server: str, state: Path | None, json: bo
         ledger=ledger,
         requested=detail["spec"],
         rank_means={"own_seconds": own},
+        rank_names=[
+            f"one on {node}" if ranks["rows"] == "node" else f"{rank} on {node}"
+            for rank, node in zip(ranks["ranks"], ranks["nodes"], strict=True)
+        ],
     )
 
 
 def _from_folder(found: Run) -> Material:
     path = Path(found.folder) / "metrics" / "steps.jsonl"
     records: list[StepRecord] = []
+    unread = 0
     for line in path.read_bytes().splitlines() if path.exists() else []:
         try:
             records.append(msgspec.json.decode(line, type=StepRecord))
         except msgspec.MsgspecError:
-            continue  # cut in the middle of a write
+            unread += 1  # cut in the middle of a write
     thin = records[:: max(1, len(records) // 1000)]
     steps = [record.step for record in thin]
     curves = {name: Curve(steps, [getattr(record, name) for record in thin]) for name in CURVES}
     for part in PARTS:
         values = [getattr(record.parts, part) for record in thin]
         curves[f"{part}_seconds"] = Curve(steps, values)
-    return Material(run=found, curves=curves)
+    return Material(run=found, curves=curves, unread_lines=unread)
 
 
 def _mean(values: list[float | None]) -> float | None:

@@ -54,9 +54,16 @@ def table(*headings: str) -> Table:
     return made
 
 
+def plain(text: object) -> str:
+    """What users and jobs wrote, without characters that would steer a terminal."""
+    return "".join(
+        letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in str(text)
+    )
+
+
 def add_row(to: Table, *cells: object) -> None:
     """A row of plain text: what users wrote is never read as markup."""
-    to.add_row(*(escape(str(cell)) for cell in cells))
+    to.add_row(*(escape(plain(cell)) for cell in cells))
 
 
 def show(made: Table) -> None:

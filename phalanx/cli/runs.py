@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from phalanx.cli.options import Json, print_json
-from phalanx.cli.remote import ServerUrl, State, add_row, connected, show, table
+from phalanx.cli.remote import ServerUrl, State, add_row, connected, plain, show, table
 from phalanx.observe.runs import (
     MOST_NOTE_LETTERS,
     Note,
@@ -110,7 +110,7 @@ def show_run(run: Which, server: ServerUrl = "", state: State = None, json: Json
         print_json(found)
         return
     for line in describe(found):
-        Console(highlight=False, soft_wrap=True).print(escape(line))
+        Console(highlight=False, soft_wrap=True).print(escape(plain(line)))
 
 
 def describe(run: Run) -> list[str]:

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from phalanx.cli.options import Json, print_json
-from phalanx.cli.remote import ServerUrl, State, connected, span, when
+from phalanx.cli.remote import ServerUrl, State, connected, plain, span, when
 from phalanx.cluster.job import HOUR_NS
 from phalanx.control.api_runs import FindingsOut
 from phalanx.control.api_types import JobList, JobOut, LedgerOut, NoticeOut, Status
@@ -81,7 +81,7 @@ def _follow(client: Client, console: Console) -> None:
 
 def _look(client: Client, console: Console) -> RenderableType:
     status = client.get("/v1/status", Status)
-    jobs = client.get("/v1/jobs", JobList, limit=1000, state="all").jobs
+    jobs = client.get("/v1/jobs", JobList, limit=1000, state="all", newest=True).jobs
     ledger = client.get("/v1/ledger", LedgerOut)
     found = client.get("/v1/findings", FindingsOut, limit=FINDINGS).findings[::-1]
     lines = console.height if console.is_terminal else 40
@@ -135,23 +135,26 @@ def _jobs(jobs: list[JobOut], room: int, width: int) -> Table:
         made.add_column(name, justify="right" if side == "right" else "left", no_wrap=True)
     made.add_column("", no_wrap=True, width=12)
     made.add_column("S/STEP", justify="right", no_wrap=True)
-    made.add_column("RAN", justify="right", no_wrap=True)
+    made.add_column("LOSS", justify="right", no_wrap=True)
     if wide:
+        made.add_column("TOK/S", justify="right", no_wrap=True)
+        made.add_column("MFU", justify="right", no_wrap=True)
+        made.add_column("RAN", justify="right", no_wrap=True)
         made.add_column("TEAM", no_wrap=True)
     made.add_column("WHY", no_wrap=True, overflow="ellipsis", ratio=1)
     for job in jobs[:room]:
         mark, style = MARKS[job.state]
         step = f"{job.step}/{job.steps}" if job.steps else str(job.step)
         cells = [
-            Text(f"{job.id} {job.name[:18]}"),
+            Text(plain(f"{job.id} {job.name[:18]}")),
             Text(f"{mark} {job.phase or job.state}", style=style),
             Text(f"{job.gpus:,}"),
             Text(step),
             _bar(job.step / job.steps, 12) if job.steps else Text(""),
             Text(f"{job.step_seconds:.2f}" if job.step_seconds else ""),
-            Text(span(job.ran_seconds)),
-            *([Text(job.team)] if wide else []),
-            Text(job.why.text),
+            Text("" if job.loss is None else f"{job.loss:.3f}"),
+            *([Text(cell) for cell in _pace(job)] if wide else []),
+            Text(plain(job.why.text)),
         ]
         made.add_row(*cells)
     if len(jobs) > room:
@@ -161,10 +164,17 @@ def _jobs(jobs: list[JobOut], room: int, width: int) -> Table:
     return made
 
 
+def _pace(job: JobOut) -> tuple[str, ...]:
+    """Columns that only wide terminals have room for."""
+    speed = "" if job.tokens_per_second is None else f"{job.tokens_per_second:,.0f}"
+    mfu = "" if job.mfu is None else f"{job.mfu:.1%}"
+    return speed, mfu, span(job.ran_seconds), plain(job.team)
+
+
 def _finding(finding: Finding) -> Text:
     text = Text(no_wrap=True, overflow="ellipsis")
     text.append(f"{when(int(finding.time * 1e9))} ", style="dim")
-    text.append(finding.sentence or finding.kind, style="yellow")
+    text.append(plain(finding.sentence or finding.kind), style="yellow")
     where = [f"job {finding.job}" if finding.job else "", finding.node]
     text.append(f" ({', '.join(each for each in where if each)})" if any(where) else "", "dim")
     return text
@@ -173,7 +183,7 @@ def _finding(finding: Finding) -> Text:
 def _notice(notice: NoticeOut) -> Text:
     text = Text(no_wrap=True, overflow="ellipsis")
     text.append(f"{when(notice.time_ns)} ", style="dim")
-    text.append(notice.text, style="red" if notice.level == "error" else "")
+    text.append(plain(notice.text), style="red" if notice.level == "error" else "")
     if notice.job:
         text.append(f" (job {notice.job})", style="dim")
     return text

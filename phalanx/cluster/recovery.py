@@ -19,12 +19,13 @@ EVIDENCE_KEPT = 5
 
 sentences(
     {
-        "recover": "{rung} after {cause} on {node}: {loss} GPU-seconds lost, next best {other}",
+        "recover": "{rung} after {cause} on {node}: about {loss} GPU-seconds lost; "
+        "next best: {other}",
         "same_step": "step {step} failed {times} times in a row; last: {evidence}",
         "no_formation": "could not form {times} times in a row; last: {evidence}",
         "parted": "ranks lost each other {times} times at step {step}; last: {evidence}",
         "retries": "failed more often than its {retries} retries; last: {evidence}",
-        "bear": "{rung} for {cause} on {node}: {loss} GPU-seconds lost, next best {other}",
+        "bear": "{rung} for {cause} on {node}: about {loss} GPU-seconds lost; next best: {other}",
         "abort": "{cause} on {node}",
         "drain_broken": "broke while it was asked to leave ({cause})",
     }
@@ -127,7 +128,7 @@ def recover(ctx: Context, job: Job) -> None:
         cause=gang.cause,
         node=ctx.fleet.nodes[gang.culprit].name if gang.culprit >= 0 else "",
         loss=best.loss_gpu_ns // 10**9,
-        other=" or ".join(f"{o.rung} {o.loss_gpu_ns // 10**9}" for o in found[1:3]),
+        other=_others(found),
     )
     if best.rung == "requeue":
         job.preemptions += 1
@@ -231,6 +232,12 @@ def degrade(ctx: Context, job: Job, node: int, cause: str) -> None:
         broken(ctx, job, node, cause, lost=False)
 
 
+def _others(ways: list[Option]) -> str:
+    """What else could have been done, and at what loss."""
+    told = [f"{each.rung} with {each.loss_gpu_ns // 10**9}" for each in ways[1:3]]
+    return " or ".join(told) or "none"
+
+
 def _without_stopping(ctx: Context, job: Job, node: int, cause: str, ways: list[Option]) -> None:
     best = ways[0]
     why = reason(
@@ -239,7 +246,7 @@ def _without_stopping(ctx: Context, job: Job, node: int, cause: str, ways: list[
         cause=cause,
         node=ctx.fleet.nodes[node].name,
         loss=best.loss_gpu_ns // 10**9,
-        other=" or ".join(f"{o.rung} {o.loss_gpu_ns // 10**9}" for o in ways[1:3]),
+        other=_others(ways),
     )
     ctx.notify(why, job=job.id, node=node, level="warning")
     if best.rung == "swap":

@@ -78,21 +78,35 @@ async def list_jobs(call: Call) -> t.JobList:
     """Jobs in the order of their numbers."""
     core, query = call.leading.core, call.query
     found: list[t.JobOut] = []
-    for job in core.view.jobs.values():
+    known = core.view.jobs.values()
+    for job in reversed(known) if query.newest else known:
         if job.id <= query.after or not call.sees(job.spec.team):
             continue
         live = job.state not in ENDED_STATES
         if query.state not in ("all", job.state) and not (query.state == "live" and live):
             continue
         if len(found) == query.limit:
+            if query.newest:
+                break
             return t.JobList(jobs=found, next_after=found[-1].id)
-        found.append(job_out(core, job))
-    return t.JobList(jobs=found, next_after=0)
+        found.append(_with_pace(call, job_out(core, job)))
+    return t.JobList(jobs=found[::-1] if query.newest else found, next_after=0)
+
+
+def _with_pace(call: Call, job: t.JobOut) -> t.JobOut:
+    """A job with what its newest step was like."""
+    recorder = call.leading.hub.metrics.recorder
+    row = recorder.latest.get(job.id) if recorder is not None else None
+    if not row:
+        return job
+    names = ("loss", "tokens_per_second", "mfu")
+    return structs.replace(job, **{name: row.get(name) for name in names})
 
 
 async def show(call: Call) -> t.JobDetail:
     """One job with its submission."""
-    return job_detail(call.leading.core, call.job())
+    found = job_detail(call.leading.core, call.job())
+    return structs.replace(found, job=_with_pace(call, found.job))
 
 
 async def why(call: Call) -> t.Waits:
@@ -160,6 +174,8 @@ async def logs(call: Call) -> AsyncIterator[bytes]:
 async def events(call: Call) -> t.EventList:
     """The log: every event and what was decided about it."""
     query, last = call.query, call.leading.core.sequence
+    if query.until_ns:
+        last = await call.server.read(_last_until, call.server.store, last, query.until_ns)
     newest = query.after < 0
     after = max(0, last - SCAN_EVENTS) if newest else query.after
     until = min(last, after + SCAN_EVENTS)
@@ -167,7 +183,8 @@ async def events(call: Call) -> t.EventList:
     # The commands of the newest events are stored with the events after them.
     fresh = {event.sequence: commands for event, commands in call.leading.recent}
     while after < until and (newest or len(found) < query.limit):
-        for event, stored in await call.server.read(_page, call.server.store, after):
+        page = await call.server.read(_page, call.server.store, after, until)
+        for event, stored in page:
             after = event.sequence
             commands = stored or fresh.get(after, ())
             about = not query.job or query.job in _jobs(event, commands)
@@ -175,17 +192,32 @@ async def events(call: Call) -> t.EventList:
                 found.append(event_out(event, commands))
             if not newest and len(found) == query.limit:
                 break
+        if not page:
+            break
     if newest:
         found = found[-query.limit :]
     return t.EventList(events=found, next_after=after)
+
+
+def _last_until(store: Store, last: int, until_ns: int) -> int:
+    """The last event that had happened at a time; events are stored in the order of their times."""
+    low, high = 0, last
+    while low < high:
+        middle = (low + high) // 2
+        rows = store.events(middle, 1)
+        if rows and rows[0][1] <= until_ns:
+            low = rows[0][0]
+        else:
+            high = middle
+    return low
 
 
 def _jobs(event: Event, commands: Sequence[Command]) -> list[int]:
     return [job_of(event.body), *(job_of(command.body) for command in commands)]
 
 
-def _page(store: Store, after: int) -> list[tuple[Event, list[Command]]]:
-    found = [event_of(row) for row in store.events(after, PAGE)]
+def _page(store: Store, after: int, until: int) -> list[tuple[Event, list[Command]]]:
+    found = [event_of(row) for row in store.events(after, PAGE) if row[0] <= until]
     rows = store.commands([event.sequence for event in found])
     commands = {row[0]: commands_of(row) for row in rows}
     return [(event, commands.get(event.sequence, [])) for event in found]

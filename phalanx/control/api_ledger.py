@@ -25,6 +25,12 @@ class LedgerQuery(t.In, frozen=True):
     to: t.Seconds = 0.0
 
 
+class FleetLedgerQuery(LedgerQuery, frozen=True):
+    """Of a team alone, where one is named."""
+
+    team: Annotated[str, Meta(max_length=200)] = ""
+
+
 class Slice(t.Out, frozen=True):
     """A stretch of time: GPU-nanoseconds as texts, since JSON's numbers are not exact."""
 
@@ -78,8 +84,13 @@ async def ledger_out(call: Call, owner: str, share: Share) -> JobLedgerOut:
         rows = await call.server.read(
             call.server.journal.ledger, owner + suffix, int(asked.from_ * 1e9), end
         )
-        if end >= now_ns and owner + suffix in now:
-            rows = [*rows, (now_ns, now[owner + suffix])]
+        sums = now.get(owner + suffix)
+        while len(rows) > 1 and rows[-2][1] == sums:
+            rows.pop()
+        if rows and not asked.to and rows[-1][1] == sums:
+            end = rows[-1][0]  # it is over: nothing was added since
+        elif end >= now_ns and sums is not None:
+            rows = [*rows, (now_ns, sums)]
         # Without a beginning, everything counts that there is.
         first = int(asked.from_ * 1e9) or (rows[0][0] - SAMPLE_NS if rows else now_ns)
         timeline = [
@@ -102,10 +113,10 @@ async def ledger_out(call: Call, owner: str, share: Share) -> JobLedgerOut:
 
 
 async def fleet_ledger(call: Call) -> JobLedgerOut:
-    """Where the GPU time of the fleet (or of the caller's team) went, over time."""
+    """Where the GPU time of the fleet (or of a team; the caller's, if it has one) went."""
     core = call.leading.core
     found = report(core.ledger, core.view.policy.price)
-    team = call.token.team
+    team = call.token.team or call.query.team
     if not team:
         return await ledger_out(call, "fleet", found.fleet)
     return await ledger_out(call, f"team:{team}", found.teams.get(team, NOTHING))
@@ -131,6 +142,6 @@ ENDPOINTS = [
         roles=EVERYBODY,
         handler=fleet_ledger,
         answer=JobLedgerOut,
-        query=LedgerQuery,
+        query=FleetLedgerQuery,
     ),
 ]

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-from msgspec import Meta
 
 from phalanx.cluster.column import Column
 from phalanx.cluster.fleet import NodeState
@@ -25,11 +24,10 @@ if TYPE_CHECKING:
 STATES = tuple(state.name.lower() for state in NodeState)
 QUEUE_SHOWN = 60
 HIDDEN = -1  # a job that the caller may not know of
-Nanoseconds = Annotated[int, Meta(ge=0, le=1 << 62)]
 
 
 class FleetQuery(t.In, frozen=True):
-    at_ns: Nanoseconds = 0  # 0: now
+    at_ns: t.Nanoseconds = 0  # 0: now
 
 
 class FleetJob(t.Out, frozen=True):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -100,22 +100,25 @@ async def job_plan(call: Call) -> planning.JobPlan:
     job = call.job()
     known = call.server.plans.get(job.id)
     if known is None:
-        known = await _job_plan(call, job)
-        if job.placement is not None:
+        nodes = call.leading.controller.memory.placed.get(job.id, ())  # now, or at last
+        known = await _job_plan(call, job, nodes)
+        if nodes:
             call.server.plans[job.id] = known
+            if known.prediction is not None:
+                call.leading.chronicle.planned(job.id, msgspec.to_builtins(known.prediction))
     return known
 
 
-async def _job_plan(call: Call, job: Job) -> planning.JobPlan:
+async def _job_plan(call: Call, job: Job, nodes: Sequence[int]) -> planning.JobPlan:
     try:
         work = decode_payload(job.spec.payload)
     except msgspec.MsgspecError:
         return planning.JobPlan(problem="the job does not say what it runs")
     if not isinstance(work, Train):
         return planning.JobPlan(problem="it is a program of its own: the planner cannot see inside")
-    if job.placement is None:
-        return planning.JobPlan(problem="it holds no nodes")
-    kind = call.leading.core.view.fleet.nodes[job.placement.nodes[0]].kind
+    if not nodes:
+        return planning.JobPlan(problem="it was not placed yet")
+    kind = call.leading.core.view.fleet.nodes[nodes[0]].kind
     return await _helped(call, planning.job_plan, work.toml, work.world_size, kind)
 
 

@@ -20,6 +20,7 @@ JobId = Annotated[int, Meta(ge=1, le=MOST)]
 Word = Annotated[str, Meta(pattern=WORD)]
 Limit = Annotated[int, Meta(ge=1, le=1000)]
 Seconds = Annotated[float, Meta(ge=0, le=1e11)]  # since 1970
+Nanoseconds = Annotated[int, Meta(ge=0, le=1 << 62)]  # since 1970
 
 
 class In(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -61,6 +62,7 @@ class JobsQuery(In, frozen=True):
     state: JobState | Literal["all", "live"] = "live"
     after: Number = 0
     limit: Limit = 100
+    newest: bool = False  # of too many, those with the highest numbers
 
 
 class NodesQuery(In, frozen=True):
@@ -73,6 +75,7 @@ class EventsQuery(In, frozen=True):
     after: Annotated[int, Meta(ge=-1, le=MOST)] = -1  # -1: the newest ones
     limit: Limit = 100
     job: Number = 0  # only about this job
+    until_ns: Nanoseconds = 0  # only those that had happened then; 0: until now
 
 
 class LogsQuery(In, frozen=True):
@@ -200,6 +203,9 @@ class JobOut(Out, frozen=True):
     nodes: tuple[str, ...]
     spares: tuple[str, ...]
     micro_batches: tuple[int, ...] = ()  # by replica, where a slow one has fewer
+    loss: float | None = None  # of the newest step, while it runs
+    tokens_per_second: float | None = None
+    mfu: float | None = None
 
 
 class JobDetail(Out, frozen=True):

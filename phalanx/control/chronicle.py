@@ -47,6 +47,13 @@ COARSE_LEDGER_NS = 600 * 10**9
 ENDED = ("done", "failed", "cancelled")
 MOST_PLACEMENTS = 1_000
 FORGOTTEN_NS = 60 * 10**9  # a failure this long ago is not why a gang forms again
+_ADVICE: dict[type, str] = {
+    NodeSilent: "node_lost",
+    DeviceError: "device_error",
+    NoProgress: "hang",
+    Corruption: "silent_corruption",
+    RestoreFailed: "restore_failed",
+}
 FAILURES = (WorkerExited, NodeSilent, DeviceError, NoProgress, Corruption, GangStuck, RestoreFailed)
 
 Heard = Callable[[str, int, dict[str, Any]], None]
@@ -77,6 +84,8 @@ class Chronicle:
         self._failures: dict[int, tuple[int, Event]] = {}  # by job: since when, and what
         self._placed: dict[int, Placement] = {}  # by job: the last one that its run tells of
         self._newest = max(core.view.jobs, default=0)
+        self._written: dict[str, dict[str, int]] = {}  # by owner: its ledger as it is stored
+        self._thin_ns = 0  # when old sums are thinned out next
         self._ended = {n for n, job in core.view.jobs.items() if job.state in ENDED}
 
     # What happens.
@@ -191,7 +200,7 @@ class Chronicle:
                 "committed": job.committed,
             },
             sentence=str(reasons[0]) if reasons else f"the gang forms again after {cause}",
-            suggestion=suggestion("worker_exited", job.id, int(getattr(body, "rank", -1))),
+            suggestion=_advice(body, job.id, names),
             picture={"series": ["loss", "step_seconds"], "step": job.step},
         )
 
@@ -224,6 +233,14 @@ class Chronicle:
             run = self.run_of(job)
             entry = {"step": step, "path": path, "seconds": seconds}
             run.checkpoints = [*run.checkpoints[-999:], entry]
+            self._dirty[number] = None
+
+    def planned(self, number: int, prediction: dict[str, Any]) -> None:
+        """What the planner expects of a job, on the nodes that it was given."""
+        job = self.core.view.jobs.get(number)
+        if job is not None:
+            run = self.run_of(job)
+            run.plan = {**run.plan, "prediction": prediction}
             self._dirty[number] = None
 
     def made(self, number: int, summary: dict[str, Any]) -> None:
@@ -288,8 +305,13 @@ class Chronicle:
             self.journal.put_run(number, msgspec.json.decode(body, type=Run))
 
     def _write_ledger(self, time_ns: int, owners: dict[str, dict[str, int]]) -> None:
-        self.journal.note_ledger(time_ns, owners)
-        self.journal.thin_ledger(time_ns, FINE_LEDGER_NS, COARSE_LEDGER_NS)
+        # What did not change since is not written again: most jobs of a log have long ended.
+        changed = {name: sums for name, sums in owners.items() if self._written.get(name) != sums}
+        self.journal.note_ledger(time_ns, changed)
+        self._written |= changed
+        if time_ns >= self._thin_ns:
+            self._thin_ns = time_ns + COARSE_LEDGER_NS
+            self.journal.thin_ledger(time_ns, FINE_LEDGER_NS, COARSE_LEDGER_NS)
 
     def ledger_now(self) -> tuple[int, dict[str, dict[str, int]]]:
         """Sums of everybody, by bucket and by cause."""
@@ -306,6 +328,11 @@ class Chronicle:
         teams["(nobody)"] = found.fleet.gpu_ns - sum(teams.values())
         owners["fleet#team"] = teams
         return ledger.now_ns, owners
+
+
+def _advice(body: object, job: int, names: dict[int, str]) -> str:
+    kind = _ADVICE.get(type(body), "worker_exited")
+    return suggestion(kind, job, int(getattr(body, "rank", -1)), next(iter(names.values()), ""))
 
 
 def by_cause(share: Share) -> dict[str, int]:

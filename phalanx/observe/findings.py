@@ -76,6 +76,7 @@ SUGGESTIONS = {
     "ecc_growth": "Reset the GPU; when errors come back, have it replaced.",
     "node_lost": "The node is silent: look at its console; the gang goes on without it.",
     "worker_exited": "`phalanx logs {job} --rank {rank}` has its last words.",
+    "restore_failed": "The next older state is tried; `phalanx ckpt verify` names what is damaged.",
     "hang": "Stacks of all ranks are in their logs; the ranks behind are named in the evidence.",
     "slow_storage": "Checkpoints wait for their turn: spread them, or give the store more.",
 }
@@ -166,7 +167,7 @@ def _found(body: EventBody) -> Found | None:
             evidence = {"cause": cause, "gpu": body.gpu, "detail": detail[:500]}
             return (kind, text[:500], evidence, {"devices": _DEVICE_PICTURES.get(kind, _LOAD)})
         case WorkerExited(rank=rank, cause=cause, detail=detail) if cause and cause != "lost_peer":
-            text = f"rank {rank} ended: {cause.replace('_', ' ')} {detail}".strip()
+            text = f"rank {rank} ended: {cause.replace('_', ' ')}{f' ({detail})' if detail else ''}"
             evidence = {"cause": cause, "detail": detail[:1000], "step": body.step}
             return ("worker_exited", text[:500], evidence, {"series": ["loss"], "step": body.step})
         case NodeSilent(connection_lost=lost):

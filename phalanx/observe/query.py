@@ -74,14 +74,16 @@ def series(
 def ranks(
     store: MetricStore, owner: str, span: tuple[int, int], columns: int, *, parts: bool = False
 ) -> RankAnswer | None:
-    """What ranks did between two times; of the newest gang, and those before it that were as it."""
+    """What ranks did between two times: of the newest gang, and of those before it that had the
+    same ranks (or, of large gangs, the same nodes). Nodes are those of the newest."""
     tables = [table for table in store.find(owner, "ranks") if _overlaps(store, table, span)]
     if not tables:
         return None
     newest = tables[-1]
     column = newest.column("own_seconds")
     assert column is not None
-    alike = [table for table in tables if table.facts == newest.facts]
+    same = _rows_of(newest)
+    alike = [table for table in tables if _rows_of(table) == same]
     tier = choose_tier(store, alike, span, columns, width=column.width)
     statistic = "mean" if tier == 0 else "max"
     read = {
@@ -103,6 +105,12 @@ def ranks(
         own_seconds=_matrix(own.values[statistic], edges),
         parts=_parts(store, alike, tier, span) if parts else {},
     )
+
+
+def _rows_of(table: TableInfo) -> object:
+    """What the rows of a table are."""
+    by_node = table.facts.get("rows") == "node"
+    return table.facts.get("nodes" if by_node else "ranks")
 
 
 class DevicesAnswer(Struct):

@@ -1,15 +1,14 @@
 """A run's post-mortem: what happened, where the time went, what to change.
 
-The command line gathers a ``Material`` from a server's API or from a run's folder; ``markdown`` and
-``html`` write it down. The HTML is one file: no script, no network, pictures as SVG. Whatever
-people or programs wrote (names, messages) is text in it, never markup.
+The command line gathers a ``Material`` from a server's API or from a run's folder; here it becomes
+sections, which ``report_pages`` writes down.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
-from html import escape
 from typing import Any
 
 from msgspec import Struct
@@ -27,6 +26,7 @@ PART_ADVICE = {  # share from which on a part is worth a word
     ),
     "snapshot": (0.05, "is saving: save less often, or keep snapshots in memory"),
 }
+MOST_BARS = 16  # ranks, the slowest first
 LOST = ("detection", "restart", "recompute", "straggler", "checkpoint_stall", "data_wait")
 
 
@@ -44,8 +44,10 @@ class Material(Struct, kw_only=True):
     curves: dict[str, Curve] = {}
     incidents: list[dict[str, Any]] = []
     ledger: dict[str, Any] = {}  # as the API gives it
+    unread_lines: int = 0  # of the records: cut off or damaged
     requested: dict[str, Any] = {}  # gang and resources of the submission
-    rank_means: dict[str, list[float | None]] = {}  # own seconds and parts by rank
+    rank_means: dict[str, list[float | None]] = {}  # own seconds and parts by row
+    rank_names: list[str] = []  # of the rows: a rank and its node, or of large gangs a node
 
 
 class Section(Struct):
@@ -55,6 +57,8 @@ class Section(Struct):
     lines: list[str] = []
     table: list[list[str]] = []  # the first row has the headings
     curves: dict[str, Curve] = {}
+    marks: list[int] = []  # steps at which something happened
+    bars: dict[str, float] = {}  # shares of a whole, or of the largest
 
 
 def sections(material: Material) -> list[Section]:
@@ -62,7 +66,7 @@ def sections(material: Material) -> list[Section]:
     return [
         _verdict(material),
         _timeline(material),
-        Section("Curves", curves={n: c for n, c in material.curves.items() if n in _SHOWN}),
+        _curves(material),
         _environment(material.run),
         _resources(material),
         _bottleneck(material),
@@ -75,6 +79,12 @@ def sections(material: Material) -> list[Section]:
 _SHOWN = ("loss", "grad_norm", "step_seconds", "mfu", "tokens_per_second")
 
 
+def _curves(material: Material) -> Section:
+    shown = {n: c for n, c in material.curves.items() if n in _SHOWN}
+    steps = [each.get("evidence", {}).get("step") for each in material.incidents]
+    return Section("Curves", curves=shown, marks=[step for step in steps if isinstance(step, int)])
+
+
 def _verdict(material: Material) -> Section:
     run = material.run
     last = run.summary
@@ -85,6 +95,8 @@ def _verdict(material: Material) -> Section:
     ]
     if last:
         lines.append(f"last step {last.get('step')}, loss {short(last.get('loss'))}")
+    if material.unread_lines:
+        lines.append(f"lines of its records that cannot be read: {material.unread_lines}")
     if material.ledger:
         lines.append(
             f"goodput {material.ledger['goodput']:.1%}, "
@@ -138,13 +150,20 @@ def _resources(material: Material) -> Section:
     last = run.placements[-1] if run.placements else {}
     replicas = gang.get("replicas", 1)
     rows.append(["replicas", str(replicas), str(last.get("replicas", ""))])
-    rows.append(["nodes", "", str(len(last.get("nodes", [])))])
+    rows.append(["nodes", _nodes_of(gang), str(len(last.get("nodes", [])))])
     rows.append(["formations", "1", str(last.get("generation", ""))])
     if material.ledger:
         rows.append(["GPU-hours", "", f"{material.ledger['gpu_hours']:.4f}"])
     axes = ("tensor", "context", "pipeline", "slot_gpus", "slot_cpus")
     rows += [[name, str(gang[name]), ""] for name in axes if name in gang]
     return Section("Resources", table=rows)
+
+
+def _nodes_of(gang: dict[str, Any]) -> str:
+    """How many nodes a gang's shape asks for; "" where it shares them."""
+    slot = int(gang.get("slot_gpus", 1) or 1)
+    axes = [int(gang.get(name, 1)) for name in ("replicas", "pipeline", "tensor", "context")]
+    return str(-(-math.prod(axes) // slot)) if gang else ""
 
 
 def step_shares(material: Material) -> dict[str, float]:
@@ -162,15 +181,19 @@ def step_shares(material: Material) -> dict[str, float]:
 def _bottleneck(material: Material) -> Section:
     shares = step_shares(material)
     lines = []
-    own = [v for v in material.rank_means.get("own_seconds", []) if v is not None]
+    own = {n: v for n, v in enumerate(material.rank_means.get("own_seconds", [])) if v is not None}
     if len(own) > 1:
-        worst = max(range(len(own)), key=lambda index: own[index])
-        middle = sorted(own)[len(own) // 2]
+        worst = max(own, key=lambda row: own[row])
+        middle = sorted(own.values())[(len(own) - 1) // 2]
         if middle > 0:
-            lines.append(f"slowest rank by its own work: {worst}, {own[worst] / middle - 1:+.0%}")
+            name = material.rank_names[worst] if material.rank_names else f"{worst}"
+            lines.append(f"slowest rank by its own work: {name}, {own[worst] / middle - 1:+.0%}")
     table = [["part of a step", "mean share"]]
     table += [[part, f"{share:.1%}"] for part, share in sorted(shares.items(), key=lambda p: -p[1])]
-    return Section("Bottleneck", lines, table if shares else [])
+    named = material.rank_names or [str(row) for row in range(len(own))]
+    slowest = sorted(own, key=lambda row: -own[row])[:MOST_BARS]
+    bars = {f"rank {named[row]}": own[row] / own[slowest[0]] for row in slowest if own[slowest[0]]}
+    return Section("Bottleneck", lines, table if shares else [], bars=bars)
 
 
 def _incidents(material: Material) -> Section:
@@ -203,7 +226,8 @@ def _ledger(material: Material) -> Section:
             words = f"{name} (estimated)" if name in ledger["estimated"] else name
             table.append([words, f"{int(text) / 3.6e12:.5f}", f"{int(text) / total:.2%}"])
     table.append(["allocation", f"{total / 3.6e12:.5f}", "100.00%"])
-    return Section("Ledger", table=table)
+    bars = {name: int(text) / total for name, text in ledger["buckets"].items() if int(text)}
+    return Section("Ledger", table=table, bars=bars)
 
 
 def advice(material: Material) -> list[str]:
@@ -228,98 +252,10 @@ def advice(material: Material) -> list[str]:
             seen[each["suggestion"]] = seen.get(each["suggestion"], 0) + 1
     lines = [text for _, text in sorted(found, reverse=True)]
     lines += [
-        f"{text} (found {count} times)" for text, count in sorted(seen.items(), key=lambda p: -p[1])
+        f"{text} (found {count} {'time' if count == 1 else 'times'})"
+        for text, count in sorted(seen.items(), key=lambda p: -p[1])
     ]
     return lines or ["nothing stands out"]
-
-
-# Writing.
-
-
-def markdown(material: Material) -> str:
-    """The report as Markdown."""
-    lines = [f"# Report of {_plain(material.run.name)} {_plain(material.run.id)}", ""]
-    for section in sections(material):
-        lines += [f"## {section.title}", ""]
-        lines += [f"- {_plain(line)}" for line in section.lines]
-        for index, row in enumerate(section.table):
-            lines.append("| " + " | ".join(_plain(cell) for cell in row) + " |")
-            if index == 0:
-                lines.append("|" + "---|" * len(row))
-        for name, curve in section.curves.items():
-            known = [value for value in curve.values if value is not None]
-            if known:
-                lines.append(
-                    f"- {name}: first {short(known[0])}, least {short(min(known))}, "
-                    f"most {short(max(known))}, last {short(known[-1])}"
-                )
-        lines.append("")
-    return "\n".join(lines)
-
-
-def _plain(text: str) -> str:
-    """Text that Markdown reads as text."""
-    kept = "".join(" " if letter in "\r\n" else letter for letter in str(text))
-    for letter in "\\`*_{}[]<>|#":
-        kept = kept.replace(letter, "\\" + letter)
-    return kept
-
-
-STYLE = """
-body{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;
-color:#1b1f24;background:#fff}
-table{border-collapse:collapse;margin:.5rem 0;display:block;overflow-x:auto}
-td,th{padding:.2rem .7rem;text-align:left;border-bottom:1px solid #d5dae1;vertical-align:top}
-h1{font-size:1.5rem}h2{font-size:1.15rem;margin-top:2rem}
-figure{margin:1rem 0}svg{width:100%;height:auto;border:1px solid #d5dae1}
-path{fill:none;stroke:#0b63b6;stroke-width:1.5}
-@media(prefers-color-scheme:dark){body{color:#dfe5ec;background:#14181d}
-td,th,svg{border-color:#39424e}path{stroke:#69b1ff}text{fill:#dfe5ec}}
-"""
-
-
-def html(material: Material) -> str:
-    """The report as one HTML file."""
-    title = escape(f"Report of {material.run.name} {material.run.id}")
-    body = [f"<h1>{title}</h1>"]
-    for section in sections(material):
-        body.append(f"<h2>{escape(section.title)}</h2>")
-        if section.lines:
-            body.append("<ul>" + "".join(f"<li>{escape(x)}</li>" for x in section.lines) + "</ul>")
-        if section.table:
-            body.append(_html_table(section.table))
-        body += [_svg(name, curve) for name, curve in section.curves.items()]
-    policy = "default-src 'none'; style-src 'unsafe-inline'"
-    return (
-        "<!doctype html><html lang=en><meta charset=utf-8>"
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
-        '<meta name=viewport content="width=device-width,initial-scale=1">'
-        f"<title>{title}</title><style>{STYLE}</style><body>{''.join(body)}</body></html>\n"
-    )
-
-
-def _html_table(rows: Sequence[Sequence[str]]) -> str:
-    head = "".join(f"<th>{escape(cell)}</th>" for cell in rows[0])
-    lines = ("".join(f"<td>{escape(cell)}</td>" for cell in row) for row in rows[1:])
-    return f"<table><tr>{head}</tr>" + "".join(f"<tr>{line}</tr>" for line in lines) + "</table>"
-
-
-def _svg(name: str, curve: Curve) -> str:
-    """A curve as a picture; gaps where nothing is known."""
-    known = [(x, y) for x, y in zip(curve.steps, curve.values, strict=True) if y is not None]
-    if len(known) < 2:
-        return ""
-    first, last = known[0][0], known[-1][0]
-    least, most = min(y for _, y in known), max(y for _, y in known)
-    wide, high = (last - first) or 1, (most - least) or 1.0
-    points = [(40 + 740 * (x - first) / wide, 150 - 130 * (y - least) / high) for x, y in known]
-    path = "M" + "L".join(f"{x:.1f},{y:.1f}" for x, y in points)
-    words = f"{name}: {short(least)} to {short(most)}, steps {first} to {last}"
-    return (
-        f'<figure><svg viewBox="0 0 800 170" role="img" aria-label="{escape(words)}">'
-        f'<path d="{path}"/><text x="40" y="14" font-size="12">{escape(words)}</text>'
-        "</svg></figure>"
-    )
 
 
 def when(seconds: float) -> str:

@@ -86,7 +86,6 @@ def _sections(a: Run, b: Run) -> Iterator[tuple[str, Table, Table]]:
     for section in known:
         if section not in _PLACES:
             yield section, _section(a, section), _section(b, section)
-    yield "plan", a.plan, b.plan
 
 
 def _settings(run: Run) -> Table:
@@ -118,7 +117,9 @@ def load_folder(path: Path) -> Run:
     folder = RunFolder(path.absolute())
     config = _json(folder.config / "job.json")
     if not config:
-        raise ValueError(f"{path}: no run (it has no config/job.json)")
+        there = (folder.config / "job.json").exists()
+        why = "its config/job.json cannot be read" if there else "it has no config/job.json"
+        raise ValueError(f"{path}: no run ({why})")
     provenance = _json(folder.provenance / "provenance.json")
     exit_info = _json(folder.exit_info)
     own = _json(path / NOTES_NAME)

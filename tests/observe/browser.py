@@ -90,7 +90,7 @@ def tab(running: Any, url: str, size: str = "desk", dark: bool = False) -> Itera
         viewport={"width": width, "height": height}, color_scheme="dark" if dark else "light"
     )
     page = context.new_page()
-    page.set_default_timeout(30_000)
+    page.set_default_timeout(90_000)
     try:
         yield Tab(page, url)
     finally:

@@ -16,6 +16,7 @@ from phalanx.control.stage import Stage
 from phalanx.train import StepRecord, read_records
 from tests.control.jobs import write_job
 
+pytestmark = pytest.mark.timeout(500)  # a cluster and a browser on whatever machine
 STEPS = 24
 
 
@@ -34,10 +35,10 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Done]:
     root = tmp_path_factory.mktemp("observed")
     with Stage(root, nodes=2, gpus_per_node=2) as stage:
         job = stage.submit(str(write_job(root, "seen", STEPS)))
-        assert stage.wait_ended(job, 120) == "done"
+        assert stage.wait_ended(job, 300) == "done"
         folder = root / "runs" / "seen" / f"job-{job}"
         done = Done(stage, job, folder)
-        stage.wait(lambda: len(steps_of(done)) == STEPS, "the last steps to be stored", 30)
+        stage.wait(lambda: len(steps_of(done)) == STEPS, "the last steps to be stored", 120)
         yield done
 
 
@@ -96,6 +97,48 @@ def test_the_ledger_sums_exactly_and_its_timeline_too(done: Done) -> None:
     assert {name: str(gpu_ns) for name, gpu_ns in shares["buckets"].items()} == found["buckets"]
 
 
+def test_the_timeline_of_a_job_that_is_over_ends_with_it(done: Done) -> None:
+    def end() -> float:
+        return float(done.get("/v1/jobs/{job}/ledger?bins=4")["timeline"][-1]["to"])
+
+    before = end()
+    done.stage.wait(lambda: end() == before or end() == end(), "its last sums to be kept", 120)
+
+
+def test_a_teams_ledger_over_time_sums_to_its_share(done: Done) -> None:
+    share = done.get("/v1/ledger")["teams"]["default"]
+    found = done.get("/v1/ledger/timeline?bins=10&team=default")
+    assert found["allocation_gpu_ns"] == str(share["gpu_ns"])
+    assert (
+        sum(int(v) for part in found["timeline"] for v in part["buckets"].values())
+        == (share["gpu_ns"])
+    )
+    assert done.get("/v1/ledger/timeline?team=nobody")["allocation_gpu_ns"] == "0"
+
+
+def test_events_are_told_as_they_were_known_at_a_moment(done: Done) -> None:
+    known = done.get("/v1/events?limit=1000")["events"]
+    for event in known[:: max(1, len(known) // 7)]:
+        past = done.get(f"/v1/events?limit=1000&until_ns={event['time_ns']}")["events"]
+        wanted = [each for each in known if each["time_ns"] <= event["time_ns"]]
+        assert [each["sequence"] for each in past] == [each["sequence"] for each in wanted]
+    assert done.get("/v1/events?until_ns=1")["events"] == []
+
+
+def test_of_too_many_jobs_the_newest_are_listed(done: Done) -> None:
+    spec = {"name": "later", "gang": {"slot_gpus": 2, "tensor": 2, "replicas": 2}}
+    body = {"spec": spec, "work": {"kind": "Script", "argv": ["sleep", "600"]}}
+    made = [done.stage.client.post("/v1/jobs", body, dict)["jobs"][0] for _ in range(3)]
+    try:
+        found = done.get("/v1/jobs?state=all&limit=2&newest=true")["jobs"]
+        assert [job["id"] for job in found] == made[-2:]
+        oldest = done.get("/v1/jobs?state=all&limit=2")["jobs"]
+        assert [job["id"] for job in oldest] == [done.job, made[0]]
+    finally:
+        for job in made:
+            done.stage.client.post(f"/v1/jobs/{job}/cancel", None, dict)
+
+
 def run_cli(done: Done, *arguments: str) -> Any:
     return json.loads(run_cli_text(done, *arguments))
 
@@ -104,7 +147,7 @@ def test_the_run_is_tracked_with_its_origin_and_placement(done: Done) -> None:
     def found() -> Any:
         return done.get("/v1/runs/{job}")
 
-    done.stage.wait(lambda: found()["provenance"] and found()["checkpoints"], "its origin", 20)
+    done.stage.wait(lambda: found()["provenance"] and found()["checkpoints"], "its origin", 120)
     run = found()
     assert run["state"] == "done"
     assert run["config"]["train"]["steps"] == STEPS
@@ -115,7 +158,7 @@ def test_the_run_is_tracked_with_its_origin_and_placement(done: Done) -> None:
     assert run["summary"]["step"] == STEPS
     run_cli_text(done, "runs", "note", str(done.job), "good")
     run_cli_text(done, "runs", "tag", str(done.job), "first")
-    (listed,) = run_cli(done, "runs", "ls", "--json")
+    listed = next(r for r in run_cli(done, "runs", "ls", "--json") if r["id"] == str(done.job))
     assert [note["text"] for note in listed["notes"]] == ["good"]
     assert listed["tags"] == ["first"]
     assert done.get(f"/v1/runs/diff?a={done.job}&b={done.job}")["differences"] == []

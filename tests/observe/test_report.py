@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from html.parser import HTMLParser
 
-from phalanx.observe.report import Curve, Material, html, markdown
+from phalanx.observe.report import Curve, Material
+from phalanx.observe.report_pages import html, markdown
 from phalanx.observe.runs import Run
 
 EVIL = "<script>alert(1)</script> | **x** [a](javascript:b) \"'\n# oops"

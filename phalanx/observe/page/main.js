@@ -1,7 +1,7 @@
 // The shell: who you are, where you are, whether the server is there, and the view in the middle.
 import { Live, askOtherTabs, get, hasToken, keepToken, post } from "./lib/api.js";
 import { h, setText, svg } from "./lib/dom.js";
-import { counted, whole } from "./lib/format.js";
+import { counted, whole, words } from "./lib/format.js";
 import { ICONS, SHIELDS } from "./lib/icons.js";
 import { nextTheme, themeName, toggleTheme } from "./lib/theme.js";
 import { compareView } from "./views/compare.js";
@@ -148,8 +148,21 @@ async function glance() {
     h("b", {}, counted(running, "job")), ` running, ${whole(status.jobs.pending ?? 0)} waiting`);
   setText(about, `phalanx ${status.version}, epoch ${status.epoch}`);
   notice("store", status.problem ? `Nothing can be stored at the moment: ${status.problem}` : "", "bad");
-  const questions = status.questions.map((each) => each.about).join("; ");
-  notice("question", questions && `Somebody must decide: ${questions}`, "", h("a", { href: "#/events" }, "See why"));
+  for (const each of status.questions) ask(each);
+  for (const old of notices.querySelectorAll('[data-key^="question"]')) if (!status.questions.some((each) => `question-${each.question}` === old.dataset.key)) old.remove();
+}
+
+// Something that a person must decide: more nodes failed at once than the core may take out by itself.
+function ask({ question, about, nodes, causes }) {
+  const key = `question-${question}`, text = `${about} ${nodes.join()}`;
+  const shown = notices.querySelector(`[data-key="${key}"]`);
+  if (shown?.asked === text) return;
+  const answer = (approve) => post(`/v1/questions/${question}`, { approve }).then(() => notice(key, ""), (problem) => notice("problem", problem.message, "bad"));
+  const button = (label, approve) => h("button", { class: "button", type: "button", onclick: () => answer(approve) }, label);
+  const which = nodes.length ? `${nodes.slice(0, 4).join(", ")}${nodes.length > 4 ? ` and ${whole(nodes.length - 4)} more` : ""} (${[...new Set(causes)].map(words).join(", ")})` : "they are still being counted";
+  notice(key, `Somebody must decide: so many nodes failed at once that none more is taken out without a person's word: ${which}.`, "",
+    ...(nodes.length ? [button("Take them out", true), button("Keep them", false)] : []), h("a", { href: "#/events" }, "See why"));
+  notices.querySelector(`[data-key="${key}"]`).asked = text;
 }
 
 // Signing in. A link carries a code that is good once; it leaves the address at once.

@@ -105,7 +105,7 @@ export class Chart {
     c.lineWidth = 1;
     c.textBaseline = "middle";
     c.textAlign = "right";
-    const levels = ticks(range.low, range.high, height / 48);
+    const levels = ticks(range.low, range.high, height / 34);
     // Ticks that would read the same get more digits.
     const digits = [3, 4, 5, 6].find((each) => new Set(levels.map((y) => this.options.format(y, each))).size === levels.length) ?? 6;
     for (const y of levels) {

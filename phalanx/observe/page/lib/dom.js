@@ -35,7 +35,7 @@ export function fill(parent, items, keyOf, build) {
     const key = String(keyOf(item));
     const text = JSON.stringify(item);
     const old = known.get(key);
-    const node = old && old.text === text ? old.node : build(item);
+    const node = old && old.text === text ? old.node : labelled(build(item), parent.labels);
     next.set(key, { text, node });
     return node;
   });
@@ -43,6 +43,15 @@ export function fill(parent, items, keyOf, build) {
   const same = parent.childNodes.length === nodes.length && nodes.every((node, i) => parent.childNodes[i] === node);
   if (!same) parent.replaceChildren(...nodes);
 }
+
+// On narrow screens a row becomes a card, whose cells name their column.
+function labelled(row, labels) {
+  labels?.forEach((text, i) => { if (text && row.cells?.[i]) row.cells[i].dataset.label = text; });
+  return row;
+}
+
+// Sentences with commands between backticks: those are shown as code.
+export const prose = (text) => String(text).split("`").map((part, i) => (i % 2 ? h("code", {}, part) : part));
 
 export function setText(node, text) {
   const wanted = String(text);
@@ -98,6 +107,7 @@ export function table(headings) {
   });
   const made = h("div", { class: "table" }, h("table", {}, h("thead", {}, h("tr", {}, cells)), body));
   made.body = body;
+  body.labels = headings.map((each) => (Array.isArray(each) ? each[0] : each));
   return made;
 }
 

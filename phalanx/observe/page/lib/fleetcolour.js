@@ -10,12 +10,14 @@ export const heatScale = () => HEAT[colours().dark ? "dark" : "light"];
 export function colourBy(mode, fleet) {
   const theme = colours();
   if (mode === "job") return byJob(fleet, theme);
-  if (mode === "step") return byValue(fleet, fleet.slowness ?? [], 1, 1.25, theme, (v) => `${v.toFixed(2)}× the median`);
-  if (mode === "temperature") return byValue(fleet, fleet.temperature ?? [], 30, 95, theme, (v) => `${Math.round(v)} °C`);
+  if (mode === "step") return byValue(fleet, fleet.slowness ?? [], 1, 1.25, theme, (v) => `${v.toFixed(2)}×`, "of the median of its job");
+  if (mode === "temperature") return byValue(fleet, fleet.temperature ?? [], 30, 95, theme, (v) => `${Math.round(v)} °C`, "hottest GPU");
   const palette = fleet.states.map((state) => theme[STATE_TONE[state]]);
   const idle = palette.push(theme.idle) - 1; // healthy, and nobody uses it
   const of = fleet.state.map((state, node) => (fleet.states[state] === "healthy" && !fleet.job[node] ? idle : state));
-  return { of, palette, legend: [] };
+  const legend = [[theme.good, "healthy, in use"], [theme.idle, "healthy, free"], ...[["warn", "suspect or draining"], ["bad", "quarantined or dead"], ["other", "spare"]]
+    .filter(([tone]) => fleet.state.some((state) => STATE_TONE[fleet.states[state]] === tone)).map(([tone, name]) => [theme[tone], name])];
+  return { of, palette, legend };
 }
 
 // The largest jobs have hues of their own; the many small ones share three quiet shades.
@@ -36,7 +38,7 @@ function byJob(fleet, theme) {
   return { of, palette, legend: [...legend, [theme.idle, "no job"]] };
 }
 
-function byValue(fleet, values, low, high, theme, name) {
+function byValue(fleet, values, low, high, theme, name, what) {
   const scale = heatScale();
   const palette = [...scale, theme["strong-line"]];
   const of = fleet.names.map((_, node) => {
@@ -45,5 +47,6 @@ function byValue(fleet, values, low, high, theme, name) {
     return Math.max(0, Math.min(scale.length - 1, Math.floor(((value - low) / (high - low)) * (scale.length - 1))));
   });
   const legend = scale.map((colour, i) => [colour, name(low + ((high - low) * i) / (scale.length - 1))]);
+  legend[0][1] = `${what}: ${legend[0][1]}`;
   return { of, palette, legend: [...legend, [theme["strong-line"], "not measured"]] };
 }

@@ -51,6 +51,7 @@ export const HOUR_NS = 3600n * 10n ** 9n;
 export function gpuHours(ns) {
   const seconds = Number(BigInt(ns) / 1_000_000n) / 1e3;
   const hours = seconds / 3600;
+  if (hours >= 1e6) return [short(hours), "GPU-h"];
   if (hours >= 1000) return [whole(hours), "GPU-h"];
   if (hours >= 1) return [hours.toFixed(1), "GPU-h"];
   if (seconds >= 60) return [(seconds / 60).toFixed(1), "GPU-min"];

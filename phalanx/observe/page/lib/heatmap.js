@@ -3,11 +3,12 @@
 import { h } from "./dom.js";
 import { heatScale } from "./fleetcolour.js";
 import { counted, span, whole } from "./format.js";
-import { fitCanvas, fontOf, rem, ticks } from "./scale.js";
+import { before, fitCanvas, fontOf, rem, ticks } from "./scale.js";
 import { colours } from "./theme.js";
 
 const RIGHT = 10;
 let LEFT = 64, BOTTOM = 24; // as wide as their text
+const FEW_ROWS = 8; // need no more than two lines each
 const HIGHEST = 1.18; // times the median: the strongest colour
 
 const rgb = (hex) => [1, 3, 5].map((i) => parseInt(hex.slice(i, i + 2), 16));
@@ -24,18 +25,24 @@ export function medians(rows, columns, stages) {
   });
 }
 
-const LEAST_PEERS = 4, LEAST_RATIO = 1.08, LEAST_SHARE = 0.75, RECENT = 20;
+const LEAST_PEERS = 4, LEAST_RATIO = 1.08, LEAST_SHARE = 0.75, RECENT_STEPS = 20, LEAST_COLUMNS = 5;
+
+// Columns that the last steps are in; a column may stand for several.
+const recentColumns = (steps) => {
+  const each = steps.length > 1 ? (steps[steps.length - 1] - steps[0]) / (steps.length - 1) : 1;
+  return Math.max(LEAST_COLUMNS, Math.min(RECENT_STEPS, Math.round(RECENT_STEPS / Math.max(1, each))));
+};
 
 // Rows that are slower than their peers for good: in three of four of their last steps.
-export function outliers(rows, middles) {
+export function outliers(rows, middles, recent = RECENT_STEPS) {
   const each = rows.length / middles.length;
   if (each < LEAST_PEERS) return [];
   const found = [];
   rows.forEach((row, index) => {
     const middle = middles[Math.floor(index / each)];
     const ratios = [];
-    for (let i = row.length - 1; i >= 0 && ratios.length < RECENT; i--) if (row[i] !== null && row[i] !== undefined && middle[i] > 0) ratios.push(row[i] / middle[i]);
-    if (ratios.length < 5 || ratios.filter((ratio) => ratio >= LEAST_RATIO).length < LEAST_SHARE * ratios.length) return;
+    for (let i = row.length - 1; i >= 0 && ratios.length < recent; i--) if (row[i] !== null && row[i] !== undefined && middle[i] > 0) ratios.push(row[i] / middle[i]);
+    if (ratios.length < LEAST_COLUMNS || ratios.filter((ratio) => ratio >= LEAST_RATIO).length < LEAST_SHARE * ratios.length) return;
     ratios.sort((a, b) => a - b);
     found.push({ index, ratio: ratios[ratios.length >> 1] });
   });
@@ -57,7 +64,9 @@ export class HeatMap {
 
   // data: {steps, rows (node|rank), ranks, nodes, step_seconds, own_seconds}. The ranks of a gang wait
   // for each other, so that whole steps are equally long; who is slow shows in the time of its own.
-  show(data, stages = 1) {
+  // marks: [{x: step, tone}], where something happened.
+  show(data, stages = 1, marks = []) {
+    this.marks = marks;
     const own = data.own_seconds?.some((row) => row.some((value) => value !== null));
     this.cells = own ? data.own_seconds : data.step_seconds;
     this.own = own;
@@ -65,7 +74,8 @@ export class HeatMap {
     this.columns = data.steps.length;
     this.stages = this.cells.length % stages ? 1 : stages;
     this.middles = medians(this.cells, this.columns, this.stages);
-    this.slow = outliers(this.cells, this.middles);
+    this.slow = outliers(this.cells, this.middles, recentColumns(data.steps));
+    this.canvas.style.height = this.cells.length <= FEW_ROWS ? `${Math.max(3, this.cells.length) * 2 + 1.6}rem` : "";
     this.pixels();
     const told = this.slow.slice(0, 3).map((each) => `${this.name(each.index)} is ${Math.round((each.ratio - 1) * 100)} % slower`).join(", ");
     this.canvas.setAttribute("aria-label", `Step time of ${counted(data.ranks.length, data.rows === "node" ? "node" : "rank")} over ${counted(this.columns, "step")}: ${told || "no rank is slower than the others"}`);
@@ -103,6 +113,7 @@ export class HeatMap {
     // Where everybody varies, only what varies more is strong.
     const usual = known.length ? known[Math.floor(known.length * 0.9)] - low : 0;
     const high = Math.max(HIGHEST, low + 3 * usual);
+    this.range = [low, high];
     const scale = heatScale().map(rgb);
     const empty = rgb(colours().sunken);
     const image = new ImageData(Math.max(1, this.columns), Math.max(1, tall));
@@ -132,9 +143,21 @@ export class HeatMap {
     c.drawImage(this.image, LEFT, 0, w, tall);
     c.fillStyle = theme.faint;
     c.textAlign = "right";
-    for (const tick of ticks(0, count - 1, tall / 40)) if (Number.isInteger(tick)) c.fillText(whole(this.data.ranks[tick]), LEFT - 8, ((tick + 0.5) / count) * tall);
+    for (const tick of ticks(0, count - 1, tall / 40)) if (Number.isInteger(tick)) c.fillText(whole(this.data.ranks[tick]), LEFT - 8, Math.max(0.4 * rem(), ((tick + 0.5) / count) * tall));
     c.textAlign = "center";
     for (const tick of ticks(0, this.columns - 1, w / 100)) if (Number.isInteger(tick)) c.fillText(whole(this.data.steps[tick]), LEFT + ((tick + 0.5) / this.columns) * w, height - BOTTOM * 0.35);
+    for (const { x, tone } of this.marks) {
+      const column = before(this.data.steps, x);
+      if (x < this.data.steps[0] || x > this.data.steps[this.columns - 1]) continue;
+      c.strokeStyle = theme[tone] ?? theme.bad;
+      c.lineWidth = 1.5;
+      c.setLineDash([3, 3]);
+      c.beginPath();
+      c.moveTo(LEFT + ((column + 1) / this.columns) * w, 0);
+      c.lineTo(LEFT + ((column + 1) / this.columns) * w, tall);
+      c.stroke();
+      c.setLineDash([]);
+    }
     for (const { index } of this.slow.slice(0, 8)) {
       const y = ((index + 0.5) / count) * tall, half = Math.max(3, tall / count / 2);
       c.fillStyle = theme.bad;
@@ -167,6 +190,13 @@ export class HeatMap {
     this.hint.replaceChildren(h("strong", {}, this.name(row)), h("span", {}, `step ${whole(this.data.steps[column])}: ${span(value)}${this.own ? " of its own" : ""}`), h("span", {}, `${ratio.toFixed(2)}× the median`));
     this.hint.style.left = `${Math.min(event.clientX - box.left + 14, box.width - 180)}px`;
     this.hint.style.top = `${event.clientY - box.top + 14}px`;
+  }
+
+  // What the colours mean.
+  legend() {
+    const [low, high] = this.range ?? [1, HIGHEST];
+    const scale = heatScale();
+    return [h("span", {}, `${low.toFixed(2)}× the median`), h("span", { class: "ramp", style: { background: `linear-gradient(90deg, ${scale.join(", ")})` } }), h("span", {}, `${high.toFixed(2)}×`)];
   }
 
   close() { this.watch.disconnect(); }

@@ -1,7 +1,7 @@
 // What went wrong in a job, from the log where the server has no better list: one incident a
 // failure, with what was decided about it and when steps went on.
 import { before } from "./scale.js";
-import { spaced } from "./format.js";
+import { spaced, words } from "./format.js";
 
 const FAILURES = new Set(["WorkerExited", "NodeSilent", "DeviceError", "NoProgress", "Corruption", "GangStuck"]);
 const FINDINGS = new Set(["SlowRank", "ThroughputRegression", "DataStarved", "LossSpike"]);
@@ -57,8 +57,8 @@ export const sentence = (incident, nodeName) => {
   const { body, kind } = incident;
   const where = Number.isInteger(body.node) ? ` on ${nodeName(body.node) ?? `node ${body.node}`}` : "";
   const who = Number.isInteger(body.rank) && body.rank >= 0 ? `rank ${body.rank}` : "";
-  const slow = body.slowdown_ppm ? ` ${Math.round(body.slowdown_ppm / 1e4)} % slower than its peers` : "";
-  return [spaced(kind), who, body.cause, slow].filter(Boolean).join(" ") + where;
+  if (body.slowdown_ppm && who) return `${who}${where} is ${Math.round(body.slowdown_ppm / 1e4)} % slower than its peers`;
+  return [spaced(kind), who, words(body.cause ?? "")].filter(Boolean).join(" ") + where;
 };
 
 // The step that was under way at a time.

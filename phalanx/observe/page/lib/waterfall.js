@@ -30,9 +30,10 @@ const PREDICTED = [
   ["optimizer", (p) => p.parts.optimizer], ["offload", (p) => p.parts.offload], ["host", (p) => p.parts.host], ["straggler", (p) => p.parts.straggler],
 ];
 const MEASURED = [["communication", "exposed_communication_seconds"], ["optimizer", "optimizer_seconds"], ["waiting for data", "data_seconds"], ["snapshot", "snapshot_seconds"]];
+const PASSES = [["forward", "forward_seconds"], ["backward", "backward_seconds"]]; // communication within them is told apart
 const REST = "kernels, bubble, host";
 const RECENT = 50; // steps that measured parts are the mean of
-export const MEASURED_NAMES = [...MEASURED.map(([, name]) => name), "step_seconds"];
+export const MEASURED_NAMES = [...[...MEASURED, ...PASSES].map(([, name]) => name), "step_seconds"];
 
 const recent = (series, name) => mean(series[name]?.value.slice(-RECENT));
 
@@ -41,13 +42,17 @@ function measuredShares(series) {
   if (!(step > 0)) return null;
   const found = new Map();
   const mfu = recent(series, "mfu");
+  const passes = PASSES.map(([name, key]) => [name, recent(series, key)]).filter(([, value]) => value > 0);
+  const both = passes.reduce((sum, [, value]) => sum + value, 0);
+  const hidden = both > 0 ? Math.min(both, recent(series, "exposed_communication_seconds") || 0) : 0;
   if (mfu > 0) found.set(PREDICTED[0][0], mfu);
+  else for (const [name, value] of passes) found.set(name, (value * (1 - hidden / both)) / step);
   for (const [name, key] of MEASURED) {
     const value = recent(series, key);
     if (value > 0) found.set(name, value / step);
   }
   const known = [...found.values()].reduce((a, b) => a + b, 0);
-  if (known < 1) found.set(REST, 1 - known);
+  if (known < 1) found.set(mfu > 0 ? REST : "rest", 1 - known);
   return { step, found };
 }
 

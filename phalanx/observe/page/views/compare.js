@@ -5,15 +5,17 @@ import { card, empty, fill, h, segmented, table } from "../lib/dom.js";
 import { percent, short, span, whole, words } from "../lib/format.js";
 import { seriesColour } from "../lib/theme.js";
 
-const CURVES = [["loss", "Loss", short], ["tokens_per_second", "Tokens per second", short], ["mfu", "MFU", (v) => percent(v)], ["grad_norm", "Gradient norm", short]];
+const CURVES = [["loss", "Loss", short], ["tokens_per_second", "Tokens per second", short], ["mfu", "MFU", (v) => percent(v)], ["grad_norm", "Gradient norm", short], ["validation_loss", "Loss on unseen text", short], ["step_seconds", "Step time", span]];
 const MOST = 6;
 const told = (value) => (value === null || value === undefined ? "–" : typeof value === "string" ? value : JSON.stringify(value));
 
 export function compareView({ go, query }) {
   let chosen = (query.get("jobs") ?? "").split(",").map(Number).filter(Boolean).slice(0, MOST);
+  let asked = chosen.length > 0; // otherwise the two newest that made steps are shown
   let axis = "step";
   const group = [];
   const charts = CURVES.map(([name, label, format]) => [name, new Chart({ label, format, group })]);
+  const cards = charts.map(([, chart], i) => card(CURVES[i][1], "", chart.node, "half"));
   const picks = h("ul", { class: "picks" });
   const legend = h("div", { class: "legend" });
   const differs = table(["what", "", ""]);
@@ -22,7 +24,7 @@ export function compareView({ go, query }) {
   const tabs = segmented("Over", [["step", "Over steps"], ["time", "Over time"]], axis, (value) => { axis = value; draw(); });
   const node = h("div", {}, h("div", { class: "title" }, h("h1", {}, "Compare"), tabs),
     h("div", { class: "grid" }, card("Runs", `up to ${MOST}`, h("div", {}, picks, legend)), none,
-      ...charts.map(([, chart], i) => card(CURVES[i][1], "", chart.node, "half")), differsCard));
+      ...cards, differsCard));
   let curves = [];
 
   const toggle = (id) => {
@@ -32,7 +34,7 @@ export function compareView({ go, query }) {
   };
 
   function draw() {
-    for (const [name, chart] of charts) {
+    charts.forEach(([name, chart], i) => {
       chart.options.x = axis === "time" ? "after" : "step";
       chart.options.formatX = axis === "time" ? span : whole;
       chart.show(curves.flatMap(({ id, series }, i) => {
@@ -41,11 +43,14 @@ export function compareView({ go, query }) {
         const x = axis === "time" ? one.time.map((time) => time - one.time[0]) : one.step;
         return [{ name: `job ${id}`, x, y: one.value, colour: seriesColour(i) }];
       }));
-    }
+      cards[i].hidden = !curves.some(({ series }) => series[name]?.value.some((value) => value !== null));
+    });
   }
 
   async function refresh() {
-    const { jobs } = await get("/v1/jobs?state=all&limit=1000");
+    const { jobs } = await get("/v1/jobs?state=all&limit=100&newest=true");
+    if (!asked && !chosen.length) chosen = jobs.filter((job) => job.step > 0).slice(-2).map((job) => job.id);
+    asked = true;
     fill(picks, jobs.toReversed().slice(0, 40).map((job) => [job.id, job.name, job.state, chosen.includes(job.id)]), ([id]) => id, ([id, name, state, on]) =>
       h("li", {}, h("label", { class: "tag" }, h("input", { type: "checkbox", checked: on, onchange: () => toggle(id) }), ` ${id} ${name}`, h("span", { class: "faint" }, state))));
     const names = new Map(jobs.map((job) => [job.id, job.name]));

@@ -14,6 +14,7 @@ const SHOWN = 150, KEPT = 5000;
 export function eventsView({ go, query }) {
   let fleet = null;
   let events = [];
+  let older = []; // asked for when the slider goes further back than the newest events
   let which = query.get("bucket") ? "all" : "decisions";
   const job = Number(query.get("job") ?? 0);
   const cause = query.get("cause") ?? "";
@@ -46,7 +47,8 @@ export function eventsView({ go, query }) {
 
   function show() {
     const until = travel.at || Infinity;
-    const fitting = events.filter(fits);
+    const first = older.length ? older[older.length - 1].sequence : -1;
+    const fitting = [...older, ...events.filter((event) => event.sequence > first)].filter(fits);
     const past = fitting.filter((event) => event.time_ns <= until);
     const shown = past.slice(-SHOWN).reverse();
     fill(list, shown, (event) => event.sequence, (event) => eventNode(event, nodeName, (at) => { travel.jump(at); travel.onmove(at); scrollTo(0, 0); }));
@@ -57,14 +59,31 @@ export function eventsView({ go, query }) {
 
   async function look() {
     const mine = ++serial;
-    const next = await get(`/v1/fleet${travel.at ? `?at_ns=${travel.at}` : ""}`);
+    const [next] = await Promise.all([get(`/v1/fleet${travel.at ? `?at_ns=${travel.at}` : ""}`), past()]);
     if (mine !== serial) return; // the slider has moved on
     fleet = next;
     map.show(fleet, colourBy("state", fleet));
-    mapCard.note(fleet.jobs.length ? fleet.jobs.slice(0, 6).map((each) => `${each.name}: ${each.state}, generation ${each.generation}`).join("; ") : "no job");
+    mapCard.note(jobsThen(fleet.jobs));
     mapCard.dataset.at = String(fleet.time_ns);
     show();
     travel.span(fleet.first_ns, Math.max(Date.now() * 1e6, fleet.time_ns));
+  }
+
+  // Of few jobs each is named, of many their states are counted.
+  function jobsThen(jobs) {
+    if (!jobs.length) return "no job held nodes";
+    if (jobs.length <= 4) return jobs.map((each) => `${each.name}: ${each.state}, generation ${each.generation}`).join("; ");
+    const states = new Map();
+    for (const each of jobs) states.set(each.state, (states.get(each.state) ?? 0) + 1);
+    return [...states].map(([name, count]) => `${counted(count, "job")} ${name}`).join(", ");
+  }
+
+  // What had happened before a moment of which the newest events say nothing.
+  async function past() {
+    older = [];
+    if (!travel.at || (events.length && events[0].time_ns <= travel.at && events[0].sequence > 1 && events.filter((event) => event.time_ns <= travel.at).length >= SHOWN)) return;
+    if (events[0]?.sequence === 1) return;
+    older = (await get(`/v1/events?limit=1000&until_ns=${travel.at}${job ? `&job=${job}` : ""}`)).events;
   }
 
   async function more() {

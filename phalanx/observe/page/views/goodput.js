@@ -36,9 +36,9 @@ export function goodputView({ go, query }) {
 
   async function refresh() {
     const [kind, name] = scope.split(/:(.*)/);
-    const [fleet, { teams: groups }, { jobs }] = await Promise.all([get(`/v1/ledger/timeline?bins=${bins}`), getExact("/v1/ledger"), get("/v1/jobs?state=all&limit=1000")]);
+    const [fleet, { teams: groups }, { jobs }] = await Promise.all([get(`/v1/ledger/timeline?bins=${bins}`), getExact("/v1/ledger"), get("/v1/jobs?state=all&limit=200&newest=true")]);
     choices(groups, jobs);
-    const found = kind === "job" ? await get(`/v1/jobs/${name}/ledger?bins=${bins}`) : kind === "team" && groups[name] ? shared(groups[name]) : fleet;
+    const found = kind === "job" ? await get(`/v1/jobs/${name}/ledger?bins=${bins}`) : kind === "team" ? await get(`/v1/ledger/timeline?bins=${bins}&team=${encodeURIComponent(name)}`) : fleet;
     if (sparse(found.timeline)) return refresh();
     const price = fleet.gpu_hours ? fleet.dollars / fleet.gpu_hours : 0;
     const all = BigInt(found.allocation_gpu_ns);
@@ -50,7 +50,6 @@ export function goodputView({ go, query }) {
     figures.goodput.set(percent(found.goodput), "", "of all GPU time, computing steps that were kept");
     figures.kept.set(percent(found.ettr));
     stack.show(found.timeline);
-    timeCard.hidden = kind === "team";
     const parts = ordered(found.buckets);
     fill(legend, parts.map(([bucket]) => bucket), (bucket) => bucket, (bucket) => h("span", { class: "key", title: meaning(bucket) }, h("span", { class: "swatch", style: { background: tint(bucket) } }), words(bucket)));
     waterfallOf(parts, all, cost);
@@ -93,12 +92,6 @@ export function goodputView({ go, query }) {
     bins = wanted;
     return true;
   }
-
-  // A team's share, in the shape of a ledger.
-  const shared = (share) => ({
-    allocation_gpu_ns: share.gpu_ns, buckets: share.buckets, by_cause: share.by_cause, dollars: Number(share.micro_dollars) / 1e6,
-    goodput: share.goodput_ppm / 1e6, ettr: share.ettr_ppm / 1e6, timeline: [],
-  });
 
   function choices(groups, jobs) {
     const options = [["fleet", "The fleet"], ...Object.keys(groups).map((team) => [`team:${team}`, `Team ${team}`]),

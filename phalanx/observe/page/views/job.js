@@ -1,12 +1,14 @@
 // One job: is it learning, is it fast, is it healthy, and what happened to it.
 import { get } from "../lib/api.js";
 import { Chart } from "../lib/chart.js";
-import { card, empty, fill, figure, h, setText, table } from "../lib/dom.js";
+import { card, empty, fill, h, prose, setText, table } from "../lib/dom.js";
 import { evidence } from "../lib/evidence.js";
 import { HeatMap } from "../lib/heatmap.js";
 import { incidentsOf, sentence, stepAt, together } from "../lib/incidents.js";
-import { clock, counted, dollars, gpuHours, percent, short, span, whole } from "../lib/format.js";
+import { JobFigures } from "../lib/jobfigures.js";
+import { clock, counted, percent, short, span, whole } from "../lib/format.js";
 import { LogPane } from "../lib/logpane.js";
+import { RunCard } from "../lib/runcard.js";
 import { RankRecords } from "../lib/rankrecords.js";
 import { meshNode } from "../lib/mesh.js";
 import { state } from "../lib/state.js";
@@ -16,12 +18,20 @@ const CURVES = [
   ["loss", "Loss", "", short], ["grad_norm", "Gradient norm", "", short],
   ["tokens_per_second", "Tokens per second", "", short], ["mfu", "MFU", "", (v) => percent(v, v < 0.1 ? 2 : 1)],
 ];
+const bytes = (v, digits) => `${short(v, digits)}B`;
+const MORE = [
+  ["learning_rate", "Learning rate", short], ["validation_loss", "Loss on unseen text", short], ["step_seconds", "Step time", span], ["peak_memory_bytes", "Memory of the fullest rank", bytes],
+  ["tokens_per_second_per_gpu", "Tokens per second and rank", short], ["scaling_efficiency", "Against the smallest world size", percent], ["plan_efficiency", "Against the plan", percent],
+  ["checkpoint_seconds", "Held up by a checkpoint", span], ["dollars_per_million_tokens", "Dollars per million tokens", short], ["joules_per_million_tokens", "Joules per million tokens", short],
+];
 const NAMES = [...CURVES.map(([name]) => name), ...MEASURED_NAMES].join(",");
+const MORE_NAMES = MORE.map(([name]) => name).join(",");
 const MOST_CELLS = 400_000; // of the heat map in one answer
 const heatColumns = (job) => Math.max(24, Math.min(300, Math.floor(MOST_CELLS / Math.max(1, job.gpus > 1024 ? job.nodes.length : job.gpus))));
 const WHERE = { memory: "memory", durable: "durable storage" };
 const PROOF = { sealed: ["good", "sealed by every rank"], committed: ["other", "committed"], restored: ["good", "proved by a restore"], refused: ["bad", "refused"] };
-const last = (series) => series?.value?.findLast((value) => value !== null);
+const newest = (series) => Object.fromEntries(Object.entries(series).map(([name, { value }]) => [name, value.findLast((each) => each !== null)]));
+const known = (series) => series?.value?.some((value) => value !== null);
 
 export function jobView({ rest: [id] }) {
   const number = Number(id);
@@ -31,13 +41,20 @@ export function jobView({ rest: [id] }) {
   const now = h("span");
   const title = h("h1", {}, `Job ${id}`);
   const why = h("p");
-  const figures = Object.fromEntries([["step", "step"], ["loss", "loss"], ["speed", "tokens per second"], ["mfu", "MFU"], ["time", "step time"],
-    ["goodput", "goodput"], ["generation", "generation"]].map(([key, name]) => [key, figure(name)]));
+  const figures = new JobFigures();
+  const run = new RunCard();
+  const more = MORE.map(([name, label, format]) => {
+    const chart = new Chart({ label, format, group });
+    const box = h("div", { class: "half curve", hidden: true }, h("h3", {}, label), chart.node);
+    return { name, label, chart, box };
+  });
+  const moreBox = h("details", { ontoggle: () => { if (moreBox.open) refresh(); } }, h("summary", {}, "Learning rate, validation, memory, scaling, energy and price"), h("div", { class: "grid curves" }, more.map((each) => each.box)));
   const heat = new HeatMap();
   const named = h("div", { class: "named", role: "status" });
   const closer = new RankRecords(number);
   heat.pick = (step) => closer.show(step);
-  const heatCard = card("Step time by rank", "", h("div", {}, named, heat.node, closer.node));
+  const heatLegend = h("div", { class: "legend" });
+  const heatCard = card("Step time by rank", "", h("div", {}, named, heat.node, heatLegend, closer.node));
   const incidents = h("ul", { class: "list" });
   const incidentCard = card("Incidents", "", incidents, "half");
   const planBox = h("div");
@@ -45,7 +62,8 @@ export function jobView({ rest: [id] }) {
   const meshBox = h("div");
   const meshCard = card("Mesh", "", meshBox, "half");
   const saves = table(["step", "where", "proof"]);
-  const savesCard = card("Checkpoints", "", saves, "half flush");
+  const noSave = empty("None yet", "Steps that it can go back to, and what proves each.");
+  const savesCard = card("Checkpoints", "", h("div", {}, noSave, saves), "half flush");
   const logs = new LogPane(number);
   const spec = h("pre", { class: "log" });
   let logOpen = false;
@@ -66,18 +84,19 @@ export function jobView({ rest: [id] }) {
   const node = h("div", {},
     h("div", { class: "title" }, h("a", { href: "#/jobs" }, "Jobs"), h("span", { class: "faint" }, "/"), title, now, why),
     h("div", { class: "grid" },
-      card("Now", "", h("dl", { class: "figures" }, Object.values(figures))), incidentCard, planCard, ...curveCards, heatCard,
-      meshCard, savesCard, card("Logs", "read from the node that runs the rank", logs.node),
-      card("As submitted", "", h("details", {}, h("summary", {}, "Show"), spec))));
+      card("Now", "", figures.node), incidentCard, planCard, ...curveCards, card("More curves", "", moreBox), heatCard,
+      meshCard, savesCard, card("Where it comes from", "", h("div", {}, run.node, h("details", { class: "fold" }, h("summary", {}, "As submitted"), spec))),
+      card("Logs", "read from the node that runs the rank", logs.node)));
 
   async function refresh() {
     const detail = await get(`/v1/jobs/${id}`);
     const { job } = detail;
     const gang = detail.spec.gang ?? {};
     if (fleetDue()) fleet = await get("/v1/fleet");
-    const [events, metrics, ranks, ledger, plan, found, kept] = await Promise.all([
+    const [events, metrics, ranks, ledger, plan, found, kept, described, others] = await Promise.all([
       get(`/v1/events?job=${id}&limit=1000`), get(`/v1/jobs/${id}/metrics?names=${NAMES}&points=800`),
       heatDue() ? get(`/v1/jobs/${id}/ranks?columns=${heatColumns(job)}`) : null, get(`/v1/jobs/${id}/ledger`), get(`/v1/jobs/${id}/plan`), get(`/v1/jobs/${id}/incidents`), get(`/v1/jobs/${id}/checkpoints`),
+      get(`/v1/runs/${id}`), moreBox.open ? get(`/v1/jobs/${id}/metrics?names=${MORE_NAMES}&points=400`) : null,
     ]);
     setText(title, `${job.id} ${job.name}`);
     now.replaceChildren(state(job.state, job.phase && job.phase !== job.state ? `${job.state}, ${job.phase}` : job.state));
@@ -87,10 +106,17 @@ export function jobView({ rest: [id] }) {
     const nodeName = (at) => fleet.names[at];
     const happened = together(found.findings, incidentsOf(events.events, number).map((each) => told(each, nodeName)));
     closer.newest = job.step;
-    glance(job, series, ledger);
-    curves(series, happened, plan);
+    figures.show(job, { ...newest(series), ...described.summary }, ledger, plan);
+    run.show(described);
+    const marks = marksOf(happened, series);
+    curves(series, marks, plan);
+    if (others) for (const { name, label, chart, box } of more) {
+      const one = others.series[name];
+      box.hidden = !known(one);
+      if (known(one)) chart.show([{ name: label.toLowerCase(), x: one.step, y: one.value, min: one.min, max: one.max }], marks);
+    }
     showIncidents(happened, job);
-    if (ranks) showHeat(ranks, gang.pipeline ?? 1);
+    if (ranks) showHeat(ranks, gang.pipeline ?? 1, marks);
     planBox.replaceChildren(waterfall(plan, series));
     const held = job.nodes.length ? job.nodes : lastNodes(gang);
     meshCard.note(job.nodes.length || !held.length ? "which rank holds what, and where" : "which rank held what, and where, at last");
@@ -105,27 +131,22 @@ export function jobView({ rest: [id] }) {
     away: incident.resumed_ns > 0 ? (incident.resumed_ns - incident.time_ns) / 1e9 : null,
   });
 
-  function glance(job, series, ledger) {
-    figures.step.set(whole(job.step), job.steps ? `of ${whole(job.steps)}` : "", `${whole(job.committed)} safe in memory, ${whole(job.durable)} on disk`);
-    figures.loss.set(short(last(series.loss), 4));
-    figures.speed.set(short(last(series.tokens_per_second)));
-    figures.mfu.set(percent(last(series.mfu), 1));
-    figures.time.set(job.step_seconds ? span(job.step_seconds) : "–");
-    figures.goodput.set(percent(ledger.goodput, 1), "", `${gpuHours(ledger.allocation_gpu_ns).join(" ")}, ${dollars(ledger.dollars)}`);
-    figures.generation.set(job.generation, "", job.generation > 1 ? counted(job.generation - 1, "re-formation") : "never re-formed");
-  }
+  const marksOf = (happened, series) => happened.flatMap((each) => {
+    const x = each.step ?? stepAt(series.loss, each.time);
+    return x === null || x === undefined ? [] : [{ x, tone: each.tone, text: each.text }];
+  });
 
-  function curves(series, happened, plan) {
-    const marks = happened.flatMap((each) => {
-      const x = each.step ?? stepAt(series.loss, each.time);
-      return x === null || x === undefined ? [] : [{ x, tone: each.tone, text: each.text }];
-    });
+  function curves(series, marks, plan) {
+    // Of devices whose peak nobody knows there is no MFU: the time of a step says as much.
+    const measured = known(series.mfu) || !known(series.step_seconds);
+    charts.mfu.options.format = measured ? CURVES[3][3] : span;
+    setText(curveCards[3].querySelector("h2"), measured ? "MFU" : "Step time");
     for (const [name, label] of CURVES) {
-      const one = series[name];
+      const one = name === "mfu" && !measured ? series.step_seconds : series[name];
       const lines = name === "mfu" && plan.prediction ? [{ y: plan.prediction.mfu, text: "planned" }]
         : name === "tokens_per_second" && plan.prediction ? [{ y: plan.prediction.tokens_per_second, text: "planned" }] : [];
-      charts[name].options.waiting = name === "mfu" && series.loss?.step.length ? "not known for these devices" : "no step yet";
-      charts[name].show(one ? [{ name: label.toLowerCase(), x: one.step, y: one.value, min: one.min, max: one.max }] : [], marks, lines);
+      charts[name].options.waiting = "no step yet";
+      charts[name].show(one ? [{ name: name === "mfu" && !measured ? "step time" : label.toLowerCase(), x: one.step, y: one.value, min: one.min, max: one.max }] : [], marks, lines);
     }
   }
 
@@ -134,7 +155,7 @@ export function jobView({ rest: [id] }) {
     const items = happened.length ? happened.toReversed().slice(0, 12) : [null];
     fill(incidents, items, (each) => (each ? each.time + each.text : ""), (each) => (each
       ? h("li", {}, h("div", { class: `finding ${each.tone}` }, h("div", {}, h("time", {}, clock(each.time * 1e9)), h("span", { class: "strong" }, each.text)),
-        each.decision ? h("p", {}, each.decision) : "", each.suggestion ? h("p", {}, each.suggestion) : "",
+        each.decision ? h("p", {}, each.decision) : "", each.suggestion ? h("p", {}, prose(each.suggestion)) : "",
         each.away !== null ? h("p", {}, `The next step was complete after ${span(each.away)}.`) : "",
         each.finding ? evidence(each.finding) : "",
         h("a", { class: "small", href: `#/events?job=${job.id}&at=${Math.round(each.time * 1e9)}` }, "See the fleet at that moment")))
@@ -147,16 +168,19 @@ export function jobView({ rest: [id] }) {
     return heat.data?.rows === "rank" && slot ? heat.data.nodes.filter((_, rank) => rank % slot === 0) : [];
   }
 
-  function showHeat(ranks, stages) {
-    heat.show(ranks, stages);
-    heatCard.note(`${heat.own ? "its own work, without waiting for others" : "whole steps"}; each cell over the median of its stage; ${counted(ranks.ranks.length, ranks.rows === "node" ? "node" : "rank")}, last ${counted(ranks.steps.length, "step")}`);
+  function showHeat(ranks, stages, marks) {
+    heat.show(ranks, stages, marks);
+    heatLegend.replaceChildren(...(ranks.steps.length ? heat.legend() : []));
+    heatCard.note(`${heat.own ? "its own work, without waiting for others" : "whole steps"}; each cell over the median of its stage; ${counted(ranks.ranks.length, ranks.rows === "node" ? "node" : "rank")}, ${ranks.steps.length ? `steps ${whole(ranks.steps[0])} to ${whole(ranks.steps[ranks.steps.length - 1])}` : "no step yet"}`);
     fill(named, heat.slow.slice(0, 3).map((each) => [heat.name(each.index), Math.round((each.ratio - 1) * 100), ranks.nodes[each.index]]), ([name]) => name,
       ([name, slower, on]) => h("p", {}, h("span", { class: "tag bad" }, `${slower} % slower`), " ",
         on ? h("a", { class: "strong", href: `#/node/${encodeURIComponent(on)}` }, name) : h("strong", {}, name)));
   }
 
   function showSaves(saved) {
-    savesCard.note(saved.length ? "steps that it can go back to" : "none yet");
+    savesCard.note(saved.length ? "steps that it can go back to" : "");
+    noSave.hidden = saved.length > 0;
+    saves.hidden = !saved.length;
     fill(saves.body, saved.slice(0, 12), (each) => each.step + each.where + each.detail, (each) => h("tr", {}, h("td", { class: "nowrap" }, each.step ? whole(each.step) : "–"),
       h("td", {}, WHERE[each.where], h("div", { class: "faint small" }, each.detail)), h("td", {}, h("span", { class: `tag ${PROOF[each.proof][0]}` }, PROOF[each.proof][1]))));
   }

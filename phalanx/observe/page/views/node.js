@@ -2,7 +2,7 @@
 import { get } from "../lib/api.js";
 import { Chart } from "../lib/chart.js";
 import { evidence } from "../lib/evidence.js";
-import { card, empty, fill, figure, h, table } from "../lib/dom.js";
+import { card, empty, fill, figure, h, prose, table } from "../lib/dom.js";
 import { clock, moment, short, span } from "../lib/format.js";
 import { state } from "../lib/state.js";
 
@@ -38,7 +38,7 @@ export function nodeView({ rest: [name] }) {
     const mine = found.findings.filter((each) => each.node === name && each.kind !== "incident").toReversed().slice(0, 12);
     findingCard.hidden = !mine.length;
     fill(findings, mine, (each) => each.time + each.kind, (each) => h("li", {}, h("div", { class: "finding warn" },
-      h("div", {}, h("time", {}, clock(each.time * 1e9)), h("span", { class: "strong" }, each.sentence)), h("p", {}, each.suggestion), evidence(each))));
+      h("div", {}, h("time", {}, clock(each.time * 1e9)), h("span", { class: "strong" }, each.sentence)), h("p", {}, prose(each.suggestion)), evidence(each))));
     now.replaceChildren(state(known.state));
     why.textContent = known.why.text + (known.connected ? "" : "; its agent is not connected");
     figures.gpus.set(known.free_gpus, `of ${known.gpus}`, known.kind);

@@ -4,16 +4,20 @@ import { card, empty, fill, h, rowLink, table } from "../lib/dom.js";
 import { counted, moment, span, whole, words } from "../lib/format.js";
 import { state } from "../lib/state.js";
 
+const SHOWN = 30;
+
 export function queueView() {
-  const list = table(["job", "team", ["GPUs", "num"], ["waits since", "num"], "waits for", "estimated start", "priority"]);
+  const list = table(["job", "team", ["GPUs", "num"], ["waited", "num"], "waits for", "estimated start", "priority"]);
   const none = empty("Nobody waits", "A job that does not start at once stands here, with the reason and an estimated start.");
   const listCard = card("Waiting", "in the order of their priority", h("div", {}, none, list), "flush");
   const teams = h("div", { class: "teams" });
   const running = table(["job", "state", "team", ["GPUs", "num"], ["priority", "num"], "may be asked to leave"]);
   const shut = table(["name", "from", "until", "for", "nodes"]);
+  const teamsCard = card("Teams", "GPUs held, beside what each owns and its fair share", teams, "half");
+  const runningCard = card("Holding nodes", "", running, "half flush");
   const shutCard = card("Reservations", "", shut, "half flush");
   const node = h("div", {}, h("div", { class: "title" }, h("h1", {}, "Queue")),
-    h("div", { class: "grid" }, listCard, card("Teams", "GPUs held, beside what each owns and its fair share", teams, "half"), card("Holding nodes", "", running, "half flush"), shutCard));
+    h("div", { class: "grid" }, listCard, teamsCard, runningCard, shutCard));
 
   async function refresh() {
     const [{ jobs }, { quotas }, { reservations }, status, queue] = await Promise.all([
@@ -29,11 +33,13 @@ export function queueView() {
       h("td", { class: "num" }, whole(job.gpus)), h("td", { class: "num" }, span(waited)), h("td", {}, (why.waits_for ?? why.why).text),
       h("td", { class: "nowrap" }, why.estimated_start_ns ? `${moment(why.estimated_start_ns)}` : "not known",
         why.estimated_start_ns ? h("div", { class: "faint small" }, `in ${span(Math.max(0, (why.estimated_start_ns - nowNs) / 1e9))}`) : ""),
-      h("td", {}, whole(total), h("div", { class: "faint small" }, Object.entries(why.priority).filter(([, v]) => v).map(([k, v]) => `${words(k)} ${whole(v)}`).join(", ")))));
+      h("td", {}, whole(total), h("div", { class: "faint small nowrap" }, Object.entries(why.priority).filter(([, v]) => v).map(([k, v]) => `${words(k)} ${whole(v)}`).join(", ")))));
     showTeams(quotas, status.gpus);
-    fill(running.body, jobs.filter((job) => job.state !== "pending").slice(0, 100), (job) => job.id, (job) => rowLink(`#/job/${job.id}`,
+    const holding = jobs.filter((job) => job.state !== "pending").sort((a, b) => b.gpus - a.gpus);
+    fill(running.body, holding.slice(0, SHOWN), (job) => job.id, (job) => rowLink(`#/job/${job.id}`,
       h("td", {}, h("a", { href: `#/job/${job.id}` }, `${job.id} ${job.name}`)), h("td", {}, state(job.state)), h("td", {}, job.team),
       h("td", { class: "num" }, whole(job.gpus)), h("td", { class: "num" }, whole(job.priority)), h("td", {}, job.preemptible ? "yes" : "no")));
+    runningCard.note(holding.length > SHOWN ? `${counted(holding.length, "job")}, the largest ${SHOWN}` : counted(holding.length, "job"));
     shutCard.hidden = !reservations.length;
     fill(shut.body, reservations, (each) => each.name, (each) => h("tr", {}, h("td", {}, each.name), h("td", {}, moment(each.start_ns)), h("td", {}, moment(each.end_ns)),
       h("td", {}, each.teams.length ? each.teams.join(", ") : "maintenance"), h("td", {}, each.nodes.length ? counted(each.nodes.length, "node") : counted(each.gpus, "GPU"))));

@@ -1,0 +1,32 @@
+// The figures at the top of a job: is it learning, is it fast, what does it cost.
+import { figure, h } from "./dom.js";
+import { counted, dollars, gpuHours, percent, short, span, whole } from "./format.js";
+
+const NAMES = [["step", "step"], ["loss", "loss"], ["speed", "tokens per second"], ["mfu", "MFU"], ["time", "step time"], ["goodput", "goodput"],
+  ["price", "a million tokens"], ["generation", "generation"]];
+const listed = (...parts) => parts.filter(Boolean).join(", ");
+const known = (value) => value !== null && value !== undefined;
+
+export class JobFigures {
+  constructor() {
+    this.each = Object.fromEntries(NAMES.map(([key, name]) => [key, figure(name)]));
+    this.node = h("dl", { class: "figures" }, Object.values(this.each));
+  }
+
+  // now: the newest row of the job's metrics; plan: what was predicted.
+  show(job, now, ledger, plan) {
+    const { step, loss, speed, mfu, time, goodput, price, generation } = this.each;
+    const planned = plan.prediction;
+    step.set(whole(job.step), job.steps ? `of ${whole(job.steps)}` : "", listed(`${whole(job.committed)} safe in memory, ${whole(job.durable)} on disk`,
+      job.state === "running" && now.eta_seconds > 0 ? `${span(now.eta_seconds)} to go` : ""));
+    loss.set(short(now.loss, 4), "", known(now.grad_norm) ? `gradient ${short(now.grad_norm)}, rate ${short(now.learning_rate)}` : "");
+    speed.set(short(now.tokens_per_second), "", listed(known(now.tokens_per_second_per_gpu) ? `${short(now.tokens_per_second_per_gpu)} a rank` : "",
+      known(now.scaling_efficiency) ? `${percent(now.scaling_efficiency, 0)} of the smallest world` : ""));
+    mfu.set(percent(now.mfu, 1), "", listed(known(now.hfu) ? `HFU ${percent(now.hfu, 1)}` : "", planned ? `planned ${percent(planned.mfu, 1)}` : known(now.mfu) ? "" : "no peak is known of these devices"));
+    time.set(job.step_seconds ? span(job.step_seconds) : known(now.step_seconds) ? span(now.step_seconds) : "–", "",
+      listed(known(now.plan_efficiency) ? `${percent(now.plan_efficiency, 0)} of the plan's speed` : "", now.peak_memory_bytes > 0 ? `${short(now.peak_memory_bytes)}B of memory` : ""));
+    goodput.set(percent(ledger.goodput, 1), "", `${gpuHours(ledger.allocation_gpu_ns).join(" ")}, ${dollars(ledger.dollars)}`);
+    price.set(dollars(now.dollars_per_million_tokens ?? NaN), "", known(now.joules_per_million_tokens) ? `${short(now.joules_per_million_tokens)}J, ${short(now.co2_grams_per_million_tokens)} g CO₂` : "");
+    generation.set(job.generation, "", job.generation > 1 ? counted(job.generation - 1, "re-formation") : "never re-formed");
+  }
+}
