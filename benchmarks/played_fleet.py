@@ -35,9 +35,10 @@ def play(state: Path, nodes: int, events: int, seed: int = 0) -> Core:
     """Fills a server's state folder; returns the core as it was at the end."""
     state.mkdir(parents=True, exist_ok=True)
     (state / "policy.toml").write_text(POLICY)
-    core = Core(fleet_of(nodes), read_policy(state / "policy.toml"))
+    began_ns = time.time_ns() - events * EVENT_NS
+    core = Core(fleet_of(nodes), read_policy(state / "policy.toml"), now_ns=began_ns)
     load, memory = Load(core, seed), Memory()
-    _start_at(load, time.time_ns() - events * EVENT_NS)
+    _start_at(load, began_ns)
     history = FleetHistory(state / "history.sqlite")
     rows, given, framed = [], [], 0
     for event in load.events(events):

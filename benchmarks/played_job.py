@@ -17,7 +17,16 @@ from benchmarks.cluster_load import fleet_of
 from benchmarks.played_fleet import POLICY
 from phalanx import __version__
 from phalanx.cluster.core import Core
-from phalanx.cluster.events import Event, EventBody, GangJoined, GangReady, SlowRank, Submit, Tick
+from phalanx.cluster.events import (
+    Event,
+    EventBody,
+    GangJoined,
+    GangReady,
+    Progress,
+    SlowRank,
+    Submit,
+    Tick,
+)
 from phalanx.cluster.job import Expected, GangShape, Job, JobSpec
 from phalanx.cluster.policy import Policy
 from phalanx.cluster.watch import Watch
@@ -50,7 +59,7 @@ class World:
     """The core with its log, fed with the times of the played steps."""
 
     def __init__(self, nodes: int, now_ns: int, policy: Policy) -> None:
-        self.core = Core(fleet_of(nodes), policy)
+        self.core = Core(fleet_of(nodes), policy, now_ns=now_ns)
         self.memory = Memory()
         self.now_ns = now_ns
         self.rows: list[tuple[int, int, bytes]] = []
@@ -121,6 +130,7 @@ def play_slow_rank(
             own = times[:, slot * GPUS : (slot + 1) * GPUS].astype(np.float32)
             metrics.receive(_message(job, node, slot, numbers, own, began_ns), world.now_ns)
         world.now_ns = began_ns + int(numbers[-1] * STEP_SECONDS * 1e9)
+        world.tell(_progress(job, numbers, world.now_ns))
         while said:
             body = said.pop(0)
             world.tell(body)
@@ -129,6 +139,18 @@ def play_slow_rank(
     store.close()
     world.save(state)
     return Slowed(rank=rank, node=names[rank // GPUS], since=since, named_at=named_at)
+
+
+def _progress(job: Job, steps: range, now_ns: int) -> Progress:
+    """What the gang's coordinator says of its steps."""
+    return Progress(
+        job=job.id,
+        generation=job.generation,
+        step=steps[-1],
+        committed=steps[-1] - 1,
+        durable=0,
+        at_ns=now_ns,
+    )
 
 
 def _message(

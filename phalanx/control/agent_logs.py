@@ -12,13 +12,21 @@ import msgspec
 
 from phalanx.control.crew import Crew
 from phalanx.control.hands import Here
-from phalanx.control.log_keeping import compress_ended, cut, expire, read_end
+from phalanx.control.log_keeping import (
+    beginning,
+    compress_ended,
+    cut,
+    dropped_note,
+    expire,
+    read_end,
+)
 from phalanx.control.wire import LogPart, ReadLog
 
 PART_BYTES = 64 << 10
 FOLLOW_SECONDS = 0.2
-CUT_SECONDS = 1.0  # a rank that floods writes some 100 MB in it
-TIDY_LOOKS = 300
+MOST_FOLLOWED_BYTES = 256 << 10  # in that time: more than anybody reads, less than a flood
+CUT_SECONDS = 0.5  # a rank that floods writes some 100 MB in it
+TIDY_LOOKS = 600
 
 
 class LogReader:
@@ -58,7 +66,8 @@ class LogReader:
                     places[path] = 0
                     continue
                 start = max(0, path.stat().st_size - order.tail_bytes) if path.exists() else 0
-                places[path] = self._part(order.request, path, start, label)
+                most = max(order.tail_bytes, MOST_FOLLOWED_BYTES)
+                places[path] = self._part(order.request, path, start, label, most)
             while order.follow and files:
                 await asyncio.sleep(FOLLOW_SECONDS)
                 for path, label in files:
@@ -83,13 +92,27 @@ class LogReader:
         paths = [*folder.glob("worker-*.log"), *folder.glob("worker-*.log.gz")]
         return [(path, ranks.get(path, "")) for path in sorted(paths)]
 
-    def _part(self, request: int, path: Path, start: int, label: str) -> int:
-        """Send what lies behind a place; returns the place behind it."""
+    def _part(
+        self, request: int, path: Path, start: int, label: str, most: int = MOST_FOLLOWED_BYTES
+    ) -> int:
+        """Send what lies behind a place, of too much the end; returns the place behind it."""
         with suppress(FileNotFoundError), path.open("rb") as file:
-            if os.fstat(file.fileno()).st_size < start:
-                start = 0  # it was rotated
+            size = os.fstat(file.fileno()).st_size
+            if size < start:
+                start = 0  # it was emptied
+            first = beginning(file)
+            if start < first:
+                self._say(request, dropped_note(first), label)
+                start = first
+            if size - start > most:
+                skipped = size - most - start
+                note = (
+                    f"... {skipped} bytes are left out: they come faster than they can be shown\n"
+                )
+                self._say(request, note.encode(), label)
+                start = size - most
             file.seek(start)
-            while data := file.read(PART_BYTES):
+            while start < size and (data := file.read(min(PART_BYTES, size - start))):
                 start += len(data)
                 self._say(request, data, label)
         return start

@@ -1,46 +1,87 @@
 """Keeps workers' logs within bounds, however much they write, and drops old ones.
 
 A worker's output goes straight into its file, at any speed. A file that has grown too large keeps
-its end: what is cut out before it is counted in a line of its own. Logs of jobs that ended are
-compressed, and dropped by age and by size.
+its end: what was dropped before it is counted, and told to whoever reads it. Logs of jobs that
+ended are compressed, and dropped by age and by size.
 """
 
 from __future__ import annotations
 
+import ctypes
 import gzip
+import os
 import shutil
 import time
 from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
+from typing import IO
 
 MOST_BYTES = 64 << 20  # of one file
 KEPT_BYTES = 16 << 20  # of its end, when it is cut
+PAGE = 64 << 10  # holes begin and end at whole blocks of any file system
 COMPRESS_SECONDS = 600.0  # after the last word of a job that ended
 KEEP_SECONDS = 14 * 86_400.0
 KEEP_BYTES = 4 << 30  # of all logs of ended jobs on a node
 
+_KEEP_SIZE, _PUNCH_HOLE = 0x01, 0x02  # linux/falloc.h
+_libc = ctypes.CDLL(None, use_errno=True)
+
 
 def cut(path: Path, most_bytes: int = MOST_BYTES, kept_bytes: int = KEPT_BYTES) -> int:
-    """Cut a log that is being written down to its end; returns the bytes that were dropped.
+    """Drop the beginning of a log that is being written; returns how many bytes.
 
-    Its writers append, so the file is emptied in place; what they add meanwhile may be lost too,
-    which the next cut cannot know: the count is of what was there when it was cut.
+    Where the file system can, the beginning becomes a hole: it takes no room any more, and nothing
+    that its writers add meanwhile is lost. Elsewhere the file is emptied and gets its end back.
     """
-    size = path.stat().st_size
-    if size <= most_bytes:
-        return 0
     with path.open("rb+") as file:
-        file.seek(size - kept_bytes)
-        end = file.read(kept_bytes)
-        end = end[end.find(b"\n") + 1 :]
-        dropped = size - len(end)
-        note = f"... {dropped} bytes were dropped here: the log grew beyond {most_bytes} bytes\n"
-        file.truncate(0)
+        size, first = os.fstat(file.fileno()).st_size, beginning(file)
+        if size - first <= most_bytes:
+            return 0
+        until = (size - kept_bytes) // PAGE * PAGE
+        if until > first and _punch(file, until):
+            return until - first
+        return _empty(path, file, size, most_bytes, kept_bytes)
+
+
+def beginning(file: IO[bytes]) -> int:
+    """Where a log's kept part begins: behind the hole that a cut has left."""
+    try:
+        first = os.lseek(file.fileno(), 0, os.SEEK_DATA)
+    except OSError:  # it is empty, or the file system knows no holes
+        first = 0
+    file.seek(first)
+    return first
+
+
+def dropped_note(count: int) -> bytes:
+    """The line that stands for what was dropped."""
+    return (
+        f"... {count} bytes were dropped here: the log grew too large\n".encode() if count else b""
+    )
+
+
+def _punch(file: IO[bytes], until: int) -> bool:
+    """Give back the room of a file's first bytes; False where the file system cannot."""
+    given: int = _libc.fallocate(
+        ctypes.c_int(file.fileno()),
+        ctypes.c_int(_PUNCH_HOLE | _KEEP_SIZE),
+        ctypes.c_int64(0),
+        ctypes.c_int64(until),
+    )
+    return given == 0 and beginning(file) >= until
+
+
+def _empty(path: Path, file: IO[bytes], size: int, most_bytes: int, kept_bytes: int) -> int:
+    """Empty a file and append its end; what is added meanwhile may be lost, and is not counted."""
+    file.seek(size - kept_bytes)
+    end = file.read(kept_bytes)
+    end = end[end.find(b"\n") + 1 :]
+    file.truncate(0)
     # Appended, like the writers' own words, so that neither overwrites the other.
-    with path.open("ab") as file:
-        file.write(note.encode() + end)
-    return dropped
+    with path.open("ab") as appended:
+        appended.write(dropped_note(size - len(end)) + end)
+    return size - len(end)
 
 
 def compress_ended(jobs: Path, running: Collection[str], now: float | None = None) -> None:
@@ -55,6 +96,7 @@ def compress_ended(jobs: Path, running: Collection[str], now: float | None = Non
                 continue
             draft = path.with_name(f"{path.name}.gz.tmp")
             with path.open("rb") as plain, gzip.open(draft, "wb", compresslevel=3) as packed:
+                packed.write(dropped_note(beginning(plain)))
                 shutil.copyfileobj(plain, packed)
             shutil.copystat(path, draft)
             draft.rename(path.with_name(f"{path.name}.gz"))
@@ -76,7 +118,8 @@ def expire(
         with suppress(OSError):
             if path.parent.name not in running:
                 status = path.stat()
-                found.append((status.st_mtime, status.st_size, path))
+                room = min(status.st_size, status.st_blocks * 512)  # holes take none
+                found.append((status.st_mtime, room, path))
     size, dropped = sum(bytes_ for _, bytes_, _ in found), 0
     for written, bytes_, path in sorted(found):
         if now - written <= keep_seconds and size <= keep_bytes:

@@ -91,6 +91,7 @@ def ranks(
         for name in ("step_seconds", "own_seconds")
     }
     own = read["own_seconds"]
+    whole = _rows_as(read["step_seconds"], own)
     edges = _edges(len(own.times_ns), columns)
     last = edges[1:] - 1
     facts: dict[str, Any] = newest.facts
@@ -101,10 +102,27 @@ def ranks(
         time=(own.times_ns[last] / SECOND_NS).tolist(),
         ranks=facts.get("ranks", []),
         nodes=facts.get("nodes", []),
-        step_seconds=_matrix(read["step_seconds"].values[statistic], edges),
+        step_seconds=_matrix(whole.values[statistic], edges),
         own_seconds=_matrix(own.values[statistic], edges),
         parts=_parts(store, alike, tier, span) if parts else {},
     )
+
+
+def _rows_as(read: Read, other: Read) -> Read:
+    """The rows of another column; unknown where one was written between the two readings."""
+    if np.array_equal(read.times_ns, other.times_ns):
+        return read
+    at = np.searchsorted(read.times_ns, other.times_ns).clip(0, max(0, len(read.times_ns) - 1))
+    same = (
+        read.times_ns[at] == other.times_ns
+        if len(read.times_ns)
+        else np.zeros(len(other.times_ns), bool)
+    )
+    values = {
+        name: np.where(same[:, None], each[at] if len(each) else np.nan, np.nan)
+        for name, each in read.values.items()
+    }
+    return Read(other.times_ns, other.steps, values)
 
 
 def _rows_of(table: TableInfo) -> object:

@@ -178,19 +178,29 @@ def step_shares(material: Material) -> dict[str, float]:
     }
 
 
+def _slowest(own: dict[int, float], stages: int) -> tuple[int, float]:
+    """The row that is furthest above the middle of its pipeline stage, and by how much."""
+    each = max(1, -(-(max(own) + 1) // stages))
+    slower: dict[int, float] = {}
+    for stage in range(stages):
+        rows = {row: value for row, value in own.items() if row // each == stage}
+        middle = sorted(rows.values())[(len(rows) - 1) // 2] if rows else 0.0
+        slower |= {row: value / middle - 1 for row, value in rows.items() if middle > 0}
+    worst = max(slower, key=lambda row: slower[row], default=min(own))
+    return worst, slower.get(worst, 0.0)
+
+
 def _bottleneck(material: Material) -> Section:
     shares = step_shares(material)
     lines = []
     own = {n: v for n, v in enumerate(material.rank_means.get("own_seconds", [])) if v is not None}
     if len(own) > 1:
-        worst = max(own, key=lambda row: own[row])
-        middle = sorted(own.values())[(len(own) - 1) // 2]
-        if middle > 0:
-            name = material.rank_names[worst] if material.rank_names else f"{worst}"
-            lines.append(f"slowest rank by its own work: {name}, {own[worst] / middle - 1:+.0%}")
+        worst, slower = _slowest(own, int(material.requested.get("gang", {}).get("pipeline", 1)))
+        name = material.rank_names[worst] if material.rank_names else f"{worst}"
+        lines.append(f"slowest rank beside those of its stage: {name}, {slower:+.0%} of own work")
     table = [["part of a step", "mean share"]]
     table += [[part, f"{share:.1%}"] for part, share in sorted(shares.items(), key=lambda p: -p[1])]
-    named = material.rank_names or [str(row) for row in range(len(own))]
+    named = material.rank_names or [str(row) for row in range(max(own, default=0) + 1)]
     slowest = sorted(own, key=lambda row: -own[row])[:MOST_BARS]
     bars = {f"rank {named[row]}": own[row] / own[slowest[0]] for row in slowest if own[slowest[0]]}
     return Section("Bottleneck", lines, table if shares else [], bars=bars)

@@ -61,7 +61,7 @@ STYLE = """
 body{font:15px/1.5 Inter,system-ui,sans-serif;max-width:64rem;margin:2rem auto;padding:0 1rem;
 color:var(--ink);background:var(--paper);font-variant-numeric:tabular-nums}
 section{background:var(--card);border:1px solid var(--line);border-radius:.6rem;
-padding:.9rem 1.1rem;margin:1rem 0;overflow-wrap:anywhere}
+padding:.9rem 1.1rem;margin:1rem 0;overflow-wrap:break-word}
 h1{font-size:1.5rem;letter-spacing:-.02em}h2{font-size:1.02rem;margin:0 0 .6rem}
 ul{margin:.3rem 0;padding-left:1.2rem}figure{margin:.6rem 0}
 svg{width:100%;height:auto;display:block}

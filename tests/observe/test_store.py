@@ -6,12 +6,13 @@ import math
 import os
 import sqlite3
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from phalanx.observe import query
-from phalanx.observe.store import MetricStore, open_metrics
+from phalanx.observe.store import MetricStore, Read, open_metrics
 from phalanx.observe.tables import DAY_NS, HOUR_NS, SECOND_NS, TIERS, Column
 
 START = 1_700_000_000 * SECOND_NS // DAY_NS * DAY_NS
@@ -101,6 +102,45 @@ def test_a_coarse_answer_ends_with_the_newest_rows(store: MetricStore) -> None:
     assert found is not None
     assert (found.tier, found.steps[-1], len(found.steps)) == ("10s", 3605, 300)
     assert loss(store, 300).series["loss"].step[-1] == 3605
+
+
+def test_rows_that_are_written_between_two_readings_do_no_harm(
+    store: MetricStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(store, 100)
+    table = store.table("job:1", "ranks", 1, COLUMNS)
+    read = store.read
+
+    def slow_read(*args: Any) -> Read:
+        found = read(*args)
+        for step in range(101 + len(written), 106 + len(written)):
+            written.append(step)
+            row = {"loss": 1.0, "own_seconds": np.ones(4), "step_seconds": 0.4}
+            table.append(START + step * SECOND_NS, step, row)
+        store.flush(everything=True)
+        return found
+
+    written: list[int] = []
+    monkeypatch.setattr(store, "read", slow_read)
+    found = query.ranks(store, "job:1", (START, START + DAY_NS), 100)
+    assert found is not None and written
+    assert found.steps[-1] == 105 and len(found.steps) == 100
+    assert [len(row) for row in found.step_seconds] == [len(found.steps)] * 4
+    assert found.step_seconds[0][0] == pytest.approx(0.4)
+
+
+def test_a_gang_that_formed_again_goes_on_in_the_same_picture(store: MetricStore) -> None:
+    for generation, node in ((1, "a"), (2, "b")):
+        facts = {"rows": "rank", "ranks": [0, 1, 2, 3], "nodes": [node] * 4}
+        table = store.table("job:1", "ranks", generation, COLUMNS, facts)
+        for step in range(10 * generation, 10 * generation + 10):
+            row = {"loss": 1.0, "own_seconds": np.ones(4), "step_seconds": 0.4}
+            table.append(START + step * SECOND_NS, step, row)
+    store.flush(everything=True)
+    found = query.ranks(store, "job:1", (START, START + DAY_NS), 100)
+    assert found is not None
+    assert found.steps == list(range(10, 30))
+    assert found.nodes == ["b"] * 4
 
 
 def test_small_blocks_are_merged_and_nothing_is_lost(store: MetricStore) -> None:
