@@ -107,13 +107,13 @@ def test_a_coarse_answer_ends_with_the_newest_rows(store: MetricStore) -> None:
 def test_rows_that_are_written_between_two_readings_do_no_harm(
     store: MetricStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fill(store, 100)
+    fill(store, 150)
     table = store.table("job:1", "ranks", 1, COLUMNS)
     read = store.read
 
     def slow_read(*args: Any) -> Read:
         found = read(*args)
-        for step in range(101 + len(written), 106 + len(written)):
+        for step in range(151 + len(written), 156 + len(written)):
             written.append(step)
             row = {"loss": 1.0, "own_seconds": np.ones(4), "step_seconds": 0.4}
             table.append(START + step * SECOND_NS, step, row)
@@ -124,7 +124,7 @@ def test_rows_that_are_written_between_two_readings_do_no_harm(
     monkeypatch.setattr(store, "read", slow_read)
     found = query.ranks(store, "job:1", (START, START + DAY_NS), 100)
     assert found is not None and written
-    assert found.steps[-1] == 105 and len(found.steps) == 100
+    assert found.steps[-1] == 155 and len(found.steps) == 100
     assert [len(row) for row in found.step_seconds] == [len(found.steps)] * 4
     assert found.step_seconds[0][0] == pytest.approx(0.4)
 
