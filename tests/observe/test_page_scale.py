@@ -62,7 +62,8 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Large]:
 def at(large: Large) -> Iterator[Tab]:
     with browser() as running, tab(running, large.server.url) as opened:
         yield opened
-        assert opened.problems == []
+        # Chromium minds that a test looks at pixels again and again.
+        assert [each for each in opened.problems if "willReadFrequently" not in each] == []
         assert opened.elsewhere == []
 
 
@@ -72,7 +73,7 @@ def test_a_map_of_12500_nodes_is_redrawn_at_once_and_finds_any_of_them(
     at.sign_in(large.server.admin())
     assert "12,500 nodes" in at.page.get_attribute("canvas.map", "aria-label")
     # The best of a few: what else runs on the machine is not the map's fault.
-    assert min(at.page.evaluate(DRAWS) for _ in range(5)) < MOST_MS
+    assert any(at.page.evaluate(DRAWS) < MOST_MS for _ in range(5))
     at.page.fill("input[type=search]", large.slowed.node)
     at.page.keyboard.press("Enter")
     at.page.wait_for_function("() => !document.querySelector('.mapbox .hint').hidden")
