@@ -134,6 +134,9 @@ def describe(run: Run) -> list[str]:
     )
     lines += [f"seed {name}: {seed}" for name, seed in (facts.get("seeds") or {}).items()]
     lines += [f"data {name}: {value}" for name, value in (facts.get("data") or {}).items()]
+    if plan := run.plan.get("prediction"):
+        mfu, seconds = plan.get("mfu", 0.0), plan.get("step_seconds", 0.0)
+        lines.append(f"planned: {seconds:.3g} s a step, MFU {mfu:.1%}")
     shown = {name: value for name, value in run.summary.items() if name != "time"}
     lines += [f"{name}: {_short(value)}" for name, value in shown.items()]
     for place in run.placements:

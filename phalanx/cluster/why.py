@@ -29,7 +29,7 @@ sentences(
         "promised_about": "{problem}; {nodes} are kept for it, and it starts in about {span} (some"
         " that runs there has no time limit)",
         "others_leave": "{jobs} jobs are asked to leave for it, and it starts in about {span}",
-        "waits_for_room": "{problem}; {ahead} jobs are ahead of it",
+        "waits_for_room": "{problem}; jobs ahead of it: {ahead}",
         "waits_for_window": "its nodes are wanted for {name} before it would be sure to have ended"
         " (its time limit: {limit})",
         "kept_for_others": "there is room, but it is promised to job {job} in {span}, before this"

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from typing import Annotated
 
 from msgspec import Meta
 
 from phalanx.control import api_types as t
+from phalanx.control.api_plan import job_plan
 from phalanx.control.endpoints import EVERYBODY, WRITERS, ApiError, Call, Endpoint
 from phalanx.observe.findings import Finding
 from phalanx.observe.runs import (
@@ -100,7 +102,11 @@ async def list_runs(call: Call) -> RunsOut:
 
 
 async def show_run(call: Call) -> Run:
-    """One run."""
+    """One run, with what the planner expects of it."""
+    run = the_run(call, call.path.job)
+    if "prediction" not in run.plan and call.path.job in call.leading.core.view.jobs:
+        with suppress(ApiError):  # then it is told without
+            await job_plan(call)
     return the_run(call, call.path.job)
 
 

@@ -361,7 +361,8 @@ def _config(payload: str) -> dict[str, Any]:
         work = decode_payload(payload)
         if not isinstance(work, Train):
             return {"argv": list(work.argv), "folder": work.folder}
-        found = msgspec.to_builtins(job_from_table(tomllib.loads(work.toml)))
+        # As it comes back from a file: runs are compared with each other.
+        found = msgspec.json.decode(msgspec.json.encode(job_from_table(tomllib.loads(work.toml))))
     except (msgspec.MsgspecError, tomllib.TOMLDecodeError, ConfigError):
         return {}
     return found if isinstance(found, dict) else {}

@@ -104,12 +104,12 @@ def _section(run: Run, section: str) -> Table:
 
 
 def flat(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Leaves of a tree with their dotted keys."""
+    """Leaves of a tree with their dotted keys; a tuple is the list that it becomes in a file."""
     if isinstance(value, dict) and value:
         for key, each in value.items():
             yield from flat(each, f"{prefix}.{key}" if prefix else str(key))
     else:
-        yield prefix, value
+        yield prefix, list(value) if isinstance(value, tuple) else value
 
 
 def load_folder(path: Path) -> Run:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from phalanx.observe.runs import Run, differences, find_folders, load_folder
@@ -127,4 +128,11 @@ def test_a_damaged_file_of_a_run_is_no_crash(tmp_path: Path, name: str) -> None:
 def test_equal_runs_differ_in_nothing() -> None:
     one = Run(id="1", config={"a": {"b": 1}}, provenance={"host": "x", "started": "1"})
     other = Run(id="2", config={"a": {"b": 1}}, provenance={"host": "y", "started": "2"})
+    assert differences(one, other) == []
+
+
+def test_a_setting_is_the_same_in_memory_and_from_a_file() -> None:
+    table = {"data": {"stages": ()}, "train": {"batch_ramp": ("a", "b"), "steps": 3}}
+    one = Run(id="1", config=table)
+    other = msgspec.json.decode(msgspec.json.encode(one), type=Run)
     assert differences(one, other) == []

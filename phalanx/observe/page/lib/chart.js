@@ -4,7 +4,7 @@ import { short, whole } from "./format.js";
 import { before, fitCanvas, fontOf, rem, ticks } from "./scale.js";
 import { colours, seriesColour } from "./theme.js";
 
-const RIGHT = 12, TOP = 16;
+const RIGHT = 12, TOP = 16, NAMED = 4;
 let LEFT = 52, BOTTOM = 24; // as wide as their text
 
 export class Chart {
@@ -96,7 +96,21 @@ export class Chart {
       c.textAlign = "right";
       c.fillText(text, width - RIGHT, py(y) - 4);
     }
+    if (this.series.length > 1 && this.series.length <= NAMED) this.names(c, theme);
     if (this.cursor !== null) this.crosshair(c, theme, px, py, width, height);
+  }
+
+  // A few curves are named beside their colours; of many, the pointer says which is which.
+  names(c, theme) {
+    let x = LEFT + 4;
+    c.textAlign = "left";
+    this.series.forEach((each, i) => {
+      c.fillStyle = each.colour ?? seriesColour(i);
+      c.fillRect(x, TOP - 11, 8, 8);
+      c.fillStyle = theme.soft;
+      c.fillText(each.name, x + 12, TOP - 4);
+      x += 24 + c.measureText(each.name).width;
+    });
   }
 
   axes(c, theme, range, px, py, width, height) {

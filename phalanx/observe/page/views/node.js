@@ -3,13 +3,30 @@ import { get } from "../lib/api.js";
 import { Chart } from "../lib/chart.js";
 import { evidence } from "../lib/evidence.js";
 import { card, empty, fill, figure, h, prose, table } from "../lib/dom.js";
-import { clock, moment, short, span } from "../lib/format.js";
+import { clock, moment, short, span, whole } from "../lib/format.js";
 import { state } from "../lib/state.js";
 
 const share = (v) => `${Math.round(100 * v)} %`;
-const HOST = [["load", "Load", short], ["memory_used_bytes", "Memory in use", (v, digits) => `${short(v, digits)}B`], ["network_receive_bytes_per_second", "Network in", (v, digits) => `${short(v, digits)}B/s`], ["disk_free_bytes", "Disk free", (v, digits) => `${short(v, digits)}B`]];
-const DEVICES = [["gpu_utilization", "GPUs busy", share], ["gpu_temperature_celsius", "GPU temperature", (v) => `${Math.round(v)} °C`], ["gpu_power_watts", "GPU power", (v) => `${Math.round(v)} W`], ["gpu_memory_used_bytes", "GPU memory", (v, digits) => `${short(v, digits)}B`],
-  ["gpu_sm_activity", "SMs active", share], ["gpu_tensor_activity", "Tensor cores active", share], ["gpu_dram_activity", "GPU memory busy", share], ["gpu_nvlink_transmit_bytes_per_second", "NVLink out", (v, digits) => `${short(v, digits)}B/s`], ["gpu_pcie_transmit_bytes_per_second", "PCIe out", (v, digits) => `${short(v, digits)}B/s`]];
+const bytes = (v, digits) => `${short(v, digits)}B`;
+const rate = (v, digits) => `${short(v, digits)}B/s`;
+const count = (v) => whole(Math.round(v));
+// Charts of the host, and of each GPU; one that has nothing to say is not shown. Counters of what
+// should never happen are shown when it did.
+const HOST = [
+  ["Processors busy", share, [["cpu_utilization", "busy"]]], ["Load", short, [["load", "load"]]], ["Memory in use", bytes, [["memory_used_bytes", "memory"], ["swap_used_bytes", "swap"]]],
+  ["Network", rate, [["network_receive_bytes_per_second", "in"], ["network_transmit_bytes_per_second", "out"]]],
+  ["InfiniBand", rate, [["infiniband_receive_bytes_per_second", "in"], ["infiniband_transmit_bytes_per_second", "out"]]],
+  ["Disk free", bytes, [["disk_free_bytes", "free"]]],
+  ["Errors on links", count, [["network_errors", "network"], ["infiniband_errors", "InfiniBand"]], true], ["Out-of-memory kills", count, [["out_of_memory_kills", "kills"]], true],
+];
+const DEVICES = [
+  ["GPUs busy", share, "gpu_utilization"], ["GPU temperature", (v) => `${Math.round(v)} °C`, "gpu_temperature_celsius"], ["GPU power", (v) => `${Math.round(v)} W`, "gpu_power_watts"],
+  ["GPU memory", bytes, "gpu_memory_used_bytes"], ["SM clock", (v) => `${Math.round(v)} MHz`, "gpu_sm_clock_megahertz"],
+  ["SMs active", share, "gpu_sm_activity"], ["Tensor cores active", share, "gpu_tensor_activity"], ["GPU memory busy", share, "gpu_dram_activity"],
+  ["NVLink out", rate, "gpu_nvlink_transmit_bytes_per_second"], ["PCIe out", rate, "gpu_pcie_transmit_bytes_per_second"], ["PCIe in", rate, "gpu_pcie_receive_bytes_per_second"],
+  ["Throttled (reasons)", count, "gpu_throttle_reasons", true], ["ECC errors, uncorrected", count, "gpu_ecc_uncorrected", true], ["ECC errors, corrected", count, "gpu_ecc_corrected", true],
+  ["NVLink errors", count, "gpu_nvlink_errors", true], ["PCIe replays", count, "gpu_pcie_replays", true],
+];
 
 export function nodeView({ rest: [name] }) {
   const now = h("span");
@@ -21,11 +38,11 @@ export function nodeView({ rest: [name] }) {
   const findings = h("ul", { class: "list" });
   const findingCard = card("Findings", "newest first", findings);
   findingCard.hidden = true;
-  const charts = [...HOST, ...DEVICES].map(([key, label, format]) => {
+  const charts = [...HOST, ...DEVICES].map(([label, format, of, rare]) => {
     const chart = new Chart({ label, format, group, x: "at", formatX: (seconds) => clock(seconds * 1e9) });
     const made = card(label, "", chart.node, "half curve");
     made.hidden = true;
-    return { key, label, chart, card: made };
+    return { of, rare, chart, card: made };
   });
   const node = h("div", {},
     h("div", { class: "title" }, h("a", { href: "#/fleet" }, "Fleet"), h("span", { class: "faint" }, "/"), h("h1", {}, name), now, why),
@@ -57,9 +74,12 @@ export function nodeView({ rest: [name] }) {
   }
 
   const told = (values) => values.some((value) => value !== null);
-  function seriesOf({ host, gpus, time }, { key, label }) {
-    if (host[key] && told(host[key].value)) return [{ name: label.toLowerCase(), x: host[key].time, y: host[key].value }];
-    return (gpus[key] ?? []).map((y, index) => ({ name: `GPU ${index}`, x: time, y })).filter(({ y }) => told(y));
+  function seriesOf({ host, gpus, time }, { of, rare }) {
+    const all = Array.isArray(of)
+      ? of.filter(([key]) => host[key]).map(([key, name]) => ({ name, x: host[key].time, y: host[key].value }))
+      : (gpus[of] ?? []).map((y, index) => ({ name: `GPU ${index}`, x: time, y }));
+    const found = all.filter(({ y }) => told(y));
+    return rare && !found.some(({ y }) => y.some((value) => value > 0)) ? [] : found;
   }
   return { node, refresh, repaint: () => group.forEach((chart) => chart.draw()), close: () => group.forEach((chart) => chart.close()) };
 }
