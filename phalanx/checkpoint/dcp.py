@@ -72,7 +72,7 @@ def export_dcp(path: Path | str, folder: Path, report: Report = lambda _: None) 
     writer = FileSystemWriter(folder, single_file_per_rank=False)
     manifest = source.manifest
     try:
-        with _unwrapped():
+        with _unwrapped(folder):
             save_dcp(state.outlines(), storage_writer=writer, planner=planner, no_dist=True)
         carried = Carried(
             step=manifest.step,
@@ -219,22 +219,29 @@ def _read_first(folder: Path) -> Carried | None:
 
 
 @contextmanager
-def _unwrapped(folder: Path | None = None, name: str = "") -> Iterator[None]:
-    """DCP's errors without the traceback around them, and no word about our having no group.
+def _unwrapped(folder: Path, name: str = "") -> Iterator[None]:
+    """DCP's errors without the tracebacks around them, and no word about our having no group.
 
-    With a ``folder`` whatever goes wrong is the fault of the tensor that is read from it.
+    With the ``name`` of a tensor, whatever goes wrong is the fault of what is read.
     """
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=r"torch\.distributed is disabled")
             yield
     except CheckpointException as error:
-        cause = next(iter(error.failures.values()))[0]
-        if isinstance(cause, CheckpointError | OSError) and folder is None:
-            raise cause from None
-        where = folder or "DCP"
-        problem = f"{name} cannot be read: {type(cause).__name__}: {cause}".lstrip()
-        raise BadCheckpointError(where, problem, "restore the folder") from None
+        wrapped = next(iter(error.failures.values()))[0]
+        cause = next((e for e in _chain(wrapped) if isinstance(e, OSError | CheckpointError)), None)
+        if name:
+            problem = f"{name} cannot be read: {getattr(cause, 'strerror', '') or wrapped}"
+            raise BadCheckpointError(folder, problem, "restore the folder") from None
+        raise cause or CheckpointError(folder, f"cannot be written: {wrapped}") from None
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """An error and what led to it: a full disk hides behind a file that ends too early."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
 
 
 def _sum(tensor: Tensor) -> int:

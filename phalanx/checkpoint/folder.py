@@ -27,6 +27,7 @@ from phalanx.checkpoint.tier import (
     BAD_FILE,
     DOOMED,
     FolderTier,
+    Tier,
     entries,
     open_tier,
     read_scores,
@@ -126,11 +127,11 @@ def mark_bad(path: Path | str, problems: list[str]) -> None:
         log.warning("cannot mark %s as bad: %s", path, error)
 
 
-def read_bad(path: Path) -> list[str]:
+def read_bad(tier: Tier, name: str) -> list[str]:
     """Why a checkpoint was found bad; empty if it was not."""
     try:
-        found = msgspec.json.decode((path / BAD_FILE).read_bytes(), type=dict[str, list[str]])
-        return found["problems"]
+        content = tier.read(f"{name}/{BAD_FILE}")
+        return msgspec.json.decode(content, type=dict[str, list[str]])["problems"]
     except FileNotFoundError:
         return []
     except (OSError, msgspec.DecodeError, KeyError) as error:
@@ -190,8 +191,8 @@ class WriterLock:
     """
 
     def __init__(self, folder: Path, patience_seconds: float = 60.0) -> None:
-        path = folder / LOCK_FILE
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._path = folder / LOCK_FILE
+        self._descriptor = -1
         deadline = time.monotonic() + patience_seconds
         while not self._try():
             owner = os.pread(self._descriptor, 200, 0).decode(errors="replace").strip()
@@ -209,14 +210,19 @@ class WriterLock:
         return self._descriptor
 
     def _try(self) -> bool:
+        """Lock the file that has the name now: whoever had it may have taken it away."""
+        self.release()
+        self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+            return os.path.samestat(os.fstat(self._descriptor), self._path.stat())
+        except (BlockingIOError, FileNotFoundError):
             return False
-        return True
 
-    def release(self) -> None:
-        """Let another job write; the file stays, since removing it would race."""
+    def release(self, *, remove: bool = False) -> None:
+        """Let another job write; where none will, the file goes too."""
+        if self._descriptor >= 0 and remove:
+            self._path.unlink(missing_ok=True)
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1

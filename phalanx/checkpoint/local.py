@@ -96,11 +96,22 @@ def _write_record(folder: Path, record: Record) -> None:
 def find_records(root: Path, pattern: str = "rank-*") -> Iterator[Found]:
     """What lies on this node's disk; damaged records are passed over."""
     for path in sorted(root.glob(f"*/step-*/{pattern}{RECORD_SUFFIX}")):
-        match = re.fullmatch(r"rank-\d+\.\w+\.([0-9a-f]{8})\.local", path.name)
-        with suppress(OSError, msgspec.MsgspecError):
-            text = path.read_bytes()
-            if match and step_of(path.parent.name) >= 0 and crc32c(text) == int(match[1], 16):
-                yield Found(msgspec.json.decode(text, type=Record), path.parent)
+        yield from _read_record(path)
+
+
+def records_in(folder: Path) -> Iterator[Found]:
+    """The records of one step's folder."""
+    for path in sorted(folder.glob(f"rank-*{RECORD_SUFFIX}")):
+        yield from _read_record(path)
+
+
+def _read_record(path: Path) -> Iterator[Found]:
+    """None where it is damaged."""
+    match = re.fullmatch(r"rank-\d+\.\w+\.([0-9a-f]{8})\.local", path.name)
+    with suppress(OSError, msgspec.MsgspecError):
+        text = path.read_bytes()
+        if match and step_of(path.parent.name) >= 0 and crc32c(text) == int(match[1], 16):
+            yield Found(msgspec.json.decode(text, type=Record), path.parent)
 
 
 def find_record(root: Path, rank: int, session: str, step: int) -> Found | None:
@@ -116,14 +127,15 @@ def find_record(root: Path, rank: int, session: str, step: int) -> Found | None:
 def condemn(root: Path, rank: int, session: str, step: int) -> bool:
     """Have a shard that fails its proof found no more; whether it did fail."""
     found = find_record(root, rank, session, step)
-    if found is None or _is_good(found):
+    if found is None or is_good(found):
         return False
     for path in found.folder.glob(f"rank-{rank:05d}.{session}.*{RECORD_SUFFIX}"):
         path.rename(path.with_name(path.name + ".bad"))
     return True
 
 
-def _is_good(found: Found) -> bool:
+def is_good(found: Found) -> bool:
+    """Whether a shard on this disk is what its record says."""
     side, sums, offset = found.record.sidecar, list[int](), 0
     buffer = aligned_buffer(WRITE_BYTES)
     try:

@@ -19,6 +19,7 @@ from phalanx.data.cursor import Cursor
 
 VERSION = 2  # 1 was a folder of torch.distributed.checkpoint
 MANIFEST_FILE = "manifest.json"
+SEAL = b'{"checksum":"'  # what every sealed file begins with
 
 
 class CheckpointError(Exception):
@@ -135,7 +136,7 @@ def encode(manifest: Manifest) -> bytes:
 
 def seal(content: bytes) -> bytes:
     """JSON with its checksum around it."""
-    return b'{"checksum":"%08x","manifest":%s}' % (crc32c(content), content)
+    return SEAL + b'%08x","manifest":%s}' % (crc32c(content), content)
 
 
 def unseal(path: Path | str, name: str, text: bytes) -> bytes:

@@ -93,7 +93,7 @@ def write_whole(
         shutil.rmtree(final, ignore_errors=True)
         raise
     finally:
-        lock.release()
+        lock.release(remove=True)
     return final
 
 

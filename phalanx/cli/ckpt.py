@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
+from phalanx.cli.ckpt_find import at, newest, no_checkpoint, prunable, refuse_missing
+from phalanx.cli.ckpt_words import (
+    age_text,
+    bar,
+    mesh_text,
+    print_list,
+    reported,
+    size_text,
+    state_text,
+)
 from phalanx.cli.options import Json, print_json
-
-if TYPE_CHECKING:
-    from phalanx.checkpoint.inspect import Listed
-    from phalanx.checkpoint.tier import Tier
 
 app = typer.Typer(no_args_is_help=True, help="Look at checkpoints, prove, convert, remove them.")
 
@@ -64,6 +67,8 @@ def list_(where: Where = "runs", json: Json = False) -> None:
 def show(checkpoint: One, json: Json = False) -> None:
     """Show what one checkpoint holds: its place in the run, shards and tensors."""
     with reported(json), torch_imported():
+        import msgspec
+
         from phalanx.checkpoint.inspect import describe, find
         from phalanx.checkpoint.loader import stored_tensors
 
@@ -75,11 +80,22 @@ def show(checkpoint: One, json: Json = False) -> None:
             for name, (shape, dtype) in sorted(stored_tensors(listed.path).items())
         }
     if json:
-        print_json({**_fields(listed), "config": manifest.config, "tensors": tensors})
+        fields = msgspec.structs.asdict(listed)
+        print_json({**fields, "config": manifest.config, "tensors": tensors})
         return
-    for key, value in _fields(listed).items():
-        print(f"{key:12} {value}")
-    print(f"{'cursor':12} {manifest.cursor.consumed:,} samples consumed")
+    lines = {
+        "path": listed.path,
+        "step": f"{listed.step:,} of generation {listed.generation}, {listed.tokens:,} tokens",
+        "cursor": f"{manifest.cursor.consumed:,} samples consumed",
+        "run": f"{listed.ranks} ranks, mesh {mesh_text(listed)}",
+        "files": f"{listed.shards} shards, {size_text(listed.bytes)}",
+        "made": f"{listed.created}, {age_text(listed)} ago",
+        "state": state_text(listed),
+    } | ({"imported": f"from {manifest.origin}"} if manifest.origin else {})
+    for key, value in lines.items():
+        print(f"{key:9} {value}")
+    for problem in listed.problems + listed.notes:
+        print(f"{'':9} {problem}")
     for name, (shape, dtype) in tensors.items():
         print(f"  {name:56} {' x '.join(map(str, shape)) or 'scalar':>18} {dtype}")
 
@@ -89,7 +105,7 @@ def verify(where: Where, json: Json = False) -> None:
     """Read every byte and prove it; the exit code is 15 where something is wrong."""
     with reported(json), torch_imported():
         from phalanx.checkpoint.inspect import describe, find
-        from phalanx.checkpoint.inspect import verify as prove
+        from phalanx.checkpoint.verify import verify as prove
 
         listed = [describe(tier, name) for tier, name in find(where)]
         if not listed:
@@ -102,9 +118,9 @@ def verify(where: Where, json: Json = False) -> None:
         print_json(verdicts)
     else:
         for verdict in verdicts:
-            words = f"{verdict.tensors} tensors, {_size(verdict.bytes)}"
+            words = f"{verdict.tensors} tensors, {size_text(verdict.bytes)}"
             print(f"{verdict.path}: {'BAD' if verdict.problems else 'good'} ({words})")
-            for problem in verdict.problems:
+            for problem in verdict.problems + [verdict.note] * bool(verdict.note):
                 print(f"  {problem}")
     if any(verdict.problems for verdict in verdicts):
         raise typer.Exit(15)
@@ -112,13 +128,17 @@ def verify(where: Where, json: Json = False) -> None:
 
 @app.command()
 def diff(one: One, other: One, json: Json = False) -> None:
-    """Name the tensors of two checkpoints that differ; the exit code is 1 where any does."""
+    """Name what differs in two checkpoints: tensors, step, tokens, cursor, mesh, configuration.
+
+    The exit code is 1 where anything does.
+    """
     with reported(json), torch_imported():
-        from phalanx.checkpoint.inspect import diff as compare
+        from phalanx.checkpoint.compare import diff as compare
         from phalanx.checkpoint.inspect import find
+        from phalanx.checkpoint.tier import open_source
 
         left, right = (at(*newest(list(find(path)), path)) for path in (one, other))
-        with bar("compare", None, json) as report:
+        with bar("compare", open_source(left).manifest.total_bytes, json) as report:
             found = compare(left, right, report)
     if json:
         print_json(found)
@@ -126,7 +146,9 @@ def diff(one: One, other: One, json: Json = False) -> None:
         for entry in found:
             detail = f": {entry.elements:,} elements, at most {entry.greatest:.3g}"
             print(f"{entry.name}: {entry.what}{detail if entry.elements else ''}")
-        print(f"{len(found)} tensors differ" if found else "equal to the bit")
+        tensors = sum(entry.tensor for entry in found)
+        words = f"{tensors} tensors and {len(found) - tensors} words about the run differ"
+        print(words if found else "equal to the bit")
     if found:
         raise typer.Exit(1)
 
@@ -136,25 +158,31 @@ def export(
     checkpoint: One,
     folder: Annotated[Path, typer.Argument(help="New folder that receives it.")],
     to: Annotated[Form, typer.Option(help="Hugging Face weights, or all as torch DCP.")] = Form.hf,
-    dtype: Annotated[Dtype, typer.Option(help="Of exported weights (hf).")] = Dtype.bfloat16,
+    kind: Annotated[
+        Dtype, typer.Option("--dtype", help="Of exported weights (hf).")
+    ] = Dtype.bfloat16,
     max_shard_gb: Annotated[float, typer.Option(min=0.001, help="Of one file (hf).")] = 5.0,
     json: Json = False,
 ) -> None:
     """Write a checkpoint in another form, one tensor in memory at a time."""
-    with reported(json), torch_imported():
+    with reported(json, folder), torch_imported():
         import torch
 
         from phalanx.checkpoint.convert import export_checkpoint
         from phalanx.checkpoint.dcp import export_dcp
         from phalanx.checkpoint.inspect import find
+        from phalanx.checkpoint.loader import stored_tensors
 
         path = at(*newest(list(find(checkpoint)), checkpoint))
-        with bar(f"export {Path(path).name}", None, json) as report:
+        prefix = "" if to is Form.dcp else "model."
+        kinds = [k for name, k in stored_tensors(path).items() if name.startswith(prefix)]
+        total = sum(shape.numel() * dtype.itemsize for shape, dtype in kinds)
+        with bar(f"export {Path(path).name}", total, json) as report:
             if to is Form.dcp:
                 done = {"tensors": export_dcp(path, folder, report)}
             else:
-                kind, limit = getattr(torch, dtype.value), int(max_shard_gb * 1e9)
-                done = {"parameters": export_checkpoint(path, folder, kind, limit, report)}
+                dtype, limit = getattr(torch, kind.value), int(max_shard_gb * 1e9)
+                done = {"parameters": export_checkpoint(path, folder, dtype, limit, report)}
     answer = {"checkpoint": path, "folder": str(folder), **done}
     print_json(answer) if json else print(f"{folder}: " + _in_words(done))
 
@@ -167,7 +195,7 @@ def import_(
 ) -> None:
     """Turn a Hugging Face folder, a DCP folder or a version 1 checkpoint into a checkpoint."""
     notes: list[str] = []
-    with reported(json), torch_imported():
+    with reported(json, out), torch_imported():
         from phalanx.checkpoint.convert import import_checkpoint
         from phalanx.checkpoint.dcp import DCP_FILE, import_dcp
 
@@ -196,7 +224,7 @@ def reshard(
     json: Json = False,
 ) -> None:
     """Write a checkpoint anew in more or fewer shards; loading needs none of this."""
-    with reported(json), torch_imported():
+    with reported(json, out), torch_imported():
         from phalanx.checkpoint.convert import reshard as divide
         from phalanx.checkpoint.inspect import find
         from phalanx.checkpoint.tier import open_source
@@ -209,7 +237,7 @@ def reshard(
 
 @app.command()
 def prune(
-    where: Annotated[str, typer.Argument(help="A folder of checkpoints, a run, or an address.")],
+    where: Where,
     keep: Annotated[int, typer.Option(min=0, help="Newest ones kept; 0: all.")] = 2,
     keep_every: Annotated[int, typer.Option(min=0, help="Also multiples of this step.")] = 0,
     keep_best: Annotated[int, typer.Option(min=0, help="Also the best by validation loss.")] = 0,
@@ -217,27 +245,29 @@ def prune(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
     json: Json = False,
 ) -> None:
-    """Remove checkpoints by rule; never the newest good one, nor a pinned one."""
-    from phalanx.checkpoint.retention import Policy, decide
-    from phalanx.checkpoint.tier import entries, open_tier, read_scores
+    """Remove checkpoints by rule, of each run by itself; never its newest good one, nor a pinned.
 
+    A single checkpoint is no place to remove from.
+    """
+    from phalanx.checkpoint.retention import Policy, decide
+    from phalanx.checkpoint.tier import entries, read_scores
+
+    policy = Policy(last=keep, every=keep_every, best=keep_best, quota_bytes=int(quota_gb * 1e9))
+    removed: dict[str, str] = {}
     with reported(json):
-        inside = Path(where) / "checkpoints"
-        root = str(inside) if "://" not in where and inside.is_dir() else where
-        tier = open_tier(root)
-        policy = Policy(
-            last=keep, every=keep_every, best=keep_best, quota_bytes=int(quota_gb * 1e9)
-        )
-        scores = read_scores(Path(root)) if "://" not in root else {}
-        decision = decide(entries(tier, scores, sized=True), policy)
-        for name in decision.removed if not dry_run else ():
-            tier.delete(name)
+        for tier in prunable(where):
+            scores = read_scores(Path(tier.where)) if "://" not in tier.where else {}
+            decision = decide(entries(tier, scores, sized=True), policy)
+            for name, reason in decision.removed.items():
+                if not dry_run:
+                    tier.delete(name)
+                removed[at(tier, name)] = reason
+                if not json:
+                    print(f"{'would remove' if dry_run else 'removed'} {at(tier, name)}: {reason}")
     if json:
-        print_json({"removed": decision.removed, "dry_run": dry_run})
-        return
-    for name, reason in decision.removed.items():
-        print(f"{'would remove' if dry_run else 'removed'} {root}/{name}: {reason}")
-    print(f"{len(decision.removed)} {'would go' if dry_run else 'removed'}")
+        print_json({"removed": removed, "dry_run": dry_run})
+    else:
+        print(f"{len(removed)} {'would go' if dry_run else 'removed'}")
 
 
 @app.command()
@@ -262,65 +292,6 @@ def pin(
         print(f"{at(tier, name)} is {'not ' * off}pinned")
 
 
-def print_list(found: list[Listed]) -> None:
-    """Columns for people; paths stay whole, so that they can be copied."""
-    rows = [("step", "tokens", "size", "ranks", "mesh", "age", "state", "path")]
-    for one in found:
-        mesh = " ".join(f"{axis}{size}" for axis, size in one.mesh.items() if size > 1) or "-"
-        good = "verified" if one.verified else f"part of {one.parts}" if one.parts else "complete"
-        state = "NOT GOOD" if one.problems else good + ", pinned" * one.pinned
-        step, tokens, ranks = f"{one.step:,}", f"{one.tokens:,}", f"{one.ranks}"
-        age, size = _age(one.age_seconds) if one.created else "-", _size(one.bytes)
-        rows.append((step, tokens, size, ranks, mesh, age, state, one.path))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        right = (cell.rjust(width) for cell, width in zip(row[:4], widths[:4], strict=True))
-        left = (cell.ljust(width) for cell, width in zip(row[4:], widths[4:], strict=True))
-        print("  ".join((*right, *left)).rstrip())
-    for one in found:
-        for problem in one.problems:
-            print(f"{one.path}: {problem}")
-
-
-def newest(found: list[tuple[Tier, str]], where: str) -> tuple[Tier, str]:
-    """Of what was found the last complete one."""
-    complete = [(tier, name) for tier, name in found if name in tier.names()]
-    if not complete:
-        raise no_checkpoint(where)
-    return complete[-1]
-
-
-def at(tier: Tier, name: str) -> str:
-    return f"{tier.where}/{name}"
-
-
-def refuse_missing(folder: Path) -> None:
-    """Say so where there is no folder to import."""
-    from phalanx.checkpoint import CheckpointError
-
-    if not folder.is_dir():
-        problem = "is no folder" if folder.exists() else "there is no such folder"
-        fix = "name one with config.json and *.safetensors, or with DCP's .metadata"
-        raise CheckpointError(folder, problem, fix)
-
-
-def no_checkpoint(where: str) -> Exception:
-    from phalanx.checkpoint import CheckpointError
-
-    return CheckpointError(where, "there is no complete checkpoint", "phalanx ckpt ls lists them")
-
-
-@contextmanager
-def bar(name: str, total: int | None, quiet: bool) -> Iterator[Callable[[int], None]]:
-    """A bar of bytes on standard error, where somebody looks."""
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
-    hidden = quiet or not sys.stderr.isatty()
-    console = Console(stderr=True)
-    with Progress(*columns, TimeRemainingColumn(), console=console, disable=hidden) as progress:
-        task = progress.add_task(name, total=total)
-        yield lambda count: progress.advance(task, count)
-
-
 @contextmanager
 def torch_imported() -> Iterator[None]:
     """Import torch quickly: what it makes stays, so garbage is sought in vain."""
@@ -331,41 +302,5 @@ def torch_imported() -> Iterator[None]:
     yield
 
 
-@contextmanager
-def reported(json: bool) -> Iterator[None]:
-    """Print what is wrong in words and end with the exit code of checkpoints."""
-    from phalanx.checkpoint import CheckpointError
-
-    try:
-        yield
-    except Exception as error:
-        foreign = sys.modules.get("phalanx.model.hf_config")
-        known = (CheckpointError, OSError) + ((foreign.HfError,) if foreign else ())
-        if not isinstance(error, known):
-            raise
-        if json:
-            print_json({"error": str(error)})
-        else:
-            print(f"error: {error}", file=sys.stderr)
-        raise typer.Exit(15) from None
-
-
-def _fields(listed: Listed) -> dict[str, object]:
-    import msgspec
-
-    return msgspec.structs.asdict(listed)
-
-
 def _in_words(done: dict[str, int]) -> str:
     return ", ".join(f"{count:,} {what}" for what, count in done.items())
-
-
-def _size(count: int) -> str:
-    return f"{count / 1e9:.2f} GB" if count >= 1e8 else f"{count / 1e6:.2f} MB"
-
-
-def _age(seconds: float) -> str:
-    for unit, size in (("d", 86400.0), ("h", 3600.0), ("min", 60.0)):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{seconds:.0f} s"

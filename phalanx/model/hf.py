@@ -89,7 +89,9 @@ def export_hf(
     except (OSError, SafetensorError) as error:
         for path in written:
             path.unlink(missing_ok=True)
-        raise HfError(folder, f"cannot be written: {error}") from error
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+        fix = "name a folder that you may write, on a disk with room"
+        raise HfError(folder, f"cannot be written: {reason}; {fix}") from error
 
 
 def _write_files(

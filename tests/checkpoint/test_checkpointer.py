@@ -329,7 +329,7 @@ def test_a_bad_checkpoint_gives_way_to_the_older_one_and_is_not_tried_again(
 
     run_ranks(2, load)
     assert latest(tmp_path) == older
-    assert "is corrupt" in read_bad(newer)[0]
+    assert "is corrupt" in read_bad(FolderTier(newer.parent), newer.name)[0]
 
 
 def test_without_an_older_one_the_bad_checkpoint_is_an_error(tmp_path: Path) -> None:

@@ -16,15 +16,25 @@ import torch.distributed.checkpoint as dcp
 from click.testing import Result
 from typer.testing import CliRunner
 
-from phalanx.checkpoint import Checkpointer, CheckpointError, Extra, latest, read_manifest
+from phalanx.checkpoint import (
+    Checkpointer,
+    CheckpointError,
+    Extra,
+    latest,
+    list_checkpoints,
+    read_manifest,
+)
+from phalanx.checkpoint.compare import diff
 from phalanx.checkpoint.convert import reshard
 from phalanx.checkpoint.dcp import import_dcp
-from phalanx.checkpoint.inspect import diff, verify
+from phalanx.checkpoint.folder import WriterLock
 from phalanx.checkpoint.rewrite import write_whole
+from phalanx.checkpoint.verify import verify
 from phalanx.cli.ckpt import app
 from phalanx.config import Model, resolve_model
 from phalanx.data import Cursor
 from phalanx.model import Transformer
+from tests.limits import file_size_limit
 from tests.ranks import run_ranks
 
 MODEL = resolve_model(Model(dim=32, layers=2, heads=4, kv_heads=2, ffn=48, vocab=64))
@@ -93,7 +103,27 @@ def test_ls_is_a_table_and_names_what_is_incomplete(run: Path) -> None:
     (step(run, 20) / "manifest.json").unlink()
     text = call("ls", run).stdout
     assert "data2" in text and "no readable manifest.json" in text
-    assert "no checkpoints in" in call("ls", run / "nothing").stdout
+    (run / "empty").mkdir()
+    assert "no checkpoints in" in call("ls", run / "empty").stdout
+
+
+@pytest.mark.parametrize("command", ["ls", "prune", "verify", "show", "pin"])
+def test_a_place_that_is_not_there_is_an_error(command: str, tmp_path: Path) -> None:
+    done = call(command, tmp_path / "nosuch")
+    assert done.exit_code == 15 and "there is no such folder" in done.stderr
+    (tmp_path / "file").touch()
+    done = call(command, tmp_path / "file")
+    assert done.exit_code == 15 and "is a file" in done.stderr
+
+
+def test_a_checkpoint_under_another_name_is_shown_and_said_to_be_lost(run: Path) -> None:
+    renamed = step(run, 20).rename(run / "checkpoints" / "before-the-spike")
+    text = call("ls", run).stdout
+    assert f"{renamed}: no run finds it under this name: rename it to step-00000020" in text
+    assert answer("show", renamed)["step"] == 20 and answer("show", run)["step"] == 30
+    assert call("verify", renamed).exit_code == 0
+    call("prune", run, "--keep", 1)
+    assert renamed.is_dir(), "what has a name of its own was kept on purpose"
 
 
 def test_show_lists_tensors_with_shapes(run: Path) -> None:
@@ -121,11 +151,36 @@ def test_verify_goes_on_after_a_manifest_that_is_garbage(run: Path) -> None:
 def test_ls_knows_what_was_verified(run: Path) -> None:
     assert call("verify", step(run, 10)).exit_code == 0
     lines = call("ls", run).stdout.splitlines()
-    assert "verified" in lines[1] and "complete" in lines[2]
+    assert " verified " in lines[1] and "not verified" in lines[2]
     (shard,) = step(run, 10).glob("*.safetensors")
     flip(shard, 5000)
     assert call("verify", step(run, 10)).exit_code == 15
-    assert "verified" not in call("ls", run).stdout
+    text = call("ls", run).stdout
+    assert " BAD " in text.splitlines()[1] and f"{step(run, 10)}: {shard.name} is corrupt" in text
+    assert step(run, 10) not in list_checkpoints(run / "checkpoints"), "nobody loads it"
+    flip(shard, 5000)
+    assert call("verify", step(run, 10)).exit_code == 0
+    assert " verified " in call("ls", run).stdout.splitlines()[1]
+    assert latest(run / "checkpoints") and step(run, 10) in list_checkpoints(run / "checkpoints")
+
+
+def test_a_bad_checkpoint_is_not_taken_for_the_newest(run: Path) -> None:
+    (shard,) = step(run, 30).glob("*.safetensors")
+    flip(shard, 5000)
+    assert call("verify", run).exit_code == 15
+    assert answer("show", run)["step"] == 20
+    assert call("show", step(run, 30)).stdout.count("BAD") == 1
+
+
+def test_a_verdict_that_cannot_be_noted_is_still_given(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("phalanx.checkpoint.tier.FolderTier.write", refuse)
+    done = call("verify", step(run, 10))
+    assert done.exit_code == 0 and "not remembered: Permission denied" in done.stdout
 
 
 def test_verify_compares_the_copies_that_pipeline_stages_hold(tmp_path: Path) -> None:
@@ -153,6 +208,23 @@ def test_diff_names_what_differs(run: Path) -> None:
     assert {entry.what for entry in found} >= {f"only in {partial}"}
 
 
+def test_diff_compares_what_the_manifests_say_of_the_run(tmp_path: Path) -> None:
+    state = {"model.w": torch.ones(2)}
+    changed: dict[str, Any] = {"tokens": 641, "cursor": Cursor(11, (), "f"), "mesh": {"data": 4}}
+    changed |= {"generation": 2, "config": {"train": {"steps": 9}}, "rng": b"other"}
+    one = Checkpointer(tmp_path / "a").save(10, state, extra(rng=b"dice"))
+    same = Checkpointer(tmp_path / "b").save(10, state, extra(rng=b"dice"))
+    other = Checkpointer(tmp_path / "c").save(11, state, extra(**changed))
+    assert "equal to the bit" in call("diff", one, same).stdout
+    done = call("diff", one, other)
+    for words in ("step: 10 against 11", "tokens: 640 against 641", "mesh.data: 2 against 4",
+                  "cursor.consumed: 10 against 11", "generation: 0 against 2",
+                  "config.train.steps: nothing against 9", "random generators: of ranks 0",
+                  "0 tensors and"):  # fmt: skip
+        assert words in done.stdout, done.stdout
+    assert done.exit_code == 1
+
+
 def test_reshard_changes_the_files_and_no_bit(run: Path, tmp_path: Path) -> None:
     made = Path(answer("reshard", run, tmp_path / "new", "--shards", 4)["checkpoint"])
     assert 3 <= len(read_manifest(made).shards) <= 5
@@ -161,6 +233,38 @@ def test_reshard_changes_the_files_and_no_bit(run: Path, tmp_path: Path) -> None
     assert not verify(str(made), lambda _: None).problems
     with pytest.raises(CheckpointError, match="is there already"):
         reshard(made, tmp_path / "new", 2)
+    (listed,) = answer("ls", made)
+    shards = len(read_manifest(made).shards)
+    assert (listed["ranks"], listed["mesh"], listed["shards"]) == (1, {"data": 2}, shards)
+    assert [path.name for path in (tmp_path / "new").iterdir()] == [made.name], "no lock is left"
+
+
+def test_a_lock_file_that_is_taken_away_locks_nobody_in_twice(tmp_path: Path) -> None:
+    first = WriterLock(tmp_path)
+    with pytest.raises(CheckpointError, match="another job writes here"):
+        WriterLock(tmp_path)
+    first.release(remove=True)
+    second = WriterLock(tmp_path)
+    with pytest.raises(CheckpointError, match="another job writes here"):
+        WriterLock(tmp_path)
+    second.release()
+    WriterLock(tmp_path).release()
+
+
+@pytest.mark.parametrize("command", ["reshard", "import", "export", "export --to dcp"])
+def test_what_a_disk_refuses_is_said_in_words(command: str, run: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    source = tmp_path / "hf" if command == "import" else run
+    if command == "import":
+        call("export", run, source)
+    done = call(*command.split(), source, tmp_path / "file" / "below")
+    assert done.exit_code == 15 and str(tmp_path / "file") in done.stderr, done.output
+    with file_size_limit(4096):
+        full = call(*command.split(), source, tmp_path / "full")
+    assert full.exit_code == 15 and "File too large" in full.stderr, full.output
+    for said in (done.stderr, full.stderr):
+        assert "Errno" not in said and "name a" in said, said
+    assert not (tmp_path / "full").exists() or not list((tmp_path / "full").iterdir())
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
@@ -243,12 +347,25 @@ def test_a_version_1_checkpoint_is_refused_with_the_command_that_imports_it(
 def test_prune_keeps_what_the_rules_and_pins_say(run: Path) -> None:
     assert "is pinned" in call("pin", step(run, 10)).stdout
     would = answer("prune", run, "--keep", 1, "--dry-run")
-    assert list(would["removed"]) == ["step-00000020"] and step(run, 20).exists()
+    assert list(would["removed"]) == [str(step(run, 20))] and step(run, 20).exists()
     assert "removed" in call("prune", run, "--keep", 1).stdout
     assert latest(run / "checkpoints") == step(run, 30) and step(run, 10).exists()
     call("pin", step(run, 10), "--off")
     call("prune", run, "--keep", 1)
     assert not step(run, 10).exists()
+
+
+def test_prune_of_a_folder_of_runs_goes_through_each(run: Path) -> None:
+    other = run.with_name("20260102-000000-def")
+    for number in (1, 2):
+        checkpointer = Checkpointer(other / "checkpoints")
+        checkpointer.save(number, tensors(), extra())
+        checkpointer.close()
+    found = answer("prune", run.parents[1], "--keep", 1)["removed"]
+    assert sorted(found) == sorted(map(str, [step(run, 10), step(run, 20), step(other, 1)]))
+    assert step(run, 30).exists() and step(other, 2).exists()
+    done = call("prune", step(run, 30))
+    assert done.exit_code == 15 and "is one checkpoint" in done.stderr and step(run, 30).exists()
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,123 @@
+"""How ``phalanx ckpt`` speaks: tables, bars, and what went wrong, in words."""
+
+from __future__ import annotations
+
+import errno
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+from phalanx.cli.options import print_json
+
+if TYPE_CHECKING:
+    from phalanx.checkpoint.inspect import Listed
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
+COLUMNS = ("step", "tokens", "size", "ranks", "shards", "mesh", "age", "state", "path")
+NUMBERS = 5  # of the columns
+
+
+def print_list(found: list[Listed]) -> None:
+    """Columns for people; paths stay whole, so that they can be copied."""
+    rows = [COLUMNS]
+    for one in found:
+        step, tokens, ranks = f"{one.step:,}", f"{one.tokens:,}", f"{one.ranks}"
+        numbers = (step, tokens, size_text(one.bytes), ranks, f"{one.shards}")
+        rows.append((*numbers, mesh_text(one), age_text(one), state_text(one), one.path))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = tuple(
+            cell.rjust(width) if number < NUMBERS else cell.ljust(width)
+            for number, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        print("  ".join(cells).rstrip())
+    for one in found:
+        for problem in one.problems + one.notes:
+            print(f"{one.path}: {problem}")
+
+
+def state_text(one: Listed) -> str:
+    """Whether a checkpoint may be trusted, as far as anybody looked."""
+    if one.bad:
+        state = "BAD"
+    elif one.problems:
+        state = "NOT GOOD"
+    elif one.parts:
+        state = f"{one.parts} of {one.ranks} ranks"
+    else:
+        state = "verified" if one.verified else "not verified"
+    return state + ", pinned" * one.pinned
+
+
+def mesh_text(one: Listed) -> str:
+    return " ".join(f"{axis}{size}" for axis, size in one.mesh.items() if size > 1) or "-"
+
+
+def size_text(count: int) -> str:
+    return f"{count / 1e9:.2f} GB" if count >= 1e8 else f"{count / 1e6:.2f} MB"
+
+
+def age_text(one: Listed) -> str:
+    if not one.created:
+        return "-"
+    seconds = max(0.0, one.age_seconds)
+    for unit, size in (("d", 86400.0), ("h", 3600.0), ("min", 60.0)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+@contextmanager
+def bar(name: str, total: int | None, quiet: bool) -> Iterator[Callable[[int], None]]:
+    """A bar of bytes on standard error, where somebody looks."""
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
+    hidden = quiet or not sys.stderr.isatty()
+    console = Console(stderr=True)
+    with Progress(*columns, TimeRemainingColumn(), console=console, disable=hidden) as progress:
+        task = progress.add_task(name, total=total)
+        yield lambda count: progress.advance(task, count)
+
+
+@contextmanager
+def reported(json: bool, out: Path | None = None) -> Iterator[None]:
+    """Print what is wrong in words and end with the exit code of checkpoints.
+
+    ``out`` is the folder that the command writes.
+    """
+    from phalanx.checkpoint import CheckpointError
+
+    try:
+        yield
+    except Exception as error:
+        foreign = sys.modules.get("phalanx.model.hf_config")
+        known = (CheckpointError, OSError) + ((foreign.HfError,) if foreign else ())
+        if not isinstance(error, known):
+            raise
+        text = in_words(error, out) if isinstance(error, OSError) else str(error)
+        if json:
+            print_json({"error": text})
+        else:
+            print(f"error: {text}", file=sys.stderr)
+        raise typer.Exit(15) from None
+
+
+def in_words(error: OSError, out: Path | None = None) -> str:
+    """What a file system or store refused, where, and what would help."""
+    where = error.filename or out or ""
+    named = f"{where}: " if where else ""
+    reason = error.strerror or str(error)
+    if error.errno in FULL:
+        left = f" (nothing of {out} is left there)" if out else ""
+        return f"{named}there is no room: {reason}{left}\n  fix: free space, or name a larger disk"
+    if error.errno in FORBIDDEN:
+        return f"{named}is not allowed: {reason}\n  fix: name a folder that you may write"
+    if error.errno in (errno.ENOTDIR, errno.EEXIST):
+        return f"{named}{reason}\n  fix: name a new folder, not below a file"
+    return f"{named}{reason}"
