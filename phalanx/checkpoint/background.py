@@ -148,7 +148,7 @@ class Background:
         """Why the newest save failed, if it did."""
         if self._failed is None:
             return None
-        return CheckpointError(Path(self._failed.path), self._failed.problem)
+        return CheckpointError(Path(self._failed.path), self._failed.problem, self._failed.fix)
 
     @property
     def failed_path(self) -> str:

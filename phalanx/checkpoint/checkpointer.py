@@ -69,6 +69,7 @@ class Checkpointer(Loader):
         self._attachment: Attachment | None = None
         self._lock: WriterLock | None = None
         self._generation = -1
+        self._untold: list[Outcome] = []
 
     def save(
         self,
@@ -103,9 +104,12 @@ class Checkpointer(Loader):
                 self._start_anew(error)
                 self._background.save(tensors, order)
             return final
-        with self._ranks.together(final):
-            self._open(extra.generation, step)
-            _refuse_existing(final)
+        try:
+            with self._ranks.together(final):
+                self._open(extra.generation, step)
+                _refuse_existing(final)
+        except CheckpointError as error:
+            raise _not_saved(error) from error
         arranged = arrange(self._ranks, final, tensors)
         order = self._order(final, arranged, step, extra)
         if local and self.local is not None:
@@ -123,10 +127,10 @@ class Checkpointer(Loader):
             if archive and self.archive is not None:
                 order = msgspec.structs.replace(order, archive=self.archive)
                 copy_patiently(Copy(order, sidecar), lambda _, problem: log.error("%s", problem))
-        except CheckpointError:
+        except CheckpointError as error:
             if current_rank() == 0 and not (final / MANIFEST_FILE).exists():
                 shutil.rmtree(final, ignore_errors=True)
-            raise
+            raise _not_saved(error) from error
         return final
 
     def prepare_background(
@@ -236,10 +240,14 @@ class Checkpointer(Loader):
 
     def poll(self) -> list[Outcome]:
         """What became of background saves since the last call; costs nothing to ask."""
-        return [] if self._background is None else self._background.poll()
+        found, self._untold = self._untold, []
+        return found if self._background is None else found + self._background.poll()
 
     def finish(self) -> list[Outcome]:
-        """Wait for background saves; raises on every rank if the newest failed on any."""
+        """Wait for background saves; raises on every rank if the newest failed on any.
+
+        Then ``poll`` still tells what became of each.
+        """
         if self._background is None:
             return []
         background, found = self._background, []
@@ -249,9 +257,10 @@ class Checkpointer(Loader):
                 found = background.poll()
                 if failure := background.failure():
                     raise failure
-        except CheckpointError:
+        except CheckpointError as error:
             self._clear_failed(background.failed_path)
-            raise
+            self._untold = found
+            raise _not_saved(error) from error
         with self._ranks.together(self.folder):
             found += background.wait_complete()
         return found
@@ -294,6 +303,18 @@ class Checkpointer(Loader):
         if generation != self._generation:
             raise_fence(self.folder, generation, step)
             self._generation = generation
+
+
+def _not_saved(error: CheckpointError) -> CheckpointError:
+    """What helps whoever cannot save; another checkpoint to load does not."""
+    if error.fix:
+        return error
+    folder = Path(error.path).parent
+    fix = (
+        f"see why {folder} cannot be written, or set runs to another disk; then continue from what "
+        'is saved, or still in memory, with checkpoint.resume = "auto"'
+    )
+    return type(error)(error.path, error.problems, fix)
 
 
 def _refuse_existing(final: Path) -> None:

@@ -32,8 +32,8 @@ from phalanx.checkpoint.commit import Order, try_commit, withdraw
 from phalanx.checkpoint.folder import scan
 from phalanx.checkpoint.manifest import MANIFEST_FILE, CheckpointError
 from phalanx.checkpoint.peer import Peer
-from phalanx.checkpoint.quota import refusal_of
-from phalanx.checkpoint.serving import Worker, problem_of
+from phalanx.checkpoint.quota import QUOTA_FIX, refusal_of
+from phalanx.checkpoint.serving import Worker, fix_of, problem_of
 from phalanx.checkpoint.shelf import Held, Shelf
 from phalanx.checkpoint.wire import Committed, Failed, Noted, Superseded
 
@@ -226,12 +226,12 @@ class Keeper:
                 return True
             if problem := refusal_of(order):
                 withdraw(order)
-                worker.tell(Failed(-1, step, order.path, problem))
+                worker.tell(Failed(-1, step, order.path, problem, QUOTA_FIX))
                 return True
             if list_now or (path / MANIFEST_FILE).exists():
                 return try_commit(order, lambda: worker.tell(Committed(step, order.path)))
         except (OSError, CheckpointError) as error:
-            worker.tell(Failed(-1, step, order.path, problem_of(error)))
+            worker.tell(Failed(-1, step, order.path, problem_of(error), fix_of(error)))
             return True
         return False
 

@@ -47,6 +47,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     step: int
     path: str
     problem: str = ""  # empty: the checkpoint is complete
+    fix: str = ""
 
 
 class NoKeeperError(Exception):
@@ -202,8 +203,8 @@ class Kept:
                     if message.slot >= 0:
                         self._free.append(message.slot)
                         self.archiving = [s for s in self.archiving if s != message.step]
-                    failed = Outcome(step=message.step, path=message.path, problem=message.problem)
-                    self._resolve(failed)
+                    words = {"problem": message.problem, "fix": message.fix}
+                    self._resolve(Outcome(step=message.step, path=message.path, **words))
                 case Acknowledged():
                     self._unacknowledged.remove(message.step)
                 case Trouble():

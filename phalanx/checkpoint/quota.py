@@ -28,6 +28,7 @@ REFUSAL_FILE = "over-quota.json"  # beside the checkpoints, while the newest sav
 RESERVED_FILE = "reserved"  # in a checkpoint that is being written: how large it will be
 RESERVED_SECONDS = 3600.0  # after that its writer is taken for dead
 LOCK_FILE = ".quota.lock"  # in the team's folder
+QUOTA_FIX = "remove other checkpoints (phalanx ckpt prune) or raise checkpoint.quota_gb"
 VERDICT_SECONDS = 30.0  # for the first rank to think again about a standing refusal
 
 log = logging.getLogger(__name__)
@@ -133,8 +134,7 @@ def _make_room(order: Order, budget: Budget) -> None:
 
 
 def over_quota(order: Order, problem: str) -> CheckpointError:
-    fix = "remove other checkpoints (phalanx ckpt prune) or raise checkpoint.quota_gb"
-    return CheckpointError(order.path, problem, fix)
+    return CheckpointError(order.path, problem, QUOTA_FIX)
 
 
 def _heed_verdict(order: Order, tier: Tier) -> None:

@@ -158,7 +158,7 @@ class Worker(Peer):
         if not isinstance(error, WorkerGoneError):
             log.error("step %d is not saved: %s", step, problem_of(error))
         withdraw(held.order)
-        self.tell(Failed(slot, step, held.order.path, problem_of(error)))
+        self.tell(Failed(slot, step, held.order.path, problem_of(error), fix_of(error)))
         self.keeper.finished(self, held.order, waits_for_others=False)
 
     def _seal_promptly(self, slot: int, held: Held) -> None:
@@ -269,7 +269,7 @@ class Worker(Peer):
             return try_commit(order, lambda: self.tell(Committed(step, order.path)))
         except (OSError, CheckpointError) as error:
             log.error("step %d is not committed: %s", step, error)
-            self.tell(Failed(-1, step, order.path, problem_of(error)))
+            self.tell(Failed(-1, step, order.path, problem_of(error), fix_of(error)))
         return True
 
     def _replicate(self, held: Held) -> bool:
@@ -314,3 +314,8 @@ def problem_of(error: Exception) -> str:
     if isinstance(error, CheckpointError):
         return "; ".join(error.problems)
     return str(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+
+
+def fix_of(error: Exception) -> str:
+    """What its author thinks would help."""
+    return error.fix if isinstance(error, CheckpointError) else ""

@@ -188,6 +188,7 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     step: int
     path: str
     problem: str
+    fix: str = ""
 
 
 class Trouble(msgspec.Struct, frozen=True, tag=True):

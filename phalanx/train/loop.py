@@ -96,6 +96,7 @@ def train(
             stepped(trainer.step, run.durable, 0.0, 0.0)
     except CheckpointError:
         run.report_steps()
+        run.report_checkpoints(checkpointer.poll())
         raise
     except DataExhausted:
         run.report_steps()
@@ -263,9 +264,9 @@ class _Run:
             log.error("%s", error)
             self.stall_seconds = time.perf_counter() - began
             self.schedule.saved(self.trainer.step)
-            problem = "; ".join(error.problems)
-            path = str(error.path)
-            self.report_checkpoints([Outcome(step=self.trainer.step, path=path, problem=problem)])
+            words = {"problem": "; ".join(error.problems), "fix": error.fix}
+            step, path = self.trainer.step, str(error.path)
+            self.report_checkpoints([Outcome(step=step, path=path, **words)])
 
     def report_checkpoints(self, outcomes: list[Outcome]) -> None:
         """Records of saves that are complete, or that failed while training went on."""
@@ -278,7 +279,7 @@ class _Run:
                 step=outcome.step,
                 path=outcome.path,
                 seconds=self.stalls.pop(outcome.step, 0.0),
-                problem=outcome.problem,
+                problem="; ".join(each for each in (outcome.problem, outcome.fix) if each),
                 interval="" if self.schedule.estimate is None else self.schedule.estimate.reason,
             )
             self.sinks.write([record])

@@ -5,9 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from phalanx.checkpoint import latest
+import pytest
+import torch
+
+from phalanx.checkpoint import Checkpointer, CheckpointError, Extra, latest
 from phalanx.checkpoint.tier import step_of
 from phalanx.config import Job
+from phalanx.data import Cursor
+from phalanx.train.diagnose import classify
 from tests.checkpoint.waiting import eventually
 from tests.train.forked_runs import Run, alive, small_job, start
 
@@ -67,3 +72,24 @@ def test_the_memory_of_a_run_at_work_is_nobody_elses(tmp_path: Path, start: Star
     third = start(in_memory(tmp_path, train__steps=2), 1)
     assert third.wait() == 0, third.text
     assert "from the nodes' memory" in third.text, "the second run did not have it let go"
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_a_run_above_its_quota_is_told_how_to_make_room(
+    tmp_path: Path, start: Start, mode: str
+) -> None:
+    settings = {"checkpoint__every": 2, "checkpoint__mode": mode, "checkpoint__quota_gb": 1e-6}
+    run = start(small_job(tmp_path, 1, train__steps=4, **settings), 1)
+    assert run.wait() == 15, run.text
+    advice = "remove other checkpoints (phalanx ckpt prune) or raise checkpoint.quota_gb"
+    assert "step 2 is NOT SAVED" in run.text and f"what to do: {advice}" in run.text
+    assert run.checkpoints[0].problem.endswith(advice)
+    assert "checkpoint.resume" not in run.exit.advice
+
+
+def test_a_run_whose_folder_may_not_be_written_is_not_told_to_load_another(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").touch()
+    extra = Extra(tokens=0, cursor=Cursor(), mesh={}, config_hash="")
+    with pytest.raises(CheckpointError) as caught:
+        Checkpointer(tmp_path / "checkpoints").save(1, {"x": torch.ones(2)}, extra)
+    assert f"see why {tmp_path / 'checkpoints'} cannot be written" in classify(caught.value).advice

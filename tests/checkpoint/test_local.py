@@ -17,6 +17,8 @@ from phalanx.checkpoint.inspect import describe, find
 from phalanx.checkpoint.keepers import home_of
 from phalanx.checkpoint.local import find_records
 from phalanx.checkpoint.retention import Policy
+from phalanx.checkpoint.verify import verify
+from phalanx.cli.ckpt_words import state_text
 from tests.checkpoint.test_memory import (
     CPU,
     assert_value,
@@ -141,6 +143,14 @@ def test_ls_shows_what_a_node_has_as_parts(tmp_path: Path) -> None:
     save_and_die(tmp_path, steps=1)
     (found,) = [describe(tier, name) for tier, name in find(str(disk(tmp_path, 0)))]
     assert (found.step, found.parts, found.problems) == (1, 1, [])
+    assert (found.tokens, found.ranks, found.mesh, found.shards) == (5, 2, {"data": 2}, 1)
+    assert found.created and state_text(found) == "1 of 2 ranks"
+    assert not verify(found.path, lambda _: None).problems
+    (shard,) = Path(found.path).glob("*.safetensors")
+    content = bytearray(shard.read_bytes())
+    content[-1] ^= 1
+    shard.write_bytes(content)
+    assert verify(found.path, lambda _: None).problems == [f"{shard.name} is not what was written"]
 
 
 def test_a_node_disk_over_its_quota_or_broken_costs_no_checkpoint(
