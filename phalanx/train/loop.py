@@ -271,8 +271,8 @@ class _Run:
     def report_checkpoints(self, outcomes: list[Outcome]) -> None:
         """Records of saves that are complete, or that failed while training went on."""
         for outcome in outcomes:
-            if not outcome.problem:
-                self.saved_path, self.durable = outcome.path, max(self.durable, outcome.step)
+            if not outcome.problem and outcome.step >= self.durable:  # told in any order
+                self.saved_path, self.durable = outcome.path, outcome.step
             record = CheckpointRecord(
                 job=self.job.name,
                 generation=self.trainer.generation,

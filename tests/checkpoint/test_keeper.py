@@ -82,7 +82,7 @@ def test_state_may_change_as_soon_as_save_returns(tmp_path: Path) -> None:
                 tensor += 1
             checkpointer.save(step, tensors, extra())
         outcomes = checkpointer.finish()
-        assert outcomes[-1].step == 5 and not any(outcome.problem for outcome in outcomes)
+        assert 5 in {o.step for o in outcomes} and not any(o.problem for o in outcomes)
         checkpointer.close()
         for path, value in zip(list_checkpoints(tmp_path), (4.0, 5.0), strict=True):
             loaded, expected = state(0.0), state(value)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from phalanx.checkpoint import Checkpointer, latest
+from phalanx.checkpoint.kept import Outcome
 from phalanx.config import Job
 from phalanx.parallel import build_mesh
 from phalanx.train import loop, run_folder
@@ -38,3 +39,21 @@ def test_a_run_whose_steps_are_all_made_saves_what_only_memory_has(
     job = small_job(tmp_path, 1, train__steps=2)
     (name,) = run_ranks(1, _continue_at_the_end, job, tmp_path, unsaved)
     assert name.startswith("step-00000002") if unsaved else not name
+
+
+def _told_in_another_order(job: Job, folder: Path) -> str:
+    class Late(Checkpointer):
+        def finish(self) -> list[Outcome]:
+            return [Outcome(step=step, path=f"step {step}") for step in (2, 1)]
+
+    device = torch.device("cpu")
+    trainer = Trainer(job, build_mesh(job, device), device)
+    checkpointer = Late(folder / "checkpoints")
+    info = loop.train(trainer, run_folder.create(job), Sinks([]), StopFlag(), checkpointer)
+    trainer.close()
+    return info.checkpoint
+
+
+def test_the_newest_checkpoint_is_reported_whichever_was_told_last(tmp_path: Path) -> None:
+    job = small_job(tmp_path, 1, train__steps=1, checkpoint__at_end="false")
+    assert run_ranks(1, _told_in_another_order, job, tmp_path) == ["step 2"]
