@@ -70,7 +70,10 @@ class Worker(Peer):
         """Whether the process at the other end lives, also before its last words are read."""
         watch = select.poll()
         gone = select.POLLHUP | select.POLLRDHUP | select.POLLERR
-        watch.register(self._local, gone)
+        try:
+            watch.register(self._local, gone)
+        except ValueError:  # it was closed while somebody asked
+            return False
         return not watch.poll(0)
 
     def start(self) -> None:

@@ -135,4 +135,5 @@ def _tensors_in(reader: ShardReader, header_bytes: int, low: int, high: int) -> 
         return "its header"
     ends = [slot.start for _, slot in slots[1:]] + [reader.bytes]
     hit = [n for (n, slot), end in zip(slots, ends, strict=True) if slot.start < high and end > low]
-    return ", ".join([*(["its header"] if low < header_bytes else []), *hit[:4]])
+    more = [f"and {len(hit) - 4} more"] * (len(hit) > 4)
+    return ", ".join([*(["its header"] if low < header_bytes else []), *hit[:4], *more])

@@ -117,7 +117,9 @@ def in_words(error: OSError, out: Path | None = None) -> str:
         left = f" (nothing of {out} is left there)" if out else ""
         return f"{named}there is no room: {reason}{left}\n  fix: free space, or name a larger disk"
     if error.errno in FORBIDDEN:
-        return f"{named}is not allowed: {reason}\n  fix: name a folder that you may write"
+        keys = "give the store's endpoint and keys in the environment"
+        fix = keys if "://" in str(where) else "name a folder that you may read and write"
+        return f"{named}is not allowed: {reason}\n  fix: {fix}"
     if error.errno in (errno.ENOTDIR, errno.EEXIST):
         return f"{named}{reason}\n  fix: name a new folder, not below a file"
     return f"{named}{reason}"
