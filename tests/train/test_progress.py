@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from phalanx.train.exits import CHECKPOINT_INTERVAL, ExitCode, ExitInfo
-from phalanx.train.progress import Live, Plain, WaitClock, exit_text, from_here
+from phalanx.train.progress import Live, Plain, WaitClock, event_text, exit_text, from_here
+from phalanx.train.records import CheckpointRecord, StartRecord
 from phalanx.train.run_folder import RunFolder
 from tests.train.forked_runs import small_job
 from tests.train.sample_records import checkpoint_record, step_record
@@ -73,3 +75,27 @@ def test_paths_are_shown_as_one_types_them(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.chdir(tmp_path)
     assert from_here(tmp_path / "runs" / "x") == Path("runs/x")
     assert from_here(Path("/elsewhere")) == Path("/elsewhere")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"), [(0.0004, "0.4 ms"), (0.05, "50.0 ms"), (2.0, "2.0 s")]
+)
+def test_how_long_a_save_held_up_is_never_nothing(seconds: float, words: str) -> None:
+    record = CheckpointRecord(job="try", generation=0, step=2, path="p", seconds=seconds)
+    assert event_text(record) == f"checkpoint of step 2 (held up {words}): p"
+
+
+@pytest.mark.parametrize(
+    ("step", "tier", "path", "words"),
+    [
+        (0, "", "", "nothing to resume from; starts fresh"),
+        (0, "weights", "hf/llama", "starts at step 0 with the weights of hf/llama"),
+        (7, "the nodes' memory", "", "continues after step 7 from the nodes' memory"),
+        (7, "the archive", "s3://b/7", "continues after step 7 from the archive: s3://b/7"),
+    ],
+)
+def test_a_run_says_what_it_begins_with(step: int, tier: str, path: str, words: str) -> None:
+    record = StartRecord(job="try", generation=0, step=step, tier=tier, path=path)
+    assert event_text(record) == words
+    passed = msgspec.structs.replace(record, passed_over=("x is damaged",))
+    assert event_text(passed) == f"passed over: x is damaged\n{words}"
