@@ -12,6 +12,14 @@ import pytest
 from phalanx.control.backends.slurm.sandbox import Sandbox, SandboxError, require_programs
 from phalanx.control.backends.slurm.sandbox_files import SandboxOptions
 
+SECONDS = 900  # real daemons and jobs: what a test waits for itself says more when it is missing
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "make_sandbox" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.timeout(SECONDS))
+
 
 def ports_in_a_row(count: int) -> int:
     """The first of so many ports that nobody uses now."""

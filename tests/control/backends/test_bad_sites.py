@@ -70,7 +70,7 @@ def test_agents_that_call_themselves_otherwise_than_their_engine_are_named(
                 lead._wait_for_nodes()
         finally:
             agent.send_signal(signal.SIGINT)
-            agent.wait(20)
+            agent.wait(60)
 
 
 def test_without_munge_it_says_what_to_check_and_nothing_is_queued(
@@ -86,7 +86,7 @@ def test_without_munge_it_says_what_to_check_and_nothing_is_queued(
         text=True,
         check=False,
         cwd=tmp_path,
-        timeout=100,
+        timeout=200,
     )
     assert done.returncode == 1
     assert "munge -n | unmunge" in done.stderr

@@ -77,12 +77,13 @@ def run(server: ServerProcess, hosts: Path, *words: str) -> subprocess.Completed
         capture_output=True,
         text=True,
         check=False,
-        timeout=100,
+        timeout=300,
         env={**os.environ, "HOME": str(hosts.parent)},
     )
 
 
 @needs_sshd
+@pytest.mark.timeout(900)  # a virtual environment is made, by somebody else's pace
 @pytest.mark.skipif(os.getuid() != 0, reason="sshd needs root to let anybody in")
 def test_an_agent_is_installed_joins_and_is_not_installed_twice(
     tmp_path: Path, ssh: tuple[str, int]

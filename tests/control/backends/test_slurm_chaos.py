@@ -76,8 +76,8 @@ def test_a_killed_worker_and_a_killed_node_lose_nothing(
     make_sandbox: Callable[..., Sandbox], tmp_path: Path
 ) -> None:
     sandbox = make_sandbox(nodes=5, gpus_per_node=1)
-    expected = undisturbed(tmp_path)
-    job = SlurmJob(sandbox, tmp_path, 4, str(write_job(tmp_path, "disturbed")), *SMALL)
+    expected = undisturbed(tmp_path, 120)  # both kills come before its end, however late we are
+    job = SlurmJob(sandbox, tmp_path, 4, str(write_job(tmp_path, "disturbed", 120)), *SMALL)
     job.wait_running()
     places = placed(sandbox, job)
     assert [place.stage for place in places] == [0, 0, 1, 1]

@@ -68,6 +68,6 @@ def test_an_image_that_is_not_the_one_named_ends_the_job_with_words(
 ) -> None:
     sandbox = make_sandbox(nodes=2, gpus_per_node=2)
     job = submit(sandbox, tmp_path, "0" * 64)
-    assert job.wait_ended(60) == "FAILED"
+    assert job.wait_ended(180) == "FAILED"
     assert f"no image {tmp_path}/phalanx.sif with digest {'0' * 64}" in job.said()
     assert not apptainer.exists() and not list((tmp_path / "local").glob("*.sif*[!k]"))

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from phalanx.control.backends.lead import CANCELLED
 from phalanx.control.backends.local import LocalNode
 from phalanx.control.backends.slurm.sandbox import Sandbox
 from phalanx.control.backends.stage import EngineJob, wait
@@ -90,4 +91,14 @@ def test_an_allocation_is_given_back_when_its_leader_is_killed(led: LedJob) -> N
     led.leader.kill()
     led.leader.wait()
     wait(lambda: not led.sandbox.run("squeue", "--noheader").strip(), "the allocation to end", 60)
+    wait(lambda: not led.sandbox.job_processes(), "its processes to end", 60)
+
+
+@pytest.mark.soak
+def test_a_cancelled_allocation_is_the_end_and_no_other_is_asked_for(led: LedJob) -> None:
+    led.wait_running()
+    led.sandbox.run("scancel", "1")
+    said, _ = led.leader.communicate(timeout=240)
+    assert led.leader.returncode == CANCELLED, led.said()
+    assert json.loads(said)["allocations"] == [1]
     wait(lambda: not led.sandbox.job_processes(), "its processes to end", 60)

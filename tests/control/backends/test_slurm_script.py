@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from phalanx.config import Backend, Job, Model, Parallel, Slurm, Train, resolve
+from phalanx.config import Backend, ConfigError, Job, Model, Parallel, Slurm, Train, resolve
 from phalanx.control.backends.need import need_of
-from phalanx.control.backends.slurm.directives import ScriptOptions
+from phalanx.control.backends.slurm.directives import ScriptOptions, refuse_short
 from phalanx.control.backends.slurm.sandbox import Sandbox
 from phalanx.control.backends.slurm.script import render
 
@@ -80,6 +80,34 @@ def test_time_and_memory_come_from_the_plan() -> None:
     assert any(line.startswith("--mem=") and line != "--mem=0" for line in lines)
     margin = job_hours.hours / (need_seconds(_planned()) / 3600)
     assert 1.1 <= margin <= 1.2
+
+
+def test_a_short_job_is_not_warned_as_soon_as_it_starts() -> None:
+    job = structs.replace(_planned(), train=Train(steps=10, global_batch=16))
+    need = need_of(job, 16)
+    assert need.hours * 3600 < 120
+    slurm = Slurm(signal_seconds=120)
+    options = ScriptOptions(
+        name="short",
+        backend=Backend(cluster="h100-512", slurm=slurm),
+        need=need,
+        python="python",
+        folder="/work",
+        runs=Path("/work/runs/short"),
+        job_toml='name = "short"\n',
+    )
+    (line,) = [x for x in directives(render(options, False)) if x.startswith("--time=")]
+    hours, minutes, _ = map(int, line.removeprefix("--time=0-").split(":"))
+    assert 60 * hours + minutes > 120 / 60 + 1  # Slurm may warn a minute early
+
+
+def test_a_time_that_leaves_none_before_the_warning_is_refused() -> None:
+    with pytest.raises(
+        ConfigError, match=r"backend\.hours = 0\.02: is too short for a warning 120 s"
+    ):
+        refuse_short(Backend(hours=0.02))
+    refuse_short(Backend(hours=0.05))
+    refuse_short(Backend())
 
 
 def _planned() -> Job:

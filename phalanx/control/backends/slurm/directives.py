@@ -8,8 +8,11 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from phalanx.config import Backend
+from phalanx.config import Backend, ConfigError
 from phalanx.control.backends.need import Need
+
+START_SECONDS = 600  # that a predicted time limit leaves for staging, loading and compiling
+EARLY_SECONDS = 60  # that Slurm may send a warning before its time
 
 
 class ScriptOptions(Struct, frozen=True, kw_only=True):
@@ -121,9 +124,12 @@ def _place(options: ScriptOptions) -> Iterator[Line]:
 def _time(options: ScriptOptions) -> Iterator[Line]:
     need, slurm = options.need, options.backend.slurm
     if need.hours:
-        why = need.predicted or "backend.hours"
-        yield Line(f"--time={_clock(need.hours)}", why)
-        if need.least_hours < need.hours:
+        hours, why = need.hours, "backend.hours"
+        if need.predicted:
+            hours += (START_SECONDS + slurm.signal_seconds) / 3600
+            why = f"{need.predicted};\n{START_SECONDS // 60} minutes to start, and the warning"
+        yield Line(f"--time={_clock(hours)}", why)
+        if need.least_hours < hours:
             yield Line(
                 f"--time-min={_clock(need.least_hours)}",
                 "Backfill may start it with less: it goes on in the next allocation",
@@ -152,7 +158,22 @@ def _fate(options: ScriptOptions) -> Iterator[Line]:
         yield Line(option, "backend.slurm.options")
 
 
+def refuse_short(backend: Backend) -> None:
+    """A job that is warned as soon as it starts would be requeued for ever."""
+    least = (backend.slurm.signal_seconds + EARLY_SECONDS) / 3600
+    if backend.hours and _minutes(backend.hours) < _minutes(least):
+        rule = (
+            f"is too short for a warning {backend.slurm.signal_seconds} s before the limit "
+            f"(backend.slurm.signal_seconds), which Slurm may send {EARLY_SECONDS} s early"
+        )
+        raise ConfigError("backend.hours", str(backend.hours), rule, f"at least {least:.3g}")
+
+
+def _minutes(hours: float) -> int:
+    return max(1, math.ceil(hours * 60))
+
+
 def _clock(hours: float) -> str:
-    minutes = max(1, math.ceil(hours * 60))
+    minutes = _minutes(hours)
     days, rest = divmod(minutes, 24 * 60)
     return f"{days}-{rest // 60:02d}:{rest % 60:02d}:00"

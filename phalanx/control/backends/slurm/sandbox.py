@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import getpass
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -89,6 +90,7 @@ class Sandbox:
         # Once no daemon can start another: the steps of jobs, and what they started.
         self._end([*self.step_daemons(), *self.job_processes()], signal.SIGKILL)
         self._end([pid for name in ("slurmdbd", "mariadbd", "munged") if (pid := self._pid(name))])
+        shutil.rmtree(self.root / "state", ignore_errors=True)  # the next one knows no old jobs
         (self.root / "sandbox.json").unlink(missing_ok=True)
 
     def __enter__(self) -> Self:

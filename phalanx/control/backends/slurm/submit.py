@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from phalanx.config import Backend, to_toml
 from phalanx.control.backends.need import Need, need_of
-from phalanx.control.backends.slurm.directives import ScriptOptions
+from phalanx.control.backends.slurm.directives import ScriptOptions, refuse_short
 from phalanx.control.backends.slurm.facts import expand, leaves_needed, topology
 from phalanx.control.backends.slurm.programs import Programs, SlurmError, require
 from phalanx.control.backends.slurm.script import render
@@ -54,6 +54,7 @@ class SlurmBackend:
         """What a script, or an allocation, is made of."""
         job = wanted.job
         backend = job.backend if job is not None else Backend()
+        refuse_short(backend)
         need = need_of(job, wanted.ranks, wanted.spares, wanted.slot_gpus)
         bad = quarantined()
         given = expand(backend.slurm.exclude)
