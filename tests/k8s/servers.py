@@ -219,7 +219,7 @@ class StandInNode:
         return {"phase": phase, "containerStatuses": [about]}
 
 
-def wait(ready: Callable[[], Any], what: str, seconds: float = 60.0) -> Any:
+def wait(ready: Callable[[], Any], what: str, seconds: float = 180.0) -> Any:
     """Until something is true and no server refuses it."""
     deadline = time.monotonic() + seconds
     said = ""

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from phalanx.control.backends.ray import submit
 from phalanx.control.backends.ray.submit import RayBackend, RayError, connect
 from phalanx.control.submission import Wanted
 from tests.control.jobs import assert_same, generations, undisturbed, write_job
@@ -81,6 +82,19 @@ def test_it_runs_as_a_job_of_ray(tmp_path: Path) -> None:
 def test_without_a_cluster_it_says_how_to_start_one() -> None:
     with pytest.raises(RayError, match="ray start --head"):
         connect("127.0.0.1:1")
+
+
+@needs_ray
+def test_a_cluster_that_is_gone_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "ray").mkdir()
+    (tmp_path / "ray" / "ray_current_cluster").write_text("127.0.0.1:1")  # as Ray leaves it
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    monkeypatch.setattr(submit, "raylet_runs", lambda: False)  # whatever else this machine runs
+    with pytest.raises(RayError, match="no Ray cluster at '127.0.0.1:1'"):
+        connect("auto")
 
 
 def test_without_the_package_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

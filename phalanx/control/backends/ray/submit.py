@@ -7,6 +7,7 @@ import logging
 import os
 import secrets
 import socket
+import tempfile
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -44,11 +45,12 @@ def connect(address: str) -> Any:
         ray: Any = importlib.import_module("ray")  # typed in some releases only
     except ImportError:
         raise RayError("ray is not installed: pip install 'phalanx[ray]'") from None
+    found = _last_cluster() if address == "auto" else address
     no_cluster = RayError(
-        f"no Ray cluster at {address!r}: start one with `ray start --head`, or set "
+        f"no Ray cluster at {found or address!r}: start one with `ray start --head`, or set "
         "backend.ray.address (or RAY_ADDRESS) to its head"
     )
-    if ":" in address and not _answers(address):  # Ray itself tries for minutes
+    if ":" in found and not _answers(found):  # Ray itself tries for minutes
         raise no_cluster
     try:
         ray.init(address=address, namespace="phalanx", log_to_driver=False, logging_level="warning")
@@ -59,6 +61,25 @@ def connect(address: str) -> Any:
             raise RayError(f"{error}\ninstall the cluster's version of ray here") from None
         raise RayError(str(error)) from None
     return ray
+
+
+def _last_cluster() -> str:
+    """What Ray takes for this machine's cluster, also where that is long gone; "": none."""
+    if told := os.environ.get("RAY_ADDRESS"):
+        return told
+    folder = os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()
+    with suppress(OSError):
+        return "" if raylet_runs() else Path(folder, "ray", "ray_current_cluster").read_text()
+    return ""
+
+
+def raylet_runs() -> bool:
+    """Whether this machine is part of a cluster: Ray then asks that one."""
+    for path in Path("/proc").glob("[0-9]*/comm"):
+        with suppress(OSError):
+            if path.read_text().strip() == "raylet":
+                return True
+    return False
 
 
 def _answers(address: str) -> bool:
