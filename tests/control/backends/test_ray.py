@@ -93,7 +93,7 @@ def test_a_cluster_that_is_gone_is_not_waited_for(
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
     monkeypatch.setattr(submit, "raylet_runs", lambda: False)  # whatever else this machine runs
-    with pytest.raises(RayError, match="no Ray cluster at '127.0.0.1:1'"):
+    with pytest.raises(RayError, match=r"no Ray cluster at '127\.0\.0\.1:1'"):
         connect("auto")
 
 
