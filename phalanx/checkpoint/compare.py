@@ -92,11 +92,19 @@ def _compare(name: str, left: Stored, right: Stored) -> Difference | None:
     for a, b in zip(parts(left, name), parts(right, name), strict=True):
         if torch.equal(_bits(a), _bits(b)):
             continue
-        elements += int((a != b).sum())
-        greatest = max(greatest, float((a.double() - b.double()).abs().max()))
+        elements += _unequal_elements(a, b)
+        apart = (a.double() - b.double()).abs()
+        apart = apart[~apart.isnan()]  # no number has a distance to another
+        greatest = max(greatest, float(apart.max()) if apart.numel() else 0.0)
     if not elements:
         return None
     return Difference(name=name, what="values", elements=elements, greatest=greatest)
+
+
+def _unequal_elements(a: Tensor, b: Tensor) -> int:
+    """By their bits: NaN is equal to itself, and 0 is not to -0."""
+    unequal = (_bits(a) != _bits(b)).view(-1, a.element_size())
+    return int(unequal.any(1).sum())
 
 
 def parts(

@@ -79,7 +79,8 @@ def export_checkpoint(
     source = open_source(path)
     manifest = source.manifest
     if "model" not in manifest.config:
-        raise CheckpointError(path, "its manifest does not say which model this is")
+        problem = "its manifest does not say which model this is"
+        raise CheckpointError(path, problem, "as DCP (--to dcp) it needs to say none")
     model = resolve_model(msgspec.convert(manifest.config["model"], Model))
     state = Lazy(Stored(source), MODEL_PREFIX, report)
     context = manifest.config.get("data", {}).get("sequence", 0)

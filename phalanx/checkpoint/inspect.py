@@ -63,10 +63,12 @@ def find(where: str) -> Iterator[tuple[Tier, str]]:
         path = path if path.name else path.absolute()
         yield open_tier(path.parent), path.name
         return
+    found: dict[Path, None] = {}
     for pattern in LEVELS:
-        if found := sorted(below for below in path.glob(pattern) if _is_checkpoint(below)):
-            yield from ((open_tier(below.parent), below.name) for below in found)
-            return
+        found |= dict.fromkeys(sorted(filter(_is_checkpoint, path.glob(pattern))))
+        if any(step_of(below.name) >= 0 for below in found):  # one that was renamed hides no run
+            break
+    yield from ((open_tier(below.parent), below.name) for below in found)
 
 
 def _is_checkpoint(path: Path) -> bool:

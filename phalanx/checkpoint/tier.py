@@ -154,7 +154,8 @@ class ObjectTier:
         try:
             self._client: ObjectStore = connect(self.where)
         except DataError as error:  # it speaks of corpora
-            raise CheckpointError(url, str(error)) from None
+            fix = "name a folder, or an address such as s3://bucket/folder"
+            raise CheckpointError(url, error.problems[0].rule, fix) from None
 
     def names(self) -> list[str]:
         return [n for n in self.folders() if step_of(n) >= 0 and self._has_manifest(n)]

@@ -178,4 +178,5 @@ def connect(url: str) -> ObjectStore:
         # Retries are ours: they know how long a run may wait.
         return from_url(url, client_options=options, retry_config={"max_retries": 0})
     except Exception as error:  # the client raises its own kinds, and ValueError
-        raise DataError("data.path", url, f"is no usable URL: {error}", "correct it") from None
+        reason = str(error).strip().splitlines()[0]  # the client's inner life follows
+        raise DataError("data.path", url, f"is no usable URL: {reason}", "correct it") from None

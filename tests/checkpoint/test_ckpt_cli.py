@@ -124,6 +124,11 @@ def test_a_checkpoint_under_another_name_is_shown_and_said_to_be_lost(run: Path)
     assert call("verify", renamed).exit_code == 0
     call("prune", run, "--keep", 1)
     assert renamed.is_dir(), "what has a name of its own was kept on purpose"
+    aside = renamed.rename(run.parents[2] / "aside")
+    found = [entry["path"] for entry in answer("ls", run.parents[2])]
+    assert found == [str(aside)], "runs are one level too far below"
+    found = [entry["path"] for entry in answer("ls", aside.rename(run.parents[1] / "aside").parent)]
+    assert str(step(run, 30)) in found and len(found) == 2, "it hides no run"
 
 
 def test_show_lists_tensors_with_shapes(run: Path) -> None:
@@ -223,6 +228,14 @@ def test_diff_compares_what_the_manifests_say_of_the_run(tmp_path: Path) -> None
                   "0 tensors and"):  # fmt: skip
         assert words in done.stdout, done.stdout
     assert done.exit_code == 1
+
+
+def test_diff_counts_elements_by_their_bits(tmp_path: Path) -> None:
+    nan = float("nan")
+    one = Checkpointer(tmp_path / "a").save(1, {"x": torch.tensor([nan, 1.0, 0.0])}, extra())
+    other = Checkpointer(tmp_path / "b").save(1, {"x": torch.tensor([nan, 3.0, -0.0])}, extra())
+    (found,) = diff(str(one), str(other), lambda _: None)
+    assert (found.elements, found.greatest) == (2, 2.0)
 
 
 def test_reshard_changes_the_files_and_no_bit(run: Path, tmp_path: Path) -> None:
