@@ -11,7 +11,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -19,6 +18,8 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
+
+from tests.ports import free_port
 
 ACCESS_KEY, SECRET_KEY = "phalanx", "phalanx-secret"
 BUCKET = "corpora"
@@ -31,28 +32,13 @@ def find_weed() -> str | None:
     )
 
 
-def free_port() -> int:
-    """A port of loopback whose neighbour 10,000 above, the server's other one, is free too."""
-    while True:
-        with socket.socket() as near, socket.socket() as far:
-            near.bind(("127.0.0.1", 0))
-            port = int(near.getsockname()[1])
-            if not 10_000 < port < 55_000:
-                continue
-            try:
-                far.bind(("127.0.0.1", port + 10_000))
-            except OSError:
-                continue
-            return port
-
-
 class S3Server:
     """``weed server`` with one bucket; may be killed and started again on its port."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.port = free_port()
-        self._others = [free_port() for _ in range(3)]
+        # Each server of it listens 10,000 above its port, too.
+        self.port, *self._others = (free_port(10_000) for _ in range(4))
         self._process: subprocess.Popen[bytes] | None = None
         folder.mkdir(parents=True, exist_ok=True)
         keys = [{"accessKey": ACCESS_KEY, "secretKey": SECRET_KEY}]

@@ -60,7 +60,7 @@ def join_and_serve(
     SIGTERM ends it as well: it is the engine's last word.
     """
     from phalanx.control.agent_config import AgentConfig, read_agent_config
-    from phalanx.control.agent_files import describe_node, own_address
+    from phalanx.control.agent_files import AlreadyRunsError, claim, describe_node, own_address
     from phalanx.control.backends.site import node_facts
     from phalanx.control.cold_start import TOKEN_SECONDS, TokenError, join_token, wait_for_work
     from phalanx.control.uplink import JoinError
@@ -92,6 +92,7 @@ def join_and_serve(
     if until is not None:
         threading.Thread(target=_end_with, args=(until, _written(until)), daemon=True).start()
     try:
+        claim(folder)
         token = join_token(TOKEN_SECONDS if site else 0.0)
         if not standby:
             asyncio.run(wait_for_work(urls, folder, node, token))
@@ -112,7 +113,7 @@ def join_and_serve(
             asyncio.run(_run(AgentProcess(options), follow, term_ends=bool(site)))
         except ZygoteError as error:
             raise JoinError(str(error)) from None
-    except (JoinError, TokenError, OSError) as error:
+    except (JoinError, TokenError, AlreadyRunsError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         raise typer.Exit(1) from None
     except asyncio.CancelledError:  # told to end before there was work

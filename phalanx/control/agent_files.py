@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import secrets
 import socket
+import time
 from contextlib import suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from phalanx.cluster.fleet import Node
+
+CLAIM_SECONDS = 10.0  # for an agent before to end
 
 
 def read_text(path: Path) -> str:
@@ -26,6 +30,38 @@ def machine_id(state: Path) -> str:
     if not path.exists():
         path.write_text(secrets.token_hex(16))
     return read_text(path)
+
+
+class AlreadyRunsError(Exception):
+    """Another agent has this state folder."""
+
+
+def claim(state: Path, patience_seconds: float = CLAIM_SECONDS) -> int:
+    """Make this process the one agent of a state folder; returns the lock, held while it lives.
+
+    An agent that is about to end is waited for: this one may be started in its place.
+    """
+    state.mkdir(mode=0o700, parents=True, exist_ok=True)
+    lock = os.open(state / "agent.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    deadline = time.monotonic() + patience_seconds
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                owner = os.pread(lock, 100, 0).decode(errors="replace")
+                os.close(lock)
+                raise AlreadyRunsError(
+                    f"an agent already runs with the state of {state} (process {owner}): "
+                    "end that one, or give this one another --name and --state"
+                ) from None
+            time.sleep(0.05)
+        except OSError:  # a file system without locks: nobody can be told apart
+            break
+    os.ftruncate(lock, 0)
+    os.pwrite(lock, str(os.getpid()).encode(), 0)
+    return lock
 
 
 def next_incarnation(state: Path) -> int:

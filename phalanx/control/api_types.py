@@ -19,7 +19,7 @@ Number = Annotated[int, Meta(ge=0, le=MOST)]
 JobId = Annotated[int, Meta(ge=1, le=MOST)]
 Word = Annotated[str, Meta(pattern=WORD)]
 Limit = Annotated[int, Meta(ge=1, le=1000)]
-Seconds = Annotated[float, Meta(ge=0, le=1e11)]  # since 1970
+Seconds = Annotated[float, Meta(ge=0, le=9e9)]  # since 1970; as nanoseconds they fit 64 bits
 Nanoseconds = Annotated[int, Meta(ge=0, le=1 << 62)]  # since 1970
 
 

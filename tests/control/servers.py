@@ -45,15 +45,9 @@ from phalanx.cluster.messages import (
     WorkerUp,
 )
 from phalanx.control import wire
+from tests.ports import free_port
 
 MACHINE = "test-machine-0001"
-
-
-def free_port() -> int:
-    """A port of loopback that nobody uses now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def wait_for_port(port: int, seconds: float = 60.0) -> None:

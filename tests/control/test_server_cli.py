@@ -13,7 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.control.servers import PlayedAgent, ServerProcess, free_port
+from phalanx.control.agent_files import AlreadyRunsError, claim
+from tests.control.servers import PlayedAgent, ServerProcess
+from tests.ports import free_port
 
 JOB = """
 name = "first"
@@ -98,6 +100,36 @@ def test_a_quota_is_set_and_listed(server: ServerProcess) -> None:
     assert done.returncode == 0
     assert "green" in done.stdout and "16" in done.stdout and "64" in done.stdout
     assert "give a team and --gpus" in here(server, "quota", "green").stderr
+
+
+def test_a_folder_or_a_text_is_no_program(server: ServerProcess, tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text("name: first\n")
+    for wrong in (tmp_path, tmp_path / "job.yaml"):
+        refused = here(server, "submit", str(wrong))
+        assert refused.returncode == 2 and "neither a job file" in refused.stderr
+
+
+def test_without_nodes_one_is_told_how_to_start_one(tmp_path: Path) -> None:
+    (tmp_path / "job.toml").write_text(JOB)
+    with ServerProcess(tmp_path / "state") as empty:
+        refused = here(empty, "submit", str(tmp_path / "job.toml"))
+    assert refused.returncode == 1 and "no node has joined yet" in refused.stderr
+
+
+def test_events_of_a_job_that_never_was_are_not_just_none(server: ServerProcess) -> None:
+    nothing = here(server, "events", "--job", "4711")
+    assert nothing.returncode == 1 and "there is no job 4711" in nothing.stderr
+
+
+def test_two_agents_do_not_share_a_state_folder(tmp_path: Path) -> None:
+    first = claim(tmp_path)
+    with pytest.raises(AlreadyRunsError, match=f"process {os.getpid()}"):
+        claim(tmp_path, patience_seconds=0.0)
+    where = ("--join", f"http://127.0.0.1:{free_port()}", "--state", str(tmp_path))
+    second = phalanx("agent", *where, "--gpus", "1", PHALANX_TOKEN="x")
+    assert second.returncode == 1 and "an agent already runs" in second.stderr
+    os.close(first)  # as a killed one does
+    os.close(claim(tmp_path, patience_seconds=0.0))
 
 
 def test_a_second_server_on_the_same_state_is_refused(server: ServerProcess) -> None:

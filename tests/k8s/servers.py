@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from tests.control.servers import free_port
+from tests.ports import free_port
 
 ADMIN, GUEST = "admin-token", "guest-token"
 NODE_GRACE = 4  # seconds of silence before a node is not ready

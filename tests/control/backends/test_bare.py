@@ -16,7 +16,8 @@ import pytest
 from phalanx.config import ConfigError
 from phalanx.control.backends.bare.rollout import Host, Rollout, read_hosts
 from phalanx.control.backends.bare.unit import InstallOptions, unit_of
-from tests.control.servers import ServerProcess, free_port, wait_for_port
+from tests.control.servers import ServerProcess, wait_for_port
+from tests.ports import free_port
 
 SSHD = shutil.which("sshd", path="/usr/sbin:/usr/local/sbin")
 needs_sshd = pytest.mark.skipif(SSHD is None, reason="openssh-server is not installed")
