@@ -6,7 +6,7 @@ On CPU: four workers, two pipeline stages on two replicas each, one node a worke
 nodes that are killed. ``stopped`` is a rank under SIGSTOP: from the signal to the log's fact that
 names it, beside the deadline that was derived. ``snapshots`` is what a snapshot of every step
 costs: its part of the step as the trainer measures it, and medians of whole steps with and without,
-of jobs that take turns on one cluster.
+of jobs that take turns on one cluster; once with short steps, once with those of the demo.
 
 On CUDA: one worker on one GPU. Its process is killed, and one that stands by with a context made
 goes on from shared memory.
@@ -56,8 +56,8 @@ warmup_steps = 2
 
 [train]
 steps = {steps}
-global_batch = 8
-micro_batch = 2
+global_batch = {batch}
+micro_batch = {micro_batch}
 device = "{device}"
 deterministic = true
 
@@ -72,13 +72,19 @@ communication_every = 0
 CPU = {
     "model": 'preset = "tiny"',
     "sequence": "128",
+    "batch": "8",
+    "micro_batch": "2",
     "parallel": "data = 2\npipeline = 2",
     "compute": "float32",
     "device": "cpu",
 }
+# As examples/demo.toml has it: the same model and mesh, a longer step.
+DEMO = {**CPU, "sequence": "256", "batch": "16", "micro_batch": "4"}
 CUDA = {
     "model": 'preset = "tiny"\ndim = 1024\nlayers = 12\nffn = 4096\nvocab = 32000',
     "sequence": "1024",
+    "batch": "8",
+    "micro_batch": "2",
     "parallel": "data = 1",
     "compute": "bfloat16",
     "device": "cuda",
@@ -104,6 +110,7 @@ def main() -> None:
             "worker": lambda: bench.kills(options.times, "worker"),
         }
         if not cuda:
+            parts["snapshots of the demo"] = Bench(root / "demo", DEMO, 4).snapshot_cost
             parts["node"] = lambda: bench.kills(max(1, options.times // 3), "node")
             parts["stopped"] = lambda: bench.stops(max(1, options.times // 5))
         if options.peers:
@@ -252,7 +259,7 @@ def median(found: dict[str, Any]) -> float:
 def show(name: str, found: dict[str, Any]) -> None:
     if "skipped" in found:
         text = f"skipped: {found['skipped']}"
-    elif name == "snapshots":
+    elif name.startswith("snapshots"):
         stall, step = found["stall_seconds"], found["step_seconds"]
         text = f"stall {1e3 * stall:.2f} ms, {100 * stall / step:.1f} % of a step; steps take "
         without = found["step_seconds_without"]
