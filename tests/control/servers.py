@@ -152,7 +152,7 @@ class ServerProcess:
         assert status == 201, made
         return str(made["secret"])
 
-    def wait_for(self, path: str, found: Any, seconds: float = 20.0) -> Any:
+    def wait_for(self, path: str, found: Any, seconds: float = 90.0) -> Any:
         """Reads a path until ``found`` (a function of its JSON) is true."""
         deadline = time.monotonic() + seconds
         while True:

@@ -81,7 +81,7 @@ def test_jobs_of_one_team_are_neither_seen_nor_ended_by_another(
     async def scenario() -> int:
         agent = PlayedAgent([server.url], join, "team-node")
         running = asyncio.create_task(agent.run())
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await agent.connected.wait()
         spec = {"name": "secret", "gang": {"slot_gpus": 1}}
         body = {"spec": spec, "work": {"kind": "Script", "argv": ["true"]}}

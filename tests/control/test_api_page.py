@@ -20,7 +20,7 @@ def fleet(server: ServerProcess) -> ServerProcess:
         for agent in agents:
             agent.steps_until, agent.step_seconds = 10_000, 0.2
         running = [asyncio.create_task(agent.run()) for agent in agents]
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(90):
             for agent in agents:
                 await agent.connected.wait()
         for team, replicas in (("red", 1), ("blue", 2)):

@@ -76,6 +76,14 @@ class Running:
         self.store.close()
 
 
+async def placed(running: Running, job: int) -> None:
+    """Until the queue was looked at and has given a job its nodes, and all of it is stored."""
+    async with asyncio.timeout(60):
+        while running.controller.core.view.jobs[job].state == "pending":
+            await asyncio.sleep(0.01)
+    await asyncio.sleep(0.3)
+
+
 def test_nothing_leaves_before_its_event_is_stored(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with Running(tmp_path) as running:
@@ -158,7 +166,7 @@ def test_a_restart_rebuilds_the_same_state_from_any_snapshot(tmp_path: Path) -> 
             await running.controller.snapshot()
             await running.controller.order(Submit(spec=JobSpec(name="behind")))
             await running.controller.order(Cancel(job=1))
-            await asyncio.sleep(0.3)  # the queue is looked at
+            await placed(running, 2)
             state = running.controller.core.snapshot()
         found = recover(SqliteStore(tmp_path / "log.sqlite"), Policy())
         assert found.core.snapshot() == state
@@ -174,7 +182,7 @@ def test_a_replay_of_the_tail_gives_the_commands_that_were_sent(tmp_path: Path) 
             await running.controller.order(joined(name))
         for _ in range(5):
             await running.controller.order(Submit(spec=JobSpec(name="j")))
-        await asyncio.sleep(0.3)
+        await placed(running, 4)
         running.task.cancel()  # as if it were killed: no snapshot at the end
         await asyncio.gather(running.task, return_exceptions=True)
         store = SqliteStore(tmp_path / "log.sqlite")

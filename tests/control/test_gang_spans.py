@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gzip
-import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from itertools import pairwise
@@ -118,18 +117,15 @@ def test_a_collector_is_sent_the_gangs_spans(
 
         async def scenario() -> None:
             agent = PlayedAgent([server.url], join, "n0")
+            agent.steps_until = 10_000
             running = asyncio.create_task(agent.run())
             await agent.connected.wait()
             body = {"spec": {"name": "seen", "gang": {"slot_gpus": 1}}}
             job = (await asyncio.to_thread(server.call, "POST", "/v1/jobs", body))[1]["jobs"][0]
-            deadline = time.monotonic() + 20
-            while time.monotonic() < deadline:
-                found = await asyncio.to_thread(server.call, "GET", f"/v1/jobs/{job}")
-                if found[1]["job"]["state"] == "running":
-                    break
-                await asyncio.sleep(0.05)
-            await asyncio.to_thread(server.call, "POST", f"/v1/jobs/{job}/cancel")
-            await asyncio.sleep(0.5)
+            path, wait_for = f"/v1/jobs/{job}", server.wait_for
+            await asyncio.to_thread(wait_for, path, lambda a: a["job"]["state"] == "running")
+            await asyncio.to_thread(server.call, "POST", f"{path}/cancel")
+            await asyncio.to_thread(wait_for, path, lambda a: a["job"]["state"] == "cancelled")
             running.cancel()
 
         asyncio.run(scenario())

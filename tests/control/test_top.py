@@ -21,7 +21,7 @@ def busy(server: ServerProcess) -> ServerProcess:
     async def scenario() -> None:
         agent = PlayedAgent([server.url], join, "n0")
         running = asyncio.create_task(agent.run())
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(90):
             await agent.connected.wait()
         for index in range(40):
             name = f"[red]job-{index}[/red] {'long ' * 20}"

@@ -125,7 +125,7 @@ class Receiver:
 
 async def send(hooks: Webhooks, done: Any) -> None:
     sending = asyncio.ensure_future(hooks.run())
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(90):
         while not done():
             await asyncio.sleep(0.01)
     sending.cancel()
