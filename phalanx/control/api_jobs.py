@@ -176,27 +176,43 @@ async def events(call: Call) -> t.EventList:
     query, last = call.query, call.leading.core.sequence
     if query.until_ns:
         last = await call.server.read(_last_until, call.server.store, last, query.until_ns)
-    newest = query.after < 0
-    after = max(0, last - SCAN_EVENTS) if newest else query.after
-    until = min(last, after + SCAN_EVENTS)
+    if query.after < 0:
+        return await _newest(call, last)
+    after, until = query.after, min(last, query.after + SCAN_EVENTS)
     found: list[t.EventOut] = []
+    while after < until and len(found) < query.limit:
+        page = await call.server.read(_page, call.server.store, after, until)
+        told = _told(call, page)
+        after = page[-1][0].sequence if page else until
+        if len(found) + len(told) > query.limit:
+            told = told[: query.limit - len(found)]
+            after = told[-1].sequence
+        found += told
+    return t.EventList(events=found, next_after=after)
+
+
+async def _newest(call: Call, last: int) -> t.EventList:
+    """The newest events that fit, found from the end."""
+    query, until, first = call.query, last, max(0, last - SCAN_EVENTS)
+    found: list[t.EventOut] = []
+    while until > first and len(found) < query.limit:
+        after = max(first, until - PAGE)
+        page = await call.server.read(_page, call.server.store, after, until)
+        found, until = [*_told(call, page), *found], after
+    return t.EventList(events=found[-query.limit :], next_after=last)
+
+
+def _told(call: Call, page: Sequence[tuple[Event, list[Command]]]) -> list[t.EventOut]:
+    """Those of a page that are asked for, and that the caller may see."""
     # The commands of the newest events are stored with the events after them.
     fresh = {event.sequence: commands for event, commands in call.leading.recent}
-    while after < until and (newest or len(found) < query.limit):
-        page = await call.server.read(_page, call.server.store, after, until)
-        for event, stored in page:
-            after = event.sequence
-            commands = stored or fresh.get(after, ())
-            about = not query.job or query.job in _jobs(event, commands)
-            if about and visible(call.leading.core, event, commands, call.sees):
-                found.append(event_out(event, commands))
-            if not newest and len(found) == query.limit:
-                break
-        if not page:
-            break
-    if newest:
-        found = found[-query.limit :]
-    return t.EventList(events=found, next_after=after)
+    found = []
+    for event, stored in page:
+        commands = stored or fresh.get(event.sequence, ())
+        about = not call.query.job or call.query.job in _jobs(event, commands)
+        if about and visible(call.leading.core, event, commands, call.sees):
+            found.append(event_out(event, commands))
+    return found
 
 
 def _last_until(store: Store, last: int, until_ns: int) -> int:

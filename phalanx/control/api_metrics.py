@@ -45,7 +45,8 @@ class MetricsOut(t.Out, frozen=True):
 
 
 class RanksOut(t.Out, frozen=True):
-    """A row a rank (or a node, of large gangs), a column a step."""
+    """A row a rank (or a node, of large gangs), a column a step. Of large gangs whole steps are
+    left out where each tells its own work."""
 
     job: int
     tier: str

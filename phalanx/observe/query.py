@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from msgspec import Struct
 
+from phalanx.observe.node_records import DETAIL_WORLD
 from phalanx.observe.store import MetricStore, Read, TableInfo
 from phalanx.observe.tables import SECOND_NS, TIERS, Array
 
@@ -86,12 +87,14 @@ def ranks(
     alike = [table for table in tables if _rows_of(table) == same]
     tier = choose_tier(store, alike, span, columns, width=column.width)
     statistic = "mean" if tier == 0 else "max"
-    read = {
-        name: _together([_newest_too(store, table, name, tier, span) for table in alike])
-        for name in ("step_seconds", "own_seconds")
-    }
-    own = read["own_seconds"]
-    whole = _rows_as(read["step_seconds"], own)
+
+    def read(name: str) -> Read:
+        return _together([_newest_too(store, table, name, tier, span) for table in alike])
+
+    own = read("own_seconds")
+    # Of a large gang whole steps, which are equally long, would double megabytes for nothing.
+    told = column.width > DETAIL_WORLD and bool(np.isfinite(own.values[statistic]).any())
+    whole = None if told else _rows_as(read("step_seconds"), own)
     edges = _edges(len(own.times_ns), columns)
     last = edges[1:] - 1
     facts: dict[str, Any] = newest.facts
@@ -102,7 +105,7 @@ def ranks(
         time=(own.times_ns[last] / SECOND_NS).tolist(),
         ranks=facts.get("ranks", []),
         nodes=facts.get("nodes", []),
-        step_seconds=_matrix(whole.values[statistic], edges),
+        step_seconds=_matrix(whole.values[statistic], edges) if whole is not None else [],
         own_seconds=_matrix(own.values[statistic], edges),
         parts=_parts(store, alike, tier, span) if parts else {},
     )

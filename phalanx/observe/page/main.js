@@ -148,8 +148,9 @@ async function glance() {
     h("b", {}, counted(running, "job")), ` running, ${whole(status.jobs.pending ?? 0)} waiting`);
   setText(about, `phalanx ${status.version}, epoch ${status.epoch}`);
   notice("store", status.problem ? `Nothing can be stored at the moment: ${status.problem}` : "", "bad");
-  for (const each of status.questions) ask(each);
-  for (const old of notices.querySelectorAll('[data-key^="question"]')) if (!status.questions.some((each) => `question-${each.question}` === old.dataset.key)) old.remove();
+  const asked = status.questions.filter((each) => each.nodes.length); // of the others the nodes are still being counted
+  for (const each of asked) ask(each);
+  for (const old of notices.querySelectorAll('[data-key^="question"]')) if (!asked.some((each) => `question-${each.question}` === old.dataset.key)) old.remove();
 }
 
 // Something that a person must decide: more nodes failed at once than the core may take out by itself.
@@ -159,9 +160,9 @@ function ask({ question, about, nodes, causes }) {
   if (shown?.asked === text) return;
   const answer = (approve) => post(`/v1/questions/${question}`, { approve }).then(() => notice(key, ""), (problem) => notice("problem", problem.message, "bad"));
   const button = (label, approve) => h("button", { class: "button", type: "button", onclick: () => answer(approve) }, label);
-  const which = nodes.length ? `${nodes.slice(0, 4).join(", ")}${nodes.length > 4 ? ` and ${whole(nodes.length - 4)} more` : ""} (${[...new Set(causes)].map(words).join(", ")})` : "they are still being counted";
+  const which = `${nodes.slice(0, 4).join(", ")}${nodes.length > 4 ? ` and ${whole(nodes.length - 4)} more` : ""} (${[...new Set(causes)].map(words).join(", ")})`;
   notice(key, `Somebody must decide: so many nodes failed at once that none more is taken out without a person's word: ${which}.`, "",
-    ...(nodes.length ? [button("Take them out", true), button("Keep them", false)] : []), h("a", { href: "#/events" }, "See why"));
+    button("Take them out", true), button("Keep them", false), h("a", { href: "#/events" }, "See why"));
   notices.querySelector(`[data-key="${key}"]`).asked = text;
 }
 

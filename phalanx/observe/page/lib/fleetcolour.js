@@ -47,6 +47,7 @@ function byValue(fleet, values, low, high, theme, name, what) {
     return Math.max(0, Math.min(scale.length - 1, Math.floor(((value - low) / (high - low)) * (scale.length - 1))));
   });
   const legend = scale.map((colour, i) => [colour, name(low + ((high - low) * i) / (scale.length - 1))]);
+  if (!values.some((value) => value !== null && value !== undefined)) return { of, palette, legend: [[theme["strong-line"], `${what}: no node reports it`]] };
   legend[0][1] = `${what}: ${legend[0][1]}`;
   return { of, palette, legend: [...legend, [theme["strong-line"], "not measured"]] };
 }

@@ -59,7 +59,7 @@ export class Stack {
     this.px = (time) => LEFT + ((time - first) / Math.max(1, last - first)) * (width - LEFT - RIGHT);
     this.tall = height - BOTTOM - 6;
     for (const bin of this.bins) {
-      const x = this.px(bin.from), w = Math.max(1, this.px(bin.to) - x - (this.bins.length < 120 ? 1 : 0));
+      const x = this.px(bin.from), full = this.px(bin.to) - x, w = Math.max(1, full > 8 ? full - 1 : full + 0.5);
       let y = height - BOTTOM;
       for (const [name, value] of bin.parts) {
         const part = this.part(bin, value);

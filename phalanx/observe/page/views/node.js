@@ -39,7 +39,7 @@ export function nodeView({ rest: [name] }) {
   const findingCard = card("Findings", "newest first", findings);
   findingCard.hidden = true;
   const charts = [...HOST, ...DEVICES].map(([label, format, of, rare]) => {
-    const chart = new Chart({ label, format, group, x: "at", formatX: (seconds) => clock(seconds * 1e9) });
+    const chart = new Chart({ label, format, group, floor: [share, rate, count].includes(format) ? 0 : undefined, x: "at", formatX: (seconds) => clock(seconds * 1e9) });
     const made = card(label, "", chart.node, "half curve");
     made.hidden = true;
     return { of, rare, chart, card: made };
