@@ -34,6 +34,7 @@ COMMANDS = {
     "drain": ("phalanx.cli.fleet:drain", "Empty a node, or stop a job with a checkpoint."),
     "resume": ("phalanx.cli.fleet:resume", "Give a node back, or let a held job go on."),
     "events": ("phalanx.cli.fleet:events", "Read the log: events and what was decided."),
+    "answer": ("phalanx.cli.fleet:answer", "Decide what only a person may decide."),
     "quota": ("phalanx.cli.fleet:quota", "Show or set what teams own."),
     "top": ("phalanx.cli.top:top", "The fleet at a glance, as it changes."),
     "page": ("phalanx.cli.page:page", "Print a link that opens the page and signs you in."),

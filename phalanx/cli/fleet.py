@@ -1,4 +1,4 @@
-"""``phalanx nodes|drain|resume|events|quota``: the fleet and its log."""
+"""``phalanx nodes|drain|resume|events|quota|answer``: the fleet and its log."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from phalanx.cli.remote import (
     when,
 )
 from phalanx.control.api_types import (
+    Decision,
     Done,
     Drain,
     EventList,
@@ -28,9 +29,10 @@ from phalanx.control.api_types import (
     QuotaIn,
     QuotaList,
     Readmit,
+    Status,
 )
 
-nodes, drain, resume, events, quota = (typer.Typer() for _ in range(5))
+nodes, drain, resume, events, quota, answer = (typer.Typer() for _ in range(6))
 
 
 @nodes.command()
@@ -112,6 +114,37 @@ def resume_thing(
             body = Readmit(tested=tested)
             done = client.post(f"/v1/nodes/{quote(what, safe='')}/readmit", body, Done)
     _say(what, done, json)
+
+
+@answer.command()
+def answer_question(
+    question: Annotated[int, typer.Argument(min=0, help="Its number.")] = 0,
+    take_out: Annotated[
+        bool | None, typer.Option("--take-out/--keep", help="What becomes of the nodes.")
+    ] = None,
+    server: ServerUrl = "",
+    state: State = None,
+    json: Json = False,
+) -> None:
+    """Show what a person must decide, or decide it (NUMBER --take-out, or --keep)."""
+    if bool(question) != (take_out is not None):
+        raise typer.BadParameter("give a number with --take-out or --keep, or neither to list them")
+    with connected(server, json, state) as client:
+        if take_out is not None:
+            done = client.post(f"/v1/questions/{question}", Decision(approve=take_out), Done)
+            _say(f"question {question}", done, json)
+            return
+        found = client.get("/v1/status", Status).questions
+    if json:
+        print_json(found)
+        return
+    made = table("QUESTION", "SINCE", "ABOUT", "CAUSES", "NODES")
+    for each in found:
+        causes = ", ".join(dict.fromkeys(each.causes))
+        named = ", ".join(each.nodes[:8]) + (" …" if len(each.nodes) > 8 else "")
+        about = f"{each.about} of {len(each.nodes)} nodes"
+        add_row(made, each.question, when(each.asked_ns), about, causes, named)
+    show(made) if found else print("nothing waits for a person's word")
 
 
 def _say(what: str, done: Done, json: bool) -> None:

@@ -16,7 +16,7 @@ from phalanx.cli.options import Json, print_json
 from phalanx.cli.remote import ServerUrl, State, connected, plain, span, when
 from phalanx.cluster.job import HOUR_NS
 from phalanx.control.api_runs import FindingsOut
-from phalanx.control.api_types import JobList, JobOut, LedgerOut, NoticeOut, Status
+from phalanx.control.api_types import JobList, JobOut, LedgerOut, NoticeOut, QuestionOut, Status
 from phalanx.control.client import Client, ClientError
 from phalanx.observe.findings import Finding
 
@@ -93,7 +93,7 @@ def _look(client: Client, console: Console) -> RenderableType:
         Rule(style="dim"),
         _jobs(jobs, room, console.width),
         Rule(style="dim"),
-        *(Text(f"decide: {each.about}", style="bold yellow") for each in status.questions),
+        *(Text(_question(each), style="bold yellow") for each in status.questions),
         *(_finding(each) for each in found),
         *(_notice(each) for each in notices),
     )
@@ -162,6 +162,11 @@ def _jobs(jobs: list[JobOut], room: int, width: int) -> Table:
     if not jobs:
         made.add_row(Text("no jobs: phalanx submit JOB.toml", style="dim"))
     return made
+
+
+def _question(question: QuestionOut) -> str:
+    count, number = len(question.nodes), question.question
+    return f"decide: {question.about} of {count} nodes (phalanx answer {number} --take-out|--keep)"
 
 
 def _pace(job: JobOut) -> tuple[str, ...]:

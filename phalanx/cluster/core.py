@@ -134,6 +134,11 @@ class Core:
         """What a person must decide."""
         return self._ctx.questions
 
+    @property
+    def withheld(self) -> dict[int, str]:
+        """Nodes that are not taken out before a person says so, and why they would be."""
+        return self._ctx.health.withheld
+
     def handle(self, event: Event) -> list[Command]:
         """Takes in the next event of the log; returns what is to be done about it."""
         ctx = self._ctx

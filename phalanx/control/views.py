@@ -201,8 +201,8 @@ def questions(core: Core) -> list[QuestionOut]:
         QuestionOut(
             question=each.number,
             about=each.about,
-            nodes=names_of(core.view.fleet, each.nodes),
-            causes=each.causes,
+            nodes=names_of(core.view.fleet, each.nodes or tuple(core.withheld)),
+            causes=each.causes or tuple(core.withheld.values()),
             asked_ns=each.asked_ns,
         )
         for each in core.questions.values()

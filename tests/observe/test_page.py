@@ -322,6 +322,28 @@ def test_a_small_simulation_is_played_and_shown(run: Run, at: Tab) -> None:
     assert "no invariant was violated" in at.text()
 
 
+def test_a_question_of_the_core_is_answered_on_the_page(run: Run, at: Tab) -> None:
+    answers: list[Any] = []
+    asked = {"question": 4, "about": "eviction", "asked_ns": 1, "causes": ["stuck"]}
+
+    def status(route: Any) -> None:
+        answer = route.fetch()
+        open_ones = [] if answers else [{**asked, "nodes": ["<b>node-9</b>"]}]
+        route.fulfill(response=answer, json={**answer.json(), "questions": open_ones})
+
+    def taken(route: Any) -> None:
+        answers.append(route.request.post_data_json)
+        route.fulfill(json={"accepted": True})
+
+    at.page.route("**/v1/status", status)
+    at.page.route("**/v1/questions/4", taken)
+    at.sign_in(run.token)
+    at.page.get_by_text("<b>node-9</b> (stuck)").wait_for()
+    at.page.click("text=Keep them")
+    at.page.get_by_text("Somebody must decide").wait_for(state="detached")
+    assert answers == [{"approve": False}]
+
+
 def test_a_page_of_an_older_version_says_so(run: Run, at: Tab) -> None:
     def older(route: Any) -> None:
         answer = route.fetch()
