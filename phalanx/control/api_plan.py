@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-import msgspec
 from msgspec import Meta
 
-from phalanx.cluster.job import Job
 from phalanx.control import api_types as t
 from phalanx.control.endpoints import EVERYBODY, WRITERS, ApiError, Call, Endpoint
 from phalanx.control.helper import BusyError, TooLongError
-from phalanx.control.payload import Train, decode_payload
 from phalanx.observe import planning, scenarios
 from phalanx.plan.request import Request
 
@@ -97,29 +94,7 @@ async def plan(call: Call) -> planning.Planned:
 
 async def job_plan(call: Call) -> planning.JobPlan:
     """What the planner expects of a job, to compare with what is measured."""
-    job = call.job()
-    known = call.server.plans.get(job.id)
-    if known is None:
-        nodes = call.leading.controller.memory.placed.get(job.id, ())  # now, or at last
-        known = await _job_plan(call, job, nodes)
-        if nodes:
-            call.server.plans[job.id] = known
-            if known.prediction is not None:
-                call.leading.chronicle.planned(job.id, msgspec.to_builtins(known.prediction))
-    return known
-
-
-async def _job_plan(call: Call, job: Job, nodes: Sequence[int]) -> planning.JobPlan:
-    try:
-        work = decode_payload(job.spec.payload)
-    except msgspec.MsgspecError:
-        return planning.JobPlan(problem="the job does not say what it runs")
-    if not isinstance(work, Train):
-        return planning.JobPlan(problem="it is a program of its own: the planner cannot see inside")
-    if not nodes:
-        return planning.JobPlan(problem="it was not placed yet")
-    kind = call.leading.core.view.fleet.nodes[nodes[0]].kind
-    return await _helped(call, planning.job_plan, work.toml, work.world_size, kind)
+    return await _in_time(call.server.expectations.of(call.leading, call.job()))
 
 
 async def list_results(call: Call) -> Results:
@@ -154,8 +129,12 @@ def _folder(call: Call) -> Path:
 
 
 async def _helped(call: Call, function: Callable[..., T], *args: Any) -> T:
+    return await _in_time(call.server.helper.call(function, *args))
+
+
+async def _in_time(work: Awaitable[T]) -> T:
     try:
-        return await call.server.helper.call(function, *args)
+        return await work
     except BusyError as error:
         raise ApiError(429, "too_many_requests", str(error), 2.0) from None
     except TooLongError as error:

@@ -23,6 +23,7 @@ from phalanx.control.audit import Audit
 from phalanx.control.auth import JOIN_HOURS, AuthError, Tokens
 from phalanx.control.chronicle import Chronicle
 from phalanx.control.controller import Controller, CoreFailedError
+from phalanx.control.expectation import Expectations
 from phalanx.control.fleet_history import FleetHistory
 from phalanx.control.helper import Helper
 from phalanx.control.hub import Hub
@@ -42,7 +43,6 @@ from phalanx.control.upkeep import archive_old, keep_metrics
 from phalanx.control.views import team_of
 from phalanx.control.webhooks import Webhooks
 from phalanx.observe.journal import Journal
-from phalanx.observe.planning import JobPlan
 from phalanx.observe.recorder import Recorder
 from phalanx.observe.store import open_metrics
 
@@ -147,7 +147,7 @@ class Server:
         self.audit = Audit(options.state / "audit.jsonl")
         self.history = FleetHistory(options.state / "history.sqlite")
         self.helper = Helper()
-        self.plans: dict[int, JobPlan] = {}  # by job
+        self.expectations = Expectations(self.helper)
         self.metrics = open_metrics(options.state / "metrics.sqlite")
         self.journal = Journal(options.state / "runs.sqlite")
         self.webhooks = Webhooks(options.webhooks)
@@ -233,6 +233,7 @@ class Server:
                 archive_old(self.store, self.options.state, self.options.keep_event_days),
                 leading.push_steps(),
                 leading.chronicle.keep(),
+                self.expectations.keep(leading),
                 self.webhooks.run(),
             )
         ]
