@@ -81,8 +81,8 @@ export function eventsView({ go, query }) {
   // What had happened before a moment of which the newest events say nothing.
   async function past() {
     older = [];
-    if (!travel.at || (events.length && events[0].time_ns <= travel.at && events[0].sequence > 1 && events.filter((event) => event.time_ns <= travel.at).length >= SHOWN)) return;
-    if (events[0]?.sequence === 1) return;
+    const complete = !events.length || events[0].sequence === 1;
+    if (!travel.at || complete || events.filter((event) => event.time_ns <= travel.at).length >= SHOWN) return;
     older = (await get(`/v1/events?limit=1000&until_ns=${travel.at}${job ? `&job=${job}` : ""}`)).events;
   }
 
