@@ -66,7 +66,7 @@ export function waterfall(plan, series) {
   const rows = names.map((name) => {
     const one = predicted?.get(name) ?? 0, other = measured?.found.get(name) ?? 0;
     const made = h("div", { class: "step", "data-name": name }, h("span", {}, name),
-      h("div", { class: "track two", "aria-hidden": "true" }, piece(planAt, one, "planned"), piece(madeAt, other, "made")),
+      h("div", { class: predicted ? "track two" : "track", "aria-hidden": "true" }, piece(planAt, one, "planned"), piece(madeAt, other, "made")),
       h("span", { class: "value" }, predicted ? h("small", {}, one ? percent(one) : "–") : "", " ", other ? percent(other) : "–"));
     planAt += one;
     madeAt += other;

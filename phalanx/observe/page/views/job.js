@@ -58,7 +58,7 @@ export function jobView({ rest: [id] }) {
   const incidents = h("ul", { class: "list" });
   const incidentCard = card("Incidents", "", incidents, "half");
   const planBox = h("div");
-  const planCard = card("Where a step goes", "from the peak of the devices down to MFU", planBox, "half");
+  const planCard = card("Where a step goes", "", planBox, "half");
   const meshBox = h("div");
   const meshCard = card("Mesh", "", meshBox, "half");
   const saves = table(["step", "where", "proof"]);
@@ -118,6 +118,7 @@ export function jobView({ rest: [id] }) {
     showIncidents(happened, job);
     if (ranks) showHeat(ranks, gang.pipeline ?? 1, marks);
     planBox.replaceChildren(waterfall(plan, series));
+    planCard.note(plan.prediction || known(series.mfu) ? "from the peak of the devices down to MFU" : "as it was measured");
     const held = job.nodes.length ? job.nodes : lastNodes(gang);
     meshCard.note(job.nodes.length || !held.length ? "which rank holds what, and where" : "which rank held what, and where, at last");
     meshBox.replaceChildren(held.length ? meshNode(gang, job.replicas, held, (name) => states.get(name)) : empty("Not placed yet", job.why.text));
