@@ -24,10 +24,22 @@ JOB_GAUGES = {
         "phalanx_job_scaling_efficiency_ratio",
         "Tokens a second and GPU against the smallest world size seen.",
     ),
+    "plan_efficiency": (
+        "phalanx_job_plan_efficiency_ratio",
+        "Planned over measured duration of the newest step.",
+    ),
+    "tokens_per_second_per_gpu": (
+        "phalanx_job_tokens_per_second_per_gpu",
+        "Tokens a second of one rank.",
+    ),
     "peak_memory_bytes": ("phalanx_job_peak_memory_bytes", "Most memory of any rank."),
     "joules_per_million_tokens": (
         "phalanx_job_joules_per_million_tokens",
         "Energy of a million tokens.",
+    ),
+    "co2_grams_per_million_tokens": (
+        "phalanx_job_co2_grams_per_million_tokens",
+        "CO2 of a million tokens.",
     ),
     "dollars_per_million_tokens": (
         "phalanx_job_dollars_per_million_tokens",
