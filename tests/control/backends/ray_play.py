@@ -28,6 +28,7 @@ from phalanx.control.backends.stage import HARMS, EngineJob
 
 WORLD, NODES = 4, 4  # two ranks a node: two nodes for the gang, two that stand by
 SPARES = 2
+TRIES = 3  # to start a node
 HEALTH = {
     "health_check_initial_delay_ms": 0,
     "health_check_period_ms": 500,
@@ -65,6 +66,12 @@ class RayJob(EngineJob):
 
     def add_node(self, number: int) -> Any:
         """A node below one of the leaves."""
+        for _ in range(TRIES - 1):
+            with suppress(Exception):  # Ray gives a node 30 s to start, which a busy machine takes
+                return self._node(number)
+        return self._node(number)
+
+    def _node(self, number: int) -> Any:
         return self.cluster.add_node(
             num_cpus=2, object_store_memory=100 << 20, resources={f"leaf:{number // 2}": 1}
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from phalanx.control.backends.slurm.accounting import Turn, read_turns, reconciled
+from phalanx.control.backends.slurm.accounting import Turn, read_turns, reconciled, turns_of
 from phalanx.control.backends.slurm.programs import Programs, SlurmError
 from phalanx.control.backends.slurm.queue import in_words, place_of, places
 from phalanx.control.backends.slurm.sandbox import Sandbox
@@ -107,3 +108,14 @@ def test_all_turns_of_a_requeued_job_are_charged() -> None:
     assert found.slurm_gpu_seconds == 8 * 90
     assert found.buckets == {"productive": 600.0, "restart": 40.0}
     assert found.outside == pytest.approx(720 - 640)
+
+
+def test_a_job_that_accounting_does_not_know_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "sacct"
+    program.write_text("#!/bin/sh\necho '{\"jobs\": []}'\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    with pytest.raises(SlurmError, match="accounting has no job 7"):
+        turns_of(Programs(tmp_path), 7)

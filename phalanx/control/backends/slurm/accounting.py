@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from phalanx.control.backends.slurm.programs import Programs
+from phalanx.control.backends.slurm.programs import Programs, SlurmError
 
 
 class Turn(Struct, frozen=True, kw_only=True):
@@ -43,7 +43,11 @@ class Reconciled(Struct, frozen=True, kw_only=True):
 def turns_of(programs: Programs, job: int) -> tuple[Turn, ...]:
     """All allocations of a job, requeued ones too (``sacct --duplicates``)."""
     text = programs.run("sacct", "--json", "--duplicates", "--jobs", str(job))
-    return read_turns(json.loads(text), job)
+    if not (found := read_turns(json.loads(text), job)):
+        raise SlurmError(
+            f"Slurm's accounting has no job {job}: `sacct --user=$USER` lists those of today"
+        )
+    return found
 
 
 def read_turns(answer: dict[str, Any], job: int) -> tuple[Turn, ...]:
