@@ -15,8 +15,8 @@ from phalanx.control.backends.local import LocalNode, worker_pids
 from phalanx.control.client import Client, ClientError
 from phalanx.control.stage import Commit, Commits
 
-START_SECONDS = 180.0  # on a busy machine
-RECOVER_SECONDS = 120.0
+START_SECONDS = 300.0  # on a busy machine
+RECOVER_SECONDS = 300.0
 POLL_SECONDS = 0.02
 WARM_STEPS = 10  # between two harms
 NUMBER = 1  # of the job at a controller of its own

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -13,11 +14,12 @@ from typing import Any
 
 import pytest
 
-from phalanx.control.backends.lead import CANCELLED
+from phalanx.control.backends.lead import AGAIN, CANCELLED
 from phalanx.control.backends.local import LocalNode
 from phalanx.control.backends.slurm.sandbox import Sandbox
 from phalanx.control.backends.stage import EngineJob, wait
-from tests.control.jobs import assert_same, generations, undisturbed, write_job
+from phalanx.train import StepRecord, read_records
+from tests.control.jobs import assert_same, generations, set_options, undisturbed, write_job
 
 
 class LedJob(EngineJob):
@@ -25,11 +27,11 @@ class LedJob(EngineJob):
 
     world_size = 4
 
-    def __init__(self, sandbox: Sandbox, root: Path, steps: int) -> None:
+    def __init__(self, sandbox: Sandbox, root: Path, steps: int, *settings: str) -> None:
         self.sandbox, self.root = sandbox, root
         self.output = root / "submit.log"
         words = [str(write_job(root, "led", steps)), "--slot-gpus", "1", "--spares", "1", "--json"]
-        words += ["--set", "backend.controller=here"]
+        words += set_options(("backend.controller=here", *settings))
         with self.output.open("wb") as errors:
             self.leader = subprocess.Popen(
                 [sys.executable, "-m", "phalanx", "submit", "--backend", "slurm", *words],
@@ -102,3 +104,25 @@ def test_a_cancelled_allocation_is_the_end_and_no_other_is_asked_for(led: LedJob
     assert led.leader.returncode == CANCELLED, led.said()
     assert json.loads(said)["allocations"] == [1]
     wait(lambda: not led.sandbox.job_processes(), "its processes to end", 60)
+
+
+@pytest.mark.soak
+def test_a_time_limit_is_the_end_of_a_turn_and_ctrl_c_of_the_job(
+    make_sandbox: Callable[..., Sandbox], tmp_path: Path
+) -> None:
+    sandbox = make_sandbox(nodes=5, gpus_per_node=1)
+    limits = ("backend.hours=0.03", "backend.slurm.signal_seconds=60")
+    led = LedJob(sandbox, tmp_path, 100_000, *limits)
+    led.wait(lambda: led.job().get("generation", 0) >= 2, "its second turn", 400)
+    led.wait_running()
+    led.reach(led.commits(), 1)
+    led.leader.send_signal(signal.SIGINT)
+    said, _ = led.leader.communicate(timeout=240)
+    assert led.leader.returncode == AGAIN, led.said()
+    found = json.loads(said)
+    assert len(found["allocations"]) == 2, led.said()
+    assert led.said().count("is on disk") == 2
+    made = list(read_records(Path(found["run"]) / "metrics" / "steps.jsonl", StepRecord))
+    assert {record.generation for record in made} == {1, 2}
+    assert len(made) == len({record.step for record in made})  # nothing was made twice
+    assert sandbox.run("squeue", "--noheader", "--states=RUNNING,PENDING").strip() == ""

@@ -139,7 +139,7 @@ def test_a_cancelled_job_ends_at_once_and_leaves_nothing(
     job.wait_running()
     job.reach(job.commits(), 2)
     sandbox.run("scancel", str(job.number))
-    assert job.wait_ended(120) == "CANCELLED"
+    assert job.wait_ended(300) == "CANCELLED"
     job.wait(lambda: not sandbox.job_processes(), "its processes to end", 60)
     assert job.restarts() == 0
     assert job.sockets_left() == []

@@ -25,7 +25,7 @@ from phalanx.control.backends.slurm.sandbox_database import Database, DatabaseEr
 from phalanx.control.backends.slurm.sandbox_files import SandboxOptions, write_files
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "scontrol")
-START_SECONDS = 30.0
+START_SECONDS = 120.0  # daemons take one or two; a busy machine has to be waited for
 END_SECONDS = 10.0
 CANCEL_SECONDS = 8.0  # for jobs that end when they are told to
 
@@ -168,7 +168,7 @@ class Sandbox:
 
     # Slurm's programs.
 
-    def run(self, *command: str, timeout: float = 30.0) -> str:
+    def run(self, *command: str, timeout: float = 100.0) -> str:
         """What a program of Slurm prints here; SandboxError with its own words where it fails."""
         done = subprocess.run(
             command,
@@ -214,7 +214,12 @@ class Sandbox:
         command = [find_program(program), *arguments]
         environment = {**os.environ, **self.environment}
         done = subprocess.run(
-            command, capture_output=True, text=True, check=False, timeout=60, env=environment
+            command,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=START_SECONDS,
+            env=environment,
         )
         if done.returncode:
             name = f"{program}-{arguments[-1]}" if program == "slurmd" else program
