@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,8 +23,10 @@ from phalanx.checkpoint.tier import (
     step_of,
 )
 
-# Of a folder of checkpoints, a run, runs of a name, all runs; an archive has no rooms in its runs.
-LEVELS = ("*", "checkpoints/*", "*/checkpoints/*", "*/*/checkpoints/*", "*/*", "*/*/*")
+# Of a folder of checkpoints, a run, runs of a name, all runs, and what they lie in; an archive has
+# no rooms in its runs.
+ROOMS = ("*", "checkpoints/*", "*/checkpoints/*", "*/*/checkpoints/*", "*/*/*/checkpoints/*")
+LEVELS = (*ROOMS, "*/*", "*/*/*")
 
 
 class Listed(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,7 +66,8 @@ def find(where: str) -> Iterator[tuple[Tier, str]]:
         path = path if path.name else path.absolute()
         yield open_tier(path.parent), path.name
         return
-    found: dict[Path, None] = {}
+    with os.scandir(path):  # a glob passes over what it may not read
+        found: dict[Path, None] = {}
     for pattern in LEVELS:
         found |= dict.fromkeys(sorted(filter(_is_checkpoint, path.glob(pattern))))
         if any(step_of(below.name) >= 0 for below in found):  # one that was renamed hides no run

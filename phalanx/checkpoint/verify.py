@@ -28,6 +28,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     tensors: int
     problems: list[str]
     note: str = ""  # why it is not remembered
+    unread: bool = False  # something may not be read or does not answer, which proves nothing
 
 
 def verify(where: str, report: Report) -> Verdict:
@@ -43,7 +44,8 @@ def verify(where: str, report: Report) -> Verdict:
             problems = [f"{p.shard.name} is not what was written" for p in parts if not is_good(p)]
             size = sum(part.record.sidecar.shard_bytes for part in parts)
             return Verdict(path=where, bytes=size, tensors=0, problems=problems)
-        return Verdict(path=where, bytes=0, tensors=0, problems=error.problems)
+        unread = isinstance(error.__cause__, PermissionError | ConnectionError)
+        return Verdict(path=where, bytes=0, tensors=0, problems=error.problems, unread=unread)
     return _Proof(source, report).verdict(where)
 
 
@@ -69,7 +71,14 @@ class _Proof:
             self._problems += unequal_copies(stored)
         problems = list(dict.fromkeys(self._problems))
         note = "" if self._away else remember(where, problems)
-        return Verdict(path=where, bytes=self._bytes, tensors=tensors, problems=problems, note=note)
+        return Verdict(
+            path=where,
+            bytes=self._bytes,
+            tensors=tensors,
+            problems=problems,
+            note=note,
+            unread=self._away,
+        )
 
     def _read(self, rank: int) -> None:
         try:

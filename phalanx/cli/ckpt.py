@@ -119,7 +119,8 @@ def verify(where: Where, json: Json = False) -> None:
     else:
         for verdict in verdicts:
             words = f"{verdict.tensors} tensors, {size_text(verdict.bytes)}"
-            print(f"{verdict.path}: {'BAD' if verdict.problems else 'good'} ({words})")
+            bad = "NOT READ" if verdict.unread else "BAD"
+            print(f"{verdict.path}: {bad if verdict.problems else 'good'} ({words})")
             for problem in verdict.problems + [verdict.note] * bool(verdict.note):
                 print(f"  {problem}")
     if any(verdict.problems for verdict in verdicts):
