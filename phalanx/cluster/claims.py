@@ -34,7 +34,9 @@ def holds(queue: Queue, view: View, promise: Reserved) -> bool:
         return False
     if promise.asked:
         return now < promise.start_ns + policy.grace_ns
-    return now < promise.start_ns and now < promise.made_ns + policy.replan_ns
+    # A start that is far away need not be known to the second.
+    until_ns = promise.made_ns + max(policy.replan_ns, (promise.start_ns - promise.made_ns) // 64)
+    return now < promise.start_ns and now < until_ns
 
 
 def promise_start(

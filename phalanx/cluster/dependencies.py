@@ -13,6 +13,7 @@ sentences(
     {
         "dependency": "waits for {count} other jobs, the first is {job}",
         "dependency_never": "can never start: job {job}, which must succeed first, {state}",
+        "dependency_stuck": "waits for job {job}, which can never start: cancel that one",
         "array_width": "its array runs at most {width} jobs at a time",
         "held": "held by a person",
         "unknown_dependency": "depends on job {job}, which does not exist",
@@ -34,9 +35,31 @@ def awaited(ctx: Context, spec: JobSpec) -> tuple[dict[int, None], Reason | None
         for job in members(ctx, dependency.job):
             if not job.ended:
                 found[job.id] = None
-            elif dependency.kind == "afterok" and job.state != "done":
-                never = reason("dependency_never", job=job.id, state=job.state)
+            if dependency.kind == "afterok" and (job.never or job.state in ("failed", "cancelled")):
+                never = _never(job)
     return found, never
+
+
+def _never(job: Job) -> Reason:
+    """Why a job that needs the success of another one can never start."""
+    state = job.state if job.ended else "can itself never start"
+    return reason("dependency_never", job=job.id, state=state)
+
+
+def give_up(ctx: Context, job: Job, why: Reason) -> None:
+    """A job can never start; those that need its success cannot either, and are told."""
+    lost = [(job, why)]
+    for lost_job, told in lost:  # a chain may be long: no recursion
+        lost_job.never, lost_job.why = True, told
+        ctx.notify(told, job=lost_job.id, level="warning")
+        for number in ctx.dependants.get(lost_job.id, {}):
+            other = ctx.view.jobs[number]
+            if other.ended or other.never:
+                continue
+            if _wants_success(other, lost_job):
+                lost.append((other, _never(lost_job)))
+            else:
+                other.why = waiting(ctx, other)
 
 
 def members(ctx: Context, number: int) -> list[Job]:
@@ -75,19 +98,22 @@ def ended(ctx: Context, job: Job) -> list[Job]:
         other.waiting_for.pop(job.id, None)
         if other.ended:
             continue
+        if other.never:
+            continue
         if job.state != "done" and _wants_success(other, job):
-            other.never = True
-            other.why = reason("dependency_never", job=job.id, state=job.state)
-            ctx.notify(other.why, job=other.id, level="warning")
-        elif not other.waiting_for and not other.never:
+            give_up(ctx, other, _never(job))
+        elif not other.waiting_for:
             freed.append(other)
-        elif not other.never:
-            other.why = waiting(other)
+        else:
+            other.why = waiting(ctx, other)
     return freed
 
 
-def waiting(job: Job) -> Reason:
-    """What a job with dependencies waits for."""
+def waiting(ctx: Context, job: Job) -> Reason:
+    """What a job with dependencies waits for; one that can never start itself is named first."""
+    for number in job.waiting_for:
+        if ctx.view.jobs[number].never:
+            return reason("dependency_stuck", job=number)
     return reason("dependency", count=len(job.waiting_for), job=next(iter(job.waiting_for)))
 
 

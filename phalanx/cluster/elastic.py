@@ -103,7 +103,8 @@ def grow(ctx: Context, job: Job, replicas: int) -> None:
         return
     stages, _, wide = grid(shape, placement.replicas)
     needed = stages * wide
-    columns, nodes = _most_columns(ctx, job, (replicas - placement.replicas) // together, needed)
+    wanted = _within_limits(ctx, job, (replicas - placement.replicas) // together, needed)
+    columns, nodes = _most_columns(ctx, job, wanted, needed)
     if not columns or not _pays(ctx, job, columns * needed):
         return
     ctx.ledger.fail(job.id, "resize")
@@ -120,6 +121,19 @@ def grow(ctx: Context, job: Job, replicas: int) -> None:
         reason("grow", added=columns * together),
     )
     _reform(ctx, job, job.placement.reason)
+
+
+def _within_limits(ctx: Context, job: Job, columns: int, needed: int) -> int:
+    """How many of some columns the ceilings of a job's team and class of service allow."""
+    assert job.placement is not None
+    ctx.queue.sync(ctx.view)
+    left = ctx.queue.allowance(ctx.view, job.spec.team, job.spec.qos)
+    node = max((known.gpus for known in ctx.fleet.classes), default=0)
+    each = node if job.spec.gang.whole_nodes else job.spec.gang.slot_gpus
+    spares = len(job.placement.spares)  # they are counted already, and used first
+    while columns > 0 and columns * needed * each - min(spares, columns * needed) * node > left:
+        columns -= 1
+    return columns
 
 
 def _shared(ctx: Context, node: int) -> bool:
@@ -265,7 +279,11 @@ def fill_spares(ctx: Context, job: Job) -> None:
     assert placement is not None
     columns = ctx.fleet.columns
     idle = (columns.state == NodeState.HEALTHY) & (columns.free_gpus == columns.gpus)
-    wanted = min(job.spec.spares - len(placement.spares), int(idle.sum()))
+    ctx.queue.sync(ctx.view)
+    left = ctx.queue.allowance(ctx.view, job.spec.team, job.spec.qos)
+    node_gpus = max((known.gpus for known in ctx.fleet.classes), default=0)
+    allowed = left // node_gpus if node_gpus else job.spec.spares
+    wanted = min(job.spec.spares - len(placement.spares), int(idle.sum()), allowed)
     found = None
     while wanted > 0 and found is None:
         found = _free_nodes(ctx, job, wanted, whole=True)

@@ -23,6 +23,9 @@ from phalanx.cluster.nodes import bury
 from phalanx.cluster.reasons import reason, sentences
 from phalanx.cluster.recovery import EVIDENCE_KEPT, broken, own_failure, slow
 
+MORE_DRAINS = 2  # times that a gang with unsaved steps is given its deadline again
+FOR_OTHERS = ("preempted_for", "reclaimed", "window_opens")
+
 sentences(
     {
         "hang": "no step after step {step} ({nodes})",
@@ -35,6 +38,7 @@ sentences(
         "corrupt_unknown": "replicas disagree since step {step}, and nobody knows which is wrong",
         "third_opinion": "{node} gives way: replicas disagree at step {step} for the second time",
         "stuck": "did not answer twice ({nodes})",
+        "drain_on": "its last {steps} steps are not safe yet: it is given more time to leave",
         "drain_late": "its last {lost} steps were not safe in time: it goes on after step {step}",
         "resend": "no answer yet: asked again",
     }
@@ -118,6 +122,8 @@ def no_answer(ctx: Context, job: Job, nodes: tuple[int, ...]) -> None:
     gang, placement = gang_of(job), job.placement
     assert placement is not None
     if gang.phase == "draining":
+        if _drains_on(ctx, job):
+            return
         assert gang.ending is not None
         ending, why = gang.ending, gang.ending_why
         if job.committed > job.durable:
@@ -143,6 +149,24 @@ def no_answer(ctx: Context, job: Job, nodes: tuple[int, ...]) -> None:
             health.suspect(ctx, node, "stuck")
     if job.gang is not None and job.gang.phase != "settling":
         broken(ctx, job, placement.nodes[0], "no_answer", lost=False)
+
+
+def _drains_on(ctx: Context, job: Job) -> bool:
+    """Whether a gang that has not left in time is given more, since only its memory has some steps.
+
+    Not where others were promised its nodes.
+    """
+    gang, placement = gang_of(job), job.placement
+    assert placement is not None
+    unsafe = job.committed - job.durable
+    if unsafe <= 0 or gang.attempts >= MORE_DRAINS or gang.ending_why.code in FOR_OTHERS:
+        return False
+    limit_ns = timeouts_of(ctx, job).drain_ns
+    gang.deadline_ns = enter(ctx, job, "draining", limit_ns, attempts=gang.attempts + 1)
+    ctx.notify(reason("drain_on", steps=unsafe), job=job.id, level="warning")
+    for order in outstanding(ctx, job):
+        ctx.emit(placement.nodes, order)
+    return True
 
 
 def on_slow_rank(ctx: Context, fact: SlowRank) -> None:

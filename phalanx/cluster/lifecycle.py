@@ -95,7 +95,7 @@ def create(ctx: Context, spec: JobSpec) -> int:
             ctx.array_waiting.setdefault(first, {})[job.id] = None
             job.why = reason("array_width", width=width)
         elif waiting_for:
-            job.why = dependencies.waiting(job)
+            job.why = dependencies.waiting(ctx, job)
         else:
             let_in(ctx, job)
     if never is not None:
@@ -225,7 +225,7 @@ def next_of_array(ctx: Context, job: Job) -> None:
         following = ctx.view.jobs[next(iter(waiting))]
         del waiting[following.id]
         if following.waiting_for:
-            following.why = dependencies.waiting(following)
+            following.why = dependencies.waiting(ctx, following)
         elif not following.never:
             let_in(ctx, following)
     if not waiting:

@@ -75,7 +75,7 @@ class Pass:
         left = max(1, self._policy.reservations)
         while (found := front.pop()) is not None:
             number, lane, demand, source = found
-            if self._queue.gate(self._view, lane, demand.gpus) is not None:
+            if self._queue.gate(self._view, lane, demand.least_gpus) is not None:
                 continue  # its lane waits; what else it holds is looked at behind the others
             job = self._view.jobs[number]
             code = "first_in_line"
@@ -93,17 +93,20 @@ class Pass:
         front = Front(self._queue.waiting, self._ranks)
         room = room_of(self._view.fleet)
         free: dict[tuple[tuple[int, ...], int], Nodes] = {}
+        left: dict[tuple[tuple[int, ...], int, int | None], int] = {}  # nodes nobody was promised
+        classes = len(self._view.fleet.classes)
         promised, where = self._queue.state.reserved, self._queue.waiting.where
         # Jobs that were promised nodes fare unlike others with the same demand.
         unlike = {id(where[number][1]) for number in promised if number in where}
         hopeful: dict[int, None] = {}
         for demand in self._queue.waiting.demands.values():
-            asked, shape = demand.request, demand.request.shape
-            key = (room.suiting(shape, asked.constraint, asked.partition), shape.slot_gpus)
-            if key not in free:
-                free[key] = room.with_free(*key)
-            least = shape.slots(min(shape.floor, asked.replicas))
-            if (free[key] & ~self._promised(demand.bound_ns)).bit_count() >= least:
+            key = (demand.suiting(room, classes), demand.request.shape.slot_gpus)
+            bound = demand.bound_ns
+            if (*key, bound) not in left:
+                if key not in free:
+                    free[key] = room.with_free(*key)
+                left[(*key, bound)] = (free[key] & ~self._promised(bound)).bit_count()
+            if left[(*key, bound)] >= demand.least_slots:
                 hopeful[id(demand)] = None
                 front.add_all(demand)
         looked = 0
@@ -115,7 +118,7 @@ class Pass:
             if id(demand) not in hopeful:
                 continue
             looked += 1
-            if self._queue.gate(self._view, lane, demand.gpus) is not None:
+            if self._queue.gate(self._view, lane, demand.least_gpus) is not None:
                 continue
             started = self._try(self._view.jobs[number], lane, demand, "backfilled")
             if started or number in promised or self._view.reservations:
@@ -187,7 +190,8 @@ class Pass:
 
     def _place(self, job: Job, demand: Demand, closed: Nodes) -> Placement | None:
         """A place for all replicas, or for as many as there is room for, if it is elastic."""
-        request = structs.replace(demand.request, job=job.id, closed=closed)
+        most = self._queue.most_replicas(self._view, job, demand)
+        request = structs.replace(demand.request, job=job.id, closed=closed, replicas=most)
         found = place(self._view.fleet, request)
         if isinstance(found, Placement):
             return found
@@ -228,7 +232,7 @@ class Pass:
         oldest = sorted(entry for entry in first if entry[0] <= limit)
         for _, number in oldest[: self._policy.starving_reservations]:
             lane, demand, _ = waiting.where[number]
-            if self._queue.gate(self._view, lane, demand.gpus) is None:
+            if self._queue.gate(self._view, lane, demand.least_gpus) is None:
                 self._reserve(self._view.jobs[number], demand, firm=True)
 
     def _claims(self, job: Job, demand: Demand) -> bool:

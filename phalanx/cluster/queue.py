@@ -30,7 +30,7 @@ from phalanx.cluster.reasons import Reason, reason
 from phalanx.cluster.request import held_by
 from phalanx.cluster.room import Nodes, set_of_nodes
 from phalanx.cluster.state import View
-from phalanx.cluster.waiting import Front, Lane, Ranks, Waiting, base_parts
+from phalanx.cluster.waiting import Demand, Front, Lane, Ranks, Waiting, base_parts, gpus_of
 from phalanx.cluster.why import explain
 
 __all__ = [
@@ -255,6 +255,29 @@ class Queue:
             most = qos.most_gpus
             return reason("at_qos_limit", qos=lane.qos, held=used, most=most, gpus=gpus)
         return None
+
+    def allowance(self, view: View, team: str, qos: str) -> int:
+        """GPUs that a team may still take for jobs of a class of service."""
+        quota, rule = view.quotas.get(team), view.policy.queue.qos.get(qos)
+        left = view.fleet.total_gpus
+        if quota is not None and quota.ceiling:
+            left = min(left, quota.ceiling - self.state.held.get(team, 0))
+        if rule is not None and rule.most_gpus:
+            left = min(left, rule.most_gpus - self.qos_gpus.get(qos, 0))
+        return max(0, left)
+
+    def most_replicas(self, view: View, job: Job, demand: Demand) -> int:
+        """Replicas that a job may start with: an elastic one takes what its limits leave."""
+        wanted = demand.request.replicas
+        if demand.least_gpus == demand.gpus:
+            return wanted
+        left = self.allowance(view, job.spec.team, job.spec.qos)
+        low, high = min(job.spec.gang.floor, wanted), wanted
+        while low < high:
+            middle = (low + high + 1) // 2
+            fits = gpus_of(view, job, middle) <= left
+            low, high = (middle, high) if fits else (low, middle - 1)
+        return low
 
 
 def take(view: View, job: Job, placement: Placement) -> None:

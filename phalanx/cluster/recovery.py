@@ -34,8 +34,9 @@ sentences(
 
 def broken(ctx: Context, job: Job, node: int, cause: str, *, lost: bool) -> None:
     """Part of a gang no longer works. ``lost``: what the node kept in memory is gone too."""
-    placement, gang = job.placement, gang_of(job)
-    assert placement is not None
+    placement, gang = job.placement, job.gang
+    if placement is None or gang is None:
+        return  # another part of it was enough to make it leave
     if node in placement.spares:
         drop_spare(ctx, job, node)
         return

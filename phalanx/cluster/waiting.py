@@ -15,6 +15,7 @@ from phalanx.cluster.horizon import bound_ns, length_ns
 from phalanx.cluster.job import GangShape, Job
 from phalanx.cluster.policy import QueuePolicy
 from phalanx.cluster.request import Request, request_of
+from phalanx.cluster.room import Room
 from phalanx.cluster.state import View
 
 LARGEST_BITS = 17  # a gang of 100,000 GPUs has the whole of ``size_weight``
@@ -36,13 +37,25 @@ class Lane:
 class Demand:
     """What some pending jobs ask for alike, and for how long."""
 
-    def __init__(self, key: Key, request: Request, gpus: int) -> None:
+    def __init__(self, key: Key, request: Request, gpus: int, least_gpus: int) -> None:
         self.key = key
         self.request = request  # of any of them
         self.gpus = gpus
+        self.least_gpus = least_gpus  # of the fewest replicas that they start with
+        shape = request.shape
+        self.least_slots = shape.slots(min(shape.floor, request.replicas))
+        self._suiting: tuple[int, tuple[int, ...]] = (-1, ())  # classes that the fleet had, found
         self.bound_ns = key[-2]  # the longest that they hold nodes; None: nobody says
         self.length_ns = key[-1]  # how long they hold them as far as one can tell
         self.lanes: dict[Lane, list[Entry]] = {}  # sorted
+
+    def suiting(self, room: Room, classes: int) -> tuple[int, ...]:
+        """Classes of nodes that would do, of so many that the fleet has."""
+        if self._suiting[0] != classes:
+            asked = self.request
+            found = room.suiting(asked.shape, asked.constraint, asked.partition)
+            self._suiting = (classes, found)
+        return self._suiting[1]
 
 
 class Waiting:
@@ -65,7 +78,9 @@ class Waiting:
         key = (spec.gang, job.wanted_replicas, *where, spec.spares, bound, length)
         demand = self.demands.get(key)
         if demand is None:
-            demand = Demand(key, request_of(job, 0, view.policy), gpus_of(view, job))
+            least = min(spec.gang.floor, job.wanted_replicas)
+            gpus, least_gpus = gpus_of(view, job), gpus_of(view, job, least)
+            demand = Demand(key, request_of(job, 0, view.policy), gpus, least_gpus)
             self.demands[key] = demand
         place = (spec.team, spec.qos, sum(base_parts(view.policy.queue, job).values()))
         lane = self.lanes.get(place)
@@ -97,10 +112,9 @@ class Waiting:
 def gpus_of(view: View, job: Job, replicas: int = 0) -> int:
     """GPUs that a job will hold, spares included."""
     shape = job.spec.gang
-    each = shape.slot_gpus
-    if shape.whole_nodes:
-        each = max((known.gpus for known in view.fleet.classes), default=each)
-    return (shape.slots(replicas or job.wanted_replicas) + job.spec.spares) * each
+    node = max((known.gpus for known in view.fleet.classes), default=shape.slot_gpus)
+    each = node if shape.whole_nodes else shape.slot_gpus
+    return shape.slots(replicas or job.wanted_replicas) * each + job.spec.spares * node
 
 
 def base_parts(policy: QueuePolicy, job: Job) -> dict[str, int]:

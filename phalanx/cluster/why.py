@@ -53,7 +53,7 @@ def explain(queue: Queue, view: View, number: int) -> Pending:
     parts = base_parts(view.policy.queue, job)
     parts |= {"age": age, "fair_share": fair, "quota": quota}
     promise = queue.state.reserved.get(number)
-    why = queue.gate(view, lane, demand.gpus)
+    why = queue.gate(view, lane, demand.least_gpus)
     if why is not None:
         return Pending(why, None, parts)
     ahead, gpus_ahead, work_ahead = _ahead(queue, ranks, number)

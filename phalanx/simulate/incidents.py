@@ -68,6 +68,12 @@ class Incidents:
         self._times = draws.stream("fault", "time")
         self._each = draws.stream("fault", "each")
         self._lemons = lemons(scenario, len(fleet), draws)
+        few = draws.stream("corrupting")
+        count = min(scenario.faults.corrupting_nodes, len(fleet))
+        chosen: dict[int, None] = {}
+        while len(chosen) < count:
+            chosen[few.below(len(fleet))] = None
+        self._corrupting = list(chosen)
 
     def __iter__(self) -> Iterator[Incident]:
         if self.per_day <= 0:
@@ -84,7 +90,7 @@ class Incidents:
         luck = self._each.at(number)
         point = luck.uniform() * self._cumulated[-1]
         cause = self._causes[bisect_right(self._cumulated, point, hi=len(self._cumulated) - 1)]
-        first = self._node(luck.uniform(), luck.uniform())
+        first = self._node(cause, luck.uniform(), luck.uniform())
         own = self._scenario.repair
         hours = cause.repair_hours if own.hours is None or not cause.repair_hours else own.hours
         # A lognormal factor whose mean is one.
@@ -99,9 +105,11 @@ class Incidents:
             quantile=luck.uniform(),
         )
 
-    def _node(self, which: float, kind: float) -> int:
+    def _node(self, cause: Cause, which: float, kind: float) -> int:
         """A node at random; lemons have their own part of all faults."""
         faults = self._scenario.faults
+        if self._corrupting and cause.symptom == "corruption":
+            return self._corrupting[int(which * len(self._corrupting))]
         heavy = faults.lemon_share * faults.lemon_factor
         if self._lemons and kind < heavy / (heavy + 1 - faults.lemon_share):
             return self._lemons[int(which * len(self._lemons))]

@@ -16,6 +16,7 @@ from phalanx.cluster.core import Core
 from phalanx.cluster.events import Event
 from phalanx.cluster.fleet import NodeState
 from phalanx.cluster.job import Job
+from phalanx.simulate.site_rules import SiteRules
 
 RULES = {
     "crash": "the core must never raise",
@@ -23,6 +24,10 @@ RULES = {
     "whole_gang": "a gang has all its slots, or none",
     "books": "what the fleet says a job holds is what its placement says",
     "quota": "a team never holds more than its ceiling, and nothing is counted twice",
+    "array": "no more members of an array run than its width allows",
+    "dependency": "a job starts after what it waits for, and waits for ever only if it must",
+    "window": "reserved nodes are used by those they are reserved for",
+    "limit": "no job outlasts its time limit or its budget by more than it takes to leave",
     "starved": "no job waits for ever",
     "quarantined": "a quarantined node holds no work",
     "spares": "a spare holds no work, and a job's spare belongs to a job that runs",
@@ -69,9 +74,10 @@ class Invariants:
     def watch(self, core: Core) -> None:
         """This core is the one from now on; it may know events that the last one did not handle."""
         self.core = core
+        self._site = SiteRules(core, self.add)
         self._placements, self._claims = {}, {}
         for number in core.view.active:
-            self._gang(core.view.jobs[number])
+            self._gang(core.view.jobs[number], seen=True)
         if self._replay_events:
             self._snapshot = core.snapshot()
             self._tail = []
@@ -113,6 +119,7 @@ class Invariants:
         self._spares()
         self._quotas()
         self._flushes()
+        self._site.sweep()
         try:
             self.core.ledger.check(view)
         except Exception as error:
@@ -152,7 +159,7 @@ class Invariants:
         if isinstance(body, Restore) and body.source == "remote" and body.step > job.durable:
             self.add("committed", f"job {job.id}: step {body.step} was never durable")
 
-    def _gang(self, job: Job) -> None:
+    def _gang(self, job: Job, seen: bool = False) -> None:
         placement = job.placement
         nodes = placement.nodes if placement else ()
         masks = placement.gpus if placement else ()
@@ -165,6 +172,8 @@ class Invariants:
             self._placements.pop(job.id, None)
             return
         self._placements[job.id] = (nodes, masks)
+        if not before[0] and not seen:
+            self._site.started(job)
         shape = job.spec.gang
         if len(nodes) != shape.slots(placement.replicas) or len(set(nodes)) != len(nodes):
             wanted = shape.slots(placement.replicas)

@@ -163,6 +163,9 @@ class FaultPart(Section, frozen=True, kw_only=True):
     """Nodes that fail more often than others."""
     lemon_factor: Annotated[float, Meta(ge=1, le=1e4)] = 10.0
     """How much more often; the rate of the whole fleet stays the same."""
+    corrupting_nodes: Natural = 0
+    """Nodes that all silent corruptions come from (7 hosts caused 37 of them in one fleet); 0: any
+    node may."""
     slow_per_1000_node_days: Rate = 0.0
     """Nodes that become slow rather than fail."""
     slow_minutes: Annotated[float, Meta(gt=0, le=1e6)] = 24.0
@@ -248,6 +251,9 @@ class ChaosPart(Section, frozen=True, kw_only=True):
     """Messages that overtake others."""
     skew_seconds: Seconds = 30.0
     """Largest error of a node's clock."""
+    busy: Fraction = 0.5
+    """Seeds with a busy site: teams with quotas, classes of service that preempt, time limits,
+    budgets, arrays, dependencies, and people who reserve nodes and change all of it."""
     kinds: tuple[str, ...] = ()
     """Kinds of faults to inject; empty: all (``phalanx simulate faults`` lists them)."""
 

@@ -108,6 +108,26 @@ def test_afterok_of_a_failed_job_can_never_be_satisfied_and_says_so():
     assert "can never start" in str(late.why)
 
 
+def test_who_waits_for_a_job_that_can_never_start_is_told_and_freed_by_its_cancellation():
+    drive = Drive()
+    first = drive.submit(gang=ONE)
+    second = drive.submit(gang=ONE, after=(Dependency("afterok", first.id),))
+    third = drive.submit(gang=ONE, after=(Dependency("afterok", second.id),))
+    chain = [third]
+    for _ in range(1500):
+        chain.append(drive.submit(gang=ONE, after=(Dependency("afterok", chain[-1].id),)))
+    patient = drive.submit(gang=ONE, after=(Dependency("afterany", third.id),))
+    drive.tell(Cancel(job=first.id))
+    assert second.never and all(job.never for job in chain)
+    assert "can itself never start" in str(third.why)
+    assert not patient.never and f"job {third.id}, which can never start" in str(patient.why)
+    late = drive.submit(gang=ONE, after=(Dependency("afterok", third.id),))
+    assert late.never and "can itself never start" in str(late.why)
+    drive.tell(Cancel(job=third.id))
+    drive.wait(SECOND)
+    assert patient.state == "forming"
+
+
 def test_a_singleton_waits_for_its_namesakes():
     drive = Drive()
     spec = {"name": "nightly", "user": "ada", "gang": ONE, "after": (Dependency("singleton"),)}
@@ -222,7 +242,10 @@ def test_a_gang_that_does_not_drain_in_time_is_ended_anyway():
     drive = Drive()
     job = drive.running()
     drive.tell(Requeue(job=job.id))
-    drive.wait(30 * SECOND)
+    drive.wait(20 * SECOND)
+    assert job.state == "draining"  # nobody else wants its nodes: it is given more time
+    assert "drain_on" in [note.reason.code for note in drive.bodies(Notify)]
+    drive.wait(40 * SECOND)
     assert job.state == "forming" and job.generation == 2
     assert job.durable == 100
     told = [note for note in drive.bodies(Notify) if note.reason.code == "drain_late"]
@@ -295,9 +318,11 @@ def test_a_job_may_go_back_into_the_queue_at_its_time_limit_again_and_again():
     drive = Drive()
     job = drive.running(steps=10, time_limit_ns=3600 * SECOND, requeue_at_limit=True)
     for generation in (1, 2):
-        drive.wait(3700 * SECOND)
-        assert job.state in ("draining", "forming")
-        drive.wait(100 * SECOND)
+        drive.wait(job.started_ns + 3605 * SECOND - drive.now_ns)
+        assert job.state == "draining"
+        fact = GangDrained(job=job.id, generation=job.generation, step=job.step, durable=True)
+        drive.tell(fact, SECOND)
+        drive.wait(SECOND)
         assert job.generation > generation
         drive.run(job)
 
@@ -403,3 +428,14 @@ def test_the_next_of_an_array_still_waits_for_what_the_array_waits_for():
     finish(drive, first)
     drive.wait(SECOND)
     assert [job.state for job in members] == ["cancelled", "forming", "pending"]
+
+
+def test_a_gang_that_drains_late_keeps_its_steps_where_nobody_waits_for_its_nodes():
+    drive = Drive()
+    job = drive.running()
+    drive.tell(Requeue(job=job.id))
+    drive.wait(25 * SECOND)  # storage was away; the checkpoint comes after the first deadline
+    drive.tell(GangDrained(job=job.id, generation=job.generation, step=job.step, durable=True))
+    drive.wait(SECOND)
+    assert job.durable == job.step == 150
+    assert not [note for note in drive.bodies(Notify) if note.reason.code == "drain_late"]

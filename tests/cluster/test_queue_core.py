@@ -11,12 +11,15 @@ from phalanx.cluster.events import (
     Defragment,
     GangDrained,
     JobFinished,
+    NoProgress,
+    Requeue,
+    Scale,
     SetQuota,
     SetReservation,
     Submit,
 )
 from phalanx.cluster.job import GangShape, Job, JobSpec
-from phalanx.cluster.policy import Policy, Qos, QueuePolicy, Quota
+from phalanx.cluster.policy import Policy, Qos, QueuePolicy, Quota, RecoveryPolicy
 from tests.cluster.drive import EXPECTED, SECOND, Drive
 from tests.cluster.test_fuzz import POLICY, World
 
@@ -175,3 +178,59 @@ def test_a_contested_queue_breaks_no_invariant(seed: int) -> None:
 def test_a_contested_queue_breaks_no_invariant_for_long() -> None:
     for seed in range(1000, 4000):
         Contested(seed, CONTESTED).run(150)
+
+
+def limited() -> Policy:
+    """A site where team "red" may hold 24 GPUs, and class "few" 16."""
+    return Policy(
+        queue=QueuePolicy(
+            quotas={"red": Quota(gpus=8, ceiling=24)},
+            qos={"normal": Qos(), "few": Qos(most_gpus=16)},
+        ),
+        recovery=RecoveryPolicy(grow_after_ns=SECOND),
+    )
+
+
+ELASTIC = GangShape(replicas=4, least_replicas=1, tensor=8, slot_gpus=8, slot_cpus=8)
+
+
+@pytest.mark.parametrize(
+    ("fields", "most"), [({"team": "red"}, 3), ({"qos": "few"}, 2), ({"team": "blue"}, 4)]
+)
+def test_an_elastic_job_starts_and_grows_within_the_limits_of_its_team_and_class(
+    fields: dict[str, str], most: int
+) -> None:
+    drive = Drive(8, limited())
+    job = drive.submit(gang=ELASTIC, **fields)
+    assert job.state == "forming" and job.placement.replicas == most
+    drive.run(job)
+    drive.tell(Scale(job=job.id, replicas=1))
+    drive.run(job)
+    assert job.placement.replicas == 1
+    drive.wait(60 * SECOND)
+    drive.tell(Scale(job=job.id, replicas=4))
+    drive.run(job)
+    drive.wait(1000 * SECOND)
+    assert job.placement.replicas == most
+
+
+def test_spares_count_against_the_limits_of_a_team() -> None:
+    drive = Drive(8, limited())
+    job = drive.submit(gang=structs.replace(ELASTIC, least_replicas=0, replicas=3), team="red")
+    drive.run(job)
+    refused = drive.submit(
+        gang=structs.replace(ELASTIC, least_replicas=0, replicas=1), team="red", spares=1
+    )
+    assert refused.state == "pending"
+    why = drive.core.queue.explain(drive.core.view, refused.id).reason
+    assert "ceiling" in why.code or "24" in str(why)
+
+
+def test_a_gang_that_must_leave_and_misses_several_nodes_leaves_once() -> None:
+    drive = Drive(8)
+    job = drive.running(gang=structs.replace(ELASTIC, least_replicas=0, replicas=3))
+    drive.tell(Requeue(job=job.id))
+    assert job.state == "draining"
+    nodes = job.placement.nodes[:2]
+    drive.tell(NoProgress(job=job.id, generation=job.generation, step=job.step, nodes=nodes))
+    assert job.state in ("pending", "forming")

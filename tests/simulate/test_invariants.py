@@ -12,14 +12,18 @@ from phalanx.cluster.commands import Command, Form, Restore
 from phalanx.cluster.core import Core
 from phalanx.cluster.events import Event, Tick
 from phalanx.cluster.fleet import Held, NodeState
-from phalanx.cluster.policy import Quota, StoragePolicy
+from phalanx.cluster.job import Array, Dependency, GangShape
+from phalanx.cluster.policy import Qos, Quota, StoragePolicy
 from phalanx.cluster.queue import Queue
 from phalanx.cluster.reasons import reason
+from phalanx.cluster.state import Reservation
 from phalanx.simulate.chaos.lineage import Lineage
 from phalanx.simulate.chaos.runner import play
 from phalanx.simulate.invariants import RULES, Invariants
 from phalanx.simulate.load import load_scenario
 from tests.cluster.drive import SECOND, Drive
+
+ONE = GangShape(replicas=1, tensor=8, slot_gpus=8, slot_cpus=8)
 
 
 def checked(break_it: Callable[[Drive, Invariants], None]) -> set[str]:
@@ -116,6 +120,76 @@ def all_write_at_once(drive: Drive, checks: Invariants) -> None:
     drive.core.writing.update({1: drive.now_ns, 2: drive.now_ns})
 
 
+def too_many_of_an_array(drive: Drive, checks: Invariants) -> None:
+    job = drive.submit(gang=ONE, array=Array(2, 2))
+    for number in (job.id, job.id + 1):
+        member = drive.core.view.jobs[number]
+        member.spec = structs.replace(member.spec, array=Array(2, 1))
+
+
+def before_its_time(drive: Drive, checks: Invariants) -> None:
+    job = drive.submit(gang=ONE)
+    job.spec = structs.replace(job.spec, after=(Dependency("afterok", 1),))
+
+
+def beside_its_namesake(drive: Drive, checks: Invariants) -> None:
+    job = drive.submit(gang=ONE, name="other")
+    job.spec = structs.replace(job.spec, after=(Dependency("singleton"),))
+
+
+def on_reserved_nodes(drive: Drive, checks: Invariants) -> None:
+    job = drive.submit(gang=ONE)
+    window = {"name": "w", "start_ns": 0, "end_ns": drive.now_ns + SECOND}
+    nodes = job.placement.nodes
+    drive.core.view.reservations["w"] = Reservation(**window, nodes=nodes, teams=("others",))
+
+
+def stays_on_reserved_nodes(drive: Drive, checks: Invariants) -> None:
+    view, nodes = drive.core.view, drive.core.view.jobs[1].placement.nodes
+    window = Reservation(name="w", start_ns=0, end_ns=1 << 60, nodes=nodes)
+    view.reservations["w"] = window
+    checks.sweep()
+    view.now_ns += 3600 * SECOND  # and nobody had it emptied
+    drive.core.ledger.advance(view, view.now_ns)
+
+
+def outlasts_its_limit(drive: Drive, checks: Invariants) -> None:
+    job = drive.core.view.jobs[1]
+    job.spec = structs.replace(job.spec, time_limit_ns=SECOND)
+    job.ran_ns = 10**5 * SECOND
+
+
+def outlasts_its_budget(drive: Drive, checks: Invariants) -> None:
+    drive.core.view.jobs[1].budget_gpu_seconds = 1
+    drive.core.view.now_ns += 10**5 * SECOND
+    drive.core.ledger.advance(drive.core.view, drive.core.view.now_ns)
+
+
+def above_its_class(drive: Drive, checks: Invariants) -> None:
+    view = drive.core.view
+    rules = structs.replace(view.policy.queue, qos={"normal": Qos(most_gpus=8)})
+    view.policy = structs.replace(view.policy, queue=rules)
+
+
+SITE_BROKEN = [
+    ("array", too_many_of_an_array),
+    ("dependency", before_its_time),
+    ("dependency", beside_its_namesake),
+    ("window", on_reserved_nodes),
+    ("window", stays_on_reserved_nodes),
+    ("limit", outlasts_its_limit),
+    ("limit", outlasts_its_budget),
+    ("quota", above_its_class),
+]
+
+
+@pytest.mark.parametrize(("rule", "break_it"), SITE_BROKEN)
+def test_a_site_whose_rules_are_broken_is_caught(
+    rule: str, break_it: Callable[[Drive, Invariants], None]
+) -> None:
+    assert rule in checked(break_it)
+
+
 BROKEN = {
     "one_gang": two_gangs,
     "whole_gang": half_gang,
@@ -204,4 +278,5 @@ def test_a_core_that_raises_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_every_rule_is_broken_somewhere_in_this_file() -> None:
     elsewhere = {"two_generations", "exactly_once", "liveness", "crash"}
+    elsewhere |= {rule for rule, _ in SITE_BROKEN}
     assert set(BROKEN) | elsewhere == set(RULES)

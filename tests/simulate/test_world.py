@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from phalanx.cluster.fleet import NodeState
 from phalanx.plan.failures import linear_goodput
-from phalanx.simulate.incidents import expected_interruptions
+from phalanx.simulate.draws import Draws
+from phalanx.simulate.incidents import Incidents, expected_interruptions
 from phalanx.simulate.load import load_scenario
 from phalanx.simulate.result import SeedResult
 from phalanx.simulate.runner import played, run_seed, run_seeds
@@ -188,6 +190,22 @@ def test_corruption_takes_steps_back_and_the_culprit_out() -> None:
     result = run(*common)
     assert result.by_cause.keys() == {"silent_corruption"}
     assert result.buckets["recompute"] > 0
+
+
+def test_silent_corruption_may_come_from_a_few_nodes_which_are_quarantined() -> None:
+    common = [*PLAIN, "days=30", "faults.per_1000_node_days=0", "faults.causes.silent_corruption=9"]
+    scenario = load_scenario("llama3-54d", [*common, "faults.corrupting_nodes=7"])
+    result, world, _ = played(scenario, 0)
+    incidents = Incidents(scenario, world.fleet, Draws(0))
+    faults = [fault for _, fault in zip(range(37), incidents, strict=False)]
+    assert len({fault.nodes for fault in faults}) <= 7 < len(faults)
+    guilty = {node for fault in faults for node in fault.nodes}
+    caught = {
+        node
+        for node, changes in world.fleet.history.items()
+        if any(change.state is NodeState.QUARANTINED for change in changes)
+    }
+    assert result.interruptions and caught and caught <= guilty
 
 
 def test_a_seed_is_played_again_to_the_same_end() -> None:

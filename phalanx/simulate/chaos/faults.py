@@ -5,23 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from phalanx.cluster.events import (
-    Corruption,
-    DrainNode,
-    QuarantineNode,
-    ReadmitNode,
-    Requeue,
-    Scale,
-)
+from phalanx.cluster.events import Corruption
 from phalanx.cluster.messages import Heartbeat
 from phalanx.simulate.chaos.network import CONTROLLER
+from phalanx.simulate.chaos.people import People
+from phalanx.simulate.chaos.site import MINUTE, SECOND
 
 if TYPE_CHECKING:
     from phalanx.simulate.chaos.host import Host
     from phalanx.simulate.chaos.world import ChaosWorld
 
-SECOND = 10**9
-MINUTE = 60 * SECOND
 NOTICED = 20 * SECOND  # a cut link breaks its connection after this long
 
 KINDS = {
@@ -51,6 +44,7 @@ KINDS = {
     "controller_crash": "the controller dies somewhere inside its next events",
     "failover": "a second controller takes over while the first one is alive",
     "people": "somebody drains, quarantines, readmits, requeues or scales",
+    "site_order": "somebody changes a quota, a reservation or a budget, holds or cancels a job",
 }
 
 
@@ -62,7 +56,9 @@ class Injector:
         self.luck = world.draws.stream("faults")
         self.counts: dict[str, int] = {}
         self.until_ns = int(world.part.fault_minutes * MINUTE)
-        self._kinds = world.part.kinds or tuple(KINDS)
+        self.people = People(world, self.luck)
+        # Orders about the site are given on busy sites alone, and beside the faults.
+        self._kinds = world.part.kinds or tuple(kind for kind in KINDS if kind != "site_order")
 
     def plan(self) -> None:
         """Puts all faults of the seed on the agenda."""
@@ -77,6 +73,12 @@ class Injector:
             kind = each.at(number).choice(self._kinds)
             self.world.agenda.at(int(time), self.inject, kind)
             number += 1
+
+    def plan_orders(self) -> None:
+        """On a busy site people give orders all the while."""
+        luck = self.world.draws.stream("orders")
+        for _ in range(3 + luck.below(8)):
+            self.world.agenda.at(luck.below(self.until_ns), self.inject, "site_order")
 
     def inject(self, kind: str) -> None:
         """Makes one fault happen."""
@@ -305,25 +307,7 @@ class Injector:
         self.world.take_over()
 
     def _people(self) -> None:
-        leader, luck = self.world.leader, self.luck
-        node = luck.below(len(self.world.hosts))
-        view = leader.core.view
-        jobs = list(view.active)
-        match luck.below(5):
-            case 0:
-                leader.tell(DrainNode(node=node, request="drain"))
-                self._later(60, 240, self._readmit, node)
-            case 1:
-                leader.tell(QuarantineNode(node=node, request="quarantine"))
-                self._later(60, 240, self._readmit, node)
-            case 2:
-                leader.tell(ReadmitNode(node=node, request="readmit"))
-            case 3 if jobs:
-                leader.tell(Requeue(job=luck.choice(jobs), request="requeue"))
-            case 4 if jobs:
-                job = view.jobs[luck.choice(jobs)]
-                replicas = job.spec.gang.floor + luck.below(job.spec.gang.ceiling)
-                leader.tell(Scale(job=job.id, replicas=replicas, request="scale"))
+        self.people.about_nodes_and_gangs()
 
-    def _readmit(self, node: int) -> None:
-        self.world.leader.tell(ReadmitNode(node=node, request="readmit"))
+    def _site_order(self) -> None:
+        self.people.about_the_site()

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 
 from phalanx.cluster.report import fleet_share
 from phalanx.simulate.chaos.faults import Injector
-from phalanx.simulate.chaos.world import MINUTE, MOST_CALLS, ChaosWorld
+from phalanx.simulate.chaos.site import MINUTE
+from phalanx.simulate.chaos.world import MOST_CALLS, ChaosWorld
 from phalanx.simulate.result import SeedResult
 from phalanx.simulate.scenario import Scenario
 from phalanx.simulate.story import clock
@@ -34,7 +35,7 @@ def run_chaos(scenario: Scenario, seed: int) -> SeedResult:
         formations=world.record.formations,
         days=world.agenda.now_ns / (24 * 60 * MINUTE),
         gpus=world.leader.core.view.fleet.total_gpus,
-        jobs=len(world.specs),
+        jobs=world.jobs,
         jobs_done=sum(job.state == "done" for job in jobs),
         jobs_failed=sum(job.state == "failed" for job in jobs),
         events=world.events,
@@ -53,9 +54,12 @@ def play(scenario: Scenario, seed: int, loud: bool = False) -> tuple[ChaosWorld,
     try:
         world.start()
         injector.plan()
+        if world.busy:
+            injector.plan_orders()
         end = injector.until_ns + int(scenario.chaos.quiet_minutes * MINUTE)
         _until(world, injector.until_ns)
         world.heal()
+        injector.people.tidy_up()
         while world.agenda.now_ns < end and not world.settled():
             _until(world, world.agenda.now_ns + LOOK)
         world.judge()

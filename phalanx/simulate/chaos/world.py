@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import traceback
 
+from msgspec import structs
+
 from phalanx.cluster.commands import Command, Form
 from phalanx.cluster.core import Core
 from phalanx.cluster.events import (
+    Cancel,
     Corruption,
     Event,
     GangReady,
@@ -15,34 +18,35 @@ from phalanx.cluster.events import (
     NodeRepaired,
     Submit,
 )
-from phalanx.cluster.fleet import Fleet, Node, NodeState
-from phalanx.cluster.job import Expected, GangShape, Job, JobSpec
-from phalanx.cluster.policy import (
-    HealthPolicy,
-    Policy,
-    RecoveryPolicy,
-    SparePolicy,
-    StoragePolicy,
-    TimeoutPolicy,
-)
+from phalanx.cluster.fleet import NodeState
+from phalanx.cluster.job import Dependency, Job, JobSpec
+from phalanx.cluster.policy import QueuePolicy
 from phalanx.cluster.timeouts import derive
 from phalanx.simulate.agenda import Agenda
 from phalanx.simulate.chaos.controller import Controller
 from phalanx.simulate.chaos.host import Host
 from phalanx.simulate.chaos.lineage import Lineage
 from phalanx.simulate.chaos.network import Network
+from phalanx.simulate.chaos.site import (
+    MINUTE,
+    NODE_GPUS,
+    SECOND,
+    Wanted,
+    busy_jobs,
+    busy_queue,
+    make_fleet,
+    make_policy,
+    usual_jobs,
+)
 from phalanx.simulate.chaos.stores import LogStore, Remote
 from phalanx.simulate.chaos.workers import Workers
 from phalanx.simulate.draws import Draws
 from phalanx.simulate.invariants import Invariants
 from phalanx.simulate.record import Record
 from phalanx.simulate.scenario import ChaosPart
-from phalanx.simulate.shape import ns
+from phalanx.simulate.site_rules import members
 from phalanx.simulate.story import Story
 
-SECOND = 10**9
-MINUTE = 60 * SECOND
-NODE_GPUS = 4
 SWEEP_EVENTS = 40
 REPLAY_EVENTS = 120
 LEADERSHIP = 30 * SECOND  # a leader looks so often whether it still is one
@@ -69,16 +73,22 @@ class ChaosWorld:
         shape = draws.stream("shape")
         count = max(2, part.nodes - shape.below(part.nodes // 2 + 1))
         one_writer = draws.stream("storage").chance(0.5)
-        self.policy = _policy(spares=shape.below(2), flushes=1 if one_writer else 0)
-        core = Core(_fleet(count), self.policy)
+        site = draws.stream("site")
+        self.busy = site.chance(part.busy)
+        queue = busy_queue(count * NODE_GPUS) if self.busy else QueuePolicy()
+        self.policy = make_policy(shape.below(2), 1 if one_writer else 0, queue)
+        core = Core(make_fleet(count), self.policy)
         self.checks = Invariants(core, SWEEP_EVENTS, REPLAY_EVENTS)
         self.complain = self.checks.add
         self.lineage = Lineage(self.complain)
         self.store = LogStore(core)
         self.leader = Controller(self, core, 1)
         self.workers = Workers(self)
-        self.specs = _jobs(shape, part, count)
-        limits = derive(self.policy.timeouts, self.specs[0].expected)
+        usual = usual_jobs(shape, part, count)
+        found = busy_jobs(site, usual, count) if self.busy else [Wanted(spec) for spec in usual]
+        self.wanted = found
+        self.cancelled: dict[int, None] = {}  # jobs that somebody cancelled
+        limits = derive(self.policy.timeouts, usual[0].expected)
         beat = self.policy.timeouts.heartbeat_ns
         self.hosts = [Host(self, node, limits.lease_ns, beat) for node in range(count)]
         for host in self.hosts:
@@ -91,21 +101,26 @@ class ChaosWorld:
         self.leader.start()
         for host in self.hosts:
             host.connect()
-        for number, spec in enumerate(self.specs):
-            self.agenda.after(number * 20 * SECOND, self._submit, spec)
+        for number in range(len(self.wanted)):
+            self.agenda.after(number * 20 * SECOND, self._submit, number)
         self.agenda.after(MINUTE, self._technician)
 
-    def _submit(self, spec: JobSpec) -> None:
-        before = len(self.leader.core.view.jobs)
-        self.leader.tell(Submit(spec=spec, request=spec.name))
-        if not self.leader.alive or len(self.leader.core.view.jobs) == before:
-            self.agenda.after(5 * SECOND, self._submit_again, spec)
+    def _submit(self, number: int) -> None:
+        """Asks until the job is there: the controller may be gone, or a job that it waits for."""
+        known = self._accepted()
+        if number in known:
+            return
+        wanted = self.wanted[number]
+        if all(other in known for _, other in wanted.after):
+            after = tuple(Dependency(kind, known[other]) for kind, other in wanted.after)
+            spec = structs.replace(wanted.spec, after=after, payload=str(number))
+            self.leader.tell(Submit(spec=spec, request=spec.name))
+        self.agenda.after(5 * SECOND, self._submit, number)
 
-    def _submit_again(self, spec: JobSpec) -> None:
-        """The client did not get an answer: it asks again, unless the job is there after all."""
-        names = [job.spec.name for job in self.leader.core.view.jobs.values()]
-        if spec.name not in names:
-            self._submit(spec)
+    def _accepted(self) -> dict[int, int]:
+        """Submissions that the core knows, with their (first) jobs."""
+        jobs = self.leader.core.view.jobs.values()
+        return {int(job.spec.payload): job.array_parent or job.id for job in jobs}
 
     def spec(self, job: int) -> JobSpec:
         """What was submitted."""
@@ -125,7 +140,12 @@ class ChaosWorld:
     def settled(self) -> bool:
         """Whether every job has ended."""
         jobs = self.leader.core.view.jobs.values()
-        return len(jobs) >= len(self.specs) and all(job.ended for job in jobs)
+        return len(jobs) >= self.jobs and all(job.ended for job in jobs)
+
+    @property
+    def jobs(self) -> int:
+        """Jobs that all submissions become."""
+        return sum(wanted.jobs for wanted in self.wanted)
 
     def judge(self) -> None:
         """After the quiet time: every job must have been done."""
@@ -133,15 +153,40 @@ class ChaosWorld:
         if self.checks.core is self.leader.core:
             self.checks.replay()
         view = self.leader.core.view
-        if len(view.jobs) < len(self.specs):
-            self.complain("liveness", f"{len(view.jobs)} of {len(self.specs)} jobs were accepted")
+        if len(view.jobs) < self.jobs:
+            self.complain("liveness", f"{len(view.jobs)} of {self.jobs} jobs were accepted")
         for job in view.jobs.values():
             if not job.ended:
                 phase = job.gang.phase if job.gang else "no gang"
                 told = f"job {job.id} is {job.state} ({phase}) at step {job.step}: {job.why}"
                 self.complain("liveness", told)
-            elif job.state != "done" and not job.spec.payload:
+            elif job.state != "done" and not self._may_end(job):
                 self.complain("liveness", f"job {job.id} {job.state} at step {job.step}: {job.why}")
+
+    def cancels(self, job: Job) -> None:
+        """Somebody cancels a job that can never start, as the core says."""
+        if not self._can_never(job):
+            self.complain("dependency", f"job {job.id} is said to wait for ever: {job.why}")
+        self.leader.tell(Cancel(job=job.id))
+
+    def _can_never(self, job: Job) -> bool:
+        """Whether something that must succeed first did not, or cannot."""
+        jobs = self.leader.core.view.jobs
+        return any(
+            jobs[number].state in ("failed", "cancelled") or jobs[number].never
+            for dependency in job.spec.after
+            if dependency.kind == "afterok"
+            for number in members(jobs, dependency.job)
+        )
+
+    def _may_end(self, job: Job) -> bool:
+        """Whether a job had a reason to end before it was done."""
+        spec = job.spec
+        return (
+            (job.state == "cancelled" and job.id in self.cancelled)
+            or (job.why.code == "time_limit" and spec.time_limit_ns and not spec.requeue_at_limit)
+            or (job.why.code == "budget" and bool(job.budget_gpu_seconds) and not job.forced)
+        )
 
     # Controllers.
 
@@ -149,6 +194,8 @@ class ChaosWorld:
         """The log has an event: it holds, even if the controller dies before it acts on it."""
         if isinstance(event.body, Corruption | LossSpike):
             self.rolled_back[event.body.job] = None
+        if isinstance(event.body, Cancel):
+            self.cancelled[event.body.job] = None
 
     def handled(self, controller: Controller, event: Event) -> list[Command]:
         """The core takes in an event, under the eyes of all invariants."""
@@ -290,71 +337,3 @@ class ChaosWorld:
             if whole and len(branches) == 1:
                 return branches.pop()
         return None
-
-
-def _fleet(count: int) -> Fleet:
-    return Fleet(
-        Node(
-            name=f"n{number}",
-            gpus=NODE_GPUS,
-            kind="h100",
-            rails=2,
-            rack=f"rack-{number // 2}",
-            leaf=f"leaf-{number // 4}",
-        )
-        for number in range(count)
-    )
-
-
-def _policy(spares: int, flushes: int) -> Policy:
-    return Policy(
-        spares=SparePolicy(nodes=spares),
-        storage=StoragePolicy(flushes=flushes),
-        timeouts=TimeoutPolicy(
-            heartbeat_ns=10 * SECOND, missed_heartbeats=3, round_trip_ns=3 * SECOND
-        ),
-        health=HealthPolicy(test_ns=MINUTE, breaker_least_nodes=3),
-        # Chaos kills the same step many times over; that is not the job's fault.
-        recovery=RecoveryPolicy(
-            same_step_failures=10_000, failed_formations=10_000, grow_after_ns=MINUTE
-        ),
-    )
-
-
-def _jobs(luck: object, part: ChaosPart, nodes: int) -> list[JobSpec]:
-    from phalanx.simulate.draws import Stream
-
-    assert isinstance(luck, Stream)
-    found = []
-    for number in range(1 + luck.below(part.jobs)):
-        slots = 1 + luck.below(max(1, nodes // 2))
-        elastic = slots > 1 and luck.chance(0.5)
-        half = luck.chance(0.3)
-        width = NODE_GPUS // 2 if half else NODE_GPUS
-        spec = JobSpec(
-            name=f"job-{number}",
-            user=f"user-{number}",
-            team=f"team-{number % 2}",
-            gang=GangShape(
-                replicas=slots,
-                least_replicas=1 if elastic else 0,
-                tensor=width,
-                slot_gpus=width,
-            ),
-            expected=Expected(
-                steps=60 + luck.below(90),
-                step_ns=ns(3.0 + 4 * luck.uniform()),
-                snapshot_steps=1,
-                checkpoint_steps=10 + luck.below(15),
-                start_ns=12 * SECOND,
-                form_ns=2 * SECOND,
-                restore_peer_ns=4 * SECOND,
-                restore_disk_ns=6 * SECOND,
-                restore_remote_ns=12 * SECOND,
-            ),
-            retries=1 << 30,
-            preemptible=luck.chance(0.3),
-            spares=1 if slots < nodes - 1 and luck.chance(0.3) else 0,
-        )
-        found.append(spec)
-    return found

@@ -1,0 +1,185 @@
+"""The site of a chaos seed: its fleet, policy and jobs.
+
+On some seeds the site is busy: teams own GPUs and lend them, classes of service preempt, jobs have
+time limits, budgets, arrays and dependencies, and somebody reserves nodes.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Struct, structs
+
+from phalanx.cluster.fleet import Fleet, Node
+from phalanx.cluster.job import Array, Expected, GangShape, JobSpec
+from phalanx.cluster.policy import (
+    HealthPolicy,
+    Policy,
+    Qos,
+    QueuePolicy,
+    Quota,
+    RecoveryPolicy,
+    SparePolicy,
+    StoragePolicy,
+    TimeoutPolicy,
+)
+from phalanx.simulate.draws import Stream
+from phalanx.simulate.scenario import ChaosPart
+from phalanx.simulate.shape import ns
+
+SECOND = 10**9
+MINUTE = 60 * SECOND
+NODE_GPUS = 4
+FEW_GPUS = 2 * NODE_GPUS  # that the jobs of class "few" may hold together
+SHORT_NS = 10 * MINUTE  # limit of class "short"
+
+
+Kind = Literal["afterok", "afterany", "singleton"]
+KINDS: tuple[Kind | None, ...] = ("afterok", "afterany", "singleton", None)
+
+
+class Wanted(Struct, frozen=True):
+    """A submission; ``after``: (kind, number of an earlier submission)."""
+
+    spec: JobSpec
+    after: tuple[tuple[Kind, int], ...] = ()
+
+    @property
+    def jobs(self) -> int:
+        """Jobs that it becomes."""
+        return self.spec.array.count if self.spec.array else 1
+
+
+def make_fleet(count: int) -> Fleet:
+    """Nodes in racks of two and leaves of four."""
+    return Fleet(
+        Node(
+            name=f"n{number}",
+            gpus=NODE_GPUS,
+            kind="h100",
+            rails=2,
+            rack=f"rack-{number // 2}",
+            leaf=f"leaf-{number // 4}",
+        )
+        for number in range(count)
+    )
+
+
+def make_policy(spares: int, flushes: int, queue: QueuePolicy) -> Policy:
+    """Deadlines that fit a world of seconds."""
+    return Policy(
+        queue=queue,
+        spares=SparePolicy(nodes=spares),
+        storage=StoragePolicy(flushes=flushes),
+        timeouts=TimeoutPolicy(
+            heartbeat_ns=10 * SECOND, missed_heartbeats=3, round_trip_ns=3 * SECOND
+        ),
+        health=HealthPolicy(test_ns=MINUTE, breaker_least_nodes=3),
+        # Chaos kills the same step many times over; that is not the job's fault.
+        recovery=RecoveryPolicy(
+            same_step_failures=10_000, failed_formations=10_000, grow_after_ns=MINUTE
+        ),
+    )
+
+
+def busy_queue(gpus: int) -> QueuePolicy:
+    """Teams that own GPUs, classes of service with rights and limits, short times."""
+    return QueuePolicy(
+        quotas={
+            "team-0": Quota(gpus=gpus // 2),
+            "team-1": Quota(gpus=gpus // 4, ceiling=gpus - NODE_GPUS, weight=2),
+        },
+        qos={
+            "normal": Qos(),
+            "urgent": Qos(priority=100, preempts=True),
+            "few": Qos(most_gpus=FEW_GPUS),
+            "short": Qos(priority=10, most_time_ns=SHORT_NS),
+        },
+        least_run_ns=20 * SECOND,
+        grace_ns=30 * SECOND,
+        starving_ns=10 * MINUTE,
+        reservations=2,
+    )
+
+
+def usual_jobs(luck: Stream, part: ChaosPart, nodes: int) -> list[JobSpec]:
+    """Gangs of up to half of the fleet, some elastic, some with spares."""
+    found = []
+    for number in range(1 + luck.below(part.jobs)):
+        slots = 1 + luck.below(max(1, nodes // 2))
+        elastic = slots > 1 and luck.chance(0.5)
+        half = luck.chance(0.3)
+        width = NODE_GPUS // 2 if half else NODE_GPUS
+        spec = JobSpec(
+            name=f"job-{number}",
+            user=f"user-{number}",
+            team=f"team-{number % 2}",
+            gang=GangShape(
+                replicas=slots,
+                least_replicas=1 if elastic else 0,
+                tensor=width,
+                slot_gpus=width,
+            ),
+            expected=Expected(
+                steps=60 + luck.below(90),
+                step_ns=ns(3.0 + 4 * luck.uniform()),
+                snapshot_steps=1,
+                checkpoint_steps=10 + luck.below(15),
+                start_ns=12 * SECOND,
+                form_ns=2 * SECOND,
+                restore_peer_ns=4 * SECOND,
+                restore_disk_ns=6 * SECOND,
+                restore_remote_ns=12 * SECOND,
+            ),
+            retries=1 << 30,
+            preemptible=luck.chance(0.3),
+            spares=1 if slots < nodes - 1 and luck.chance(0.3) else 0,
+        )
+        found.append(spec)
+    return found
+
+
+def busy_jobs(luck: Stream, usual: list[JobSpec], nodes: int) -> list[Wanted]:
+    """The usual jobs with limits, budgets and classes, and smaller ones that wait for others."""
+    found = [Wanted(_limited(luck, spec, nodes)) for spec in usual]
+    for number in range(2 + luck.below(3)):
+        first = usual[0]
+        small = structs.replace(
+            first,
+            name=f"small-{luck.below(2)}",
+            user="somebody",
+            team=f"team-{luck.below(3)}",
+            gang=GangShape(replicas=1 + luck.below(2), tensor=2, slot_gpus=2),
+            expected=structs.replace(first.expected, steps=15 + luck.below(25), step_ns=4 * SECOND),
+            array=Array(2 + luck.below(3), luck.below(3)) if luck.chance(0.3) else None,
+            spares=0,
+        )
+        kind = luck.choice(KINDS)
+        after = ((kind, luck.below(len(usual) + number)),) if kind else ()
+        found.append(Wanted(_limited(luck, small, nodes), after))
+    return found
+
+
+def _limited(luck: Stream, spec: JobSpec, nodes: int) -> JobSpec:
+    """A job with a class of service, perhaps a limit of its time and a budget."""
+    slots = spec.gang.slots(spec.gang.replicas) + spec.spares
+    gpus = slots * spec.gang.slot_gpus
+    classes = ["normal", "urgent"] + ["few"] * (gpus <= FEW_GPUS) + ["short"]
+    qos = luck.choice(classes)
+    limited = qos == "short" or luck.chance(0.3)
+    limit = min(SHORT_NS, (2 + luck.below(9)) * MINUTE) if limited else 0
+    needed = spec.expected.steps * spec.expected.step_ns * gpus // SECOND
+    budget = int(needed * (1.1 + 3 * luck.uniform())) if luck.chance(0.3) else 0
+    # A team with a ceiling has no job that is above it.
+    team = spec.team if slots < nodes else "team-0"
+    return structs.replace(
+        spec,
+        team=team,
+        qos=qos,
+        priority=luck.below(3),
+        preemptible=luck.chance(0.5),
+        time_limit_ns=limit,
+        requeue_at_limit=luck.chance(0.5),
+        budget_gpu_seconds=budget,
+        forced=luck.chance(0.2),
+    )

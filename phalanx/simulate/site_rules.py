@@ -1,0 +1,140 @@
+"""What a site was promised: arrays, dependencies, classes of service, windows, limits, budgets.
+
+Told apart from what the core believes: widths and dependencies are read from submissions, windows
+from reservations, times from when a job was seen to get its nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from itertools import chain
+
+from phalanx.cluster.core import Core
+from phalanx.cluster.job import ENDED, SECOND_NS, Job
+from phalanx.cluster.state import Reservation
+from phalanx.cluster.timeouts import derive
+
+Complain = Callable[[str, str], None]
+MINUTE_NS = 60 * SECOND_NS
+
+
+def members(jobs: Mapping[int, Job], number: int) -> list[int]:
+    """A job, or all jobs of the array that it is the first of."""
+    first = jobs.get(number)
+    if first is None or first.spec.array is None:
+        return [number]
+    return [other for other in range(number, number + first.spec.array.count) if other in jobs]
+
+
+class SiteRules:
+    """Looks at jobs when they start, and at all of them now and then."""
+
+    def __init__(self, core: Core, complain: Complain) -> None:
+        self.core = core
+        self._complain = complain
+        self._seen_ns: dict[str, tuple[Reservation, int]] = {}  # windows, since when they are known
+
+    def started(self, job: Job) -> None:
+        """A job got its nodes."""
+        self._after_others(job)
+        self._array(job)
+        now, placement = self.core.view.now_ns, job.placement
+        assert placement is not None
+        for window in self.core.view.reservations.values():
+            open_now = window.start_ns <= now < window.end_ns
+            if open_now and job.spec.team not in window.teams:
+                taken = set(placement.nodes).intersection(self._nodes(window))
+                if taken:
+                    told = f"job {job.id} starts on nodes {sorted(taken)} of {window.name}"
+                    self._complain("window", told)
+
+    def sweep(self) -> None:
+        """Looks at everything that runs."""
+        self._classes()
+        self._windows()
+        for number in self.core.view.active:
+            self._limits(self.core.view.jobs[number])
+
+    def _after_others(self, job: Job) -> None:
+        jobs = self.core.view.jobs
+        for dependency in job.spec.after:
+            if dependency.kind == "singleton":
+                same = [
+                    other
+                    for other in self.core.view.active
+                    if other < (job.array_parent or job.id)
+                    and jobs[other].spec.name == job.spec.name
+                    and jobs[other].spec.user == job.spec.user
+                ]
+                if same:
+                    self._complain("dependency", f"job {job.id} runs beside {same}")
+                continue
+            for number in members(jobs, dependency.job):
+                other = jobs.get(number)
+                enough = ("done",) if dependency.kind == "afterok" else ENDED
+                if other is not None and other.state not in enough:
+                    told = f"job {job.id} starts, {dependency.kind} {number} notwithstanding"
+                    self._complain("dependency", told)
+
+    def _array(self, job: Job) -> None:
+        array, view = job.spec.array, self.core.view
+        if array is None or not array.width:
+            return
+        running = [n for n in view.active if view.jobs[n].array_parent == job.array_parent]
+        if len(running) > array.width:
+            told = f"{len(running)} members of array {job.array_parent} run, {array.width} may"
+            self._complain("array", told)
+
+    def _classes(self) -> None:
+        view = self.core.view
+        held: dict[str, int] = {}
+        for number in view.active:
+            job = view.jobs[number]
+            if job.placement is not None:
+                gpus = job.spec.gang.gpus(job.placement.replicas)
+                held[job.spec.qos] = held.get(job.spec.qos, 0) + gpus
+        for name, gpus in held.items():
+            rule = view.policy.queue.qos.get(name)
+            if rule is not None and rule.most_gpus and gpus > rule.most_gpus:
+                self._complain("quota", f"class {name} holds {gpus} of {rule.most_gpus} GPUs")
+
+    def _nodes(self, window: Reservation) -> tuple[int, ...]:
+        return window.nodes or self.core.queue.state.windows.get(window.name, ())
+
+    def _windows(self) -> None:
+        """Reserved nodes are left to those they are for, once everybody had the time to leave."""
+        view = self.core.view
+        known = {}
+        for window in view.reservations.values():
+            before = self._seen_ns.get(window.name)
+            same = before is not None and before[0] == window
+            known[window.name] = before if before and same else (window, view.now_ns)
+        self._seen_ns = known
+        for window, seen_ns in known.values():
+            closed_ns = max(window.start_ns, seen_ns) + view.policy.queue.grace_ns + 3 * MINUTE_NS
+            if not closed_ns <= view.now_ns < window.end_ns:
+                continue
+            holders = dict.fromkeys(
+                chain.from_iterable(view.fleet.held[n] for n in self._nodes(window))
+            )
+            for number in holders:
+                if view.jobs[number].spec.team not in window.teams:
+                    self._complain("window", f"job {number} is still on nodes of {window.name}")
+
+    def _limits(self, job: Job) -> None:
+        """Nobody goes on for longer than it takes to leave."""
+        view, spec = self.core.view, job.spec
+        times = derive(view.policy.timeouts, spec.expected, job.step_ns)
+        leave_ns = 2 * (times.join_ns + times.restore_ns) + 4 * times.drain_ns + 3 * MINUTE_NS
+        if spec.time_limit_ns:
+            ran = view.now_ns - job.started_ns + job.ran_ns
+            if ran > spec.time_limit_ns + leave_ns:
+                told = f"job {job.id} has run {ran // SECOND_NS} s"
+                self._complain("limit", f"{told} of {spec.time_limit_ns // SECOND_NS}")
+        if job.budget_gpu_seconds and not job.forced:
+            account = self.core.ledger.accounts[job.id]
+            used = self.core.ledger.used_gpu_ns(job.id)
+            most = job.budget_gpu_seconds * SECOND_NS
+            if used > most + leave_ns * (account.gpus + account.spare_gpus):
+                told = f"job {job.id} has used {used // SECOND_NS} GPU-seconds"
+                self._complain("limit", f"{told} of {job.budget_gpu_seconds}")
