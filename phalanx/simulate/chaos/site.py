@@ -162,8 +162,8 @@ def busy_jobs(luck: Stream, usual: list[JobSpec], nodes: int) -> list[Wanted]:
 
 def _limited(luck: Stream, spec: JobSpec, nodes: int) -> JobSpec:
     """A job with a class of service, perhaps a limit of its time and a budget."""
-    slots = spec.gang.slots(spec.gang.replicas) + spec.spares
-    gpus = slots * spec.gang.slot_gpus
+    slots = spec.gang.slots(spec.gang.replicas)
+    gpus = slots * spec.gang.slot_gpus + spec.spares * NODE_GPUS
     classes = ["normal", "urgent"] + ["few"] * (gpus <= FEW_GPUS) + ["short"]
     qos = luck.choice(classes)
     limited = qos == "short" or luck.chance(0.3)
@@ -171,7 +171,7 @@ def _limited(luck: Stream, spec: JobSpec, nodes: int) -> JobSpec:
     needed = spec.expected.steps * spec.expected.step_ns * gpus // SECOND
     budget = int(needed * (1.1 + 3 * luck.uniform())) if luck.chance(0.3) else 0
     # A team with a ceiling has no job that is above it.
-    team = spec.team if slots < nodes else "team-0"
+    team = spec.team if slots + spec.spares < nodes else "team-0"
     return structs.replace(
         spec,
         team=team,
