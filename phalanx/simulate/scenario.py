@@ -222,6 +222,9 @@ class WorkloadPart(Section, frozen=True, kw_only=True):
     """Wanted load: lengths of jobs are scaled to it; 0.8 asks for 80 % of all GPU time."""
     largest_share: Annotated[float, Meta(gt=0, le=1)] = 0.25
     """Largest job as a part of the fleet."""
+    limit_factor: Annotated[float, Meta(ge=0, le=1000)] = 0.0
+    """Time limits that users give, as a multiple of what a job takes; at its limit a job goes back
+    into the queue. 0: nobody gives any, so backfill never knows when a job will be gone."""
     preemptible_share: Fraction = 0.3
     """Jobs that may be preempted."""
     user_error_share: Fraction = 0.1

@@ -91,7 +91,18 @@ def _spec(scenario: Scenario, gpus: int, seconds: float, luck: Stream, number: i
         expected=expected_of(scenario, steps),
         preemptible=luck.chance(part.preemptible_share),
         payload=f"{USER_ERROR}{1 + luck.below(steps)}" if fails else "",
+        time_limit_ns=_limit_ns(scenario, steps),
+        requeue_at_limit=True,
     )
+
+
+def _limit_ns(scenario: Scenario, steps: int) -> int:
+    """The time limit of a job: its user's guess, and time to start."""
+    factor, restart = scenario.workload.limit_factor, scenario.restart
+    if not factor:
+        return 0
+    start = restart.seconds or restart.start_seconds + restart.form_seconds
+    return ns(factor * steps * scenario.job.step_seconds + 2 * start)
 
 
 def _size(sizes: list[tuple[int, float]], point: float) -> int:

@@ -11,7 +11,9 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from phalanx.cli.app import app
+from phalanx.config import ConfigError, explain
 from phalanx.simulate.load import load_scenario, scenario_names
+from phalanx.simulate.scenario import Scenario
 
 SMALL = ["--days", "2", "--gpus", "512", "--set", "faults.per_1000_node_days=100"]
 
@@ -176,3 +178,12 @@ def test_the_command_starts_without_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["0", "False"]
+
+
+def test_no_key_takes_what_virtual_time_cannot_hold() -> None:
+    numbers = [doc.key for doc in explain("", Scenario) if doc.key not in ("name", "about")]
+    assert len(numbers) > 80
+    for key in numbers:
+        for value in ("nan", "inf", "-1e300", "1e300"):
+            with pytest.raises(ConfigError, match=key.split(".")[0]):
+                load_scenario("multi-tenant", [f"{key}={value}"])

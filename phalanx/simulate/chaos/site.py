@@ -167,7 +167,7 @@ def _limited(luck: Stream, spec: JobSpec, nodes: int) -> JobSpec:
     classes = ["normal", "urgent"] + ["few"] * (gpus <= FEW_GPUS) + ["short"]
     qos = luck.choice(classes)
     limited = qos == "short" or luck.chance(0.3)
-    limit = min(SHORT_NS, (2 + luck.below(9)) * MINUTE) if limited else 0
+    limit = min(SHORT_NS, (4 + luck.below(7)) * MINUTE) if limited else 0
     needed = spec.expected.steps * spec.expected.step_ns * gpus // SECOND
     budget = int(needed * (1.1 + 3 * luck.uniform())) if luck.chance(0.3) else 0
     # A team with a ceiling has no job that is above it.
