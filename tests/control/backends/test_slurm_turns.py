@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from phalanx.control.backends.slurm import sandbox_files
 from phalanx.control.backends.slurm.sandbox import Sandbox
 from phalanx.control.backends.slurm.stage import SlurmJob
 from phalanx.train import StepRecord, read_records
@@ -143,3 +144,27 @@ def test_a_cancelled_job_ends_at_once_and_leaves_nothing(
     job.wait(lambda: not sandbox.job_processes(), "its processes to end", 60)
     assert job.restarts() == 0
     assert job.sockets_left() == []
+
+
+@pytest.mark.soak
+def test_preempted_without_a_warning_it_goes_on_from_its_last_checkpoint(
+    make_sandbox: Callable[..., Sandbox], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setting = "SlurmctldParameters=preempt_send_user_signal\n"
+    assert setting in sandbox_files.SLURM_CONF
+    silent = sandbox_files.SLURM_CONF.replace(setting, "")
+    monkeypatch.setattr(sandbox_files, "SLURM_CONF", silent)
+    sandbox = make_sandbox(nodes=2, gpus_per_node=1, grace_seconds=10)
+    path = write_job(tmp_path, "unwarned", 300)
+    text = path.read_text().replace("pipeline = 2", "pipeline = 1")
+    path.write_text(text.replace("every = 0", "every = 20", 1))
+    job = SlurmJob(sandbox, tmp_path, 2, str(path), *SMALL)
+    job.wait_running()
+    job.reach(job.commits(), 45)
+    words = ("--partition=prod", "--nodes=2", "--exclusive", "--output=/dev/null")
+    sandbox.run("sbatch", *words, "--wrap=sleep 5")
+    job.wait(lambda: job.restarts() == 1, "to be requeued", 120)
+    assert job.wait_ended(END_SECONDS) == "COMPLETED", job.said()
+    made_by = generations(job.run)
+    assert len(made_by) == 300 and len(set(made_by.values())) == 2
+    assert min(step for step, number in made_by.items() if number > 1) > 20
