@@ -70,6 +70,7 @@ class LocalGang(Struct, kw_only=True):
     restored_step: int = 0
     skipped: tuple[int, int] = (0, 0)  # samples of the batch that was left out with it
     unsaid: Steps | None = None
+    early: Restore | None = None  # came before the workers: the gang was further than this agent
 
     # Orders.
 
@@ -104,6 +105,9 @@ class LocalGang(Struct, kw_only=True):
                 return [flush]
 
     def _restore(self, order: Restore) -> list[Output]:
+        if self.phase == "forming":
+            self.early = order
+            return []
         known = self.phase == "ready" and order.step == self.restored_step
         if known or self.phase not in ("joined", "restoring", "ready"):
             return self.say_again()
@@ -178,7 +182,8 @@ class LocalGang(Struct, kw_only=True):
         if self.phase != "forming" or not all(each.up for each in self.ranks.values()):
             return []
         self.phase = "joined"
-        return self.say_again()
+        joined, early, self.early = self.say_again(), self.early, None
+        return joined if early is None else [*joined, *self._restore(early)]
 
     def restored(self, fact: Restored) -> list[Output]:
         """A worker has loaded a step, or could not."""

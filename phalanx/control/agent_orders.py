@@ -77,6 +77,7 @@ class AgentOrders:
         self._out = True  # the main thread is in no group
         self._formed = False  # it has met the others of its generation
         self._restore: WorkerRestore | None = None
+        self._said: Restored | None = None  # the last answer to one
         self._go = 0
         self._shares: tuple[int, tuple[int, ...]] = (0, ())  # wanted, and in which generation
         self._running = False
@@ -113,7 +114,11 @@ class AgentOrders:
                     up = WorkerUp(job=self.job, generation=order.generation, rank=order.rank)
                     self._link.say(up)
                 case WorkerRestore():
-                    self._restore = order
+                    if _same(order, self._said):
+                        assert self._said is not None
+                        self._link.say(self._said)  # the agent that was told is gone
+                    else:
+                        self._restore = order
                 case WorkerRebalance():
                     self._shares = (order.generation, order.micro_batches)
                 case WorkerFlush():
@@ -229,6 +234,10 @@ class AgentOrders:
             refused=refused,
             skipped=skipped,
         )
+        with self._changed:
+            self._said = fact
+            if self._restore is not None and _same(self._restore, fact):
+                self._restore = None  # it was ordered again meanwhile, by the next agent
         self._link.say(fact)
 
     def go(self) -> None:
@@ -349,3 +358,9 @@ class AgentOrders:
     def _leave_if_over(self) -> None:
         if self._over >= self._generation:
             raise GenerationOver
+
+
+def _same(order: WorkerRestore, said: Restored | None) -> bool:
+    """Whether an order to restore has this answer."""
+    asked = (order.generation, order.step, order.source)
+    return said is not None and asked == (said.generation, said.step, said.source)

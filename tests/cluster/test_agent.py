@@ -373,6 +373,21 @@ def test_a_worker_that_waits_for_its_go_is_found_waiting():
     assert node.go(4) == [WorkerGo(job=1, generation=4)]
 
 
+def test_an_order_to_restore_that_comes_before_the_workers_is_kept_for_them():
+    """An agent that is started anew is told at once what its gang was told before."""
+    node = Node()
+    node.form()
+    order = Restore(reason=WHY, job=1, generation=1, step=7, source="peer")
+    assert node.command(order) == []
+    assert node.fact(WorkerUp(job=1, generation=1, rank=2)) == []
+    joined, restore = node.fact(WorkerUp(job=1, generation=1, rank=3))
+    assert isinstance(joined, Joined)
+    assert restore == WorkerRestore(job=1, generation=1, step=7, source="peer")
+    assert node.fact(Restored(job=1, generation=1, rank=2, step=7)) == []
+    (ready,) = node.fact(Restored(job=1, generation=1, rank=3, step=7))
+    assert ready == Ready(node=3, job=1, generation=1, step=7)
+
+
 def test_checks_and_faults_are_passed_on():
     node = Node()
     (check,) = node.command(Check(reason=WHY, check="full", node=3))

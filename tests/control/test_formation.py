@@ -15,10 +15,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore
 
-from phalanx.cluster.messages import WorkerAbort
+from phalanx.cluster.messages import Restored, WorkerAbort, WorkerRestore
 from phalanx.config import Job, Train
 from phalanx.control.agent_orders import AgentOrders
-from phalanx.control.worker_link import Take, decode_fact
+from phalanx.control.worker_link import Fact, Take, decode_fact
 from phalanx.control.zygote_client import ZygoteClient
 from phalanx.control.zygote_wire import Ended, Spawn, Unframer, framed
 from phalanx.train.member import join_group
@@ -61,10 +61,33 @@ def test_a_generation_that_is_over_is_not_entered(tmp_path: Path) -> None:
     assert found is not None and found.generation == 2
 
 
-def _heard(link: socket.socket, count: int) -> None:
+def _heard(link: socket.socket, count: int) -> list[Fact]:
     unframer, facts = Unframer(), []
     while len(facts) < count:
         facts += [decode_fact(body) for body in unframer.feed(link.recv(1 << 16))]
+    return facts
+
+
+def test_a_worker_that_has_restored_says_so_again_to_the_next_agent(tmp_path: Path) -> None:
+    """It waits for its go, and the agent that it told is gone."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as agent:
+        agent.bind(str(tmp_path / "agent"))
+        agent.listen()
+        orders = AgentOrders(str(tmp_path / "agent"), 1, 0)
+        restore = WorkerRestore(job=1, generation=1, step=5, source="peer")
+        first, _ = agent.accept()
+        with first:
+            first.sendall(framed(take(1)) + framed(restore))
+            _heard(first, count=2)
+            assert orders.formation() is not None
+            orders.restored(orders.restore_point())
+            *_, said = _heard(first, count=1)
+        second, _ = agent.accept()
+        with second:
+            second.sendall(framed(take(1)) + framed(restore))
+            *_, again = _heard(second, count=3)  # who it is, that it is there, what it restored
+            orders.close()
+    assert again == said == Restored(job=1, generation=1, rank=0, step=5, source="peer")
 
 
 def test_ranks_that_could_not_form_a_generation_meet_new_ones_in_the_next() -> None:
