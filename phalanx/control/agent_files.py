@@ -8,12 +8,13 @@ import secrets
 import socket
 import time
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from phalanx.cluster.fleet import Node
 
-CLAIM_SECONDS = 10.0  # for an agent before to end
+CLAIM_SECONDS = 3.0  # for an agent before to end
 
 
 def read_text(path: Path) -> str:
@@ -36,11 +37,17 @@ class AlreadyRunsError(Exception):
     """Another agent has this state folder."""
 
 
-def claim(state: Path, patience_seconds: float = CLAIM_SECONDS) -> int:
-    """Make this process the one agent of a state folder; returns the lock, held while it lives.
+@cache
+def claim(state: Path) -> int:
+    """Make this process, while it lives, the one agent of a state folder.
 
     An agent that is about to end is waited for: this one may be started in its place.
     """
+    return lock_state(state, CLAIM_SECONDS)
+
+
+def lock_state(state: Path, patience_seconds: float) -> int:
+    """The lock of a state folder; AlreadyRunsError where another agent has it."""
     state.mkdir(mode=0o700, parents=True, exist_ok=True)
     lock = os.open(state / "agent.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     deadline = time.monotonic() + patience_seconds

@@ -17,7 +17,13 @@ import time
 from pathlib import Path
 
 from phalanx.cluster.fleet import Node
-from phalanx.control.agent_files import describe_node, machine_id, next_incarnation
+from phalanx.control.agent_files import (
+    AlreadyRunsError,
+    claim,
+    describe_node,
+    machine_id,
+    next_incarnation,
+)
 from phalanx.control.backends.site import node_facts
 from phalanx.control.cold import ColdAgent
 from phalanx.control.uplink import JoinError, Uplink
@@ -72,9 +78,10 @@ def _run(given: argparse.Namespace, urls: tuple[str, ...]) -> None:
         features=tuple(given.feature),
     )
     try:
+        claim(state.absolute())
         token = join_token(TOKEN_SECONDS if given.site else 0.0)
         asyncio.run(wait_for_work(urls, state.absolute(), node, token))
-    except (JoinError, TokenError, OSError) as error:
+    except (JoinError, TokenError, AlreadyRunsError, OSError) as error:
         sys.exit(f"error: {error}")  # said on stderr; the exit code is 1
     except asyncio.CancelledError:  # told to end before there was work
         sys.exit(0)

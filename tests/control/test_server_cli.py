@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.control.agent_files import AlreadyRunsError, claim
+from phalanx.control.agent_files import AlreadyRunsError, lock_state
 from tests.control.servers import PlayedAgent, ServerProcess
 from tests.ports import free_port
 
@@ -122,14 +122,15 @@ def test_events_of_a_job_that_never_was_are_not_just_none(server: ServerProcess)
 
 
 def test_two_agents_do_not_share_a_state_folder(tmp_path: Path) -> None:
-    first = claim(tmp_path)
+    first = lock_state(tmp_path, patience_seconds=0.0)
     with pytest.raises(AlreadyRunsError, match=f"process {os.getpid()}"):
-        claim(tmp_path, patience_seconds=0.0)
-    where = ("--join", f"http://127.0.0.1:{free_port()}", "--state", str(tmp_path))
-    second = phalanx("agent", *where, "--gpus", "1", PHALANX_TOKEN="x")
-    assert second.returncode == 1 and "an agent already runs" in second.stderr
+        lock_state(tmp_path, patience_seconds=0.0)
+    where = ("--join", f"http://127.0.0.1:{free_port()}", "--state", str(tmp_path), "--gpus", "1")
+    for more in ((), ("--no-standby",)):
+        second = phalanx("agent", *where, *more, PHALANX_TOKEN="x")
+        assert second.returncode == 1 and "an agent already runs" in second.stderr
     os.close(first)  # as a killed one does
-    os.close(claim(tmp_path, patience_seconds=0.0))
+    os.close(lock_state(tmp_path, patience_seconds=0.0))
 
 
 def test_a_second_server_on_the_same_state_is_refused(server: ServerProcess) -> None:
