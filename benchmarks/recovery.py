@@ -110,7 +110,7 @@ def main() -> None:
             "worker": lambda: bench.kills(options.times, "worker"),
         }
         if not cuda:
-            parts["snapshots of the demo"] = Bench(root / "demo", DEMO, 4).snapshot_cost
+            parts["snapshots-demo"] = Bench(root / "demo", DEMO, 4).snapshot_cost
             parts["node"] = lambda: bench.kills(max(1, options.times // 3), "node")
             parts["stopped"] = lambda: bench.stops(max(1, options.times // 5))
         if options.peers:
@@ -275,7 +275,7 @@ def show(name: str, found: dict[str, Any]) -> None:
         if "steps_again" in found:
             text += f"; committed steps made again: {max(found['steps_again'])}"
             text += f"; a step takes {1e3 * found['step_seconds']:.0f} ms"
-    print(f"{name:9} (load {found['load']:.1f}): {text}", flush=True)
+    print(f"{name:14} (load {found['load']:.1f}): {text}", flush=True)
 
 
 if __name__ == "__main__":
