@@ -50,8 +50,11 @@ class Pass:
         self._decisions: list[Decision] = []
         self._leaving: dict[int, None] = {}  # jobs that were told to in this pass
         # Promises that bind in this pass: firm ones from the start, others when it comes to them.
+        # One for which others were asked to leave is void when they should have been gone.
         self._bind: dict[int, None] = {
-            number: None for number, one in queue.state.reserved.items() if one.firm
+            number: None
+            for number, one in queue.state.reserved.items()
+            if one.firm and (not one.asked or holds(queue, view, one))
         }
         self._kept: dict[int | None, Nodes] = {}  # by bound: what ``_bind`` closes
         self._no_room: dict[int, list[Nodes]] = {}  # by demand: closed nodes without which it fails
@@ -106,7 +109,8 @@ class Pass:
                 if key not in free:
                     free[key] = room.with_free(*key)
                 left[(*key, bound)] = (free[key] & ~self._promised(bound)).bit_count()
-            if left[(*key, bound)] >= demand.least_slots:
+            # What is promised to one of them is not in its way.
+            if left[(*key, bound)] >= demand.least_slots or id(demand) in unlike:
                 hopeful[id(demand)] = None
                 front.add_all(demand)
         looked = 0
