@@ -77,21 +77,24 @@ class LocalCluster:
         node.state.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = make_runtime_folder(node.state) / "zygote.sock"
         log_file = node.state / "zygote.log"
-        space, environment = "", {}
+        space = ""
         if self._network is not None:
             space = str(self._network.path(self._number(node)))
-            environment = {"GLOO_SOCKET_IFNAME": CARD}
         order = Spawn(
             key=node.name,
             role="zygote",
             socket=str(path),
             log=str(log_file),
             namespace=space,
-            environment=environment,
+            environment=self._environment(),
         )
         await self._mother.spawn(order)
         while not path.exists():
             await asyncio.sleep(0.005)
+
+    def _environment(self) -> dict[str, str]:
+        """What workers need to find their own card; an agent that is restarted forks them, too."""
+        return {} if self._network is None else {"GLOO_SOCKET_IFNAME": CARD}
 
     def start_agent(self, node: LocalNode) -> None:
         """Start a node's agent; it finds what still runs of an earlier one."""
@@ -111,7 +114,11 @@ class LocalCluster:
                 stdout=output,
                 stderr=output,
                 start_new_session=True,  # Ctrl-C is for whoever started us; we end it in order
-                env={**os.environ, "PHALANX_TOKEN_FILE": str(self.join_token)},
+                env={
+                    **os.environ,
+                    **self._environment(),
+                    "PHALANX_TOKEN_FILE": str(self.join_token),
+                },
             )
 
     async def run(self) -> None:
