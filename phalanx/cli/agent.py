@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
 import signal
 import socket
 import sys
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 agent = typer.Typer()
 
 UNTIL_SECONDS = 1.0
+ADDRESS = re.compile(r"[A-Za-z0-9_.:%-]{1,253}")
 
 
 @agent.command()
@@ -61,7 +63,7 @@ def join_and_serve(
     """
     from phalanx.control.agent_config import AgentConfig, read_agent_config
     from phalanx.control.agent_files import AlreadyRunsError, claim, describe_node, own_address
-    from phalanx.control.backends.site import node_facts
+    from phalanx.control.backends.site import ENGINES, node_facts
     from phalanx.control.cold_start import TOKEN_SECONDS, TokenError, join_token, wait_for_work
     from phalanx.control.uplink import JoinError
 
@@ -75,6 +77,12 @@ def join_and_serve(
     urls = tuple(url.strip().rstrip("/") for url in join.split(",") if url.strip())
     if not urls or not all(url.startswith(("http://", "https://")) for url in urls):
         print(f"error: {join!r} is no address of a server: use http://HOST:PORT", file=sys.stderr)
+        raise typer.Exit(2)
+    if site not in ("", *ENGINES):
+        print(f"error: --site {site}: one of {', '.join(ENGINES)}", file=sys.stderr)
+        raise typer.Exit(2)
+    if address and not ADDRESS.fullmatch(address):
+        print(f"error: --address {address!r}: a host's name or its IP address", file=sys.stderr)
         raise typer.Exit(2)
     facts = node_facts(site, os.environ)
     if not facts.first:

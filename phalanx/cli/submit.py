@@ -16,6 +16,8 @@ from phalanx.control.submission import Wanted, submission
 
 submit = typer.Typer()
 
+MOST_MINUTES = 100 * 366 * 24 * 60
+
 
 @submit.command()
 def put_into_queue(
@@ -36,7 +38,9 @@ def put_into_queue(
     most: Annotated[int, typer.Option(min=0, help="Most replicas; 0: as submitted.")] = 0,
     spares: Annotated[int, typer.Option(min=0, help="Nodes kept ready for it alone.")] = 0,
     retries: Annotated[int, typer.Option(min=0, help="After failures of its own.")] = 3,
-    minutes: Annotated[float, typer.Option(min=0, help="Time limit; 0: none.")] = 0.0,
+    minutes: Annotated[
+        float, typer.Option(min=0, max=MOST_MINUTES, help="Time limit; 0: none.")
+    ] = 0.0,
     preemptible: Annotated[bool, typer.Option(help="Others may take its nodes.")] = False,
     requeue: Annotated[
         bool, typer.Option("--requeue", help="At its time limit it goes back into the queue.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -42,8 +43,13 @@ def create(
     with connected(server, json, state) as client:
         body = TokenIn(name=name, role=role.value, team=team, hours=hours)
         made = client.post("/v1/tokens", body, NewToken)
-    if out is not None:
-        write_secret(out, made.secret)
+        try:
+            if out is not None:
+                write_secret(out, made.secret)
+        except OSError as error:  # a token that nobody has would be good for ever
+            client.delete(f"/v1/tokens/{made.token.id}", Whoami)
+            print(f"error: no token is made: {out}: {error.strerror}", file=sys.stderr)
+            raise typer.Exit(1) from None
     if json:
         print_json(made if out is None else made.token)
         return

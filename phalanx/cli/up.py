@@ -86,6 +86,8 @@ def start(
         raise typer.BadParameter("an address like http://127.0.0.1:4318", param_hint="--otlp")
     if otlp and find_spec("opentelemetry") is None:
         raise typer.BadParameter("needs OpenTelemetry: pip install 'phalanx[otel]'")
+    if url and bad_address(url):
+        raise typer.BadParameter("an address like http://10.0.0.1:7070", param_hint="--url")
     with refused_in_words(json):
         options = Options(
             state=state or default_state(),

@@ -37,8 +37,12 @@ def bad_register(hub: Hub, token: Token, register: Register) -> Rejected | None:
         text = f"the agent is phalanx {theirs}, the server phalanx {ours}: install {ours} there"
         return hub.rejected("version", text)
     if (register.node.name, register.machine) != (token.node, token.machine):
-        text = f"this token was made for node {token.node} and not for {register.node.name}"
-        return hub.rejected("wrong_node", f"{text} on this machine: join again")
+        text = (
+            f"the state folder of this agent belongs to node {token.node} of the machine that "
+            f"joined with it, not to {register.node.name} here: start it with --name "
+            f"{token.node} there, or with another --state"
+        )
+        return hub.rejected("wrong_node", text)
     known = hub.controller.core.view.fleet.index.get(register.node.name)
     before = hub.connections.get(known) if known is not None else None
     if before is not None and before.machine != register.machine:
@@ -59,6 +63,8 @@ def bad_node(node: Node) -> str:
     """What is wrong with an agent's description of its node."""
     if not NAME.fullmatch(node.name):
         return f"{node.name!r} is no name of a node: letters, digits, dots and dashes, at most 128"
+    if node.name.isdigit():
+        return f"{node.name!r} would be taken for a job: give it a name with a letter (--name)"
     if not 0 <= node.gpus <= MOST_NODE_GPUS:
         return f"gpus = {node.gpus}: a node has 0 to {MOST_NODE_GPUS}"
     for key in ("cpus", "memory_bytes"):

@@ -27,7 +27,7 @@ from phalanx.control import (
     api_server,
     page_files,
 )
-from phalanx.control.api_types import Failure, Health, Problem
+from phalanx.control.api_types import WORD, Failure, Health, Problem
 from phalanx.control.auth import AuthError, Token, bearer, require
 from phalanx.control.controller import UnavailableError
 from phalanx.control.endpoints import ApiError, Call, Endpoint
@@ -79,7 +79,9 @@ def make_app(server: Server) -> Starlette:
     routes.append(WebSocketRoute("/v1/live", lambda socket: serve_live(server, socket)))
     shell = "/v1/jobs/{job}/shell"
     routes.append(WebSocketRoute(shell, lambda socket: serve_shell(server, socket)))
-    return Starlette(routes=routes, exception_handlers={HTTPException: _http, Exception: _bug})
+    app = Starlette(routes=routes, exception_handlers={HTTPException: _http, Exception: _bug})
+    app.router.redirect_slashes = False  # a path is what the document says, or nothing
+    return app
 
 
 class _Resource(Route):
@@ -218,7 +220,7 @@ async def _decode(
                 raise ApiError(415, "not_json", "send JSON: Content-Type: application/json")
             body = _body(data, endpoint.body)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        raise ApiError(400, "bad_request", str(error)) from None
+        raise ApiError(400, "bad_request", _plain(str(error))) from None
     return Call(
         server=server,
         leading=server.leading,  # type: ignore[arg-type]
@@ -229,6 +231,13 @@ async def _decode(
         client=client,
         key=key or "",
     )
+
+
+def _plain(problem: str) -> str:
+    """msgspec's words with the name of the field before what is wrong with it."""
+    rule, _, where = problem.partition(" - at `$.")
+    rule = rule.replace(f"matching regex {WORD!r}", "of letters, digits and . _ @ -")
+    return f"{where.rstrip('`')}: {rule[:1].lower()}{rule[1:]}" if where else problem
 
 
 def _body(data: bytes, kind: Any) -> Any:

@@ -7,6 +7,7 @@ the whole agent (see ``phalanx agent --no-standby``), and the server sends its o
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 
 from phalanx import __version__
@@ -16,6 +17,8 @@ from phalanx.cluster.fleet import Node
 from phalanx.cluster.messages import Connected, Disconnected, Wake
 from phalanx.control import wire
 from phalanx.control.uplink import Uplink
+
+log = logging.getLogger("phalanx.agent")
 
 
 class ColdAgent:
@@ -71,6 +74,9 @@ class ColdAgent:
 
     def welcomed(self, welcome: wire.Welcome) -> None:
         """The server let us in."""
+        log.info(
+            "%s joined as node %d; it starts nothing before a job", self._node.name, welcome.node
+        )
         self._skew_ns = welcome.clock_ns - time.time_ns()
         self._agent = Agent(welcome.node, welcome.lease_ns, welcome.heartbeat_ns, self._incarnation)
         self._tell(Connected())

@@ -24,7 +24,7 @@ from phalanx.control.agent_files import (
     machine_id,
     next_incarnation,
 )
-from phalanx.control.backends.site import node_facts
+from phalanx.control.backends.site import ENGINES, node_facts
 from phalanx.control.cold import ColdAgent
 from phalanx.control.uplink import JoinError, Uplink
 from phalanx.control.wire import JoinRequest
@@ -55,6 +55,8 @@ def waited_for_work(words: list[str]) -> list[str]:
     except argparse.ArgumentError:
         return words
     urls = tuple(url.strip().rstrip("/") for url in given.join.split(",") if url.strip())
+    if given.site not in ("", *ENGINES):
+        return words
     facts = node_facts(given.site, os.environ)
     if unknown or not urls or not facts.first:
         return words

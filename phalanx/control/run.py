@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import os
 import resource
@@ -51,9 +52,12 @@ def serve(
     port = listening.getsockname()[1]
     try:
         server = Server(options)
-    except (StoreError, OSError) as error:
+    except StoreError as error:
         listening.close()
         raise StartError(str(error)) from None
+    except OSError as error:
+        listening.close()
+        raise StartError(f"no state can be kept in {options.state}: {error.strerror}") from None
     scheme = "https" if options.tls_cert else "http"
     host = "127.0.0.1" if options.host in ("0.0.0.0", "::") else options.host
     server.url = options.url or f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
@@ -150,10 +154,12 @@ def _listen(options: Options) -> socket.socket:
         listening.bind((options.host, options.port))
     except OSError as error:
         listening.close()
-        raise StartError(
-            f"cannot listen on {options.host}:{options.port}: {error.strerror}; "
-            "choose another --port (0: any that is free)"
-        ) from None
+        wrong_host = isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL
+        where, why = f"{options.host}:{options.port}", error.strerror
+        fix = (
+            "--host (an address of this machine)" if wrong_host else "--port (0: any that is free)"
+        )
+        raise StartError(f"cannot listen on {where}: {why}; choose another {fix}") from None
     return listening
 
 

@@ -121,6 +121,7 @@ def test_paths_that_walk_out_of_the_server_lead_nowhere(server: ServerProcess) -
         "//etc/passwd",
         "/v1/nodes/..%2f..%2fadmin.token",
         "/v1/jobs/../../admin.token/logs",
+        "/v1/reservations/%3B%20rm%20-rf%20%2F",
     ):
         connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
         connection.putrequest("GET", path, skip_accept_encoding=True)
@@ -183,6 +184,14 @@ def test_garbage_is_refused_with_a_reason(
 ) -> None:
     found, answer = server.call("POST", "/v1/jobs", body, headers=headers)
     assert found == status and answer["error"]["message"]
+
+
+def test_a_refusal_names_the_field_and_the_rule(server: ServerProcess) -> None:
+    for body, words in (
+        ({"name": "a b", "role": "user"}, "name: expected `str` of letters, digits and . _ @ -"),
+        ({"name": "a", "role": "user", "hours": -1}, "hours: expected `float` >= 0.0"),
+    ):
+        assert server.call("POST", "/v1/tokens", body)[1]["error"]["message"] == words
 
 
 def test_unknown_and_doubled_parameters_are_refused(server: ServerProcess) -> None:

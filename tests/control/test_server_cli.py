@@ -75,6 +75,34 @@ def test_a_token_comes_from_a_file_and_goes_into_one(server: ServerProcess, tmp_
     assert listed.returncode == 0 and "no jobs" in listed.stdout
 
 
+def test_a_token_that_cannot_be_written_is_none(server: ServerProcess, tmp_path: Path) -> None:
+    out = tmp_path / "nosuch" / "mine"
+    made = here(server, "token", "create", "mallory", "--role", "user", "--out", str(out))
+    assert made.returncode == 1 and made.stderr.startswith("error: no token is made")
+    lines = here(server, "token", "list").stdout.splitlines()
+    assert [line.split()[-1] for line in lines if "mallory" in line] == ["revoked"]
+
+
+@pytest.mark.parametrize("minutes", ["1e300", "inf", "nan"])
+def test_a_time_limit_that_is_none_is_refused(server: ServerProcess, minutes: str) -> None:
+    refused = here(server, "submit", "--minutes", minutes, "--", "true")
+    assert refused.returncode == 2 and "Invalid value for '--minutes'" in refused.stderr
+
+
+def test_options_that_cannot_work_are_refused(tmp_path: Path) -> None:
+    join, free = ("agent", "--join", "http://127.0.0.1:1"), ("--state", str(tmp_path / "s"))
+    for words, code, text in (
+        ((*join, *free, "--site", "nonsense"), 2, "one of slurm, kubernetes, mpi, auto"),
+        ((*join, *free, "--site", "nonsense", "--no-standby"), 2, "one of slurm"),
+        ((*join, *free, "--address", "not an address"), 2, "a host's name or its IP address"),
+        (("up", *free, "--url", "notaurl"), 2, "http://10.0.0.1:7070"),
+        (("up", *free, "--port", "0", "--host", "256.1.1.1"), 1, "choose another --host"),
+        (("up", "--port", "0", "--state", "/proc/nosuch"), 1, "no state can be kept in"),
+    ):
+        refused = phalanx(*words)
+        assert refused.returncode == code and text in refused.stderr, (words, refused.stderr)
+
+
 def test_a_job_that_cannot_run_is_refused_before_it_is_sent(
     server: ServerProcess, tmp_path: Path
 ) -> None:

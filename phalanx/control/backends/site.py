@@ -35,6 +35,9 @@ class Site(Protocol):
         ...
 
 
+ENGINES = ("slurm", "kubernetes", "mpi", "auto")
+
+
 def node_facts(engine: str, environment: Mapping[str, str]) -> NodeFacts:
     """This node by the environment that an engine gave a process; "auto": whichever it was."""
     if engine == "auto":
