@@ -144,11 +144,18 @@ def no_answer(ctx: Context, job: Job, nodes: tuple[int, ...]) -> None:
     ctx.notify(reason("stuck", nodes=names(ctx.fleet, missing)), job=job.id, level="warning")
     for node in missing:
         health.incident(ctx, node, "stuck")
-        if health.allowed(ctx, node, "stuck"):
+        if _stuck_before(ctx, node) or health.allowed(ctx, node, "stuck"):
             broken(ctx, job, node, "stuck", lost=False)
             health.suspect(ctx, node, "stuck")
     if job.gang is not None and job.gang.phase != "settling":
         broken(ctx, job, placement.nodes[0], "no_answer", lost=False)
+
+
+def _stuck_before(ctx: Context, node: int) -> bool:
+    """Whether gangs waited in vain for a node lately: then the breaker keeps it no longer."""
+    since = ctx.now_ns - ctx.policy.health.breaker_window_ns
+    known = ctx.health.incidents.get(node, ())
+    return sum(at > since and cause == "stuck" for at, cause in known) > 1
 
 
 def _drains_on(ctx: Context, job: Job) -> bool:

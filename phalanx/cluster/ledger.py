@@ -31,6 +31,8 @@ BUCKETS = (
 ESTIMATED = ("exposed_communication", "bubble")
 TRAINING = ("productive", "data_wait", "exposed_communication", "bubble", "straggler")
 LOST = ("detection", "restart", "recompute", "straggler", "checkpoint_stall")
+# What is lost without an incident has a cause of its own.
+ROUTINE = {"straggler": "straggler", "checkpoint_stall": "checkpoint"}
 
 # What the GPUs of a node that no job holds count as, by its state.
 IDLE_BUCKETS = tuple(
@@ -340,4 +342,5 @@ class Ledger:
             return
         add(account.buckets, bucket, gpu_ns)
         if bucket in LOST:
-            add(account.by_cause.setdefault(cause or account.cause, {}), bucket, gpu_ns)
+            why = cause or ROUTINE.get(bucket) or account.cause
+            add(account.by_cause.setdefault(why, {}), bucket, gpu_ns)

@@ -26,6 +26,8 @@ from phalanx.cluster.messages import Holding, Inventory
 from phalanx.cluster.reasons import Reason, reason, sentences
 from phalanx.cluster.recovery import broken, degrade
 
+UNHEARD = ("node_silent", "connection_lost")  # causes after which nobody knows how a node is
+
 sentences(
     {
         "joined": "its agent registered",
@@ -299,6 +301,10 @@ def on_answer(ctx: Context, fact: Answer) -> None:
     for node, cause in withheld.items():
         if fact.approve:
             bury(ctx, node, cause)
+        elif cause in UNHEARD:
+            ctx.health.withheld[node] = (
+                cause  # kept, but nothing new is given to it until it speaks
+            )
         elif ctx.fleet.state(node) is NodeState.SUSPECT:
             health.readmit(ctx, node, reason("kept"))
 

@@ -9,6 +9,7 @@ from phalanx.cluster.events import (
     CheckResult,
     DeviceError,
     DrainNode,
+    GangStuck,
     JobFinished,
     NodeJoined,
     NodeNotice,
@@ -125,7 +126,7 @@ def test_mass_eviction_is_stopped_and_a_person_asked():
     assert len(ask.nodes) == 16 and "a person decides" in str(ask.reason)
 
 
-@pytest.mark.parametrize(("approve", "expected"), [(True, "DEAD"), (False, "HEALTHY")])
+@pytest.mark.parametrize(("approve", "expected"), [(True, "DEAD"), (False, "SUSPECT")])
 def test_a_persons_answer_decides_about_the_nodes_that_were_kept(approve, expected):
     drive = Drive(64)
     for node in range(20):
@@ -136,6 +137,36 @@ def test_a_persons_answer_decides_about_the_nodes_that_were_kept(approve, expect
     assert {state(drive, node).name for node in ask.nodes} == {expected}
     (command,) = drive.tell(Answer(question=ask.question, approve=True))
     assert isinstance(command.body, Refuse)
+
+
+def test_a_silent_node_that_a_person_kept_gets_no_work_until_it_speaks():
+    drive = Drive(8)
+    for node in range(8):
+        drive.tell(NodeSilent(node=node))
+    drive.wait(60 * SECOND)
+    (ask,) = drive.bodies(Ask)
+    drive.tell(Answer(question=ask.question, approve=False))
+    job = drive.submit()
+    assert job.state == "pending"
+    for node in ask.nodes[:2]:
+        drive.tell(NodeSeen(node=node, inventory=Inventory(incarnation=1)))
+    drive.wait(SECOND)
+    assert job.state == "forming" and set(job.placement.nodes) == set(ask.nodes[:2])
+
+
+def test_a_gang_leaves_a_node_that_it_waited_for_twice_whatever_the_breaker_says():
+    drive = Drive(64)
+    for node in range(40, 44):
+        drive.tell(NodeSilent(node=node))  # the breaker lets nobody else go
+    job = drive.submit()
+    dumb = job.placement.nodes[1]
+    for _ in range(4):
+        stuck = {"job": job.id, "generation": job.generation, "phase": "join", "nodes": (dumb,)}
+        drive.tell(GangStuck(**stuck))
+        drive.wait(10 * SECOND)
+        if dumb not in job.placement.nodes:
+            break
+    assert dumb not in job.placement.nodes and state(drive, dumb) is not NodeState.HEALTHY
 
 
 def test_a_gang_that_feels_the_loss_confirms_a_silence_that_the_breaker_doubted():

@@ -186,3 +186,19 @@ def test_the_time_of_a_hundred_thousand_gpus_for_a_year_fits_into_a_snapshot():
     drive = Drive(2)
     drive.core.ledger.fleet_gpu_ns = 10**5 * 365 * 86400 * SECOND
     assert type(drive.core).restore(drive.core.snapshot()).ledger.fleet_gpu_ns > 2**64
+
+
+def test_checkpoint_stalls_are_nobodys_fault():
+    drive = Drive()
+    job = drive.running(steps=100)
+    lost = WorkerExited(
+        job=job.id, generation=1, node=job.placement.nodes[0], rank=0, cause="hbm_ecc"
+    )
+    drive.tell(lost)
+    drive.wait(SECOND)
+    drive.run(job)
+    drive.train(job, 100, checkpoint_ns=7 * SECOND, straggler_ns=3 * SECOND)
+    causes = share(drive, job).by_cause
+    assert set(causes["hbm_ecc"]) <= {"detection", "restart", "recompute"}
+    assert causes["checkpoint"] == {"checkpoint_stall": 7 * SECOND * 16}
+    assert causes["straggler"] == {"straggler": 3 * SECOND * 16}
