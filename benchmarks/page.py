@@ -172,9 +172,10 @@ def main() -> None:
             figures["load_average"] = round(os.getloadavg()[0], 1)
             print(json.dumps(figures, indent=1))
             if chosen.images is not None:
-                from benchmarks.page_images import of_fleet
+                from benchmarks.page_images import of_fleet, of_slow_rank
 
                 of_fleet(running, url, state, chosen.images)
+                of_slow_rank(running, Path(name), chosen.images)
     if chosen.images is not None:
         from benchmarks.page_images import of_run
 

@@ -10,7 +10,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.page import chromium, opened, visitor
+from benchmarks.page import chromium, opened, served, visitor
+from benchmarks.played_job import play_slow_rank
 from phalanx.cli.demo import JOB
 from phalanx.config import load_job, resolve, to_toml
 from phalanx.control.stage import Stage
@@ -24,9 +25,10 @@ def picture(page: Any, folder: Path, name: str, whole: bool = False) -> None:
     """What is to be seen now."""
     time.sleep(SETTLE_SECONDS)
     folder.mkdir(parents=True, exist_ok=True)
-    # Logs name folders of this machine.
+    # Logs and origins of runs name folders of this machine.
     page.evaluate(
-        "for (const log of document.querySelectorAll('pre.log')) log.closest('.card')?.remove()"
+        "for (const each of document.querySelectorAll('pre.log, .run'))"
+        " each.closest('.card')?.remove()"
     )
     page.screenshot(path=str(folder / f"{name}.png"), full_page=whole)
     print(f"wrote {folder / name}.png", flush=True)
@@ -44,6 +46,19 @@ def of_fleet(running: Any, url: str, state: Path, folder: Path) -> None:
         page = visitor(running, url, state, SIZES[size], dark)
         opened(page, url, view)
         picture(page, folder, name)
+        page.context.close()
+
+
+def of_slow_rank(running: Any, root: Path, folder: Path) -> None:
+    """The heat map of 12,500 nodes, on one of which a rank became 20 % slower."""
+    state = root / "slow"
+    play_slow_rank(state, 12_500, 64, 40)
+    with served(state) as url:
+        page = visitor(running, url, state, SIZES["desk"])
+        opened(page, url, "job/1")
+        time.sleep(SETTLE_SECONDS)
+        card = page.locator("section[aria-label='Step time by rank']")
+        card.screenshot(path=str(folder / "slow-rank.png"))
         page.context.close()
 
 
