@@ -123,13 +123,13 @@ def play_slow_rank(
     named_at = 0
     for first in range(1, steps + 1, BATCH):
         numbers = range(first, min(first + BATCH, steps + 1))
+        world.now_ns = began_ns + int(numbers[-1] * STEP_SECONDS * 1e9)
         times = STEP_SECONDS * (1 + NOISE * rng.standard_normal((len(numbers), nodes * GPUS)))
         for row, step in enumerate(numbers):
             times[row, rank] *= 1 + slower * (step >= since)
         for slot, node in enumerate(placement.nodes):
             own = times[:, slot * GPUS : (slot + 1) * GPUS].astype(np.float32)
             metrics.receive(_message(job, node, slot, numbers, own, began_ns), world.now_ns)
-        world.now_ns = began_ns + int(numbers[-1] * STEP_SECONDS * 1e9)
         world.tell(_progress(job, numbers, world.now_ns))
         while said:
             body = said.pop(0)
