@@ -9,7 +9,7 @@ import msgspec
 import typer
 
 from phalanx.cli.options import Json, print_json
-from phalanx.cli.remote import ServerUrl, State, add_row, connected, span, table, when
+from phalanx.cli.remote import ServerUrl, State, add_row, connected, harmless, span, table, when
 from phalanx.cli.remote import show as show_table
 from phalanx.cluster.job import JobSpec
 from phalanx.control.api_types import (
@@ -188,7 +188,7 @@ def read_logs(
         for piece in pieces:
             if json:  # one object a piece
                 piece = msgspec.json.encode({"text": piece.decode(errors="replace")}) + b"\n"
-            sys.stdout.buffer.write(piece)
+            sys.stdout.buffer.write(harmless(piece) if sys.stdout.isatty() else piece)
             sys.stdout.buffer.flush()
 
 

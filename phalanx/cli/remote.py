@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -59,6 +60,14 @@ def plain(text: object) -> str:
     return "".join(
         letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in str(text)
     )
+
+
+_STEERING = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f]")
+
+
+def harmless(log: bytes) -> bytes:
+    """A piece of a log without colours and whatever else would steer a terminal."""
+    return _STEERING.sub(b"", log)
 
 
 def add_row(to: Table, *cells: object) -> None:

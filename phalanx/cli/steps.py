@@ -47,6 +47,7 @@ def read_steps(
         add_row(made, each["step"], each["rank"], _seconds(each["step_seconds"]), *parts, loss)
     if told:
         show_table(made)
+        print("forward and backward hold the communication within them")
     else:
         print("no node holds these steps any more (or none was made yet)")
     for each in found:

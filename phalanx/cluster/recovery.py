@@ -19,13 +19,14 @@ EVIDENCE_KEPT = 5
 
 sentences(
     {
-        "recover": "{rung} after {cause} on {node}: about {loss} GPU-seconds lost; "
+        "recover": "{rung} after {cause} on {node}: estimated loss {loss} GPU-seconds; "
         "next best: {other}",
         "same_step": "step {step} failed {times} times in a row; last: {evidence}",
         "no_formation": "could not form {times} times in a row; last: {evidence}",
         "parted": "ranks lost each other {times} times at step {step}; last: {evidence}",
         "retries": "failed more often than its {retries} retries; last: {evidence}",
-        "bear": "{rung} for {cause} on {node}: about {loss} GPU-seconds lost; next best: {other}",
+        "bear": "{rung} for {cause} on {node}: estimated loss {loss} GPU-seconds; "
+        "next best: {other}",
         "abort": "{cause} on {node}",
         "drain_broken": "broke while it was asked to leave ({cause})",
     }

@@ -83,6 +83,7 @@ class Hub:
         self.outbox = Outbox(2 * round_trip)
         self.watch = Watch()
         self.metrics = Metrics(self.watch, controller.tell, recorder)
+        self._records_failed = False  # a fault of ours in judging records was told
         self.logs = LogRequests(self.push)
         now = controller.clock.now_ns
         self.autopsy = Autopsy(self.watch, self.push, controller.tell, now)
@@ -163,7 +164,7 @@ class Hub:
             self.autopsy.receive(message)
             return
         if isinstance(message, NodeRecords):
-            self.metrics.receive(message, now)
+            self._records(message, now)
             return
         if isinstance(message, NodeSample):
             name = self.controller.core.view.fleet.nodes[connection.node].name
@@ -186,6 +187,16 @@ class Hub:
         events = self.gather.receive(_not_in_future(message, now), now)  # type: ignore[arg-type]
         if events:
             self.controller.tell([self.metrics.with_stragglers(event) for event in events])
+
+    def _records(self, message: NodeRecords, now: int) -> None:
+        """What a node tells of steps; whatever is wrong with it must not cost its connection."""
+        try:
+            self.metrics.receive(message, now)
+        except Exception:
+            self.metrics.steps.refused += len(message.steps)
+            if not self._records_failed:
+                self._records_failed = True
+                logger.exception("records of job %d cannot be judged; told once", message.job)
 
     def deliver(self, event: Event, commands: Sequence[Command]) -> None:
         """Sends what an event gave to the nodes that it is for."""

@@ -66,7 +66,7 @@ SUGGESTIONS = {
     "gradient_explosion": "Lower the learning rate or optimizer.clip_norm; check the data of the "
     "steps before.",
     "memory_creep": "Something keeps tensors alive: compare two memory snapshots "
-    "(torch.cuda.memory._snapshot), or lower micro_batch before it runs out.",
+    "(torch.cuda.memory._snapshot; on CPU tracemalloc), or lower micro_batch before it runs out.",
     "checkpoint_slowdown": "The store has become slow or full: look at its throughput, or save "
     "less often (checkpoint.every).",
     "silent_corruption": "The node computed something else than its replica: keep it out until "

@@ -174,7 +174,10 @@ class Recorder:
         known.append(per_gpu)
         found = {
             "tokens_per_second_per_gpu": per_gpu,
-            "scaling_efficiency": per_gpu / statistics.median(gang.per_gpu[min(gang.per_gpu)]),
+            # Medians of the last steps: one step beside a median would only show its noise.
+            "scaling_efficiency": statistics.median(known)
+            / statistics.median(gang.per_gpu[min(gang.per_gpu)]),
+            "tokens_per_second": head.tokens / seconds,  # of the gang, not of rank 0's own clock
         }
         if gang.gpus:
             watts = gang.watts or float(gang.gpus * self.price.watts_per_gpu)

@@ -171,11 +171,19 @@ def step_shares(material: Material) -> dict[str, float]:
     whole = mean(material.curves["step_seconds"].values) if "step_seconds" in material.curves else 0
     if not whole:
         return {}
-    return {
+    found = {
         part: mean(curve.values) / whole
         for part in PARTS
         if (curve := material.curves.get(f"{part}_seconds")) is not None and curve.values
     }
+    # Communication that nothing hides happens within the passes: it counts once.
+    passes = [part for part in ("forward", "backward") if part in found]
+    both = sum(found[part] for part in passes)
+    hidden = min(both, found.get("exposed_communication", 0.0))
+    for part in passes:
+        found[part] *= 1 - hidden / both if both else 1
+    rest = 1 - sum(found.values())
+    return {**found, "rest": rest} if rest > 0 and found else found
 
 
 def _slowest(own: dict[int, float], stages: int) -> tuple[int, float]:

@@ -70,6 +70,9 @@ _PLACE_VARIABLES = ("PHALANX_",)
 def differences(a: Run, b: Run) -> list[Difference]:
     """What changed: settings, code, packages, data, seeds, versions; not names, times or paths."""
     found: list[Difference] = []
+    if bool(a.provenance) != bool(b.provenance):
+        told = ["known" if run.provenance else "it has not begun" for run in (a, b)]
+        found.append(Difference("origin", "code, packages, data", *told))
     for section, one, other in _sections(a, b):
         left, right = dict(flat(one)), dict(flat(other))
         found += [
@@ -82,6 +85,8 @@ def differences(a: Run, b: Run) -> list[Difference]:
 
 def _sections(a: Run, b: Run) -> Iterator[tuple[str, Table, Table]]:
     yield "settings", _settings(a), _settings(b)
+    if not (a.provenance and b.provenance):
+        return  # of one of them nothing is known yet: everything would differ
     known = dict.fromkeys([*a.provenance, *b.provenance])
     for section in known:
         if section not in _PLACES:

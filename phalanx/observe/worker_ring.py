@@ -31,6 +31,7 @@ class RingSink:
     def __init__(self, path: Path) -> None:
         self._ring = RingWriter(path)
         self._waiting: list[Record] = []
+        self.refused = 0  # that no message can hold
 
     def write(self, record: Record) -> None:
         self._waiting.append(record)
@@ -41,10 +42,13 @@ class RingSink:
         times_ns, at_ns = [], time.time_ns()
         for record in reversed(waiting):
             times_ns.append(at_ns)
-            if isinstance(record, StepRecord):
+            if isinstance(record, StepRecord) and 0 <= record.step_seconds <= MOST_STEP_SECONDS:
                 at_ns -= int(record.step_seconds * 1e9)
         for record, time_ns in zip(waiting, reversed(times_ns), strict=True):
-            self._ring.append(_encode(Said(time_ns, record)))
+            try:
+                self._ring.append(_encode(Said(time_ns, record)))
+            except (OverflowError, TypeError, ValueError):  # of a user's program: it goes on
+                self.refused += 1
 
     def describe(self, record: RunRecord) -> None:
         """Say where the run comes from."""

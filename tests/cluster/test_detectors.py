@@ -17,6 +17,7 @@ from phalanx.cluster.detectors import (
     starved,
     vote,
 )
+from phalanx.cluster.detectors.trends import gradient_explosion
 from phalanx.cluster.events import NoProgress, SlowRank
 from phalanx.cluster.job import GangShape, Placement
 from phalanx.cluster.watch import GangRecord, Watch
@@ -201,3 +202,13 @@ def test_incidents_fade():
     assert score([day], day) == 500
     assert score([day // 2], day) == 750
     assert score([100 * day], day) == 0
+
+
+@pytest.mark.parametrize("value", [1e300, -1e300, 9.3e12, 1e18])
+def test_numbers_beyond_all_sense_break_no_detector(value):
+    usual = [2.0 + 0.01 * (i % 3) for i in range(200)]
+    assert (loss_spike([*usual, value]) is not None) == (value > 0)
+    assert loss_spike([*[abs(value)] * 200, 2.0]) is None
+    found = gradient_explosion([*usual, abs(value)])
+    assert found is not None and 0 < found <= 10**15
+    assert gradient_explosion([abs(value)] * 200) is None

@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from html.parser import HTMLParser
 
-from phalanx.observe.report import Curve, Material
+import pytest
+
+from phalanx.observe.report import Curve, Material, step_shares
 from phalanx.observe.report_pages import html, markdown
 from phalanx.observe.runs import Run
 
@@ -102,3 +104,14 @@ def test_a_run_of_which_nothing_is_known_still_has_a_report() -> None:
     empty = Material(run=Run(id="x"))
     assert "nothing stands out" in markdown(empty)
     assert "nothing stands out" in html(empty)
+
+
+def test_parts_of_a_step_sum_to_the_step() -> None:
+    parts = {"forward": 0.3, "backward": 0.6, "exposed_communication": 0.4, "optimizer": 0.05}
+    curves = {f"{name}_seconds": Curve([1, 2], [each, each]) for name, each in parts.items()}
+    shares = step_shares(
+        Material(run=Run(id="x"), curves={**curves, "step_seconds": Curve([1, 2], [1.0, 1.0])})
+    )
+    assert sum(shares.values()) == pytest.approx(1.0)
+    assert shares["exposed_communication"] == pytest.approx(0.4)
+    assert shares["backward"] == pytest.approx(2 * shares["forward"])

@@ -136,3 +136,13 @@ def test_a_setting_is_the_same_in_memory_and_from_a_file() -> None:
     one = Run(id="1", config=table)
     other = msgspec.json.decode(msgspec.json.encode(one), type=Run)
     assert differences(one, other) == []
+
+
+def test_beside_a_run_that_has_not_begun_only_that_is_told() -> None:
+    one = Run(id="1", config={"a": 1}, provenance={"packages": {"x": "1", "y": "2"}})
+    other = Run(id="2", config={"a": 2})
+    found = differences(one, other)
+    assert [(each.section, each.key) for each in found] == [
+        ("origin", "code, packages, data"),
+        ("settings", "a"),
+    ]

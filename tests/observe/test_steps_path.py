@@ -263,3 +263,22 @@ def test_progress_and_late_records_of_the_same_steps_do_not_contradict() -> None
     assert watch.due(NOW + 100 * SECOND_NS) == []
     (hung,) = watch.due(NOW + 111 * SECOND_NS)
     assert hung.step == 50  # type: ignore[union-attr]
+
+
+def test_a_number_that_no_message_can_hold_costs_its_record_and_not_the_program(
+    tmp_path: Path,
+) -> None:
+    sink, ring = RingSink(tmp_path / "r"), RingRecords(tmp_path / "r")
+    sink.write(structs.replace(step_record(1), tokens=1 << 70))
+    sink.write(structs.replace(step_record(2), step_seconds=math.inf))
+    sink.write(step_record(3))
+    sink.flush()
+    assert [each.record.step for each in ring.read(1, time.time_ns())] == [3]
+    assert (sink.refused, ring.refused) == (1, 1)
+
+
+def test_a_loss_beyond_all_sense_is_judged_like_any_other() -> None:
+    metrics, found = watching(1)
+    for step in range(1, 140):
+        tell(metrics, 0, said(step, 0, loss=1e300 if step == 139 else 2.0))
+    assert [event.step for event in found if isinstance(event, LossSpike)] == [139]

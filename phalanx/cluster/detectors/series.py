@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from phalanx.cluster.detectors.robust import MILLION, middle_and_spread
+from phalanx.cluster.detectors.robust import MILLION, MOST_PPM, middle_and_spread, scaled
 
 RECENT, BEFORE = 20, 60  # steps that are compared
 LEAST_REGRESSION_PPM = 50_000
@@ -45,10 +45,10 @@ def loss_spike(losses: Sequence[float | None]) -> int | None:
         return None
     if losses[-1] is None:
         return MILLION
-    known = [round(loss * MILLION) for loss in losses[-SPIKE_WINDOW - 1 : -1] if loss is not None]
+    known = [scaled(loss) for loss in losses[-SPIKE_WINDOW - 1 : -1] if loss is not None]
     if len(known) < SPIKE_WINDOW // 2:
         return None
     center, spread = middle_and_spread(np.asarray(known, np.int64))
-    above = round(losses[-1] * MILLION) - center
+    above = scaled(losses[-1]) - center
     limit = max(SPIKE_DEVIATIONS * spread, LEAST_SPIKE_PPM * abs(center) // MILLION)
-    return above * MILLION // max(1, abs(center)) if above > limit else None
+    return min(MOST_PPM, above * MILLION // max(1, abs(center))) if above > limit else None

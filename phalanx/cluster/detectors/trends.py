@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from phalanx.cluster.detectors.robust import MILLION, middle_and_spread
+from phalanx.cluster.detectors.robust import MILLION, MOST_PPM, middle_and_spread, scaled
 
 CREEP_SAMPLES = 24
 LEAST_CREEP_PPM = 50_000  # of the memory in use
@@ -34,21 +34,19 @@ def gradient_explosion(norms: Sequence[float | None]) -> int | None:
     """How far (parts per million of the usual norm) the last gradient norm is above it."""
     if not norms or norms[-1] is None:
         return None
-    known = [
-        round(norm * MILLION) for norm in norms[-EXPLOSION_WINDOW - 1 : -1] if norm is not None
-    ]
+    known = [scaled(norm) for norm in norms[-EXPLOSION_WINDOW - 1 : -1] if norm is not None]
     if len(known) < EXPLOSION_WINDOW // 2:
         return None
     center, _ = middle_and_spread(np.asarray(known, np.int64))
-    above = (round(norms[-1] * MILLION) - center) * MILLION // max(1, center)
-    return above if above > EXPLOSION_PPM else None
+    above = (scaled(norms[-1]) - center) * MILLION // max(1, center)
+    return min(MOST_PPM, above) if above > EXPLOSION_PPM else None
 
 
 def slow_saves(seconds: Sequence[float]) -> int | None:
     """How much longer (parts per million) the last saves held up training than those before."""
     if len(seconds) < 2 * SLOW_SAVES:
         return None
-    values = [round(each * MILLION) for each in seconds]
+    values = [scaled(each) for each in seconds]
     center, _ = middle_and_spread(np.asarray(values[:-SLOW_SAVES], np.int64))
     slower = [(value - center) * MILLION // max(1, center) for value in values[-SLOW_SAVES:]]
     return min(slower) if min(slower) > SLOW_SAVE_PPM else None

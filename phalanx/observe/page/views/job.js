@@ -179,7 +179,7 @@ export function jobView({ rest: [id] }) {
   }
 
   function showSaves(saved) {
-    savesCard.note(saved.length ? "steps that it can go back to" : "");
+    savesCard.note(saved.length ? "newest first; what retention removed since is still named" : "");
     noSave.hidden = saved.length > 0;
     saves.hidden = !saved.length;
     fill(saves.body, saved.slice(0, 12), (each) => each.step + each.where + each.detail, (each) => h("tr", {}, h("td", { class: "nowrap" }, each.step ? whole(each.step) : "–"),
