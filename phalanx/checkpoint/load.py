@@ -155,7 +155,8 @@ class Stored:
             sizes = f"has {reader.bytes} bytes instead of {sidecar.shard_bytes}"
             problems.append((rank, f"{name} {sizes} (truncated or replaced) (with {tensors})"))
         elif not file.read_spans(shares):
-            problems.append((rank, f"{name} is corrupt: its header (with {tensors})"))
+            where = f"its header or what follows up to byte {file.header_end}"
+            problems.append((rank, f"{name} is corrupt: {where} (with {tensors})"))
         return file
 
 
@@ -167,11 +168,16 @@ class _File:
         self.spans: list[Span] = []
         self._sums = sidecar.chunk_sums
 
+    @property
+    def header_end(self) -> int:
+        """End of the last chunk with a part of the header: no less can be proved."""
+        chunks = -(-self.sidecar.header_bytes // CHUNK_BYTES)
+        return min(chunks * CHUNK_BYTES, self.sidecar.shard_bytes)
+
     def read_spans(self, shares: list[tuple[Holding, Tensor]]) -> bool:
         """Find what is wanted in the file; False where its header cannot be trusted."""
-        size = self.sidecar.header_bytes
+        size, covered = self.sidecar.header_bytes, self.header_end
         chunks = -(-size // CHUNK_BYTES)
-        covered = min(chunks * CHUNK_BYTES, self.sidecar.shard_bytes)
         buffer = aligned_buffer(covered)
         try:
             count = self.reader.read(buffer[:covered], 0)

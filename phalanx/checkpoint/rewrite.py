@@ -10,6 +10,7 @@ import datetime
 import secrets
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -94,6 +95,8 @@ def write_whole(
         raise
     finally:
         lock.release(remove=True)
+        with suppress(OSError):
+            folder.rmdir()  # where nothing came to lie in it
     return final
 
 

@@ -148,7 +148,7 @@ def diff(one: One, other: One, json: Json = False) -> None:
             detail = f": {entry.elements:,} elements, at most {entry.greatest:.3g}"
             print(f"{entry.name}: {entry.what}{detail if entry.elements else ''}")
         tensors = sum(entry.tensor for entry in found)
-        words = f"{tensors} tensors and {len(found) - tensors} words about the run differ"
+        words = f"{tensors} tensors and {len(found) - tensors} facts about the run differ"
         print(words if found else "equal to the bit")
     if found:
         raise typer.Exit(1)
@@ -233,7 +233,11 @@ def reshard(
         path = at(*newest(list(find(checkpoint)), checkpoint))
         with bar("reshard", open_source(path).manifest.total_bytes, json) as report:
             done = divide(path, out, shards, report)
-    print_json({"checkpoint": str(done)}) if json else print(f"checkpoint: {done}")
+        made = open_source(done).manifest.world_size
+    if json:
+        print_json({"checkpoint": str(done), "shards": made})
+    else:
+        print(f"checkpoint: {done} ({made} shards)")
 
 
 @app.command()

@@ -28,8 +28,11 @@ def print_list(found: list[Listed]) -> None:
     """Columns for people; paths stay whole, so that they can be copied."""
     rows = [COLUMNS]
     for one in found:
-        step, tokens, ranks = f"{one.step:,}", f"{one.tokens:,}", f"{one.ranks}"
-        numbers = (step, tokens, size_text(one.bytes), ranks, f"{one.shards}")
+        known: tuple[int | None, ...] = one.step, one.tokens, one.ranks, one.shards
+        if not one.created:  # what describes it cannot be read
+            known = (one.step if one.step >= 0 else None, None, None, None)
+        step, tokens, ranks, shards = ("-" if each is None else f"{each:,}" for each in known)
+        numbers = (step, tokens, size_text(one.bytes), ranks, shards)
         rows.append((*numbers, mesh_text(one), age_text(one), state_text(one), one.path))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:

@@ -6,7 +6,16 @@ import logging
 from pathlib import Path
 
 from phalanx.checkpoint import CheckpointError, latest, list_checkpoints, read_manifest
-from phalanx.checkpoint.tier import ObjectTier, Tier, entries, open_source, open_tier, step_of
+from phalanx.checkpoint.folder import read_bad, scan
+from phalanx.checkpoint.tier import (
+    FolderTier,
+    ObjectTier,
+    Tier,
+    entries,
+    open_source,
+    open_tier,
+    step_of,
+)
 from phalanx.config import ConfigError, Job
 
 log = logging.getLogger(__name__)
@@ -78,7 +87,8 @@ def find_parent(job: Job) -> Path | None:
     except CheckpointError as error:
         newest = newest_of_name(Path(job.runs) / job.name)
         fix = f"the newest of this name is {newest}" if newest else 'set it to "" for a fresh start'
-        problem = "; ".join(error.problems)
+        there = Path(wanted).exists()
+        problem = "; ".join(error.problems) if there else "there is no such folder"
         raise ConfigError(
             "checkpoint.resume", wanted, f"no usable checkpoint: {problem}", fix
         ) from None
@@ -124,10 +134,37 @@ def fallback_note(step: int, parents: list[Path | str]) -> dict[str, str]:
     return {f"continued from step {step}": f"{parents[0]} is damaged"}
 
 
+def left_out(job: Job, chosen: str) -> list[str]:
+    """Checkpoints on disk that would have come before ``chosen``, had they not been found bad."""
+    run, step = (run_of(chosen), step_of(chosen.rpartition("/")[2])) if chosen else ("", -1)
+    newer = [
+        (folder.parent.name, seen.step, seen.path.absolute())
+        for folder in (Path(job.runs) / job.name).glob("*/checkpoints")
+        for seen in scan(folder)
+        if seen.complete and (folder.parent.name, seen.step) > (run, step)
+    ]
+    wrong = {path: _problems(path) for *_, path in sorted(newer, reverse=True)}
+    return [f"{path}: {'; '.join(problems)}" for path, problems in wrong.items() if problems]
+
+
+def run_of(checkpoint: str) -> str:
+    """The run that a checkpoint belongs to, by its path or address."""
+    folders = checkpoint.rstrip("/").split("/")[:-1]
+    return folders[-2] if folders[-1] == "checkpoints" else folders[-1]
+
+
 def _readable(path: Path) -> bool:
     """One damaged manifest must not hide an older good checkpoint."""
+    return not _manifest_problems(path)
+
+
+def _problems(path: Path) -> list[str]:
+    return read_bad(FolderTier(path.parent), path.name) or _manifest_problems(path)
+
+
+def _manifest_problems(path: Path) -> list[str]:
     try:
         read_manifest(path)
-    except CheckpointError:
-        return False
-    return True
+    except CheckpointError as error:
+        return error.problems
+    return []

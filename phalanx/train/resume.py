@@ -11,11 +11,12 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from phalanx.checkpoint import Checkpointer, CheckpointError, Manifest
+from phalanx.checkpoint.describe import current_rank
 from phalanx.checkpoint.tier import step_of
 from phalanx.config import Job
 from phalanx.model.hf import HfError, load_hf
 from phalanx.parallel import Weight
-from phalanx.train.parent import archive_root
+from phalanx.train.parent import archive_root, left_out, run_of
 from phalanx.train.progress import event_text
 from phalanx.train.records import StartRecord
 from phalanx.train.saving import keepers_home, local_root
@@ -63,13 +64,18 @@ def load_start(
 def _start(job: Job, trainer: Trainer, checkpointer: Checkpointer, tier: str) -> StartRecord:
     foreign = job.checkpoint.load_hf if not tier else ""
     named = tier in (DISK, ARCHIVE, WEIGHTS)
+    passed_over = list(checkpointer.passed_over)
+    if job.checkpoint.resume == "auto" and tier in ("", DISK, ARCHIVE) and current_rank() == 0:
+        known = {each.partition(": ")[0] for each in passed_over}  # found bad just now
+        others = left_out(job, checkpointer.loaded_from if tier else "")
+        passed_over += [each for each in others if each.partition(": ")[0] not in known]
     return StartRecord(
         job=job.name,
         generation=trainer.generation,
         step=trainer.step,
         tier=WEIGHTS if foreign else tier,
         path=foreign or (checkpointer.loaded_from if named else ""),
-        passed_over=tuple(each[:REASON_CHARACTERS] for each in checkpointer.passed_over[:3]),
+        passed_over=tuple(each[:REASON_CHARACTERS] for each in passed_over[:3]),
     )
 
 
@@ -105,12 +111,6 @@ def load_from_memory(
         trainer.unsaved = manifest.step > on_disk
         log.warning("continuing at step %d from the nodes' memory or disks", manifest.step)
     return manifest
-
-
-def run_of(checkpoint: str) -> str:
-    """The run that a checkpoint belongs to, by its path or address."""
-    folders = checkpoint.rstrip("/").split("/")[:-1]
-    return folders[-2] if folders[-1] == "checkpoints" else folders[-1]
 
 
 def load_foreign_weights(trainer: Trainer, folder: Path) -> None:

@@ -144,6 +144,19 @@ def test_verify_reads_every_byte_and_names_shard_and_tensor(run: Path) -> None:
     assert "model." in done.stdout and done.stdout.count("good") == 2
 
 
+def test_a_refused_reshard_names_the_bytes_and_leaves_nothing(run: Path, tmp_path: Path) -> None:
+    (shard,) = step(run, 30).glob("*.safetensors")
+    flip(shard, shard.stat().st_size - 1)
+    done = call("reshard", run, tmp_path / "new")
+    assert done.exit_code == 15 and f"up to byte {shard.stat().st_size} (with" in done.stderr
+    assert not (tmp_path / "new").exists()
+
+
+def test_ls_makes_nothing_up_about_what_it_cannot_read(run: Path) -> None:
+    (step(run, 10) / "manifest.json").write_bytes(b"{")
+    assert call("ls", run).stdout.splitlines()[1].split()[:2] == ["10", "-"]
+
+
 def test_verify_goes_on_after_a_manifest_that_is_garbage(run: Path) -> None:
     (step(run, 10) / "manifest.json").write_bytes(b"{")
     done = call("verify", run)

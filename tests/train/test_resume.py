@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -168,6 +169,27 @@ def test_a_run_that_had_to_continue_an_older_checkpoint_says_so(
     older = newest.with_name("step-00000002")
     said = [f"passed over: {newest}: {shard.name} is corrupt", f"from disk: {older}", "step 3/5"]
     assert sorted(said, key=second.text.index) == said, "before the first step"
+    shutil.rmtree(second.folder.path)
+    third = start(small_job(tmp_path, train__steps=5, checkpoint__resume="auto"))
+    assert third.wait() == 0, third.text
+    said = [f"passed over: {newest}: {shard.name} is corrupt", f"from disk: {older}", "step 3/5"]
+    assert sorted(said, key=third.text.index) == said, "found bad before, and still told"
+
+
+def test_checkpoints_that_are_all_bad_are_named_before_a_fresh_start(
+    tmp_path: Path, start: Callable[..., Run]
+) -> None:
+    only = save(tmp_path / "try" / "a" / "checkpoints", 40)
+    (only / "manifest.json").write_text("{")
+    fresh = start(small_job(tmp_path, train__steps=1, checkpoint__resume="auto"))
+    assert fresh.wait() == 0, fresh.text
+    said = [f"passed over: {only}: manifest.json is corrupt", "nothing to resume from", "step 1/1"]
+    assert sorted(said, key=fresh.text.index) == said
+
+
+def test_a_place_that_does_not_exist_is_called_so(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="there is no such folder"):
+        find_parent(small_job(tmp_path, checkpoint__resume=tmp_path / "nosuch"))
 
 
 def test_a_run_that_is_done_already_says_how_to_go_on(
