@@ -12,6 +12,19 @@ from phalanx.control.api_page import LoginLink
 
 page = typer.Typer()
 
+VIEWS = (
+    "fleet",
+    "jobs",
+    "job",
+    "goodput",
+    "events",
+    "queue",
+    "compare",
+    "plan",
+    "simulate",
+    "node",
+)
+
 
 @page.command()
 def link(
@@ -21,6 +34,9 @@ def link(
     json: Json = False,
 ) -> None:
     """Print a link that opens the page with your rights; it is good once, for half an hour."""
+    name = view.strip("/#").partition("/")[0].partition("?")[0]
+    if view and name not in VIEWS:
+        raise typer.BadParameter(f"one of {', '.join(VIEWS)}, not {name!r}", param_hint="VIEW")
     with connected(server, json, state) as client:
         made = client.post("/v1/login-links", None, LoginLink)
     address = made.url + (f"/{view.strip('/#')}" if view else "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,7 +25,8 @@ CURVES = ("loss", "grad_norm", "step_seconds", "mfu", "tokens_per_second")
 def report(
     run: Which,
     out: Annotated[
-        Path | None, typer.Option(help="Where to write NAME.html and NAME.md (default: here).")
+        Path | None,
+        typer.Option(help="Name of both files, without .html and .md (default: report-RUN)."),
     ] = None,
     server: ServerUrl = "",
     state: State = None,
@@ -51,6 +53,7 @@ def _from_server(run: str, found: Run, server: str, state: Path | None, json: bo
     with connected(server, json, state) as client:
         series = client.get(f"/v1/jobs/{run}/metrics", dict, names=names, points=1000)["series"]
         incidents = client.get(f"/v1/jobs/{run}/incidents", dict)["findings"]
+        of_nodes = client.get("/v1/findings", dict, limit=1000)["findings"]
         ranks = client.get(f"/v1/jobs/{run}/ranks", dict, columns=100)
         detail: dict[str, Any] = client.get(f"/v1/jobs/{run}", dict)
         ledger: dict[str, Any] = {}
@@ -60,7 +63,7 @@ def _from_server(run: str, found: Run, server: str, state: Path | None, json: bo
     return Material(
         run=found,
         curves={name: Curve(each["step"], each["value"]) for name, each in series.items()},
-        incidents=incidents,
+        incidents=sorted([*incidents, *_of_nodes(found, of_nodes)], key=lambda each: each["time"]),
         ledger=ledger,
         requested=detail["spec"],
         rank_means={"own_seconds": own},
@@ -69,6 +72,17 @@ def _from_server(run: str, found: Run, server: str, state: Path | None, json: bo
             for rank, node in zip(ranks["ranks"], ranks["nodes"], strict=True)
         ],
     )
+
+
+def _of_nodes(run: Run, findings: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What was found about the run's nodes, and no job in particular, while it ran."""
+    nodes = {node for place in run.placements for node in place.get("nodes", [])}
+    until = run.ended or time.time()
+    return [
+        each
+        for each in findings
+        if not each["job"] and each["node"] in nodes and run.created <= each["time"] <= until
+    ]
 
 
 def _from_folder(found: Run) -> Material:

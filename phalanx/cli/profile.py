@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from pathlib import Path
 from typing import Annotated, Any
@@ -43,7 +44,8 @@ def profile(
             skew = {int(rank): value for rank, value in asked["clock_skew_seconds"].items()}
             merged = merge_traces(found, skew)
         except ValueError as error:
-            raise typer.BadParameter(str(error), param_hint="JOB") from None
+            print(f"error: {error}", file=sys.stderr)
+            raise typer.Exit(1) from None
     path = out or Path(f"profile-{job}.json")
     write_out(path, merged)
     if json:

@@ -23,6 +23,7 @@ from phalanx.observe.runs import (
     differences,
     find_folders,
     load_folder,
+    removed,
 )
 
 app = typer.Typer(no_args_is_help=True, help="Runs: list, show, compare, export, annotate.")
@@ -142,7 +143,8 @@ def describe(run: Run) -> list[str]:
     for place in run.placements:
         nodes = ", ".join(place.get("nodes", [])[:8])
         lines.append(f"generation {place.get('generation')} since {_when(place['time'])}: {nodes}")
-    lines += [f"checkpoint {each['step']}: {each['path']}" for each in run.checkpoints[-5:]]
+    kept = [each for each in run.checkpoints if not removed(each["path"])]
+    lines += [f"checkpoint {each['step']}: {each['path']}" for each in kept[-5:]]
     lines += [f"tag {tag}" for tag in run.tags]
     lines += [f"note {_when(note.time)} {note.by}: {note.text}" for note in run.notes]
     return lines
@@ -258,7 +260,7 @@ def tag(
 
 @ledger_app.command()
 def ledger(
-    job: Annotated[int, typer.Argument(help="A job (default: everything).")] = 0,
+    job: Annotated[int, typer.Argument(min=0, help="A job (default: everything).")] = 0,
     server: ServerUrl = "",
     state: State = None,
     json: Json = False,
@@ -278,6 +280,8 @@ def ledger(
             add_row(shown, words, f"{int(text) / 3.6e12:.4f}", f"{int(text) / total:.2%}")
     add_row(shown, "allocation", f"{total / 3.6e12:.4f}", "100.00%")
     show(shown)
+    if not int(found["buckets"].get("exposed_communication", 0)):
+        print("productive time is whole steps: no plan says how much of them is communication")
     print(f"goodput {found['goodput']:.2%}, ETTR {found['ettr']:.2%}, ${found['dollars']:.2f}")
     if sum(map(int, found["buckets"].values())) != total:
         print("error: the buckets do not sum to the allocation", file=sys.stderr)

@@ -17,6 +17,7 @@ from phalanx.control.endpoints import EVERYBODY, ApiError, Call, Endpoint
 from phalanx.control.fleet_history import Frame, frame_of
 from phalanx.control.fleet_pace import slowness
 from phalanx.control.views import job_out, team_of, waits
+from phalanx.observe.runs import removed
 
 if TYPE_CHECKING:
     from phalanx.control.server import Server
@@ -189,12 +190,19 @@ async def checkpoints(call: Call) -> SavedList:
             for source in gang.refused
         ]
     proved = {each.step for each in found if each.proof == "restored"}
+    paths = {each["step"]: each["path"] for each in call.leading.chronicle.run_of(job).checkpoints}
+    gone = await call.server.read(_gone, paths)
     found += [
         SavedOut(step=step, where="durable", proof="committed", detail="its manifest is written")
         for step in reversed(job.durables)
-        if step not in proved
+        if step not in proved and step not in gone
     ]
     return SavedList(saved=sorted(found, key=lambda each: -each.step))
+
+
+def _gone(paths: dict[int, str]) -> set[int]:
+    """Steps whose folders retention, or somebody, has removed."""
+    return {step for step, path in paths.items() if removed(path)}
 
 
 async def queue(call: Call) -> QueueOut:

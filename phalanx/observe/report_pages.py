@@ -5,6 +5,7 @@ Whatever people or programs wrote (names, messages) is text in it, never markup.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from html import escape
 
@@ -30,6 +31,8 @@ def markdown(material: Material) -> str:
     for section in sections(material):
         lines += [f"## {section.title}", ""]
         lines += [f"- {_plain(line)}" for line in section.lines]
+        if section.lines and section.table:
+            lines.append("")
         for index, row in enumerate(section.table):
             lines.append("| " + " | ".join(_plain(cell) for cell in row) + " |")
             if index == 0:
@@ -48,7 +51,7 @@ def markdown(material: Material) -> str:
 def _plain(text: str) -> str:
     """Text that Markdown reads as text."""
     kept = "".join(" " if letter in "\r\n" else letter for letter in str(text))
-    for letter in "\\`*_{}[]<>|#":
+    for letter in "\\*_{}[]<>|#":  # between backticks stand commands
         kept = kept.replace(letter, "\\" + letter)
     return kept
 
@@ -93,13 +96,18 @@ def html(material: Material) -> str:
 def _section(section: Section) -> str:
     parts = [f"<h2>{escape(section.title)}</h2>"]
     if section.lines:
-        parts.append("<ul>" + "".join(f"<li>{escape(x)}</li>" for x in section.lines) + "</ul>")
+        parts.append("<ul>" + "".join(f"<li>{_prose(x)}</li>" for x in section.lines) + "</ul>")
     if section.bars:
         parts.append(_bars(section.bars))
     if section.table:
         parts.append(_table(section.table))
     parts += [_curve(name, each, section.marks) for name, each in section.curves.items()]
     return f"<section>{''.join(parts)}</section>"
+
+
+def _prose(text: str) -> str:
+    """Text with what stands between backticks as code."""
+    return re.sub("`([^`]+)`", r"<code>\1</code>", escape(text))
 
 
 def _table(rows: Sequence[Sequence[str]]) -> str:

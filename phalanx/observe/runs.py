@@ -153,6 +153,12 @@ def _state(exit_info: Table) -> str:
     return "done" if exit_info.get("code") == 0 else "failed"
 
 
+def removed(path: str) -> bool:
+    """Whether a checkpoint's folder is gone; of one that cannot be seen from here it is unknown."""
+    where = Path(path)
+    return "://" not in path and where.parent.is_dir() and not where.exists()
+
+
 def find_folders(runs: Path) -> list[Path]:
     """Folders of runs below ``runs/``, newest last."""
     found = [path.parent.parent for path in runs.glob("*/*/config/job.json")]

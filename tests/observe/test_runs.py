@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from phalanx.observe.runs import Run, differences, find_folders, load_folder
+from phalanx.observe.runs import Run, differences, find_folders, load_folder, removed
 from tests.control.jobs import write_job
 
 
@@ -146,3 +146,11 @@ def test_beside_a_run_that_has_not_begun_only_that_is_told() -> None:
         ("origin", "code, packages, data"),
         ("settings", "a"),
     ]
+
+
+def test_a_checkpoint_that_was_removed_is_told_apart_from_one_out_of_sight(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints" / "step-2").mkdir(parents=True)
+    assert removed(str(tmp_path / "checkpoints" / "step-1"))
+    assert not removed(str(tmp_path / "checkpoints" / "step-2"))
+    assert not removed(str(tmp_path / "elsewhere" / "step-1"))
+    assert not removed("s3://bucket/run/step-1")

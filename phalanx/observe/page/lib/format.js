@@ -6,6 +6,7 @@ export const whole = (value) => GROUPED.format(value);
 export function short(value, digits = 3) {
   if (value === null || value === undefined || !Number.isFinite(value)) return "–";
   const size = Math.abs(value);
+  if (size >= 1e18) return value.toExponential(1);
   for (const [limit, unit] of [[1e15, "P"], [1e12, "T"], [1e9, "G"], [1e6, "M"], [1e4, "k"]]) {
     if (size >= limit) return `${Number((value / (unit === "k" ? 1e3 : limit)).toPrecision(digits))}${unit}`;
   }

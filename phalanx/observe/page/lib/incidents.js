@@ -20,7 +20,7 @@ export function incidentsOf(events, job) {
     } else if (FINDINGS.has(event.kind)) {
       found.push({ time_ns: event.time_ns, kind: event.kind, tone: "warn", body: event.body, also: [], decision: decision?.why.text ?? "", resumed_ns: -1, sequence: event.sequence });
     }
-    if (open && decision?.kind === "Form" && !open.decision) open.decision = decision.why.text;
+    if (open && !open.resumed_ns && decision?.kind === "Form" && !open.decision) open.decision = decision.why.text;
     if (open && event.kind === "GangReady" && !open.resumed_ns) { open.resumed_ns = event.time_ns; open.step = event.body.step; }
   }
   return found;

@@ -56,6 +56,7 @@ export function goodputView({ go, query }) {
     const added = total(found.buckets);
     sum.className = added === all ? "muted small" : "bad small";
     setText(sum, added === all ? `The buckets sum to the allocation exactly: ${whole(all)} GPU-nanoseconds.` : `The buckets sum to ${whole(added)}, the allocation is ${whole(all)} GPU-nanoseconds.`);
+    if (added === all && !Number(found.buckets.exposed_communication ?? 0)) sum.append(" Productive time is whole steps: no plan says how much of them is communication.");
     sum.dataset.sum = String(added);
     sum.dataset.allocation = String(all);
     const rows = Object.entries(found.by_cause ?? {}).map(([cause, buckets]) => [cause, String(total(buckets)), Object.keys(buckets)]).sort((a, b) => (BigInt(b[1]) > BigInt(a[1]) ? 1 : -1));

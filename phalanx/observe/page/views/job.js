@@ -6,7 +6,7 @@ import { evidence } from "../lib/evidence.js";
 import { HeatMap } from "../lib/heatmap.js";
 import { incidentsOf, sentence, stepAt, together } from "../lib/incidents.js";
 import { JobFigures } from "../lib/jobfigures.js";
-import { clock, counted, percent, short, span, whole } from "../lib/format.js";
+import { clock, counted, gpuHours, percent, short, span, whole } from "../lib/format.js";
 import { LogPane } from "../lib/logpane.js";
 import { RunCard } from "../lib/runcard.js";
 import { RankRecords } from "../lib/rankrecords.js";
@@ -157,7 +157,7 @@ export function jobView({ rest: [id] }) {
     fill(incidents, items, (each) => (each ? each.time + each.text : ""), (each) => (each
       ? h("li", {}, h("div", { class: `finding ${each.tone}` }, h("div", {}, h("time", {}, clock(each.time * 1e9)), h("span", { class: "strong" }, each.text)),
         each.decision ? h("p", {}, each.decision) : "", each.suggestion ? h("p", {}, prose(each.suggestion)) : "",
-        each.away !== null ? h("p", {}, `The next step was complete after ${span(each.away)}.`) : "",
+        each.away !== null ? h("p", {}, `The next step was complete after ${span(each.away)}: ${gpuHours(Math.round(each.away * Math.max(1, job.gpus) * 1e9)).join(" ")}.`) : "",
         each.finding ? evidence(each.finding) : "",
         h("a", { class: "small", href: `#/events?job=${job.id}&at=${Math.round(each.time * 1e9)}` }, "See the fleet at that moment")))
       : h("li", { class: "muted" }, "None. What goes wrong is listed here, with what was decided and how long it took.")));
@@ -179,7 +179,7 @@ export function jobView({ rest: [id] }) {
   }
 
   function showSaves(saved) {
-    savesCard.note(saved.length ? "newest first; what retention removed since is still named" : "");
+    savesCard.note(saved.length ? "steps that it can go back to" : "");
     noSave.hidden = saved.length > 0;
     saves.hidden = !saved.length;
     fill(saves.body, saved.slice(0, 12), (each) => each.step + each.where + each.detail, (each) => h("tr", {}, h("td", { class: "nowrap" }, each.step ? whole(each.step) : "–"),
