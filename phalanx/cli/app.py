@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
+import os
+import sys
 from typing import Any
 
 import typer
@@ -97,4 +100,14 @@ def root(
 
 def main() -> None:
     """Entry point of the console script."""
-    app()
+    try:
+        try:
+            app()
+        finally:
+            sys.stdout.flush()
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EIO) or error.filename is not None:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left of it
+        print(f"error: the output cannot be written: {error.strerror}", file=sys.stderr)
+        sys.exit(os.EX_IOERR)

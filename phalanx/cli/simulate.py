@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import typer
 from typer.core import TyperGroup
 
@@ -123,7 +125,7 @@ def compare(
         base = load_scenario(scenario, changes)
         worlds = {base.name: ()} | dict(base.variants)
         if variant:
-            worlds = {base.name: ()} | dict(_variant(text) for text in variant)
+            worlds = {base.name: ()} | _variants(variant, base.name)
         if len(worlds) == 1:
             rule = "has no variants to compare with"
             fix = (
@@ -137,7 +139,7 @@ def compare(
             if not json:
                 print(f"{name} …", file=sys.stderr)
             reports[name] = _run(one, numbers, processes, quiet=True)
-            refuse_what_was_refused(one, reports[name])
+            refuse_what_was_refused(msgspec.structs.replace(one, name=name), reports[name])
     if json:
         print_json({"variants": {name: one.summary for name, one in reports.items()}})
     else:
@@ -250,11 +252,22 @@ def _numbers(seed: int | None, seeds: str) -> range:
         rule = "cannot be given together with --seeds"
         raise ConfigError("--seed", seed, rule, "leave one of them out")
     first, colon, last = seeds.partition(":")
-    if not (colon and first.isdigit() and last.isdigit() and int(first) < int(last)):
+    if not (colon and first.isdecimal() and last.isdecimal() and int(first) < int(last)):
         raise ConfigError("--seeds", seeds, "must be A:B with A below B", "e.g. --seeds 0:20")
     if int(last) - int(first) > MOST_SEEDS:
         raise ConfigError("--seeds", seeds, f"are more than {MOST_SEEDS}", "take fewer")
     return range(int(first), int(last))
+
+
+def _variants(texts: list[str], base: str) -> dict[str, tuple[str, ...]]:
+    found: dict[str, tuple[str, ...]] = {}
+    for text in texts:
+        name, changes = _variant(text)
+        if name == base or name in found:
+            rule = f'there is a world of the name "{name}" already'
+            raise ConfigError("--with", text, rule, "give each a name of its own")
+        found[name] = changes
+    return found
 
 
 def _variant(text: str) -> tuple[str, tuple[str, ...]]:
@@ -284,9 +297,13 @@ def _run(scenario: Scenario, seeds: range, processes: int, quiet: bool) -> Any:
 def refuse_what_was_refused(scenario: Scenario, report: Report) -> None:
     """A scenario's one job that the core does not accept is a mistake in the scenario."""
     for one in report.seeds if scenario.workload.kind == "one-job" else ():
-        for why in one.refused:
-            rule = f"the core does not accept the job: {why}"
-            raise ConfigError("job", scenario.name, rule, "change job.* or fleet.*")
+        _refuse(scenario, one.refused)
+
+
+def _refuse(scenario: Scenario, refused: Iterable[str]) -> None:
+    for why in refused:
+        rule = f"the core does not accept the job: {why}"
+        raise ConfigError("job", scenario.name, rule, "change job.* or fleet.*")
 
 
 def one_job_failed(scenario: Scenario, report: Report) -> bool:
@@ -297,12 +314,16 @@ def one_job_failed(scenario: Scenario, report: Report) -> bool:
 def _replay(scenario: Scenario, seed: int, json: bool) -> None:
     from phalanx.simulate.replay import story_of
 
-    story = story_of(scenario, seed)
+    told = story_of(scenario, seed)
+    one_job = scenario.workload.kind == "one-job"
+    if one_job:
+        _refuse(scenario, told.refused)
     if json:
-        print_json({"seed": seed, "story": list(story)})
-        return
-    for line in story:
-        print(line)
+        print_json(told)
+    else:
+        print("\n".join([*told.story, *(told.failures if one_job else [])]))
+    if told.violations or (one_job and told.failures):
+        raise typer.Exit(1)
 
 
 def _draw(scenario: Scenario, seed: int, path: Path) -> None:

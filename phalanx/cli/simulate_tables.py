@@ -20,7 +20,7 @@ CAUSES_SHOWN = 8
 def print_report(scenario: Scenario, report: Report, console: Console | None = None) -> None:
     """Seeds, their mean, where the time went, and every violation."""
     console = console or Console(highlight=False)
-    console.print(f"[bold]{scenario.name}[/bold]: {scenario.about}")
+    console.print(f"[bold]{escape(scenario.name)}[/bold]: {escape(scenario.about)}")
     if scenario.chaos is not None:
         _chaos(report, console)
     else:
@@ -164,20 +164,21 @@ def print_comparison(scenarios: Mapping[str, Scenario], reports: Mapping[str, Re
     """Policies side by side."""
     console = Console(highlight=False)
     first = next(iter(scenarios.values()))
-    table = Table(box=SIMPLE, title=f"{first.about}", title_justify="left")
+    table = Table(box=SIMPLE, title=escape(first.about), title_justify="left")
     table.add_column("", no_wrap=True)
-    headings = ("faults", "ETTR", "goodput", "recovery", "steps")
+    many = first.workload.kind != "one-job" or first.chaos is not None
+    headings = ("faults", "ETTR", "goodput", "recovery", "jobs done" if many else "steps")
     for heading in headings:
         table.add_column(heading, justify="right")
     for name, report in reports.items():
         mean = report.summary.mean
         table.add_row(
-            name,
+            escape(name),
             f"{mean['interruptions']:,.0f}",
             f"{mean['ettr']:.2%}",
             f"{mean['goodput']:.2%}",
             duration(mean["mean_recovery_seconds"]),
-            f"{mean['steps']:,.0f}",
+            f"{mean['jobs_done']:,.0f} of {mean['jobs']:,.0f}" if many else f"{mean['steps']:,.0f}",
         )
     console.print(table)
     for name, report in reports.items():

@@ -2,27 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from msgspec import Struct
 
 from phalanx.simulate.runner import played
 from phalanx.simulate.scenario import Scenario
 from phalanx.simulate.story import clock
 
 
-def story_of(scenario: Scenario, seed: int) -> Iterator[str]:
-    """Lines for a person."""
+class Told(Struct, frozen=True, kw_only=True):
+    """A seed for a person, and what was wrong with it."""
+
+    seed: int
+    story: list[str]
+    violations: list[str]
+    failures: list[str] = []  # of jobs
+    refused: list[str] = []  # why jobs were not taken
+
+
+def story_of(scenario: Scenario, seed: int) -> Told:
+    """Play a seed and tell of it."""
     if scenario.chaos is not None:
         from phalanx.simulate.chaos.runner import chaos_story
 
-        yield from chaos_story(scenario, seed)
-        return
-    _, world, _ = played(scenario, seed, loud=True)
+        lines, violations = chaos_story(scenario, seed)
+        return Told(seed=seed, story=lines, violations=violations)
+    result, world, _ = played(scenario, seed, loud=True)
     found = world.checks.found
-    for violation in found:
-        yield f"VIOLATION {violation}"
     if found:
-        yield f"around {clock(found[0].time_ns).strip()}:"
-        yield from world.story.around(found[0].time_ns)
+        lines = [f"VIOLATION {violation}" for violation in found]
+        lines += [f"around {clock(found[0].time_ns).strip()}:"]
+        lines += world.story.around(found[0].time_ns)
     else:
-        yield from world.story.lines()
-        yield f"no violation in seed {seed}"
+        lines = [*world.story.lines(), f"no violation in seed {seed}"]
+    return Told(
+        seed=seed,
+        story=lines,
+        violations=[str(violation) for violation in found],
+        failures=list(result.failures),
+        refused=list(result.refused),
+    )

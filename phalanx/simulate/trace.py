@@ -57,11 +57,16 @@ def recorded(scenario: Scenario) -> Trace:
 def _rows(scenario: Scenario, path: Path, rows: csv.DictReader[str]) -> Trace:
     names = {key: _column(path, rows.fieldnames or [], key) for key in COLUMNS}
     read: list[tuple[float, float, int, dict[str, str], int]] = []
+    dates = None
     for number, row in enumerate(rows, start=2):
         try:
+            if dates is None:
+                dates = _is_date(row[names["submit"]])
+            if dates != _is_date(row[names["submit"]]):
+                raise ValueError("seconds and dates in one column")
             when = _seconds(row[names["submit"]])
             length = _number(row[names["seconds"]], MOST_SECONDS)
-            gpus = int(_number(row[names["gpus"]], MOST_GPUS))
+            gpus = _whole(row[names["gpus"]])
         except (ValueError, TypeError, KeyError, OverflowError) as error:
             fix = "give seconds or ISO dates, and numbers"
             where, rule = f"{path}:{number}", f"bad row: {error}"
@@ -117,17 +122,29 @@ def _column(path: Path, header: Iterable[str], key: str) -> str:
     raise ConfigError("workload.file", str(path), rule, did_you_mean(COLUMNS[key][0], known))
 
 
-def _number(text: str, most: float) -> float:
+def _number(text: str | None, most: float) -> float:
+    if text is None:
+        raise ValueError("it ends too early")
     found = float(text)
-    if not math.isfinite(found) or found > most:
-        raise ValueError(f"{text!r} is not a number up to {most:g}")
+    if not math.isfinite(found) or not 0 <= found <= most:
+        raise ValueError(f"{text!r} is not a number from 0 up to {most:g}")
     return found
 
 
-def _seconds(text: str) -> float:
+def _whole(text: str | None) -> int:
+    found = _number(text, MOST_GPUS)
+    if not found.is_integer():
+        raise ValueError(f"{text!r} is no whole number of GPUs")
+    return int(found)
+
+
+def _is_date(text: str | None) -> bool:
+    return text is not None and "-" in text[1:] and "e" not in text.lower()
+
+
+def _seconds(text: str | None) -> float:
     """Seconds since some beginning, or a date: one without a zone is taken for UTC."""
-    try:
+    if text is None or not _is_date(text):
         return _number(text, math.inf)
-    except ValueError:
-        when = datetime.fromisoformat(text)
+    when = datetime.fromisoformat(text)
     return (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()

@@ -71,6 +71,43 @@ def test_a_story_can_be_had_as_json() -> None:
     assert told["seed"] == 3 and any("-> Form" in line for line in told["story"])
 
 
+@pytest.mark.parametrize(
+    ("words", "code", "told"),
+    [
+        (["chaos", "--set", "chaos.loss=0.9"], 1, "VIOLATION"),
+        (["llama3-54d", "--gpus", "512", "--set", "job.tensor=16"], 2, "NVLink domain"),
+        (
+            ["llama3-54d", *SMALL, "--set", "faults.causes.software_bug=1000000"],
+            1,
+            "job run failed",
+        ),
+    ],
+)
+def test_a_story_that_ends_badly_has_the_exit_code_of_the_run(
+    words: list[str], code: int, told: str
+) -> None:
+    done = simulate(*words, "--replay", "0")
+    assert done.exit_code == code and told in " ".join(done.output.split())
+    if code == 1:
+        whole = msgspec.json.decode(simulate(*words, "--replay", "0", "--json").stdout)
+        assert whole["violations"] + whole["failures"]
+
+
+def test_names_are_no_markup(tmp_path: Path) -> None:
+    done = simulate("compare", "llama3-54d", *SMALL, "--with", "[red]x[/z]: restart.seconds=9")
+    assert done.exit_code == 0 and "[red]x[/z]" in done.stdout
+    named = simulate("llama3-54d", *SMALL, "--set", "name=[bold]y[/z]")
+    assert named.exit_code == 0 and "[bold]y[/z]:" in named.stdout
+
+
+def test_an_output_that_is_full_is_said_in_one_line() -> None:
+    command = [sys.executable, "-m", "phalanx", "simulate", "list"]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 74
+    assert done.stderr == "error: the output cannot be written: No space left on device\n"
+
+
 def test_one_job_that_fails_is_told_with_its_reason_and_the_exit_code() -> None:
     bugs = ["--gpus", "64", "--days", "1", "--set", "faults.causes.software_bug=1000000"]
     done = simulate("llama3-54d", *bugs)
@@ -141,6 +178,9 @@ def test_a_scenario_shown_is_a_scenario_that_loads(tmp_path: Path) -> None:
         (["missing.toml"], "no such file"),
         (["compare", "llama3-54d", "--with", "no colon"], "KEY=VALUE"),
         (["compare", "chaos"], "--with"),
+        (["compare", "llama3-54d", "--with", "a: days=1", "--with", "a: days=2"], "already"),
+        (["compare", "llama3-54d", "--with", "llama3-54d: days=1"], "already"),
+        (["llama3-54d", "--seeds", "²:5"], "A:B"),
         (["llama3-54d", "--set", "job.least_replicas=5000"], "least_replicas"),
         (["llama3-54d", "--gpus", "7"], "try 8"),
         (["multi-tenant", "--gpus", "1001"], "try 1000"),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import resource
 import time
 import traceback
-from collections.abc import Iterator
 
 from phalanx.cluster.report import fleet_share
 from phalanx.simulate.chaos.faults import Injector
@@ -75,14 +74,14 @@ def _until(world: ChaosWorld, time_ns: int) -> None:
         raise RuntimeError(f"more than {MOST_CALLS} things happened: it goes round in circles")
 
 
-def chaos_story(scenario: Scenario, seed: int) -> Iterator[str]:
-    """What happened in a seed, for a person."""
+def chaos_story(scenario: Scenario, seed: int) -> tuple[list[str], list[str]]:
+    """What happened in a seed, for a person, and its violations alone."""
     world, injector = play(scenario, seed, loud=True)
     found = world.checks.found
     if found:
-        yield from world.story.around(found[0].time_ns, before=80, after=4)
+        lines = list(world.story.around(found[0].time_ns, before=80, after=4))
     else:
-        yield from world.story.lines()
-    for violation in found:
-        yield f"{clock(violation.time_ns)}  VIOLATION {violation}"
-    yield f"seed {seed}: {len(found)} violations; injected {injector.counts}"
+        lines = list(world.story.lines())
+    lines += [f"{clock(violation.time_ns)}  VIOLATION {violation}" for violation in found]
+    lines.append(f"seed {seed}: {len(found)} violations; injected {injector.counts}")
+    return lines, [str(violation) for violation in found]
