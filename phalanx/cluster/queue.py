@@ -88,7 +88,17 @@ class Queue:
             times.append(oldest + policy.starving_ns)
             for promise in self.state.reserved.values():
                 times += [promise.start_ns, promise.start_ns + policy.grace_ns]
+        if self.state.tried_ns:
+            times.append(self._askable_ns(view))
         return min((at for at in times if at is not None and at > now), default=None)
+
+    def _askable_ns(self, view: View) -> int | None:
+        """When somebody can first be asked to leave who could not when a job last tried."""
+        policy, tried = view.policy.queue, min(self.state.tried_ns.values())
+        soonest = tried + policy.replan_ns
+        ripe = (view.jobs[number].started_ns + policy.least_run_ns for number in view.active)
+        times = (max(at, soonest) for at in ripe if at > tried)
+        return min((at for at in times if at > view.now_ns), default=None)
 
     def explain(self, view: View, job: int) -> Pending:
         """What a pending job waits for, and until when."""

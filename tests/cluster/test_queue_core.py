@@ -234,3 +234,13 @@ def test_a_gang_that_must_leave_and_misses_several_nodes_leaves_once() -> None:
     nodes = job.placement.nodes[:2]
     drive.tell(NoProgress(job=job.id, generation=job.generation, step=job.step, nodes=nodes))
     assert job.state in ("pending", "forming")
+
+
+def test_an_owner_asks_as_soon_as_a_guest_has_run_long_enough_though_nothing_else_happens() -> None:
+    drive = Drive(2)
+    drive.tell(SetQuota(team="owner", gpus=16))
+    guest = drive.running(team="guest", steps=10)
+    drive.submit(team="owner", gang=NODE)
+    assert guest.state == "running"  # nobody is stopped in the first minutes
+    drive.wait(Policy().queue.least_run_ns + SECOND)
+    assert guest.state == "draining"
