@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 from typing import Annotated
 
@@ -88,7 +89,9 @@ def put_into_queue(
         to_backend(backend, wanted, dry_run=dry_run, server=server, policy=policy, json=json)
         return
     with connected(server, json, state) as client:
-        node_gpus = slot_gpus or client.get("/v1/status", Status).node_gpus
+        while (status := client.get("/v1/status", Status)).starting:
+            time.sleep(0.2)  # its nodes are about to join: what they have is not known yet
+        node_gpus = slot_gpus or status.node_gpus
         made = submission(wanted, node_gpus)
         done = client.post("/v1/jobs", made, Done)
     if json:

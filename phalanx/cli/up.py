@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import sys
 from functools import partial
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from phalanx.control.server import Server
 
 up = typer.Typer()
+
+JOIN_SECONDS = 120.0  # for nodes of this machine, however busy it is
 
 
 @up.command()
@@ -107,7 +110,7 @@ def start(
 
     if follow:
         follow_parent(follow)
-    beside = partial(_local, nodes=nodes + spares, gpus=gpus_per_node) if nodes else None
+    beside = partial(_local, json, nodes=nodes + spares, gpus=gpus_per_node) if nodes else None
     try:
         serve(options, partial(_say, json), beside)
     except StartError as error:
@@ -127,13 +130,25 @@ def _with_spares(policy: Policy | None, spares: int) -> Policy | None:
     return structs.replace(policy, spares=structs.replace(policy.spares, nodes=spares))
 
 
-async def _local(server: Server, *, nodes: int, gpus: int) -> None:
+async def _local(json: bool, server: Server, *, nodes: int, gpus: int) -> None:
     from phalanx.control.backends.local import LocalCluster
 
+    async def tell_joined() -> None:
+        joined = await server.await_own_nodes(nodes, JOIN_SECONDS)
+        if not json:
+            late = (
+                "" if joined >= nodes else f" of {nodes}: see local/nodes/*/agent.log of the state"
+            )
+            print(f"nodes:      {joined} joined{late}", flush=True)
+
     state = server.options.state
-    await LocalCluster(
-        state / "local", server.url, state / "join.token", nodes=nodes, gpus_per_node=gpus
-    ).run()
+    telling = asyncio.create_task(tell_joined())
+    try:
+        await LocalCluster(
+            state / "local", server.url, state / "join.token", nodes=nodes, gpus_per_node=gpus
+        ).run()
+    finally:
+        telling.cancel()
 
 
 def _say(json: bool, server: Server) -> None:

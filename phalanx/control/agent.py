@@ -141,7 +141,7 @@ class AgentProcess:
         try:
             await asyncio.wait([serving, lost], return_when=asyncio.FIRST_COMPLETED)
             if serving.done():
-                serving.result()
+                await self._refused(serving)
             else:
                 raise JoinError("the zygote is gone, and with it everything that ran here")
         finally:
@@ -149,6 +149,15 @@ class AgentProcess:
                 task.cancel()
             self.faults.close()
             self.crew.close()
+
+    async def _refused(self, serving: asyncio.Task[None]) -> None:
+        """The server does not want this agent: unless something runs here, nothing stays."""
+        try:
+            serving.result()
+        except JoinError:
+            if not any(key.startswith("job") for key in self.zygote.children):
+                await self.leave()
+            raise
 
     async def leave(self) -> None:
         """End everything on this node, and leave no sockets behind."""

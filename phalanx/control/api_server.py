@@ -41,6 +41,7 @@ async def status(call: Call) -> t.Status:
         node_gpus=sizes.most_common(1)[0][0] if sizes else 0,
         jobs=dict(jobs),
         problem=leading.controller.problem,
+        starting=not call.server.complete.is_set(),
         notices=notices,
         questions=questions(core),
     )

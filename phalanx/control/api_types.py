@@ -315,6 +315,7 @@ class Status(Out, frozen=True):
     node_gpus: int  # of the largest group of like nodes
     jobs: dict[str, int]  # by state
     problem: str  # why nothing can be stored at the moment
+    starting: bool  # nodes that the server starts itself have not all joined yet
     notices: list[NoticeOut]
     questions: list[QuestionOut]
 

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import logging
 import sqlite3
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -57,6 +58,7 @@ T = TypeVar("T")
 STANDBY_SECONDS = 0.5  # between two tries to lead
 RENEW_SECONDS = 1.0
 RECENT_EVENTS = 2_000
+JOIN_POLL_SECONDS = 0.1
 PUSH_SECONDS = 0.5  # between two pushes of a job's newest step to pages
 
 
@@ -155,9 +157,30 @@ class Server:
         self.leading: Leading | None = None
         self.leader = ""  # URL of whoever leads instead
         self.settled = asyncio.Event()  # it leads, or it stands by
+        self.complete = (
+            asyncio.Event()
+        )  # nodes that it starts itself have joined, or there are none
+        self.complete.set()
         self.url = options.url
         self.token_limit = RateLimit(options.requests_per_second, options.request_burst)
         self.client_limit = RateLimit(options.failures_per_second, options.failure_burst)
+
+    async def await_own_nodes(self, nodes: int, seconds: float) -> int:
+        """Until so many nodes are connected, or so long; how many are then.
+
+        Nobody counts as silent meanwhile: after a restart they are known before they can speak.
+        """
+        self.complete.clear()
+        began, deadline = time.monotonic(), time.monotonic() + seconds
+        connected = 0
+        while connected < nodes and time.monotonic() < deadline:
+            await asyncio.sleep(JOIN_POLL_SECONDS)
+            began, passed = time.monotonic(), time.monotonic() - began
+            if self.leading is not None:
+                self.leading.hub.liveness.forgive(int(passed * 1e9))
+                connected = len(self.leading.hub.connections)
+        self.complete.set()
+        return connected
 
     def leading_or_refuse(self) -> Leading:
         """What leads, or a refusal that names who does."""

@@ -152,6 +152,8 @@ class WorkerClient:
     def restore(self, state: dict[str, Tensor]) -> int:
         """Fill the tensors with what the gang continues from; its step. Collective."""
         step = int(os.environ.get("PHALANX_RESTORE_STEP", "0"))
+        if self.under_phalanx:
+            _need_group()
         if not self.under_phalanx or step == 0:
             return 0
         loaded = self._keepers().load_memory(Path(), state, step=step)
@@ -168,6 +170,7 @@ class WorkerClient:
 
         checkpointer = self._keepers()
         if not checkpointer.in_background:
+            _need_group()
             checkpointer.prepare_background(
                 state,
                 generation=self._generation,
@@ -208,4 +211,16 @@ class WorkerClient:
             running=True,
             step=self._step,
             committed=self._step - 1,
+        )
+
+
+def _need_group() -> None:
+    """RuntimeError where ranks cannot ask each other what each of them holds."""
+    import torch.distributed as dist
+
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    if world > 1 and not dist.is_initialized():
+        raise RuntimeError(
+            f"WORLD_SIZE is {world} and there is no process group: call "
+            "torch.distributed.init_process_group() before worker.restore() and worker.snapshot()"
         )

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
 
+import pytest
+import torch
+
+import phalanx
 from phalanx.control.stage import Stage
 
 PLAIN = """
@@ -97,3 +102,21 @@ def test_a_plain_program_runs_as_a_gang_and_is_started_again(tmp_path: Path) -> 
 def output(stage: Stage, job: int) -> str:
     found = stage.root.glob(f"local/nodes/*/jobs/{job}/worker-*.log")
     return "\n".join(path.read_text() for path in found)
+
+
+def test_ranks_without_a_group_are_told_that_they_need_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = {"PHALANX_AGENT": str(tmp_path / "agent"), "PHALANX_JOB": "1", "PHALANX_INDEX": "0"}
+    given |= {"PHALANX_RECORDS": "0", "PHALANX_FOLDER": str(tmp_path), "WORLD_SIZE": "2"}
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        worker = phalanx.worker()
+        with pytest.raises(RuntimeError, match="WORLD_SIZE is 2 and there is no process group"):
+            worker.restore({})
+        with pytest.raises(RuntimeError, match="init_process_group"):
+            worker.snapshot(1, {"w": torch.zeros(1)})
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 
 from phalanx.control.agent_files import AlreadyRunsError, lock_state
+from phalanx.control.chaos.verdict import orphans
+from phalanx.control.runtime import runtime_folder
 from tests.control.servers import PlayedAgent, ServerProcess
 from tests.ports import free_port
 
@@ -159,6 +161,29 @@ def test_two_agents_do_not_share_a_state_folder(tmp_path: Path) -> None:
         assert second.returncode == 1 and "an agent already runs" in second.stderr
     os.close(first)  # as a killed one does
     os.close(lock_state(tmp_path, patience_seconds=0.0))
+
+
+def test_an_agent_that_is_refused_leaves_nothing_behind(
+    server: ServerProcess, tmp_path: Path
+) -> None:
+    where = ("--join", server.url, "--state", str(tmp_path / "agent"), "--gpus", "1")
+    refused = phalanx("agent", *where, PHALANX_TOKEN="phx_join_wrong")
+    assert refused.returncode == 1 and "not known here" in refused.stderr
+    assert orphans(tmp_path) == []
+    assert not runtime_folder(tmp_path / "agent").exists()
+
+
+def test_a_job_may_be_submitted_while_the_servers_own_nodes_start(tmp_path: Path) -> None:
+    (tmp_path / "job.toml").write_text(JOB)
+    with ServerProcess(tmp_path / "state", "--nodes", "2") as own:
+        accepted = here(own, "submit", str(tmp_path / "job.toml"))
+        assert accepted.returncode == 0, accepted.stderr
+        assert "2 GPUs" in accepted.stdout
+        assert re.search(r"nodes: +2 joined", own.output())
+        own.stop()
+        assert orphans(tmp_path) == []
+        for folder in (tmp_path / "state" / "local" / "nodes").iterdir():
+            assert not runtime_folder(folder).exists()
 
 
 def test_a_second_server_on_the_same_state_is_refused(server: ServerProcess) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from phalanx.control.network import CARD, Network
-from phalanx.control.runtime import make_runtime_folder
+from phalanx.control.runtime import make_runtime_folder, runtime_folder
 from phalanx.control.zygote_client import ZygoteClient
 from phalanx.control.zygote_wire import Spawn
 
@@ -149,7 +150,9 @@ class LocalCluster:
                 while node.agent.poll() is None and time.monotonic() < deadline:
                     await asyncio.sleep(0.02)
             self.kill_node(node)
+            shutil.rmtree(runtime_folder(node.state), ignore_errors=True)
         await self._mother.leave()
+        shutil.rmtree(runtime_folder(self.state), ignore_errors=True)
 
 
 def _config(node: LocalNode) -> Path:

@@ -83,8 +83,13 @@ class Programs:
                 return path.read_text()
         answer = self.run(*command)
         draft = path.with_name(f"{path.name}.{os.getpid()}")
+        draft.touch(mode=0o600)
         draft.write_text(answer)
         draft.rename(path)
+        for old in path.parent.glob("answer-*"):
+            with suppress(OSError):  # somebody else clears away, too
+                if time.time() - old.stat().st_mtime > REMEMBERED_SECONDS:
+                    old.unlink()
         return answer
 
     def run(self, *command: str, text: str | None = None, asks_controller: bool = True) -> str:
