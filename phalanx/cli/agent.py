@@ -158,7 +158,7 @@ async def _run(process: AgentProcess, parent: int, *, term_ends: bool) -> None:
     # An engine that ends a step kills what it sees, and not what an agent left behind.
     loop.add_signal_handler(signal.SIGTERM, end if term_ends else serving.cancel)
     if parent:
-        follow(parent, signal.SIGINT)
+        follow(parent, signal.SIGTERM)  # what runs here waits, for its lease, for the next one
     try:
         await serving
     except asyncio.CancelledError:

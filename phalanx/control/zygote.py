@@ -61,6 +61,7 @@ class Zygote:
         self._unframer = Unframer()
         self._children: dict[str, Child] = {}
         self._keys: dict[int, str] = {}  # by pid
+        self._nodes: set[str] = set()  # children that are zygotes of nodes
         self._unheard: list[Ended] = []
         self._ending: dict[str, None] = {}  # children that were killed and are not gone yet
         self._next: dict[str, Spawn] = {}  # who takes their place then
@@ -194,6 +195,8 @@ class Zygote:
             serving.close()
         child = Child(key=order.key, pid=pid, port=port)
         self._children[order.key], self._keys[pid] = child, order.key
+        if order.role == "zygote":
+            self._nodes.add(order.key)
         self._tell(child)
 
     def _reap(self) -> None:
@@ -215,8 +218,11 @@ class Zygote:
                     self._spawn(self._next.pop(key))
 
     def _end_children(self) -> None:
-        for child in self._children.values():
-            signal_child(child.pid, signal.SIGKILL)
+        for key, child in list(self._children.items()):
+            if key in self._nodes and not self._leaving:
+                self._keys.pop(child.pid)  # a node of its own, which has a lease of its own
+            else:
+                signal_child(child.pid, signal.SIGKILL)
         with suppress(ChildProcessError):
             while self._keys:
                 pid, _ = os.waitpid(-1, 0)

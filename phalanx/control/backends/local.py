@@ -74,9 +74,12 @@ class LocalCluster:
         return self.nodes.index(node)
 
     async def start_zygote(self, node: LocalNode) -> None:
-        """Fork a node's zygote from the mother."""
+        """Fork a node's zygote from the mother, unless one outlived whoever started it."""
         node.state.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = make_runtime_folder(node.state) / "zygote.sock"
+        if _listened(path):
+            return
+        path.unlink(missing_ok=True)
         log_file = node.state / "zygote.log"
         space = ""
         if self._network is not None:
@@ -153,6 +156,12 @@ class LocalCluster:
             shutil.rmtree(runtime_folder(node.state), ignore_errors=True)
         await self._mother.leave()
         shutil.rmtree(runtime_folder(self.state), ignore_errors=True)
+
+
+def _listened(path: Path) -> bool:
+    """Whether a process has this Unix socket, as the kernel knows: a word to it might be missed."""
+    lines = Path("/proc/net/unix").read_text().splitlines()
+    return any(line.endswith(f" {path}") for line in lines)
 
 
 def _config(node: LocalNode) -> Path:
