@@ -48,6 +48,10 @@ def join_and_serve(
         Path | None, typer.Option(help="TOML file: fault sources, hooks, binding, replicas.")
     ] = None,
     follow: Annotated[int, typer.Option(hidden=True, help="End with this process.")] = 0,
+    outlived: Annotated[
+        bool,
+        typer.Option("--outlived", hidden=True, help="Then what runs here waits, for a lease."),
+    ] = False,
     until: Annotated[
         Path | None, typer.Option(hidden=True, help="End when somebody writes this file.")
     ] = None,
@@ -118,7 +122,8 @@ def join_and_serve(
             config=settings,
         )
         try:
-            asyncio.run(_run(AgentProcess(options), follow, term_ends=bool(site)))
+            word = signal.SIGTERM if outlived else signal.SIGINT
+            asyncio.run(_run(AgentProcess(options), follow, word, term_ends=bool(site)))
         except ZygoteError as error:
             raise JoinError(str(error)) from None
     except (JoinError, TokenError, AlreadyRunsError, OSError) as error:
@@ -143,7 +148,7 @@ def _end_with(path: Path, before: int) -> None:
     os.kill(os.getpid(), signal.SIGINT)
 
 
-async def _run(process: AgentProcess, parent: int, *, term_ends: bool) -> None:
+async def _run(process: AgentProcess, parent: int, word: int, *, term_ends: bool) -> None:
     from phalanx.control.parent import follow
 
     serving = asyncio.ensure_future(process.run())
@@ -158,7 +163,7 @@ async def _run(process: AgentProcess, parent: int, *, term_ends: bool) -> None:
     # An engine that ends a step kills what it sees, and not what an agent left behind.
     loop.add_signal_handler(signal.SIGTERM, end if term_ends else serving.cancel)
     if parent:
-        follow(parent, signal.SIGTERM)  # what runs here waits, for its lease, for the next one
+        follow(parent, word)
     try:
         await serving
     except asyncio.CancelledError:

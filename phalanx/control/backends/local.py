@@ -110,7 +110,7 @@ class LocalCluster:
             command = ["ip", "netns", "exec", self._network.space(number), *command]
         command += ["--name", node.name, "--state", str(node.state), "--address", address]
         command += ["--gpus", str(self.gpus_per_node), "--rack", node.name, "--as-agent"]
-        command += ["--follow", str(os.getpid()), "--config", str(_config(node))]
+        command += ["--follow", str(os.getpid()), "--outlived", "--config", str(_config(node))]
         with (node.state / "agent.log").open("ab") as output:
             node.agent = subprocess.Popen(
                 command,
