@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from phalanx.control.backends.local import worker_pids
 from phalanx.control.chaos.verdict import belonging, orphans
 from phalanx.control.stage import Commits, Stage
 from tests.control.jobs import STEPS, assert_same, generations, undisturbed, write_job
+from tests.control.servers import ServerProcess
 
 END_SECONDS = 180
 
@@ -128,6 +131,24 @@ def test_an_agent_that_comes_back_too_late_ends_what_its_node_kept(
     stage.restart_node(node)
     stage.wait(lambda: not belonging(folder), "the keeper to end", 30)
     stage.command("cancel", str(job))
+
+
+@pytest.mark.soak
+def test_nodes_of_a_killed_server_work_on_and_are_adopted_by_the_next(tmp_path: Path) -> None:
+    job = write_job(tmp_path, "orphaned", 10**6)
+    settings = ("--set", "parallel.pipeline=1")
+    with ServerProcess(tmp_path / "state", "--nodes", "2") as server:
+        words = ("submit", str(job), *settings, "--state", str(server.state))
+        command = [sys.executable, "-m", "phalanx", *words]
+        subprocess.run(command, check=True, cwd=tmp_path, capture_output=True, timeout=120)
+        server.wait_for("/v1/jobs/1", lambda answer: answer["job"]["committed"] >= 5)
+        server.kill()
+        server.start()
+        before = server.call("GET", "/v1/jobs/1")[1]["job"]["step"]
+        found = server.wait_for("/v1/jobs/1", lambda answer: answer["job"]["step"] > before + 5)
+        assert (found["job"]["generation"], found["job"]["state"]) == (1, "running")
+        server.stop()
+    assert orphans(tmp_path) == []
 
 
 def reach(stage: Stage, commits: Commits, step: int) -> None:
