@@ -92,6 +92,9 @@ def join_and_serve(
     if not facts.first:
         return  # another process of this node is its agent
     name = name or facts.name or socket.gethostname()
+    if name.isdigit():
+        print(f"error: {name} would be taken for a job: give it a letter (--name)", file=sys.stderr)
+        raise typer.Exit(2)
     folder = (state or Path.home() / ".phalanx" / "agent" / name).absolute()
     node = describe_node(
         name,

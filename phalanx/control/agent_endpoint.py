@@ -63,8 +63,6 @@ def bad_node(node: Node) -> str:
     """What is wrong with an agent's description of its node."""
     if not NAME.fullmatch(node.name):
         return f"{node.name!r} is no name of a node: letters, digits, dots and dashes, at most 128"
-    if node.name.isdigit():
-        return f"{node.name!r} would be taken for a job: give it a name with a letter (--name)"
     if not 0 <= node.gpus <= MOST_NODE_GPUS:
         return f"gpus = {node.gpus}: a node has 0 to {MOST_NODE_GPUS}"
     for key in ("cpus", "memory_bytes"):

@@ -58,7 +58,7 @@ def waited_for_work(words: list[str]) -> list[str]:
     if given.site not in ("", *ENGINES):
         return words
     facts = node_facts(given.site, os.environ)
-    if unknown or not urls or not facts.first:
+    if unknown or not urls or not facts.first or given.name.isdigit():
         return words
     _run(given, urls)
     return [word for word in words if word != "--no-standby"]

@@ -96,6 +96,8 @@ def test_options_that_cannot_work_are_refused(tmp_path: Path) -> None:
     for words, code, text in (
         ((*join, *free, "--site", "nonsense"), 2, "one of slurm, kubernetes, mpi, auto"),
         ((*join, *free, "--site", "nonsense", "--no-standby"), 2, "one of slurm"),
+        ((*join, *free, "--name", "42"), 2, "would be taken for a job"),
+        ((*join, *free, "--name", "42", "--no-standby"), 2, "would be taken for a job"),
         ((*join, *free, "--address", "not an address"), 2, "a host's name or its IP address"),
         (("up", *free, "--url", "notaurl"), 2, "http://10.0.0.1:7070"),
         (("up", *free, "--port", "0", "--host", "256.1.1.1"), 1, "choose another --host"),
