@@ -160,6 +160,7 @@ def why_elsewhere(job: str, json: bool) -> None:
     """Where a job of an engine's queue is: slurm:NUMBER."""
     from phalanx.control.backends.slurm.programs import Programs, SlurmError
     from phalanx.control.backends.slurm.queue import place_of
+    from phalanx.control.backends.slurm.submit import latest_run
 
     engine, _, number = job.partition(":")
     with refused_in_words(json):
@@ -180,6 +181,6 @@ def why_elsewhere(job: str, json: bool) -> None:
         print(f"priority {place.priority}, {place.ahead} jobs before it in its partition")
         if place.helps:
             print(f"what helps: {place.helps}")
-    control = Path(place.output.removesuffix(".out")) / "control"
+    control = latest_run(Path(place.output.removesuffix(".out"))) / "control"
     if place.state == "running" and (control / "server.json").exists():
         print(f"inside: phalanx why 1 --state {control}")

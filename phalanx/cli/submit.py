@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from msgspec import structs
 
 from phalanx.cli.options import Json, Set, WorldSize, load, print_json, refused_in_words
 from phalanx.cli.remote import ServerUrl, State, connected
 from phalanx.config import ConfigError, Job, check, resolve
+from phalanx.config.check_text import name_problems
 from phalanx.control.api_types import Done, Status
 from phalanx.control.submission import Wanted, submission
 
@@ -62,7 +64,7 @@ def put_into_queue(
     With --backend another engine gives the nodes; what it gets is shown by --dry-run.
     """
     with refused_in_words(json):
-        job = _job(what, overrides, world_size)
+        job = _job(what, overrides, world_size, name)
     wanted = Wanted(
         job=job[0] if job else None,
         argv=() if job else tuple(what),
@@ -103,9 +105,11 @@ def put_into_queue(
 
 
 def _job(
-    what: list[str], overrides: list[str] | None, world_size: int | None
+    what: list[str], overrides: list[str] | None, world_size: int | None, name: str
 ) -> tuple[Job, int] | None:
-    """The job of a job file and its ranks; None: it is a program."""
+    """The job of a job file and its ranks, called ``name``; None: it is a program."""
+    if name and (wrong := list(name_problems("--name", name))):
+        raise ConfigError.of(wrong)
     if not what[0].endswith(".toml"):
         given = Path(what[0])
         if len(what) == 1 and (
@@ -118,5 +122,6 @@ def _job(
     if len(what) > 1:
         raise ConfigError("submit", " ".join(what), "one job file at a time", "name one")
     job, ranks = load(Path(what[0]), overrides, world_size)
+    job = structs.replace(job, name=name or job.name)
     check(job, ranks)
     return resolve(job, ranks), ranks

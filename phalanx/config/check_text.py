@@ -26,10 +26,19 @@ def text_problems(job: Job) -> Iterator[Problem]:
     for key, text in _texts(msgspec.to_builtins(job), ""):
         yield from _unprintable(key, text)
         yield from _address(key, text)
-    name = job.name
+    yield from _folder_name("name", job.name)
+
+
+def name_problems(key: str, name: str) -> Iterator[Problem]:
+    """The same rules for a name that is given in place of the job's."""
+    yield from _unprintable(key, name)
+    yield from _folder_name(key, name)
+
+
+def _folder_name(key: str, name: str) -> Iterator[Problem]:
     if not name or "/" in name or name.startswith("."):
         yield problem(
-            "name",
+            key,
             written(name),
             "must be a folder's name: not empty, no slash, no leading dot",
             f'nearest: "{name.replace("/", "-").lstrip(".") or "run"}"',
@@ -37,7 +46,7 @@ def text_problems(job: Job) -> Iterator[Problem]:
     if len(name.encode(errors="replace")) > MOST_NAME_BYTES:
         short = name.encode(errors="replace")[:32].decode(errors="ignore")
         rule = f"must take at most {MOST_NAME_BYTES} bytes, since it names a folder"
-        yield problem("name", written(f"{short}..."), rule, f'e.g. "{short}"')
+        yield problem(key, written(f"{short}..."), rule, f'e.g. "{short}"')
 
 
 def _texts(value: Any, key: str) -> Iterator[tuple[str, str]]:

@@ -18,6 +18,7 @@ class Turn(Struct, frozen=True, kw_only=True):
     elapsed: int  # seconds
     nodes: int
     gpus: int
+    counted: bool = True  # False: Slurm knows no GPUs here, and nodes stand for them
 
     @property
     def gpu_seconds(self) -> int:
@@ -66,15 +67,26 @@ def read_turns(answer: dict[str, Any], job: int) -> tuple[Turn, ...]:
             elapsed=int(each["time"]["elapsed"]),
             nodes=nodes,
             gpus=gpus or nodes,
+            counted=gpus > 0,
         )
         found.append(turn)
     return tuple(sorted(found, key=lambda turn: turn.start))
 
 
 def reconciled(job: int, turns: tuple[Turn, ...], buckets: dict[str, int]) -> Reconciled:
-    """Slurm's turns beside the ledger's buckets (GPU-nanoseconds of the same job)."""
+    """Slurm's turns beside the ledger's buckets (GPU-nanoseconds of the same job).
+
+    SlurmError where they cannot be of the same.
+    """
     seconds = {name: ns / 1e9 for name, ns in buckets.items() if ns}
     charged, explained = sum(turn.gpu_seconds for turn in turns), sum(seconds.values())
+    rounding = sum(turn.gpus for turn in turns)  # Slurm counts whole seconds
+    if explained > charged + rounding and all(turn.counted for turn in turns):
+        raise SlurmError(
+            f"the ledger has {explained:.0f} GPU-seconds, and Slurm charged {charged} for job "
+            f"{job}: this is the state of another job; see the folders "
+            f"slurm-{job} and slurm-{job}.2"
+        )
     return Reconciled(
         job=job,
         turns=turns,

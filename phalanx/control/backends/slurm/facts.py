@@ -8,10 +8,12 @@ from collections.abc import Mapping
 from msgspec import Struct
 
 from phalanx.control.backends.site import NodeFacts
-from phalanx.control.backends.slurm.programs import Programs
+from phalanx.control.backends.slurm.programs import Programs, SlurmError
 
 # States that mean: an administrator (or a health check) wants the node empty, or it is gone.
 UNWANTED = ("DRAIN", "DRAINING", "DRAINED", "MAINTENANCE", "REBOOT", "FAIL", "FAILING")
+RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
+MOST_NODES = 65_536  # that a Slurm can have
 NODE_FIELD = re.compile(r"(\w+)=(.*?)(?=\s+\w+=|\s*$)")
 
 
@@ -41,20 +43,36 @@ def slurm_node(environment: Mapping[str, str]) -> NodeFacts:
 
 
 def expand(nodes: str) -> tuple[str, ...]:
-    """``n[1-3,7],login`` as single names; widths are kept (``n[01-03]``)."""
+    """``n[1-3,7],login`` as single names; widths are kept (``n[01-03]``).
+
+    SlurmError where it is no such list.
+    """
     found: list[str] = []
     for part in _split(nodes):
         begin, bracket, rest = part.partition("[")
         if not bracket:
             found.append(part)
             continue
-        ranges, _, end = rest.partition("]")
+        ranges, closed, end = rest.partition("]")
+        if not closed:
+            raise SlurmError(f"{part} has no ]")
         tails = expand(end) if end else ("",)
         for each in ranges.split(","):
-            first, _, last = each.partition("-")
-            for number in range(int(first), int(last or first) + 1):
-                found += [f"{begin}{number:0{len(first)}d}{tail}" for tail in tails]
+            numbers, width = _range(each, part)
+            if len(found) + len(numbers) * len(tails) > MOST_NODES:
+                raise SlurmError(f"{part} is more than {MOST_NODES} nodes")
+            found += [f"{begin}{number:0{width}d}{tail}" for number in numbers for tail in tails]
     return tuple(found)
+
+
+def _range(text: str, part: str) -> tuple[range, int]:
+    """The numbers of ``01-03`` and their width."""
+    if not (given := RANGE.fullmatch(text)):
+        raise SlurmError(f"[{text}] of {part} is no number and no range")
+    first, last = int(given[1]), int(given[2] or given[1])
+    if last < first:
+        raise SlurmError(f"[{text}] of {part} ends before it begins")
+    return range(first, last + 1), len(given[1])
 
 
 def _split(nodes: str) -> list[str]:
@@ -65,6 +83,8 @@ def _split(nodes: str) -> list[str]:
         if char == "," and not depth:
             parts.append(nodes[begin:at])
             begin = at + 1
+        if depth not in (0, 1):
+            raise SlurmError(f"{nodes} has a ] without a [, or brackets in brackets")
     return [part for part in (*parts, nodes[begin:]) if part]
 
 

@@ -24,7 +24,11 @@ from phalanx.control.backends.slurm.directives import ScriptOptions, allocation_
 from phalanx.control.backends.slurm.facts import SlurmSite, expand
 from phalanx.control.backends.slurm.programs import Programs, SlurmError, explained, require
 from phalanx.control.backends.slurm.script import agents_script, agents_step
-from phalanx.control.backends.slurm.submit import SlurmBackend, remember_quarantined
+from phalanx.control.backends.slurm.submit import (
+    SlurmBackend,
+    remember_quarantined,
+    run_folder,
+)
 from phalanx.control.submission import Wanted
 
 GRANTED = re.compile(r"Granted job allocation (\d+)")
@@ -144,10 +148,11 @@ def lead_here(wanted: Wanted, backend: SlurmBackend, policy: Path | None) -> Led
     require("salloc")
     options = backend.options(wanted)
     run, turns = Path(), list[int]()
+    before = {path.name for path in options.runs.iterdir()} if options.runs.exists() else set()
     while True:
         with Allocation(options, backend.programs) as allocation:
             turns.append(allocation.job)
-            run = options.runs / f"slurm-{turns[0]}"
+            run = options.runs / run_folder(turns[0], before)
             code, leaving, bad = _turn(allocation, options, wanted, run, policy)
         remember_quarantined(bad)
         exclude = tuple(dict.fromkeys((*options.exclude, *bad)))

@@ -18,6 +18,13 @@ from phalanx.control.client import TLS_FILE
 FIRST_PORT, PORTS = 20_000, 20_000  # by the number of the job: two jobs on a node do not meet
 RAY_PORTS = 5_000  # behind those
 JOB_MARK = "PHALANX_JOB"
+# As submit.run_folder counts.
+RUN_FOLDER = '''\
+run=$first last= number=1
+while [ -e "$run" ]; do last=$run number=$((number + 1)); run=$first.$number; done
+[ "${SLURM_RESTART_COUNT:-0}" = 0 ] || run=${last:-$run}
+state=$run/control
+mkdir -p -m 700 "$run" "$state"'''
 
 
 def render(options: ScriptOptions, comments: bool) -> str:
@@ -60,10 +67,10 @@ def _body(options: ScriptOptions) -> Iterator[Line]:
             "backend.network_hints: links that flap for seconds do not end a collective",
         )
     yield Line(f"phalanx=({shlex.quote(options.python)} -m phalanx)")
-    run = f"{shlex.quote(str(options.runs))}/slurm-$SLURM_JOB_ID"
     yield Line(
-        f'run={run}\nstate=$run/control\nmkdir -p -m 700 "$run" "$state"',
-        "The run and its controller's log: shared storage, the same in every turn",
+        f"first={shlex.quote(str(options.runs))}/slurm-$SLURM_JOB_ID\n{RUN_FOLDER}",
+        "The run and its controller's log: shared storage, the same in every turn. A new job\n"
+        "whose number Slurm has given before takes a folder of its own",
     )
     yield from _image(options)
     yield from _ray(options)

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import re
 import sys
+from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
 from msgspec import Struct
 
-from phalanx.config import Backend, to_toml
+from phalanx.config import Backend, ConfigError, to_toml
 from phalanx.control.backends.need import Need, need_of
 from phalanx.control.backends.slurm.directives import ScriptOptions, refuse_short
 from phalanx.control.backends.slurm.facts import expand, leaves_needed, topology
 from phalanx.control.backends.slurm.programs import Programs, SlurmError, require
 from phalanx.control.backends.slurm.script import render
 from phalanx.control.submission import Wanted
+
+UNCLEAR = re.compile(r"""[\s%"'\\]""")
 
 
 class Submitted(Struct, frozen=True, kw_only=True):
@@ -42,11 +47,12 @@ class SlurmBackend:
         require("sbatch")
         options = self.options(wanted, server, policy)
         options.runs.mkdir(parents=True, exist_ok=True)
+        before = {path.name for path in options.runs.iterdir()}
         said = self.programs.run("sbatch", "--parsable", text=render(options, comments=False))
         number = int(said.strip().partition(";")[0])
         return Submitted(
             job=number,
-            run=str(options.runs / f"slurm-{number}"),
+            run=str(options.runs / run_folder(number, before)),
             output=str(options.runs / f"slurm-{number}.out"),
         )
 
@@ -57,9 +63,10 @@ class SlurmBackend:
         refuse_short(backend)
         need = need_of(job, wanted.ranks, wanted.spares, wanted.slot_gpus)
         bad = quarantined()
-        given = expand(backend.slurm.exclude)
+        given = _excluded(backend.slurm.exclude)
         folder = wanted.folder or str(Path.cwd())
         runs = Path(folder, job.runs if job is not None else "runs", wanted.title)
+        _refuse_unclear(wanted.title, runs)
         return ScriptOptions(
             name=wanted.title,
             backend=backend,
@@ -92,6 +99,38 @@ class SlurmBackend:
             version = self.programs.run("sbatch", "--version", asks_controller=False).split()[-1]
             return tuple(map(int, version.split(".")[:2])) >= (23, 11)
         return True
+
+
+def run_folder(number: int, there: Collection[str]) -> str:
+    """The folder of a new job: one of its own, where Slurm gave the number before."""
+    names = (f"slurm-{number}" + (f".{n}" if n > 1 else "") for n in itertools.count(1))
+    return next(name for name in names if name not in there)
+
+
+def latest_run(first: Path) -> Path:
+    """The folder of the last job that had the number of this one."""
+    there = {path.name for path in first.parent.iterdir()} if first.parent.exists() else ()
+    found, number = first, 2
+    while first.name in there and f"{first.name}.{number}" in there:
+        found, number = first.with_name(f"{first.name}.{number}"), number + 1
+    return found
+
+
+def _excluded(text: str) -> tuple[str, ...]:
+    try:
+        return expand(text)
+    except SlurmError as error:
+        rule, fix = f"is no list of nodes: {error}", 'e.g. "n[1-3,7],m5"'
+        raise ConfigError("backend.slurm.exclude", f'"{text}"', rule, fix) from None
+
+
+def _refuse_unclear(name: str, runs: Path) -> None:
+    """Slurm splits a line of #SBATCH at blanks, and replaces what follows a %."""
+    for key, text in (("name", name), ("runs", str(runs))):
+        if found := UNCLEAR.search(text):
+            rule = f"has {json.dumps(found[0])}, which means something else in a line of #SBATCH"
+            fix = f"nearest: {json.dumps(UNCLEAR.sub('-', text))}"
+            raise ConfigError(key, json.dumps(text), rule, fix)
 
 
 def _lead_options(wanted: Wanted) -> tuple[str, ...]:
