@@ -137,7 +137,7 @@ def _kubernetes(wanted: Wanted, dry_run: bool) -> None:
     from phalanx.cli.k8s import print_pods, written
     from phalanx.control.backends.kubernetes.apply import KubernetesError, apply, delete
     from phalanx.control.backends.kubernetes.manifests import manifests, pod_options
-    from phalanx.control.backends.kubernetes.watch import watch
+    from phalanx.control.backends.kubernetes.watch import labels_of, watch
 
     made, options = manifests(wanted), pod_options(wanted)
     if dry_run:
@@ -149,7 +149,7 @@ def _kubernetes(wanted: Wanted, dry_run: bool) -> None:
         try:
             print_pods(watch(options.name, options.site.namespace))
         except KubernetesError as error:
-            delete(text)
+            delete(text, options.site.namespace, labels_of(options.name))
             raise KubernetesError(f"{error}\nwhat was created is deleted again") from None
     except KubernetesError as error:
         print(f"error: {error}", file=sys.stderr)

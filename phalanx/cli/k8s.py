@@ -17,15 +17,18 @@ from phalanx.cli.options import (
     Json,
     Set,
     WorldSize,
-    load,
+    load_named,
     print_json,
     refused_in_words,
 )
-from phalanx.config import check, resolve
 
 if TYPE_CHECKING:
     from phalanx.control.backends.kubernetes.watch import PodState
     from phalanx.control.submission import Wanted
+
+Name = Annotated[str, typer.Option(help="As it was submitted with.")]
+Spares = Annotated[int, typer.Option(min=0, help="As it was submitted with.")]
+SlotGpus = Annotated[int, typer.Option(min=0, help="As it was submitted with.")]
 
 app = typer.Typer(no_args_is_help=True, help="Kubernetes: manifests of jobs and of what they need.")
 
@@ -40,6 +43,9 @@ def manifests(
     job_file: JobFile,
     overrides: Set = None,
     world_size: WorldSize = None,
+    name: Name = "",
+    spares: Spares = 0,
+    slot_gpus: SlotGpus = 0,
     install: Annotated[
         bool, typer.Option("--install", help="What the namespace needs once, instead.")
     ] = False,
@@ -51,7 +57,7 @@ def manifests(
     from phalanx.control.backends.kubernetes.manifests import manifests as made
 
     with refused_in_words(json):
-        wanted = _wanted(job_file, overrides, world_size)
+        wanted = _wanted(job_file, overrides, world_size, name, spares, slot_gpus)
         assert wanted.job is not None
         found = installed(wanted.job.backend.kubernetes, quota) if install else made(wanted)
     print(written(found, json), end="")
@@ -59,14 +65,20 @@ def manifests(
 
 @app.command()
 def status(
-    job_file: JobFile, overrides: Set = None, world_size: WorldSize = None, json: Json = False
+    job_file: JobFile,
+    overrides: Set = None,
+    world_size: WorldSize = None,
+    name: Name = "",
+    spares: Spares = 0,
+    slot_gpus: SlotGpus = 0,
+    json: Json = False,
 ) -> None:
     """How the pods of a job are, and why one does not start."""
     from phalanx.control.backends.kubernetes.manifests import pod_options
     from phalanx.control.backends.kubernetes.watch import pods_of
 
     with refused_in_words(json):
-        options = pod_options(_wanted(job_file, overrides, world_size))
+        options = pod_options(_wanted(job_file, overrides, world_size, name, spares, slot_gpus))
     with _said_by_kubernetes():
         pods = pods_of(options.name, options.site.namespace)
     if json:
@@ -77,28 +89,48 @@ def status(
 
 @app.command()
 def delete(
-    job_file: JobFile, overrides: Set = None, world_size: WorldSize = None, json: Json = False
+    job_file: JobFile,
+    overrides: Set = None,
+    world_size: WorldSize = None,
+    name: Name = "",
+    spares: Spares = 0,
+    slot_gpus: SlotGpus = 0,
+    json: Json = False,
 ) -> None:
     """Delete everything of a job in its namespace; returns when it is gone."""
     from phalanx.control.backends.kubernetes.apply import delete as remove
     from phalanx.control.backends.kubernetes.manifests import manifests as made
+    from phalanx.control.backends.kubernetes.manifests import pod_options
+    from phalanx.control.backends.kubernetes.watch import labels_of
 
     with refused_in_words(json):
-        objects = made(_wanted(job_file, overrides, world_size))
+        wanted = _wanted(job_file, overrides, world_size, name, spares, slot_gpus)
+        objects, options = made(wanted), pod_options(wanted)
     with _said_by_kubernetes():
-        told = remove(written(objects, json=True))
+        labels = labels_of(options.name)
+        told = remove(written(objects, json=True), options.site.namespace, labels)
     if json:
         print_json({"deleted": told.splitlines()})
     else:
         print(told, end="")
 
 
-def _wanted(job_file: Path, overrides: list[str] | None, world_size: int | None) -> Wanted:
+def _wanted(
+    job_file: Path,
+    overrides: list[str] | None,
+    world_size: int | None,
+    name: str,
+    spares: int,
+    slot_gpus: int,
+) -> Wanted:
+    """The same job as `phalanx submit` makes of these options."""
     from phalanx.control.submission import Wanted
 
-    job, ranks = load(job_file, overrides, world_size)
-    check(job, ranks)
-    return Wanted(job=resolve(job, ranks), ranks=ranks, folder=str(Path.cwd()))
+    job, ranks = load_named(job_file, overrides, world_size, name)
+    folder = str(Path.cwd())
+    return Wanted(
+        job=job, ranks=ranks, folder=folder, name=name, spares=spares, slot_gpus=slot_gpus
+    )
 
 
 @contextmanager

@@ -8,12 +8,18 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from msgspec import structs
 
-from phalanx.cli.options import Json, Set, WorldSize, load, print_json, refused_in_words
+from phalanx.cli.options import (
+    Json,
+    Set,
+    WorldSize,
+    load_named,
+    print_json,
+    refuse_name,
+    refused_in_words,
+)
 from phalanx.cli.remote import ServerUrl, State, connected
-from phalanx.config import ConfigError, Job, check, resolve
-from phalanx.config.check_text import name_problems
+from phalanx.config import ConfigError, Job
 from phalanx.control.api_types import Done, Status
 from phalanx.control.submission import Wanted, submission
 
@@ -108,8 +114,6 @@ def _job(
     what: list[str], overrides: list[str] | None, world_size: int | None, name: str
 ) -> tuple[Job, int] | None:
     """The job of a job file and its ranks, called ``name``; None: it is a program."""
-    if name and (wrong := list(name_problems("--name", name))):
-        raise ConfigError.of(wrong)
     if not what[0].endswith(".toml"):
         given = Path(what[0])
         if len(what) == 1 and (
@@ -118,10 +122,8 @@ def _job(
             rule = "is neither a job file (its name ends in .toml) nor a program that can be run"
             fix = "submit JOB.toml, or -- python train.py …"
             raise ConfigError("submit", what[0], rule, fix)
+        refuse_name(name)
         return None
     if len(what) > 1:
         raise ConfigError("submit", " ".join(what), "one job file at a time", "name one")
-    job, ranks = load(Path(what[0]), overrides, world_size)
-    job = structs.replace(job, name=name or job.name)
-    check(job, ranks)
-    return resolve(job, ranks), ranks
+    return load_named(Path(what[0]), overrides, world_size, name)

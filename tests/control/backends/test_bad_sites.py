@@ -93,6 +93,15 @@ def test_without_munge_it_says_what_to_check_and_nothing_is_queued(
     assert list((tmp_path / "runs" / "silent").iterdir()) == []
 
 
+def test_an_address_that_ray_does_not_read_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def init(**_: object) -> None:
+        raise ValueError("Malformed address: garbage")
+
+    monkeypatch.setitem(sys.modules, "ray", types.SimpleNamespace(init=init))  # type: ignore[arg-type]
+    with pytest.raises(RayError, match=r"backend\.ray\.address = 'garbage' is no address"):
+        connect("garbage")
+
+
 def test_another_version_of_ray_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def init(**_: object) -> None:
         raise RuntimeError("Version mismatch: The cluster was started with: Ray: 2.9.0")

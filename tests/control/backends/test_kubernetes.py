@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -13,8 +14,20 @@ import kubernetes_validate
 import pytest
 from kubeflow_trainer_api.models import JobsetV1alpha2JobSet
 from msgspec import structs
+from typer.testing import CliRunner
 
-from phalanx.config import Backend, ConfigError, Job, Kubernetes, Model, Parallel, Train, resolve
+from phalanx.cli.app import app
+from phalanx.config import (
+    Backend,
+    ConfigError,
+    Job,
+    Kubernetes,
+    Model,
+    Parallel,
+    Train,
+    resolve,
+    to_toml,
+)
 from phalanx.control.backends.kubernetes.apply import KubernetesError, apply
 from phalanx.control.backends.kubernetes.install import install
 from phalanx.control.backends.kubernetes.manifests import manifests
@@ -270,3 +283,55 @@ def test_without_kubectl_it_says_what_else_to_do(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("PATH", "")
     with pytest.raises(KubernetesError, match="phalanx k8s manifests"):
         apply("{}")
+
+
+def stand_in(folder: Path, monkeypatch: pytest.MonkeyPatch, body: str) -> Path:
+    """A kubectl that writes down its words; the file of them."""
+    program, words = folder / "kubectl", folder / "words"
+    program.write_text(f'#!/bin/sh\necho "$*" >> {words}\n{body}\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder), prepend=":")
+    return words
+
+
+def test_a_cluster_that_does_not_answer_is_told_and_what_was_made_is_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hangs = 'case "$*" in "create -f -") exec sleep 600 ;; esac'
+    words = stand_in(tmp_path, monkeypatch, hangs)
+    real = subprocess.run
+
+    def run(command: list[str], timeout: float, **more: Any) -> Any:
+        assert timeout > 1  # the limit itself is not waited for
+        hanging = command[1:] == ["create", "-f", "-"]
+        return real(command, timeout=3 if hanging else timeout, **more)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    with pytest.raises(KubernetesError, match=r"did not end within [^$]*deleted again"):
+        apply("{}")
+    assert words.read_text().splitlines()[-1].startswith("delete --ignore-not-found")
+
+
+def test_every_pod_of_a_job_is_deleted_whatever_its_spares_were(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = stand_in(tmp_path, monkeypatch, "cat > $0.text.$1; :")
+    job = wanted(kind="pods").job
+    assert job is not None
+    path = tmp_path / "job.toml"
+    path.write_text(to_toml(job))
+    done = CliRunner().invoke(app, ["k8s", "delete", str(path), "--name", "two", "--spares", "2"])
+    assert done.exit_code == 0, done.output
+    first, second = words.read_text().splitlines()
+    assert first.endswith("-f -")
+    assert "app.kubernetes.io/name=two,phalanx.dev/role" in second and " pods " in second
+
+
+@pytest.mark.parametrize("command", ["manifests", "status", "delete"])
+def test_names_that_no_folder_has_are_refused(tmp_path: Path, command: str) -> None:
+    job = wanted().job
+    assert job is not None
+    path = tmp_path / "job.toml"
+    path.write_text(to_toml(job))
+    done = CliRunner().invoke(app, ["k8s", command, str(path), "--name", "../x", "--json"])
+    assert done.exit_code == 2 and "--name" in done.output

@@ -8,6 +8,8 @@ import shutil
 import subprocess
 
 TIMEOUT_SECONDS = 120.0
+DELETE_SECONDS = 900.0  # pods have their time to save what they have
+CLEAN_SECONDS = 10.0  # for a cluster that has not answered before
 NOISE = re.compile(r"[EWI]\d{4} \d\d:")  # kubectl's own log, beside what it says
 # What the server says, and what helps. The first that matches is told: a quota that is used up and
 # an account that is missing are "forbidden" too.
@@ -51,11 +53,30 @@ def apply(text: str) -> str:
         namespace = error.namespace(text)
         kubectl("delete", "--ignore-not-found", *namespace, *error.made)
         raise KubernetesError(str(error)) from None
+    except NoAnswerError as error:
+        # Nothing of it was there a moment ago: what is there now is ours.
+        words = ("--ignore-not-found", "--wait=false", f"--request-timeout={CLEAN_SECONDS:.0f}s")
+        try:
+            kubectl("delete", *words, "-f", "-", text=text, seconds=2 * CLEAN_SECONDS)
+        except KubernetesError:
+            left = "some of it may be there: `phalanx k8s delete JOB.toml` when the cluster answers"
+            raise KubernetesError(f"{error}\n{left}") from None
+        raise KubernetesError(f"{error}\nwhat was created is deleted again") from None
 
 
-def delete(text: str) -> str:
-    """Everything that was created, and wait until it is gone; what kubectl prints."""
-    return kubectl("delete", "--ignore-not-found", "--wait=true", "-f", "-", text=text)
+def delete(text: str, namespace: str, pods: str) -> str:
+    """Everything that was created, and wait until it is gone; what kubectl prints.
+
+    ``pods``: their labels, since there may be more of them than ``text`` says (other --spares).
+    """
+    words = ("delete", "--ignore-not-found", "--wait=true")
+    said = kubectl(*words, "-f", "-", text=text, seconds=DELETE_SECONDS)
+    some = ("--namespace", namespace, "--selector", pods)
+    return said + kubectl(*words, "pods", *some, seconds=DELETE_SECONDS)
+
+
+class NoAnswerError(KubernetesError):
+    """kubectl did not end in time: nobody knows what was done."""
 
 
 class PartlyMadeError(KubernetesError):
@@ -71,20 +92,26 @@ class PartlyMadeError(KubernetesError):
         return ("--namespace", items[0]["metadata"]["namespace"]) if items else ()
 
 
-def kubectl(*words: str, text: str = "") -> str:
+def kubectl(*words: str, text: str = "", seconds: float = TIMEOUT_SECONDS) -> str:
     """What kubectl prints; KubernetesError with its own words and what to change."""
     if not shutil.which("kubectl"):
         raise KubernetesError(
             "kubectl not found: install it, or pipe `phalanx k8s manifests JOB.toml` to where it is"
         )
-    done = subprocess.run(
-        ["kubectl", *words],
-        input=text,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=TIMEOUT_SECONDS,
-    )
+    try:
+        done = subprocess.run(
+            ["kubectl", *words],
+            input=text,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=seconds,
+        )
+    except subprocess.TimeoutExpired:
+        raise NoAnswerError(
+            f"kubectl {words[0]} did not end within {seconds:.0f} s: does the cluster answer "
+            "(`kubectl get --raw /readyz`)?"
+        ) from None
     if done.returncode:
         said = "\n".join(line for line in done.stderr.splitlines() if not NOISE.match(line)).strip()
         hint = next((what for words, what in HINTS if words in said.lower()), "")

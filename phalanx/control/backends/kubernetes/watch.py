@@ -10,7 +10,7 @@ from typing import Any
 from msgspec import Struct
 
 from phalanx.control.backends.kubernetes.apply import KubernetesError, kubectl
-from phalanx.control.backends.kubernetes.pods import NAME_LABEL
+from phalanx.control.backends.kubernetes.pods import NAME_LABEL, ROLE_LABEL
 
 WATCH_SECONDS = 30.0  # for what is wrong to show itself after a submission
 POLL_SECONDS = 0.5
@@ -36,10 +36,14 @@ class PodState(Struct, frozen=True, kw_only=True):
     hopeless: str  # what helps, where waiting does not
 
 
+def labels_of(name: str) -> str:
+    """What selects the pods of a job, and those of nobody else that calls itself so."""
+    return f"{NAME_LABEL}={name},{ROLE_LABEL}"
+
+
 def pods_of(name: str, namespace: str) -> list[PodState]:
     """The pods of a job, by one question."""
-    label = f"{NAME_LABEL}={name}"
-    words = ("--namespace", namespace, "--selector", label, "--output", "json")
+    words = ("--namespace", namespace, "--selector", labels_of(name), "--output", "json")
     return read_pods(json.loads(kubectl("get", "pods", *words)))
 
 

@@ -56,6 +56,9 @@ def connect(address: str) -> Any:
         ray.init(address=address, namespace="phalanx", log_to_driver=False, logging_level="warning")
     except ConnectionError:
         raise no_cluster from None
+    except ValueError as error:
+        rule = f"backend.ray.address = {address!r} is no address of a Ray: {error}"
+        raise RayError(f'{rule}\nnearest: "auto", or "HOST:6379"') from None
     except RuntimeError as error:
         if "ersion" in str(error):
             raise RayError(f"{error}\ninstall the cluster's version of ray here") from None
