@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -33,7 +34,10 @@ def to_backend(
             raise ConfigError("--backend", f'"{engine}"', rule, did_you_mean(engine, ENGINES))
         if engine == "slurm":
             path = str(policy.absolute()) if policy else ""
-            _slurm(wanted, dry_run, _server(wanted, server), path, json)
+            elsewhere = _server(wanted, server)
+            if elsewhere and not dry_run:
+                _refuse_unreachable(elsewhere)
+            _slurm(wanted, dry_run, elsewhere, path, json)
         elif engine == "ray":
             _ray(wanted, dry_run, policy, json)
         else:
@@ -47,6 +51,26 @@ def _server(wanted: Wanted, server: str) -> str:
         rule = "needs the address of that server"
         raise ConfigError("backend.controller", '"server"', rule, "give --server URL")
     return server if apart or wanted.job is None else ""
+
+
+def _refuse_unreachable(server: str) -> None:
+    """What a job would find out in its allocation only, after hours in the queue."""
+    from phalanx.control.api_types import Status
+    from phalanx.control.client import Client, ClientError
+
+    join = os.environ.get("PHALANX_JOIN_TOKEN_FILE", "")
+    if not join or not os.access(join, os.R_OK):
+        rule = "agents join that server with the token in this file, which cannot be read"
+        fix = "set it to a copy of the server's join.token that the nodes see"
+        raise ConfigError("PHALANX_JOIN_TOKEN_FILE", f'"{join}"', rule, fix)
+    if not os.environ.get("PHALANX_TOKEN") and not os.environ.get("PHALANX_TOKEN_FILE"):
+        rule = "the job submits itself to that server, and needs a token for it"
+        fix = "set it to a file that has one, which the nodes see"
+        raise ConfigError("PHALANX_TOKEN_FILE", '""', rule, fix)
+    try:
+        Client(server).get("/v1/status", Status)
+    except ClientError as error:
+        raise ConfigError("--server", f'"{server}"', str(error), "name one that runs") from None
 
 
 def _slurm(wanted: Wanted, dry_run: bool, server: str, policy: str, json: bool) -> None:

@@ -26,6 +26,11 @@ while [ -e "$run" ]; do last=$run number=$((number + 1)); run=$first.$number; do
 state=$run/control
 mkdir -p -m 700 "$run" "$state"'''
 
+END_LEAD = """\
+kill "$lead" 2>/dev/null || exit
+for _ in $(seq 100); do kill -0 "$lead" 2>/dev/null || exit; sleep 0.1; done
+kill -KILL "$lead" 2>/dev/null"""
+
 
 def render(options: ScriptOptions, comments: bool) -> str:
     """The script; ``comments``: with the reason above each line."""
@@ -136,7 +141,11 @@ def _ray(options: ScriptOptions) -> Iterator[Line]:
 
 def _where(options: ScriptOptions) -> Iterator[Line]:
     if options.server:
-        yield Line(f"url={shlex.quote(options.server)}", "The controller is elsewhere")
+        yield Line(
+            f"url={shlex.quote(options.server)}\n"
+            ': "${PHALANX_JOIN_TOKEN_FILE:?names no file with the join token of that server}"',
+            "The controller is elsewhere",
+        )
         return
     if options.backend.port:
         yield Line(f"port={options.backend.port}", "backend.port")
@@ -190,6 +199,7 @@ def _lead(options: ScriptOptions) -> Iterator[Line]:
         "trap 'kill -USR1 \"$lead\" 2>/dev/null' USR1 TERM",
         "A warning goes to the controller, which has all agents snapshot and flush",
     )
+    yield Line(f"trap '{END_LEAD}' EXIT", "However this script ends: nobody leads on without it")
     lost = "scontrol requeue" if options.backend.slurm.requeue else "scancel"
     yield Line(
         f'export script_node=$SLURMD_NODENAME without_script="{lost}"',
