@@ -201,7 +201,8 @@ def why_elsewhere(job: str, json: bool) -> None:
     print(f"Slurm job {place.job} ({place.name}) is {place.state}")
     if place.text:
         start = when(place.estimated_start * 10**9) if place.estimated_start else "nobody can say"
-        print(f"it waits: {place.text} ({place.reason}); estimated start: {start}")
+        reason = f" ({place.reason})" if place.reason else ""
+        print(f"it waits: {place.text}{reason}; estimated start: {start}")
         print(f"priority {place.priority}, {place.ahead} jobs before it in its partition")
         if place.helps:
             print(f"what helps: {place.helps}")

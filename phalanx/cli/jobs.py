@@ -192,9 +192,19 @@ def read_logs(
             sys.stdout.buffer.flush()
 
 
+def _own_number(text: str) -> int:
+    """The number of a job of ours; what ends a job of Slurm is Slurm's."""
+    engine, found, number = text.partition(":")
+    if found and engine == "slurm" and number.isdecimal():
+        raise typer.BadParameter(f"{text} is a job of Slurm: `scancel {number}` ends it")
+    if not text.isdecimal() or int(text) < 1:
+        raise typer.BadParameter(f"{text!r} is no number of a job")
+    return int(text)
+
+
 @cancel.command()
 def cancel_jobs(
-    jobs: Annotated[list[int], typer.Argument(metavar="JOB…", min=1, help="Numbers.")],
+    jobs: Annotated[list[int], typer.Argument(metavar="JOB…", parser=_own_number, help="Numbers.")],
     server: ServerUrl = "",
     state: State = None,
     json: Json = False,

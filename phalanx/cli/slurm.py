@@ -24,7 +24,10 @@ Folder = Annotated[
 
 def _root(folder: Path | None) -> Path:
     default = Path(tempfile.gettempdir()) / f"phalanx-slurm-{getpass.getuser()}"
-    return (folder or default).absolute()
+    root = (folder or default).absolute()
+    if any(char.isspace() for char in str(root)):
+        _refuse(ValueError(f"--dir {root}: Slurm takes no folder with a blank in its name"))
+    return root
 
 
 @sandbox.command()

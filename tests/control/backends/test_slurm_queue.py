@@ -27,7 +27,7 @@ def test_a_waiting_job_says_why_and_what_helps(
     held = sandbox.run("sbatch", "--parsable", "--hold", *common, "--wrap=true").strip()
     place = place_of(Programs(tmp_path), 2)
     assert (place.name, place.state) == ("waits", "pending")
-    assert place.reason in ("Resources", "Priority", "None")
+    assert place.reason in ("Resources", "Priority", "")
     place = place_of(Programs(tmp_path), int(held))
     assert place.text == "its owner holds it" and "scontrol release" in place.helps
     command = [sys.executable, "-m", "phalanx", "why", f"slurm:{held}"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from typing import Any
 
@@ -16,6 +17,7 @@ RUNS, DATA, JOB = "/runs", "/data", "/etc/phalanx"
 PORT = 7070
 GIGA = 10**9
 AGENT = "agent"
+MOST_NAME = 40
 NAME_LABEL, ROLE_LABEL = "app.kubernetes.io/name", "phalanx.dev/role"
 INDEX_LABELS = {  # with an agent's number, by what carries the pods
     "job": "batch.kubernetes.io/job-completion-index",
@@ -47,9 +49,17 @@ class PodOptions(Struct, frozen=True, kw_only=True):
 
 
 def object_name(title: str) -> str:
-    """A name that Kubernetes takes, with room for what is appended to it."""
+    """A name that Kubernetes takes, with room for what is appended to it.
+
+    One that had to be changed ends in a hash, since others may be changed to the same.
+    """
     plain = re.sub(r"[^a-z0-9-]+", "-", title.lower()).strip("-")
-    return (plain or "phalanx")[:40].strip("-")
+    if not plain[:1].isalpha():  # services must begin with a letter
+        plain = f"job-{plain}".strip("-")
+    short = plain[:MOST_NAME].strip("-")
+    if short == title:
+        return short
+    return f"{short[: MOST_NAME - 7].strip('-')}-{hashlib.sha256(title.encode()).hexdigest()[:6]}"
 
 
 def controller_pod(options: PodOptions) -> Tree:

@@ -51,6 +51,10 @@ HINTS = (
     ),
     ("Job dependency problem", "set backend.slurm.dependency to jobs of `squeue --me`"),
     ("reservation", "set backend.slurm.reservation to one of `scontrol show reservation`"),
+    (
+        "accounting storage is disabled",
+        "this Slurm keeps no accounting (a sandbox: `phalanx slurm sandbox up --accounting`)",
+    ),
     ("configuration", "no configuration of Slurm: is this a login node, or is SLURM_CONF right?"),
     (
         "Unable to contact slurm controller",
@@ -139,11 +143,16 @@ def find_program(name: str) -> str:
 
 
 def require(program: str) -> None:
-    """Refuses where a program of Slurm is not installed."""
+    """Refuses where a program of Slurm is not installed, or its configuration is not there."""
     if not shutil.which(program):
         raise SlurmError(
             f"{program} not found: this machine is no login node of a Slurm cluster "
             "(to try it here: `phalanx slurm sandbox up`)"
+        )
+    conf = os.environ.get("SLURM_CONF")
+    if conf and not Path(conf).is_file():  # Slurm itself looks for it for minutes
+        raise SlurmError(
+            f"SLURM_CONF={conf} is no file: unset it, or set it to this cluster's slurm.conf"
         )
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from phalanx.control.backends.slurm.programs import Programs, SlurmError
+from phalanx.control.backends.slurm.programs import Programs, SlurmError, explained
 
 # Slurm's reason (its beginning), in words, and what helps.
 REASONS = (
@@ -57,7 +57,12 @@ class Place(Struct, frozen=True, kw_only=True):
 
 def queue(programs: Programs) -> list[Place]:
     """Every job that Slurm still knows, by one call: what asks often must not ask for each."""
-    return places(json.loads(programs.run("squeue", "--json")))
+    answer = json.loads(programs.run("squeue", "--json"))
+    if wrong := answer.get("errors"):  # with --json squeue ends with 0, and does not say why
+        programs.run("squeue", "--noheader")
+        said = ": ".join(str(wrong[0].get(key) or "") for key in ("description", "error"))
+        raise SlurmError(explained("squeue", said.strip(": ")))
+    return places(answer)
 
 
 def places(answer: dict[str, Any]) -> list[Place]:
@@ -66,7 +71,8 @@ def places(answer: dict[str, Any]) -> list[Place]:
     waiting = [job for job in jobs if _word(job["job_state"]) == "PENDING"]
     found = []
     for job in jobs:
-        text, helps = in_words(str(job.get("state_reason", "")))
+        reason = str(job.get("state_reason") or "")
+        text, helps = in_words(reason)
         priority = _number(job.get("priority"))
         before = [
             other
@@ -78,14 +84,14 @@ def places(answer: dict[str, Any]) -> list[Place]:
             job=int(job["job_id"]),
             name=str(job.get("name", "")),
             state=state.lower(),
-            reason=str(job.get("state_reason", "")),
+            reason="" if reason == "None" else reason,
             text=text if state == "PENDING" else "",
             helps=helps if state == "PENDING" else "",
             priority=priority,
             estimated_start=_number(job.get("start_time")),
             nodes=str(job.get("nodes", "")),
             ahead=len(before) if state == "PENDING" else 0,
-            output=str(job.get("standard_output", "")),
+            output=str(job.get("standard_output", "")).replace("%j", str(job["job_id"])),
             restarts=_number(job.get("restart_cnt")),
         )
         found.append(place)

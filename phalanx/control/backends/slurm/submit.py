@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import logging
 import os
 import re
 import sys
@@ -21,6 +22,7 @@ from phalanx.control.backends.slurm.programs import Programs, SlurmError, requir
 from phalanx.control.backends.slurm.script import render
 from phalanx.control.submission import Wanted
 
+log = logging.getLogger("phalanx.slurm")
 UNCLEAR = re.compile(r"""[\s%"'\\]""")
 
 
@@ -61,6 +63,7 @@ class SlurmBackend:
         job = wanted.job
         backend = job.backend if job is not None else Backend()
         refuse_short(backend)
+        _refuse_missing(backend)
         need = need_of(job, wanted.ranks, wanted.spares, wanted.slot_gpus)
         bad = quarantined()
         given = _excluded(backend.slurm.exclude)
@@ -124,6 +127,15 @@ def _excluded(text: str) -> tuple[str, ...]:
         raise ConfigError("backend.slurm.exclude", f'"{text}"', rule, fix) from None
 
 
+def _refuse_missing(backend: Backend) -> None:
+    """An image in a file, where this machine sees its folder and no such file."""
+    path = Path(backend.image.rpartition("@sha256:")[0])
+    used = backend.slurm.container != "none" and path.is_absolute()
+    if used and path.parent.is_dir() and not path.is_file():
+        rule, fix = f"{path.parent} has no such file", "name one that is there"
+        raise ConfigError("backend.image", f'"{backend.image}"', rule, fix)
+
+
 def _refuse_unclear(name: str, runs: Path) -> None:
     """Slurm splits a line of #SBATCH at blanks, and replaces what follows a %."""
     for key, text in (("name", name), ("runs", str(runs))):
@@ -151,7 +163,10 @@ def memory_file() -> Path:
 def quarantined() -> tuple[str, ...]:
     """Nodes that earlier jobs found to do harm, until somebody repairs them."""
     with suppress(OSError, ValueError):
-        return tuple(json.loads(memory_file().read_text()))
+        found = json.loads(memory_file().read_text())
+        if isinstance(found, list) and all(isinstance(name, str) for name in found):
+            return tuple(found)
+        log.warning("%s is damaged, and nobody is excluded by it", memory_file())
     return ()
 
 
