@@ -59,7 +59,7 @@ def _row(one: SeedResult, many: bool) -> tuple[str, ...]:
         f"{one.interruptions:,}",
         f"{one.ettr:.2%}",
         f"{one.goodput:.2%}",
-        duration(one.mean_recovery_seconds),
+        duration(one.mean_recovery_seconds) if one.recoveries else "-",
     )
     if many:
         done = f"{one.jobs_done:,} of {one.jobs:,}"
@@ -74,7 +74,7 @@ def _mean_row(report: Report, many: bool) -> tuple[str, ...]:
         f"{mean['interruptions']:.1f} ± {deviation['interruptions']:.1f}",
         f"{mean['ettr']:.2%}",
         f"{mean['goodput']:.2%}",
-        duration(mean["mean_recovery_seconds"]),
+        duration(mean["mean_recovery_seconds"]) if mean["recoveries"] else "-",
     )
     if many:
         done = f"{mean['jobs_done']:,.0f} of {mean['jobs']:,.0f}"
@@ -91,8 +91,11 @@ def _mean_row(report: Report, many: bool) -> tuple[str, ...]:
 def _jobs(scenario: Scenario, report: Report, console: Console) -> None:
     """Jobs that did not come to their end, and rows of a trace that were not played."""
     for one in report.seeds if scenario.workload.kind == "one-job" else ():
-        for told in one.failures:
+        for told in (*one.failures, *([one.waiting] if one.waiting else [])):
             console.print(f"[red]seed {one.seed}: {escape(told)}[/red]")
+        if one.queued_seconds >= 60:
+            waited = duration(one.queued_seconds)
+            console.print(f"seed {one.seed}: the job had no nodes for {waited}; ETTR counts it")
     left_out = report.seeds[0].left_out  # a trace is the same for every seed
     if left_out:
         told = ", ".join(f"{count:,} that {why}" for why, count in left_out.items())
@@ -177,7 +180,7 @@ def print_comparison(scenarios: Mapping[str, Scenario], reports: Mapping[str, Re
             f"{mean['interruptions']:,.0f}",
             f"{mean['ettr']:.2%}",
             f"{mean['goodput']:.2%}",
-            duration(mean["mean_recovery_seconds"]),
+            duration(mean["mean_recovery_seconds"]) if mean["recoveries"] else "-",
             f"{mean['jobs_done']:,.0f} of {mean['jobs']:,.0f}" if many else f"{mean['steps']:,.0f}",
         )
     console.print(table)

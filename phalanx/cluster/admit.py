@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from msgspec import structs
+
 from phalanx.cluster.job import Job, JobSpec
 from phalanx.cluster.placement import never_fits
-from phalanx.cluster.policy import QueuePolicy, Quota
+from phalanx.cluster.policy import MILLION, Policy, QueuePolicy, Quota
 from phalanx.cluster.reasons import Reason, reason, sentences
 from phalanx.cluster.request import request_of, tensor_slots
 from phalanx.cluster.room import room_of
@@ -109,8 +111,51 @@ def quota_problems(key: str, quota: Quota) -> Iterator[Problem]:
         yield problem(f"{key}.ceiling", quota.ceiling, rule, f"set 0 or at least {quota.gpus}")
 
 
-def policy_problems(policy: QueuePolicy) -> list[Problem]:
-    """What is wrong with a site's rules for the queue."""
+# Where less than nothing, or nothing, makes no sense: the least that does.
+LEAST = {
+    "spares.nodes": -1,
+    "fabric.domain_bytes_per_second": 1,
+    "fabric.nic_bytes_per_second": 1,
+    "fabric.leaf_oversubscription_ppm": 1,
+    "fabric.pod_oversubscription_ppm": 1,
+    "timeouts.heartbeat_ns": 1,
+    "timeouts.missed_heartbeats": 1,
+    "timeouts.hang_steps": 1,
+    "timeouts.slack_ppm": 1,
+    "health.test_ns": 1,
+    "health.strikes": 1,
+    "health.lemon_half_life_ns": 1,
+    "recovery.same_step_failures": 1,
+    "recovery.failed_formations": 1,
+}
+SHARES = (
+    "spares.quantile_ppm",
+    "spares.down_ppm",
+    "health.breaker_nodes_ppm",
+    "price.budget_warning_ppm",
+)
+MOST = 1 << 62
+
+
+def policy_problems(policy: Policy) -> list[Problem]:
+    """What is wrong with a site's rules."""
+    found = _queue_problems(policy.queue)
+    parts = ("spares", "fabric", "timeouts", "health", "recovery", "storage", "price")
+    numbers = {
+        f"{part}.{name}": value
+        for part in parts
+        for name, value in structs.asdict(getattr(policy, part)).items()
+        if isinstance(value, int) and not isinstance(value, bool)
+    }
+    for key, value in (numbers | {"ended_jobs": policy.ended_jobs}).items():
+        found.extend(_below(key, value, LEAST.get(key, 0)))
+        most = MILLION if key in SHARES else MOST
+        if value > most:
+            found.append(problem(key, value, f"must not be above {most}", f"set {most} or less"))
+    return found
+
+
+def _queue_problems(policy: QueuePolicy) -> list[Problem]:
     found: list[Problem] = []
 
     def least(key: str, value: int, bound: int) -> None:

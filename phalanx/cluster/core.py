@@ -92,7 +92,7 @@ class Core:
     """The state machine. One instance a fleet; ``view`` and ``ledger`` are there to be read."""
 
     def __init__(self, fleet: Fleet, policy: Policy, epoch: int = 1, now_ns: int = 0) -> None:
-        problems = policy_problems(policy.queue)
+        problems = policy_problems(policy)
         if problems:
             raise ConfigError.of(problems)
         view = View(fleet, policy, now_ns)

@@ -17,6 +17,7 @@ from phalanx.cluster.policy import MILLION, PricePolicy
 
 COMPUTING = ("productive", "exposed_communication", "bubble")
 # Buckets in which GPUs draw their idle power.
+UNHELD = ("idle_spare", "quarantined", "unallocated")  # no job has these GPUs
 RESTING = ("detection", "restart", "idle_spare", "quarantined", "unallocated")
 
 
@@ -102,8 +103,7 @@ def _collect(accounts: list[Account], ledger: Ledger) -> tuple[Buckets, dict[str
 
 def _share(buckets: Buckets, causes: dict[str, Buckets], price: PricePolicy) -> Share:
     total = sum(buckets.values())
-    held = total - sum(buckets.get(name, 0) for name in ("idle_spare", "quarantined"))
-    held -= buckets.get("unallocated", 0)
+    held = total - sum(buckets.get(name, 0) for name in UNHELD)
     training = sum(buckets.get(name, 0) for name in TRAINING)
     computing = sum(buckets.get(name, 0) for name in COMPUTING)
     resting = sum(buckets.get(name, 0) for name in RESTING)

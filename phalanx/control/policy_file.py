@@ -15,8 +15,8 @@ from phalanx.control.toml_file import read_struct
 def read_policy(path: Path) -> Policy:
     """The policy in a file; ConfigError names what is wrong with it."""
     policy = read_struct(path, Policy, "--policy")
-    derive(policy.timeouts, Expected())
-    problems = policy_problems(policy.queue)
+    problems = policy_problems(policy)
     if problems:
         raise ConfigError.of(problems)
+    derive(policy.timeouts, Expected())
     return policy

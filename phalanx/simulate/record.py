@@ -74,6 +74,16 @@ class Record:
         """From the last step before a stop to the first one after it."""
         return sum(self._down_ns) / len(self._down_ns) / 1e9 if self._down_ns else 0.0
 
+    @property
+    def recoveries(self) -> int:
+        """Gangs that made steps again after a stop."""
+        return len(self._down_ns)
+
+    @property
+    def held_ns(self) -> int:
+        """How long jobs held nodes, all together."""
+        return sum(self._held_ns.values())
+
     def median_wait_seconds(self) -> float:
         """From submission to the first start."""
         return median(self._waits) / 1e9 if self._waits else 0.0

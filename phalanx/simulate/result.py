@@ -13,7 +13,7 @@ class SeedResult(Struct, kw_only=True):
 
     seed: int
     interruptions: int  # unexpected faults that hit a job
-    ettr: float  # share of the jobs' time that made steps that were kept
+    ettr: float  # kept steps as a share of the time of jobs; of one job, in the queue too
     goodput: float  # productive share of all GPU time of the fleet
     violations: int
     wall_seconds: float
@@ -22,7 +22,9 @@ class SeedResult(Struct, kw_only=True):
     planned: int = 0
     formations: int = 0
     mtbf_hours: float = 0.0
-    mean_recovery_seconds: float = 0.0
+    recoveries: int = 0
+    mean_recovery_seconds: float = 0.0  # of those; 0 where there was none
+    queued_seconds: float = 0.0  # of a scenario's one job, without nodes, since it was submitted
     days: float = 0.0
     gpus: int = 0
     gpu_hours: float = 0.0
@@ -47,6 +49,7 @@ class SeedResult(Struct, kw_only=True):
     refused: dict[str, int] = field(default_factory=dict)  # submissions, by reason
     failed: dict[str, int] = field(default_factory=dict)  # jobs, by the code of the reason
     failures: list[str] = field(default_factory=list)  # the first of them, in words
+    waiting: str = ""  # a scenario's one job at the end, if it waits for nodes: for what
     found: list[str] = field(default_factory=list)  # violations in words
 
 
@@ -80,7 +83,9 @@ SUMMED = (
     "planned",
     "formations",
     "mtbf_hours",
+    "recoveries",
     "mean_recovery_seconds",
+    "queued_seconds",
     "steps",
     "jobs",
     "jobs_done",

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from phalanx.cluster.job import HOUR_NS
 from phalanx.cluster.policy import DAY_NS
-from phalanx.cluster.report import report
+from phalanx.cluster.report import UNHELD, Share, report
 from phalanx.simulate.draws import Draws
 from phalanx.simulate.result import Report, SeedResult, rounded, summarise
 from phalanx.simulate.scenario import Scenario
@@ -72,6 +72,24 @@ def _each(scenario: Scenario, seeds: Sequence[int], processes: int) -> Iterator[
         yield from pool.map(run_seed, [scenario] * len(seeds), seeds, chunksize=chunk)
 
 
+def _queued(scenario: Scenario, world: World) -> tuple[int, str]:
+    """How long a scenario's one job had no nodes, and what for it waits at the end."""
+    job = next(iter(world.view.jobs.values()), None)
+    if scenario.workload.kind != "one-job" or job is None:
+        return 0, ""
+    until = job.ended_ns if job.ended else world.end_ns
+    queued_ns = max(0, until - job.submitted_ns - world.record.held_ns)
+    waiting = f"job {job.spec.name} waits: {job.why}" if job.state == "pending" else ""
+    return queued_ns, waiting
+
+
+def _ettr(scenario: Scenario, fleet: Share, queued_ns: int) -> float:
+    """Of one job the time in the queue counts as well: a policy without spares buys nothing."""
+    held = fleet.gpu_ns - sum(fleet.buckets[name] for name in UNHELD)
+    whole = held + queued_ns * scenario.fleet.gpus
+    return fleet.ettr_ppm / 1e6 * held / whole if whole else 0.0
+
+
 def _result(scenario: Scenario, seed: int, world: World) -> SeedResult:
     fleet = report(world.core.ledger, world.view.policy.price).fleet
     record, hits = world.record, world.record.interruptions
@@ -80,18 +98,21 @@ def _result(scenario: Scenario, seed: int, world: World) -> SeedResult:
     for _, cause, _ in hits:
         causes[cause] = causes.get(cause, 0) + 1
     lost = {cause: sum(parts.values()) / HOUR_NS for cause, parts in fleet.by_cause.items()}
+    queued_ns, waiting = _queued(scenario, world)
     return SeedResult(
         seed=seed,
         interruptions=len(hits),
         expected_interruptions=world.exposure.expected(world.end_ns / DAY_NS),
-        ettr=fleet.ettr_ppm / 1e6,
+        ettr=_ettr(scenario, fleet, queued_ns),
         goodput=fleet.goodput_ppm / 1e6,
         violations=len(world.checks.found),
         wall_seconds=0.0,
         planned=world.people.planned,
         formations=record.formations,
         mtbf_hours=world.end_ns / HOUR_NS / max(1, len(hits)),
+        recoveries=record.recoveries,
         mean_recovery_seconds=record.mean_recovery_seconds(),
+        queued_seconds=queued_ns / 1e9,
         days=world.end_ns / DAY_NS,
         gpus=scenario.fleet.gpus,
         gpu_hours=total / HOUR_NS,
@@ -114,6 +135,7 @@ def _result(scenario: Scenario, seed: int, world: World) -> SeedResult:
         refused=_largest_first(record.refused),
         failed=_largest_first(record.failed),
         failures=record.failures,
+        waiting=waiting,
         found=[str(violation) for violation in world.checks.found[:20]],
     )
 

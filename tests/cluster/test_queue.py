@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from msgspec import structs
 
 from phalanx.cluster.admit import policy_problems
+from phalanx.cluster.core import Core
 from phalanx.cluster.fleet import NodeState
 from phalanx.cluster.job import Expected, GangShape, JobSpec
-from phalanx.cluster.policy import Partition, Policy, Qos, QueuePolicy, Quota
+from phalanx.cluster.policy import (
+    FabricPolicy,
+    HealthPolicy,
+    Partition,
+    Policy,
+    PricePolicy,
+    Qos,
+    QueuePolicy,
+    Quota,
+    RecoveryPolicy,
+    SparePolicy,
+    StoragePolicy,
+    TimeoutPolicy,
+)
 from phalanx.cluster.queue import Preempt, Resize, Start, admit
 from phalanx.cluster.reasons import reason
 from phalanx.cluster.state import View
+from phalanx.config import ConfigError
 from tests.cluster.fleets import fleet_of
 from tests.cluster.site import HOUR, MINUTE, Site, policy_of
 
@@ -361,7 +378,7 @@ def test_rules_of_the_queue_that_make_no_sense_are_named() -> None:
         half_life_ns=0,
         grace_ns=-1,
     )
-    keys = [one.key for one in policy_problems(rules)]
+    keys = [one.key for one in policy_problems(Policy(queue=rules))]
     assert keys == [
         "queue.quotas.a.gpus",
         "queue.quotas.b.ceiling",
@@ -371,7 +388,28 @@ def test_rules_of_the_queue_that_make_no_sense_are_named() -> None:
         "queue.grace_ns",
         "queue.qos",
     ]
-    assert policy_problems(QueuePolicy()) == []
+    assert policy_problems(Policy()) == []
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"fabric": FabricPolicy(nic_bytes_per_second=0)},
+        {"recovery": RecoveryPolicy(same_step_failures=-1)},
+        {"health": HealthPolicy(strikes=0)},
+        {"health": HealthPolicy(breaker_nodes_ppm=-1)},
+        {"price": PricePolicy(micro_dollars_per_gpu_hour=-5)},
+        {"spares": SparePolicy(nodes=-99)},
+        {"spares": SparePolicy(quantile_ppm=5_000_000)},
+        {"timeouts": TimeoutPolicy(heartbeat_ns=-1)},
+        {"storage": StoragePolicy(bytes_per_second=1 << 63)},
+        {"ended_jobs": -1},
+    ],
+    ids=str,
+)
+def test_no_core_is_made_with_rules_that_make_no_sense(part: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(part))):
+        Core(fleet_of(1), Policy(**part))
 
 
 def test_two_windows_ask_a_job_to_leave_once() -> None:

@@ -108,6 +108,17 @@ def test_an_output_that_is_full_is_said_in_one_line() -> None:
     assert done.stderr == "error: the output cannot be written: No space left on device\n"
 
 
+def test_a_job_that_waits_for_nodes_loses_time_and_says_what_for() -> None:
+    forever = ["--set", "fleet.spare_nodes=0", "--set", "repair.hours=100000"]
+    often = ["--gpus", "64", "--days", "2", "--set", "faults.per_1000_node_days=2000"]
+    done = simulate("llama3-54d", *often, *forever, "--json")
+    one = msgspec.json.decode(done.stdout)["seeds"][0]
+    assert one["interruptions"] and one["waiting"].startswith("job run waits: ")
+    assert one["queued_seconds"] > 86400 and one["ettr"] <= one["goodput"] / 0.8
+    text = " ".join(simulate("llama3-54d", *often, *forever).stdout.split())
+    assert "the job had no nodes for" in text and "job run waits" in text
+
+
 def test_one_job_that_fails_is_told_with_its_reason_and_the_exit_code() -> None:
     bugs = ["--gpus", "64", "--days", "1", "--set", "faults.causes.software_bug=1000000"]
     done = simulate("llama3-54d", *bugs)
