@@ -20,6 +20,7 @@ INSTEAD = {
     "faults": "set chaos.faults and chaos.kinds",
     "workload": "set chaos.jobs",
 }
+ONE_JOBS = ("tensor", "context", "pipeline", "least_replicas", "steps")  # of job.*
 OWN = ("name", "about", "chaos", "variants")
 
 
@@ -70,6 +71,19 @@ def _world(scenario: Scenario) -> Iterator[Problem]:
     if job.exposed_share + job.bubble_share >= 1:
         rule = f"leaves nothing of a step beside job.exposed_share = {job.exposed_share:g}"
         yield problem("job.bubble_share", job.bubble_share, rule, "lower one of them")
+    yield from _unread(scenario)
     if load.file and load.kind != "csv":
         rule = f"is read only where workload.kind is csv, and it is {load.kind}"
         yield problem("workload.file", load.file, rule, "set workload.kind=csv")
+
+
+def _unread(scenario: Scenario) -> Iterator[Problem]:
+    """Settings that this kind of workload does not look at."""
+    one_job = scenario.workload.kind == "one-job"
+    section, part = ("workload", scenario.workload) if one_job else ("job", scenario.job)
+    names = [name for name in part.__struct_fields__ if name not in ("kind", "file")]
+    for name in names if one_job else ONE_JOBS:
+        value = getattr(part, name)
+        if value != getattr(type(part)(), name):
+            rule = f"means nothing where workload.kind is {scenario.workload.kind}"
+            yield problem(f"{section}.{name}", value, rule, "leave it out")

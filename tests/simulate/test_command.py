@@ -204,6 +204,8 @@ def test_a_scenario_shown_is_a_scenario_that_loads(tmp_path: Path) -> None:
         (["llama3-54d", "--gpus", "512", "--set", "job.tensor=16"], "NVLink domain"),
         (["compare", "100k-1t", "--gpus", "512", "--set", "job.tensor=16"], "least_replicas"),
         (["multi-tenant", "--set", "workload.file=x.csv"], "workload.kind=csv"),
+        (["llama3-54d", "--set", "workload.jobs_per_day=5"], "means nothing"),
+        (["multi-tenant", "--set", "job.tensor=16"], "means nothing"),
         (["chaos", "--days", "3"], "chaos.fault_minutes"),
         (["chaos", "--gpus", "64"], "chaos.nodes"),
         (["chaos", "--set", "restart.seconds=3"], "restart.seconds"),
