@@ -16,6 +16,7 @@ from phalanx.checkpoint.background import OVERLAP_BYTES
 from phalanx.checkpoint.direct import Pace
 from phalanx.checkpoint.snapshot import Snapshot
 from tests.checkpoint.test_keeper import CPU, extra
+from tests.checkpoint.waiting import newest_child
 from tests.ranks import run_ranks
 
 
@@ -75,7 +76,7 @@ def test_one_buffer_takes_no_more_host_memory_than_a_tenth_above_the_shard(
     assert checkpointer.prepare_background(
         tensors, generation=0, step=0, device=CPU, slots=1, lease_seconds=5.0
     )
-    (keeper,) = psutil.Process().children()
+    keeper = newest_child()
     processes = [psutil.Process(), keeper]
     before = sum(map(anonymous_bytes, processes))
     for step in (1, 2):

@@ -34,7 +34,7 @@ from phalanx.checkpoint.direct import CHUNK_BYTES, WRITE_BYTES, chunk_sums
 from phalanx.checkpoint.kept import Outcome
 from phalanx.checkpoint.shelf import Held, refuse_memory
 from phalanx.data import Cursor
-from tests.checkpoint.waiting import eventually, keepers_below
+from tests.checkpoint.waiting import eventually, keepers_below, newest_child
 from tests.ranks import RankError, run_ranks
 
 CPU = torch.device("cpu")
@@ -135,7 +135,7 @@ def test_a_full_disk_is_told_while_training_goes_on_and_the_older_checkpoint_sta
     checkpointer = prepared(tmp_path, tensors)
     checkpointer.save(1, tensors, extra())
     checkpointer.finish()
-    (keeper,) = psutil.Process().children()
+    keeper = newest_child()
     unlimited = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
     resource.prlimit(keeper.pid, resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
     checkpointer.save(2, tensors, extra())

@@ -26,3 +26,8 @@ def keepers_below(folder: str) -> list[psutil.Process]:
         if process.info["status"] != psutil.STATUS_ZOMBIE
         and any(word.startswith(folder) for word in process.info["cmdline"] or [])
     ]
+
+
+def newest_child() -> psutil.Process:
+    """What this process started last: keepers of earlier tests may not have been reaped yet."""
+    return max(psutil.Process().children(), key=psutil.Process.create_time)
