@@ -88,13 +88,13 @@ class Run:
         assert info is not None, self.text
         return info
 
-    def wait(self, seconds: float = 60.0) -> int:
+    def wait(self, seconds: float = 110.0) -> int:
         """The launcher's exit code."""
         self.until(self._ended, seconds)
         assert self.code is not None
         return self.code
 
-    def until(self, happened: Callable[[], bool], seconds: float = 60.0) -> None:
+    def until(self, happened: Callable[[], bool], seconds: float = 110.0) -> None:
         """Wait for something the run does."""
         deadline = time.monotonic() + seconds
         while not happened():
