@@ -157,8 +157,10 @@ class DelayProxy:
     """
 
     def __init__(self, target: int, delay_seconds: float, every: int = 1) -> None:
-        command = [sys.executable, __file__, str(target), str(delay_seconds), str(every)]
-        self._process = subprocess.Popen(command, stdout=subprocess.PIPE)
+        command = [sys.executable, "-m", "tests.object_store"]
+        command += [str(target), str(delay_seconds), str(every)]
+        root = Path(__file__).parents[1]
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=root)
         assert self._process.stdout is not None
         self.port = int(self._process.stdout.readline())
 
