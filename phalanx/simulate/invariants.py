@@ -16,7 +16,7 @@ from phalanx.cluster.core import Core
 from phalanx.cluster.events import Event
 from phalanx.cluster.fleet import NodeState
 from phalanx.cluster.job import Job
-from phalanx.simulate.site_rules import SiteRules
+from phalanx.simulate.site_rules import SiteRules, held_by
 
 RULES = {
     "crash": "the core must never raise",
@@ -249,13 +249,7 @@ class Invariants:
 
     def _quotas(self) -> None:
         view = self.core.view
-        used: dict[str, int] = {}
-        for number in view.active:
-            job = view.jobs[number]
-            if job.placement is not None:
-                gpus = job.spec.gang.gpus(job.placement.replicas)
-                used[job.spec.team] = used.get(job.spec.team, 0) + gpus
-        for team, gpus in used.items():
+        for team, gpus in held_by(view, lambda spec: spec.team).items():
             quota = view.quotas.get(team)
             if quota is not None and quota.ceiling and gpus > quota.ceiling:
                 self.add("quota", f"team {team} holds {gpus} of {quota.ceiling} GPUs")

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from itertools import chain
 
 from phalanx.cluster.core import Core
-from phalanx.cluster.job import ENDED, SECOND_NS, Job
-from phalanx.cluster.state import Reservation
+from phalanx.cluster.job import ENDED, SECOND_NS, Job, JobSpec
+from phalanx.cluster.state import Reservation, View
 from phalanx.cluster.timeouts import derive
 
 Complain = Callable[[str, str], None]
@@ -24,6 +24,17 @@ def members(jobs: Mapping[int, Job], number: int) -> list[int]:
     if first is None or first.spec.array is None:
         return [number]
     return [other for other in range(number, number + first.spec.array.count) if other in jobs]
+
+
+def held_by(view: View, whose: Callable[[JobSpec], str]) -> dict[str, int]:
+    """GPUs of the jobs that have nodes, by what ``whose`` says of each."""
+    held: dict[str, int] = {}
+    for number in view.active:
+        job = view.jobs[number]
+        if job.placement is not None:
+            owner, gpus = whose(job.spec), job.spec.gang.gpus(job.placement.replicas)
+            held[owner] = held.get(owner, 0) + gpus
+    return held
 
 
 class SiteRules:
@@ -87,13 +98,7 @@ class SiteRules:
 
     def _classes(self) -> None:
         view = self.core.view
-        held: dict[str, int] = {}
-        for number in view.active:
-            job = view.jobs[number]
-            if job.placement is not None:
-                gpus = job.spec.gang.gpus(job.placement.replicas)
-                held[job.spec.qos] = held.get(job.spec.qos, 0) + gpus
-        for name, gpus in held.items():
+        for name, gpus in held_by(view, lambda spec: spec.qos).items():
             rule = view.policy.queue.qos.get(name)
             if rule is not None and rule.most_gpus and gpus > rule.most_gpus:
                 self._complain("quota", f"class {name} holds {gpus} of {rule.most_gpus} GPUs")
