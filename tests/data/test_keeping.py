@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -141,8 +142,8 @@ def test_the_rate_limit_asks_for_the_sleep_that_keeps_it(
         nonlocal now
         now += seconds
 
-    monkeypatch.setattr(staging.time, "monotonic", lambda: now)
-    monkeypatch.setattr(staging.time, "sleep", sleep)
+    # Its own clock, not the process's: threads of other tests may be asleep on that one.
+    monkeypatch.setattr(staging, "time", SimpleNamespace(monotonic=lambda: now, sleep=sleep))
     done = stage(corpus, tmp_path / "local", bytes_per_second=50.0)
     assert done.copied_bytes > 0
     assert now - 100.0 == pytest.approx(done.copied_bytes / 50.0)

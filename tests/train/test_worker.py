@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -66,7 +67,7 @@ def test_a_wrong_key_is_named_by_one_rank_a_node_and_the_others_let_it_speak(
     for name, value in {"RANK": rank, "LOCAL_RANK": local_rank, "WORLD_SIZE": 4}.items():
         monkeypatch.setenv(name, str(value))  # as torchrun does
     waits: list[float] = []
-    monkeypatch.setattr("time.sleep", waits.append)
+    monkeypatch.setattr(worker, "time", SimpleNamespace(sleep=waits.append))
     assert worker.main([str(path), "--set", "train.stepz=3"]) == ExitCode.CONFIG
     said = capsys.readouterr().err
     assert ("train.stepz" in said and "did you mean" in said) == (local_rank == 0)
