@@ -30,10 +30,11 @@ os.environ |= {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}  # before tor
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from rich.console import Console
 from rich.table import Table
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import async_save, save
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
@@ -155,15 +156,14 @@ class Bench:
     def save_dcp(self, kind: str) -> None:
         path = self.fresh(f"dcp-{kind}")
         name = f"dcp {kind}"
-        where = {"checkpoint_id": path, "process_group": self.group}
+        where: dict[str, Any] = {"checkpoint_id": path, "process_group": self.group}
         if kind == "sync":
-            self.step(name, lambda: dcp.save(self.state, **where), lambda: None)
+            self.step(name, lambda: save(self.state, **where), lambda: None)
             self.times.setdefault(f"durable: {name}", []).append(self.times[f"stall: {name}"][-1])
             return
-        stager = {"async_stager": self.stager} if kind == "async, reused stager" else {}
-        future = self.step(
-            name, lambda: dcp.async_save(self.state, **where, **stager), lambda: None
-        )
+        if kind == "async, reused stager":
+            where["async_stager"] = self.stager
+        future = self.step(name, lambda: async_save(self.state, **where), lambda: None)
         future.result()
 
     def write_raw(self) -> None:
@@ -186,7 +186,7 @@ class Bench:
         raw = self.folder / "raw" / f"rank-{self.rank}"
         self.chill(ours, dcp_path, raw.parent)
         self.timed("load: phalanx", lambda: self.checkpointer.load(ours, self.state))
-        self.timed("load: dcp", lambda: dcp.load(self.state, checkpoint_id=dcp_path))
+        self.timed("load: dcp", lambda: load(self.state, checkpoint_id=dcp_path))
         self.timed("load: raw", lambda: read_raw(raw))
 
     def chill(self, *folders: Path) -> None:

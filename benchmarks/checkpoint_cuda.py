@@ -13,8 +13,9 @@ from typing import Any
 import msgspec
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
+from torch._C._distributed_c10d import FileStore
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.distributed.tensor import DTensor
 
 from benchmarks.checkpoint import Bar, Times
@@ -130,10 +131,13 @@ def measure_dcp(bench: Bench, rounds: int) -> None:
         found: list[Any] = []
 
         def start(path: Path = path, found: list[Any] = found) -> None:
-            found.append(dcp.async_save(state, checkpoint_id=path, async_stager=stager))
+            found.append(async_save(state, checkpoint_id=path, async_stager=stager))
             trainer.before_update = lambda: found[0].staging_completion.result()
 
-        bench.save("dcp", start, lambda found=found: found[0].upload_completion.done())
+        def uploaded(found: list[Any] = found) -> bool:
+            return bool(found[0].upload_completion.done())
+
+        bench.save("dcp", start, uploaded)
         found[0].upload_completion.result()
         shutil.rmtree(path, ignore_errors=True)
     trainer.before_update = lambda: None
@@ -141,7 +145,7 @@ def measure_dcp(bench: Bench, rounds: int) -> None:
 
 def run_on_cuda(folder: Path, rounds: int, preset: str) -> tuple[Times, list[Bar], int]:
     """Both sides one after the other; times, bars and the bytes of a checkpoint."""
-    store = dist.FileStore(str(folder / "store"), 1)
+    store = FileStore(str(folder / "store"), 1)
     dist.init_process_group("cpu:gloo,cuda:nccl", store=store, rank=0, world_size=1)
     try:
         bench = Bench(folder, preset)

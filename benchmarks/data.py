@@ -230,7 +230,7 @@ def measure_opening() -> bool:
         f"peak memory of the whole process {peak / 1e6:.0f} MB (bar {OPEN_BYTES / 1e6:.0f} MB); "
         f"cursor {found[0]['cursor_bytes']} bytes"
     )
-    return statistics.median(seconds) > OPEN_SECONDS or peak > OPEN_BYTES
+    return bool(statistics.median(seconds) > OPEN_SECONDS or peak > OPEN_BYTES)
 
 
 SHARDS, SHARD_TOKENS = 60_000, 250_000_000

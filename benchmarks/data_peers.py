@@ -112,7 +112,8 @@ def mosaic(tokens: Tokens, sequence: int, batch: int, folder: Path) -> Iterator[
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         data = AsInt64(local=str(folder), shuffle=True, batch_size=batch)
-    for again in repeat(DataLoader(data, batch_size=batch, num_workers=0)):
+    loader: DataLoader[Any] = DataLoader(data, batch_size=batch, num_workers=0)
+    for again in repeat(loader):
         yield from again
 
 

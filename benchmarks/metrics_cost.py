@@ -145,7 +145,7 @@ def cost(pair: dict[str, Any], rank_seconds: float) -> float:
     def beside(run: dict[str, float]) -> float:
         return (run["server"] + run["agents"]) / run["seconds"]
 
-    ranks = RANKS * rank_seconds / pair["with"]["seconds"]
+    ranks: float = RANKS * rank_seconds / pair["with"]["seconds"]
     cores = min(RANKS, os.cpu_count() or 1)
     return (beside(pair["with"]) - beside(pair["without"]) + ranks) / cores
 

@@ -15,6 +15,7 @@ import sqlite3
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -213,8 +214,8 @@ def questions(store: MetricStore, rounds: int = 40) -> dict[str, dict[str, float
     for label, length in spans.items():
         span = (NOW - length, NOW)
         asks: dict[str, Callable[[], Any]] = {
-            "curves": lambda span=span: query.series(store, owner, JOB_TABLES, names, span, 800),
-            "heat map": lambda span=span: query.ranks(store, owner, span, 300),
+            "curves": partial(query.series, store, owner, JOB_TABLES, names, span, 800),
+            "heat map": partial(query.ranks, store, owner, span, 300),
         }
         for what, ask in asks.items():
             times = []

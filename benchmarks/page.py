@@ -19,7 +19,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from benchmarks.played_fleet import play
 
@@ -67,7 +67,7 @@ def served(state: Path) -> Iterator[str]:
         process.wait(20)
 
 
-def _document(stream: Any) -> str:
+def _document(stream: IO[bytes]) -> str:
     """The first JSON document of a stream that stays open."""
     text = ""
     while line := stream.readline().decode():

@@ -200,11 +200,13 @@ def compare(site: Site, gang: str, seed: int, nodes: int) -> Costs:
     request = Request(job=1, shape=asked, replicas=asked.replicas, fabric=site.fabric())
     ours = place(fleet, request)
     assert theirs is not None and isinstance(ours, Placement)
+    ours_ns, tree_ns = (
+        cost_of(fleet, site.fabric(), asked, asked.replicas, found).time_ns
+        for found in (np.asarray(ours.nodes, np.int64), theirs)
+    )
     return Costs(
-        *(
-            cost_of(fleet, site.fabric(), asked, asked.replicas, found).time_ns
-            for found in (np.asarray(ours.nodes, np.int64), theirs)
-        ),
+        ours_ns,
+        tree_ns,
         inside_leaf_ns(site.fabric(), asked, asked.replicas),
         fragmented(fleet, wanted),
     )
@@ -267,9 +269,9 @@ def main() -> int:
         for gang in GANGS:
             found = [compare(site, gang, seed, asked.nodes) for seed in range(asked.fleets)]
             rows.extend((site.name, gang, costs) for costs in found)
-            broken = sum(costs.fragmented for costs in found)
+            count = sum(costs.fragmented for costs in found)
             table = spread([costs.ratio for costs in found])
-            print(f"{site.name:22}{gang:26}{table}   {broken} of {len(found)}")
+            print(f"{site.name:22}{gang:26}{table}   {count} of {len(found)}")
     broken = [costs for _, _, costs in rows if costs.fragmented]
     mean = geometric(broken)
     print(f"\n{'':22}{'':20}{'fleets':>6}{'mean':>8}{'p10':>8}{'median':>8}{'p90':>8}{'worst':>8}")

@@ -87,7 +87,8 @@ def torchrun(
     command += ["-m", "phalanx.train.worker", str(job)]
     # Without it the restart of torch 2.13 finds the keys of the first attempt and fails.
     environment = {**os.environ, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-    seconds, known = [], []
+    seconds: list[float] = []
+    known: list[Path] = []
     with (
         (root / "log").open("wb") as log,
         started(command, cwd=root, env=environment, stdout=log, stderr=log) as process,

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 from phalanx.simulate.load import load_scenario
 from phalanx.simulate.runner import run_seeds
@@ -29,7 +30,7 @@ def main() -> None:
     for name, seeds, most_seconds, most_megabytes in BARS:
         report = run_seeds(load_scenario(name), range(seeds))
         mean, greatest = report.summary.mean, report.summary.greatest
-        row = {
+        row: dict[str, Any] = {
             "scenario": name,
             "seeds": seeds,
             "wall_seconds": round(mean["wall_seconds"], 3),

@@ -68,10 +68,11 @@ def recovery(root: Path) -> dict[str, Any]:
         words += [word for setting in SETTINGS for word in ("--set", setting)]
         job = SlurmJob(sandbox, root, RANKS, *words)
         job.wait_running()
-        commits, found = job.commits(), {}
-        for name in HARMS:
-            found[name] = job.harm(name, commits)
-            say(f"{name}: {found[name]:.2f} s")
+        commits = job.commits()
+        found: dict[str, float] = {}
+        for harm in HARMS:
+            found[harm] = job.harm(harm, commits)
+            say(f"{harm}: {found[harm]:.2f} s")
         for name in sandbox.options.node_names:
             if not sandbox.node_runs(name):
                 sandbox.start_node(name)  # or Slurm waits for it before the job has ended
@@ -175,4 +176,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

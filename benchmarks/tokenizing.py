@@ -67,19 +67,24 @@ def library(folder: Path) -> Measured:
 
 def phalanx(folder: Path, workers: int) -> Measured:
     """Reading, encoding and writing by ``phalanx data tokenize``'s own function."""
-    from phalanx.data.tokenize import TokenizeOptions, tokenize_files
+    from phalanx.data.tokenize import Progress, TokenizeOptions, tokenize_files
     from phalanx.data.vocabulary import load_tokenizer
 
     tokenizer = load_tokenizer(folder / "tokenizer.json")
     options = TokenizeOptions(workers=workers, replace=True)
     firsts: list[float] = []
+
+    def note_first(_: Progress) -> None:
+        if not firsts:
+            firsts.append(time.perf_counter())
+
     began, cpu, parent = time.perf_counter(), _cpu_seconds(), time.process_time()
     done = tokenize_files(
         [folder / "texts.jsonl"],
         tokenizer,
         folder / "out",
         options,
-        lambda _: firsts or firsts.append(time.perf_counter()),
+        note_first,
     )
     wall, cpu = time.perf_counter() - began, _cpu_seconds() - cpu
     tokens = done.manifest.tokens - done.manifest.documents

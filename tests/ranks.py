@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import FileStore, HashStore
 
 
 class RankError(AssertionError):
@@ -54,7 +55,7 @@ def run_alone(function: Callable[..., Any], *args: Any) -> Any:
     def call() -> Any:
         dist.destroy_process_group()
         value = function(*args)
-        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
         return value
 
     return run_ranks(1, call)[0]
@@ -72,7 +73,7 @@ def _fork(
     try:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         torch.set_num_threads(1)
-        store = dist.FileStore(str(folder / "store"), world_size)
+        store = FileStore(str(folder / "store"), world_size)
         limit = timedelta(seconds=60)
         dist.init_process_group(
             "gloo", store=store, rank=rank, world_size=world_size, timeout=limit
