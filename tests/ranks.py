@@ -22,13 +22,15 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore, HashStore
 
+_GRACE_SECONDS = 30.0  # for a rank to notice by itself that another one is gone
+
 
 class RankError(AssertionError):
     """A rank raised, died or did not finish; carries its traceback."""
 
 
 def run_ranks(
-    world_size: int, function: Callable[..., Any], *args: Any, timeout_seconds: float = 120.0
+    world_size: int, function: Callable[..., Any], *args: Any, timeout_seconds: float = 270.0
 ) -> list[Any]:
     """Call ``function(*args)`` on every rank of a gloo group; results in order of ranks."""
     with tempfile.TemporaryDirectory(prefix="phalanx-ranks-") as folder:
@@ -61,6 +63,15 @@ def run_alone(function: Callable[..., Any], *args: Any) -> Any:
     return run_ranks(1, call)[0]
 
 
+def die_together() -> None:
+    """Every rank kills itself once all are here; no group of theirs notices before."""
+    store = dist.distributed_c10d._get_default_store()
+    store.add("dying", 1)
+    while store.add("dying", 0) < dist.get_world_size():
+        time.sleep(0.005)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 def _fork(
     rank: int, world_size: int, folder: Path, function: Callable[..., Any], args: tuple[Any, ...]
 ) -> int:
@@ -74,7 +85,7 @@ def _fork(
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         torch.set_num_threads(1)
         store = FileStore(str(folder / "store"), world_size)
-        limit = timedelta(seconds=60)
+        limit = timedelta(seconds=240)
         dist.init_process_group(
             "gloo", store=store, rank=rank, world_size=world_size, timeout=limit
         )
@@ -92,7 +103,7 @@ def _fork(
 
 
 def _wait(processes: list[int], timeout_seconds: float) -> None:
-    """Wait for all; after the first failure the others get a moment."""
+    """Wait for all; after the first failure the others get a while."""
     deadline = time.monotonic() + timeout_seconds
     while processes and time.monotonic() < deadline:
         for pid in list(processes):
@@ -100,7 +111,7 @@ def _wait(processes: list[int], timeout_seconds: float) -> None:
             if done:
                 processes.remove(pid)
                 if status:
-                    deadline = min(deadline, time.monotonic() + 3.0)
+                    deadline = min(deadline, time.monotonic() + _GRACE_SECONDS)
         time.sleep(0.005)
 
 

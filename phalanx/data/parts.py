@@ -151,9 +151,11 @@ class PartCache:
             temporary.replace(path)
         finally:
             temporary.unlink(missing_ok=True)
-        self._unswept_bytes += len(data)
-        if self._unswept_bytes > self._limit_bytes * (1 - _ROOM_SHARE):
-            self._unswept_bytes = 0
+        with self._lock:  # several parts may have come at once
+            self._unswept_bytes += len(data)
+            sweep = self._unswept_bytes > self._limit_bytes * (1 - _ROOM_SHARE)
+            self._unswept_bytes *= not sweep
+        if sweep:
             make_room(self.folder.parent, self._limit_bytes)
 
     def _path(self, part: Part) -> Path:

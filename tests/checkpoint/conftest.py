@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.checkpoint.waiting import keepers_below
@@ -17,5 +18,7 @@ def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="phx-") as folder:
         monkeypatch.setenv("XDG_RUNTIME_DIR", folder)
         yield Path(folder)
-        for process in keepers_below(folder):
+        left = keepers_below(folder)
+        for process in left:
             process.kill()
+        psutil.wait_procs(left, timeout=60)

@@ -6,12 +6,13 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
 import torch
 
-from phalanx.checkpoint import Checkpointer, direct
+from phalanx.checkpoint import Checkpointer, commit, direct
 from phalanx.checkpoint.background import OVERLAP_BYTES
 from phalanx.checkpoint.direct import Pace
 from phalanx.checkpoint.snapshot import Snapshot
@@ -55,7 +56,7 @@ def test_ranks_start_writing_one_after_the_other(tmp_path: Path) -> None:
     def save() -> list[float]:
         slept: list[float] = []
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("phalanx.checkpoint.commit.time.sleep", slept.append)
+            patch.setattr(commit, "time", SimpleNamespace(sleep=slept.append))
             Checkpointer(tmp_path, stagger_seconds=8.0).save(1, {"x": torch.ones(4)}, extra())
         return slept
 
@@ -126,7 +127,7 @@ def test_with_overlap_a_save_returns_before_its_copy_and_an_update_waits_for_it(
     may_copy, copied = threading.Event(), Snapshot.copy_into
 
     def copy_late(self: Snapshot, *arguments: object) -> None:
-        assert may_copy.wait(30)
+        assert may_copy.wait(90)
         copied(self, *arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Snapshot, "copy_into", copy_late)

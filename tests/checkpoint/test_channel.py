@@ -54,7 +54,7 @@ class Meeting:
             self.raw.close()
 
     def settled(self) -> Stream | None:
-        self._thread.join(10)
+        self._thread.join(60)
         return self.stream
 
     def close(self) -> None:
@@ -71,7 +71,7 @@ def meeting(request: pytest.FixtureRequest) -> Iterator[Meeting]:
 
 
 def test_bytes_of_any_length_arrive_as_they_were(meeting: Meeting) -> None:
-    with closing(connect("127.0.0.1", meeting.port, TOKEN, 5)) as mine:
+    with closing(connect("127.0.0.1", meeting.port, TOKEN, 60)) as mine:
         theirs = meeting.settled()
         assert theirs is not None
         assert isinstance(mine, SealedStream) == meeting.encrypt
@@ -87,7 +87,7 @@ def test_bytes_of_any_length_arrive_as_they_were(meeting: Meeting) -> None:
 
 def test_without_the_token_nobody_gets_in(meeting: Meeting) -> None:
     with pytest.raises(ConnectionError):
-        connect("127.0.0.1", meeting.port, b"guess", 5)
+        connect("127.0.0.1", meeting.port, b"guess", 60)
     assert meeting.settled() is None
     assert "token" in str(meeting.problem)
 
@@ -104,13 +104,13 @@ def test_a_keeper_that_does_not_know_the_token_is_given_nothing() -> None:
 
     threading.Thread(target=pretend, daemon=True).start()
     with pytest.raises(ChannelError, match="does not know the token"):
-        connect("127.0.0.1", listener.getsockname()[1], TOKEN, 5)
+        connect("127.0.0.1", listener.getsockname()[1], TOKEN, 60)
     listener.close()
 
 
 def test_whoever_wants_encryption_gets_it() -> None:
     meeting = Meeting(encrypt=False)
-    with closing(connect("127.0.0.1", meeting.port, TOKEN, 5, encrypt=True)) as mine:
+    with closing(connect("127.0.0.1", meeting.port, TOKEN, 60, encrypt=True)) as mine:
         assert isinstance(mine, SealedStream)
         assert isinstance(meeting.settled(), SealedStream)
     meeting.close()
@@ -119,7 +119,7 @@ def test_whoever_wants_encryption_gets_it() -> None:
 def test_a_connection_is_not_talked_out_of_encryption() -> None:
     """Somebody between them says that the keeper does not want it."""
     meeting = Meeting(encrypt=True)
-    with socket.create_connection(("127.0.0.1", meeting.port), 5) as connection:
+    with socket.create_connection(("127.0.0.1", meeting.port), 60) as connection:
         hello = receive_bytes(connection, channel.HELLO_BYTES)
         assert hello is not None
         reply = bytes([0]) + bytes(64)
@@ -137,7 +137,7 @@ def test_sealed_bytes_cannot_be_read_or_changed_on_their_way() -> None:
 
     def relay() -> None:
         here, _ = between.accept()
-        there = socket.create_connection(("127.0.0.1", meeting.port), 5)
+        there = socket.create_connection(("127.0.0.1", meeting.port), 60)
 
         def pump(source: socket.socket, target: socket.socket, note: bool) -> None:
             with suppress(OSError):
@@ -152,7 +152,7 @@ def test_sealed_bytes_cannot_be_read_or_changed_on_their_way() -> None:
         pump(here, there, True)
 
     threading.Thread(target=relay, daemon=True).start()
-    mine = connect("127.0.0.1", between.getsockname()[1], TOKEN, 5)
+    mine = connect("127.0.0.1", between.getsockname()[1], TOKEN, 60)
     theirs = meeting.settled()
     assert theirs is not None
     mine.sendall(b"the weights of a model")

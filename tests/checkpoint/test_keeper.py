@@ -35,7 +35,7 @@ from phalanx.checkpoint.kept import Outcome
 from phalanx.checkpoint.shelf import Held, refuse_memory
 from phalanx.data import Cursor
 from tests.checkpoint.waiting import eventually, keepers_below, newest_child
-from tests.ranks import RankError, run_ranks
+from tests.ranks import RankError, die_together, run_ranks
 
 CPU = torch.device("cpu")
 
@@ -101,7 +101,7 @@ def test_what_was_handed_over_is_committed_although_the_worker_is_killed(tmp_pat
         tensors = state(7.0)
         checkpointer = prepared(tmp_path, tensors)
         checkpointer.save(3, tensors, extra())
-        os.kill(os.getpid(), signal.SIGKILL)
+        die_together()
 
     with pytest.raises(RankError):
         run_ranks(2, train)
@@ -120,7 +120,7 @@ def test_a_worker_killed_before_the_hand_over_leaves_nothing_that_looks_complete
         checkpointer = prepared(tmp_path, tensors)
         if dist.get_rank() == 0:
             checkpointer.save(3, tensors, extra())
-        os.kill(os.getpid(), signal.SIGKILL)
+        die_together()
 
     with pytest.raises(RankError):
         run_ranks(2, train)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
-import signal
 from pathlib import Path
 
 import pytest
@@ -29,7 +27,7 @@ from tests.checkpoint.test_memory import (
     state,
 )
 from tests.checkpoint.waiting import eventually, keepers_below
-from tests.ranks import RankError, run_ranks
+from tests.ranks import RankError, die_together, run_ranks
 
 
 def disk(tmp_path: Path, node: int) -> Path:
@@ -58,8 +56,7 @@ def save_and_die(tmp_path: Path, *, steps: int = 3, local: Local | None = None) 
                 tensor += 1
             checkpointer.save(step, tensors, extra(rank), write=False)
         checkpointer._background.wait_durable()  # type: ignore[union-attr]
-        dist.barrier()
-        os.kill(os.getpid(), signal.SIGKILL)
+        die_together()
 
     with pytest.raises(RankError):
         run_ranks(2, train)

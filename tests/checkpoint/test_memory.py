@@ -39,7 +39,7 @@ from phalanx.data import Cursor
 from phalanx.train.resume import load_from_memory
 from phalanx.train.trainer import Trainer
 from tests.checkpoint.waiting import eventually, keepers_below
-from tests.ranks import RankError, run_ranks
+from tests.ranks import RankError, die_together, run_ranks
 
 ROWS = 40_000  # 10 MB in all: several chunks a rank
 CPU = torch.device("cpu")
@@ -115,8 +115,7 @@ def save_and_die(tmp_path: Path, *, nodes: bool, steps: int = 3, write: bool = T
         background.wait_durable()
         if nodes:
             assert background._kept.replicated_step == steps
-        dist.barrier()
-        os.kill(os.getpid(), signal.SIGKILL)
+        die_together()
 
     with pytest.raises(RankError) as caught:
         run_ranks(2, train)

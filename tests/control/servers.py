@@ -86,7 +86,7 @@ class ServerProcess:
             self.wait()
         return self
 
-    def wait(self, seconds: float = 60.0) -> None:
+    def wait(self, seconds: float = 120.0) -> None:
         """Wait until it leads."""
         deadline = time.monotonic() + seconds
         while True:
@@ -118,7 +118,7 @@ class ServerProcess:
     def _end(self, how: signal.Signals) -> None:
         if self.process is not None:
             self.process.send_signal(how)
-            self.process.wait(30)
+            self.process.wait(90)
             self.process = None
 
     def call(
@@ -140,7 +140,7 @@ class ServerProcess:
             given.setdefault("Content-Type", "application/json")
         request = urllib.request.Request(self.url + path, data, given, method=method)
         try:
-            with urllib.request.urlopen(request, timeout=30) as answer:
+            with urllib.request.urlopen(request, timeout=60) as answer:
                 return answer.status, _json(answer.read())
         except urllib.error.HTTPError as error:
             return error.code, _json(error.read())
@@ -152,7 +152,7 @@ class ServerProcess:
         assert status == 201, made
         return str(made["secret"])
 
-    def wait_for(self, path: str, found: Any, seconds: float = 90.0) -> Any:
+    def wait_for(self, path: str, found: Any, seconds: float = 120.0) -> Any:
         """Reads a path until ``found`` (a function of its JSON) is true."""
         deadline = time.monotonic() + seconds
         while True:
@@ -218,7 +218,7 @@ class PlayedAgent:
         body = json.dumps({"name": self.node.name, "machine": self.machine}).encode()
         headers = {"Authorization": f"Bearer {self.join_token}", "Content-Type": "application/json"}
         request = urllib.request.Request(f"{url}/v1/join", body, headers, method="POST")
-        answer = await asyncio.to_thread(lambda: urllib.request.urlopen(request, timeout=10).read())
+        answer = await asyncio.to_thread(lambda: urllib.request.urlopen(request, timeout=60).read())
         self.token = json.loads(answer)["token"]
 
     async def once(self, url: str) -> None:
@@ -387,7 +387,7 @@ class Postgres:
             group=self.user,
             capture_output=True,
             check=False,
-            timeout=60,
+            timeout=120,
             env={**os.environ, "LC_ALL": "C.UTF-8"},
         )
         assert done.returncode == 0, done.stderr.decode() + done.stdout.decode()

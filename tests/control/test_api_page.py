@@ -9,6 +9,11 @@ import pytest
 
 from tests.control.servers import PlayedAgent, ServerProcess
 
+EFFECTS = {
+    "red": ("/v1/jobs/1", lambda answer: answer["job"]["state"] == "running"),
+    "blue": ("/v1/queue", lambda answer: any(row["waits"] for row in answer["rows"])),
+}
+
 
 @pytest.fixture(scope="module")
 def fleet(server: ServerProcess) -> ServerProcess:
@@ -28,7 +33,7 @@ def fleet(server: ServerProcess) -> ServerProcess:
             body = {"spec": {"name": f"of-{team}", "team": team, "gang": gang}}
             status, done = await asyncio.to_thread(server.call, "POST", "/v1/jobs", body)
             assert status == 201, done
-            await asyncio.sleep(0.5)
+            await asyncio.to_thread(server.wait_for, *EFFECTS[team])
         for task in running:
             task.cancel()
 

@@ -43,7 +43,7 @@ def test_a_missing_token_is_named() -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=120,
         env={
             "PHALANX_TOKEN_FILE": "/nowhere/token",
             "HOME": "/tmp",

@@ -41,7 +41,7 @@ class WatchedStore(SqliteStore):
         self.failing = False
 
     def append(self, events: Sequence[Row], commands: Sequence[CommandRow]) -> None:
-        self.gate.wait(10)
+        self.gate.wait(100)
         if self.failing:
             raise StoreError("no space left on device")
         self.commits += 1
@@ -79,9 +79,14 @@ class Running:
 async def placed(running: Running, job: int) -> None:
     """Until the queue was looked at and has given a job its nodes, and all of it is stored."""
     async with asyncio.timeout(60):
-        while running.controller.core.view.jobs[job].state == "pending":
+        while running.controller.core.view.jobs[job].state == "pending" or stirs(running):
             await asyncio.sleep(0.01)
-    await asyncio.sleep(0.3)
+
+
+def stirs(running: Running) -> bool:
+    """Whether a deadline is near: its event might be stored, and not handled, at any moment."""
+    deadline = running.controller.core.next_deadline_ns()
+    return deadline is not None and deadline < running.controller.clock.now_ns() + 2 * 10**9
 
 
 def test_nothing_leaves_before_its_event_is_stored(tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ async def call(server: ServerProcess, method: str, path: str, body: Any = None) 
 
 
 async def leads(server: ServerProcess) -> None:
-    await asyncio.to_thread(server.wait, 30)
+    await asyncio.to_thread(server.wait, 90)
 
 
 async def a_running_gang(leader: ServerProcess, standby: ServerProcess) -> list[PlayedAgent]:
@@ -88,7 +88,7 @@ def test_the_standby_goes_on_when_the_leader_is_killed(
     leader, standby = pair
 
     async def scenario() -> None:
-        async with asyncio.timeout(110):
+        async with asyncio.timeout(280):
             agents = await a_running_gang(leader, standby)
             status, body = await call(standby, "GET", "/v1/jobs")
             assert status == 503 and leader.url in body["error"]["message"]
@@ -106,7 +106,7 @@ def test_a_leader_that_hangs_is_replaced_and_its_orders_count_no_more(
     leader, standby = pair
 
     async def scenario() -> None:
-        async with asyncio.timeout(110):
+        async with asyncio.timeout(280):
             agents = await a_running_gang(leader, standby)
             assert leader.process is not None
             os.kill(leader.process.pid, signal.SIGSTOP)

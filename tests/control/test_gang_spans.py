@@ -142,5 +142,5 @@ def test_a_collector_is_sent_the_gangs_spans(
 
 def test_an_address_that_is_none_is_refused_in_words(tmp_path: Path) -> None:
     server = ServerProcess(tmp_path / "state", "--otlp", "collector:4318").start(wait=False)
-    assert server.process is not None and server.process.wait(30) != 0
+    assert server.process is not None and server.process.wait(90) != 0
     assert "--otlp" in server.output()

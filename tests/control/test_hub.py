@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 import urllib.error
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
@@ -14,6 +13,16 @@ from websockets.exceptions import InvalidStatus
 
 from phalanx.cluster.messages import Heartbeat, WorkerLeft
 from tests.control.servers import PlayedAgent, ServerProcess
+
+RECONNECT_SECONDS = 3
+POLICY = f"""
+[health]
+breaker_least_nodes = 1000
+[timeouts]
+missed_heartbeats = 100
+round_trip_ns = {2 * 10**9}
+reconnect_ns = {RECONNECT_SECONDS * 10**9}
+"""  # silence alone shows nothing for longer than a test may take
 
 
 def gang(partition: str) -> dict[str, Any]:
@@ -26,14 +35,14 @@ def gang(partition: str) -> dict[str, Any]:
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """A server on which tests may lose as many nodes as they like."""
     folder = tmp_path_factory.mktemp("hub")
-    (folder / "policy.toml").write_text("[health]\nbreaker_least_nodes = 1000\n")
+    (folder / "policy.toml").write_text(POLICY)
     with ServerProcess(folder / "state", "--policy", str(folder / "policy.toml")) as running:
         yield running
 
 
 def play(scenario: Callable[[], Awaitable[None]]) -> None:
     async def bounded() -> None:
-        async with asyncio.timeout(100):
+        async with asyncio.timeout(250):
             await scenario()
 
     asyncio.run(bounded())
@@ -147,7 +156,6 @@ def test_a_node_that_peers_miss_is_given_up_only_if_it_does_not_answer(
         before = first["job"]["nodes"]
         peer, other = (next(a for a in made if a.node.name == name) for name in before)
         other.mute = dead
-        began = time.monotonic()
         told = WorkerLeft(job=job, generation=1, rank=0, step=1, cause="lost_peer")
         await peer.tell(told)
         again = await until(
@@ -155,7 +163,6 @@ def test_a_node_that_peers_miss_is_given_up_only_if_it_does_not_answer(
             path,
             lambda answer: answer["job"]["generation"] > 1 and answer["job"]["state"] == "running",
         )
-        assert time.monotonic() - began < 20  # silence alone would take 21 s
         assert again["job"]["generation"] == 2
         assert (other.node.name in again["job"]["nodes"]) != dead
         await ask(server, "POST", f"{path}/cancel")
@@ -177,7 +184,7 @@ def test_a_connection_that_is_back_at_once_disturbs_nothing(server: ServerProces
         await made[0].socket.close()
         while made[0].times < 2:
             await asyncio.sleep(0.02)
-        await asyncio.sleep(1.5)  # longer than the server waits for it
+        await asyncio.sleep(RECONNECT_SECONDS + 0.5)  # longer than the server waits for it
         found = await ask(server, "GET", path)
         assert found["job"]["generation"] == 1 and found["job"]["state"] == "running"
         await ask(server, "POST", f"{path}/cancel")

@@ -9,6 +9,7 @@ import random
 import time
 from collections import Counter
 from contextlib import suppress
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ async def submit_forever(server: ServerProcess, who: int, acknowledged: dict[str
                 status, answer = await asyncio.to_thread(
                     server.call, "POST", "/v1/jobs", body, None, key
                 )
-            except (OSError, ValueError):
+            except (OSError, HTTPException, ValueError):  # also in the middle of an answer
                 await asyncio.sleep(0.05)
                 continue
             if status == 201:
@@ -115,7 +116,7 @@ async def every_job(server: ServerProcess) -> list[dict[str, Any]]:
 
 
 async def all_done(server: ServerProcess) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 150
     while True:
         states = Counter(job["state"] for job in await every_job(server))
         if set(states) == {"done"}:

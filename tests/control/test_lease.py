@@ -58,7 +58,7 @@ async def start(folder: Path, lease_seconds: float) -> tuple[ZygoteClient, list[
             own_port=store.port,
         )
     )
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 90
     while not (folder / "child").exists() and time.monotonic() < deadline:
         await asyncio.sleep(0.02)
     child = int((folder / "child").read_text())
@@ -90,7 +90,7 @@ def test_an_agent_that_comes_back_in_time_finds_them(tmp_path: Path) -> None:
         assert set(again.children) == {"store", "job1/keeper", "job1/worker0"}
         assert alive(pids) == pids
         await again.leave()
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 90
         while alive(pids) and time.monotonic() < deadline:
             await asyncio.sleep(0.05)
         assert alive(pids) == []

@@ -69,40 +69,41 @@ def running(stage: Stage, job: int) -> bool:
 
 def submit(stage: Stage, *argv: str) -> int:
     job = stage.submit("--world-size", "2", "--slot-gpus", "2", "--", *argv)
-    stage.wait(lambda: stage.job(job)["state"] != "pending", "the job to be placed", 60)
+    stage.wait(lambda: stage.job(job)["state"] != "pending", "the job to be placed", 120)
     return job
 
 
 def cancel(stage: Stage, job: int) -> None:
     command = [sys.executable, "-m", "phalanx", "cancel", str(job), "--state", str(stage.state)]
     subprocess.run(command, check=True, capture_output=True)
-    stage.wait_ended(job, 60)
+    stage.wait_ended(job, 120)
 
 
 def test_a_memory_error_moves_the_job_and_the_node_is_examined(stage: Stage) -> None:
     job = submit(stage, *SLEEP)
-    stage.wait(lambda: running(stage, job), "the job to run", 60)
+    stage.wait(lambda: running(stage, job), "the job to run", 120)
     node = stage.node(stage.job(job)["nodes"][0])
     with (node.state / "kmsg").open("a") as log:
         log.write(DRAM)
-    stage.wait(lambda: stage.job(job)["nodes"] not in ([], [node.name]), "the job to move", 60)
-    (error,) = events(stage, "DeviceError")
-    assert error["body"]["cause"] == "dram" and "EDAC" in error["body"]["detail"]
-    stage.wait(lambda: state_of(stage, node.name) == "healthy", "the node to pass its check", 60)
+    stage.wait(lambda: stage.job(job)["nodes"] not in ([], [node.name]), "the job to move", 120)
+    told = [event["body"] for event in events(stage, "DeviceError")]
+    (error,) = [body for body in told if body["cause"] == "dram"]
+    assert "EDAC" in error["detail"]
+    stage.wait(lambda: state_of(stage, node.name) == "healthy", "the node to pass its check", 120)
     assert [event for event in events(stage, "CheckResult") if event["body"]["passed"]]
     cancel(stage, job)
 
 
 def test_a_worker_that_the_kernel_killed_for_memory_is_told_apart(stage: Stage) -> None:
     job = submit(stage, *SLEEP)
-    stage.wait(lambda: running(stage, job), "the job to run", 60)
+    stage.wait(lambda: running(stage, job), "the job to run", 120)
     node = stage.node(stage.job(job)["nodes"][0])
-    stage.wait(lambda: len(worker_pids(node, job)) == 2, "its processes", 30)
+    stage.wait(lambda: len(worker_pids(node, job)) == 2, "its processes", 120)
     pid = worker_pids(node, job)[1]
     with (node.state / "kmsg").open("a") as log:
         log.write(f"3,2,2,-;Out of memory: Killed process {pid} (python) total-vm:1kB\n")
     os.kill(pid, signal.SIGKILL)
-    stage.wait(lambda: events(stage, "WorkerExited", job), "the worker to be missed", 30)
+    stage.wait(lambda: events(stage, "WorkerExited", job), "the worker to be missed", 120)
     assert events(stage, "WorkerExited", job)[0]["body"]["cause"] == "host_out_of_memory"
     cancel(stage, job)
 
@@ -110,7 +111,7 @@ def test_a_worker_that_the_kernel_killed_for_memory_is_told_apart(stage: Stage) 
 def test_workers_are_bound_and_hooks_run_once_around_a_job(stage: Stage) -> None:
     show = "import os; print('cores', sorted(os.sched_getaffinity(0)), flush=True)"
     job = submit(stage, sys.executable, "-c", show)
-    assert stage.wait_ended(job, 60) == "done"
+    assert stage.wait_ended(job, 120) == "done"
     folders = [node.state for node in stage.cluster.nodes]
     (ran,) = [folder for folder in folders if (folder / "jobs" / str(job)).exists()]
     logs = [ran / "jobs" / str(job) / f"worker-{index}.log" for index in range(2)]
@@ -122,13 +123,13 @@ def test_workers_are_bound_and_hooks_run_once_around_a_job(stage: Stage) -> None
     told = lambda: [  # noqa: E731
         line for line in (ran / "hooks").read_text().splitlines() if line.endswith(f" {job}")
     ]
-    stage.wait(lambda: len(told()) == 2, "the epilog", 30)
+    stage.wait(lambda: len(told()) == 2, "the epilog", 120)
     assert told() == [f"prolog {job}", f"epilog {job}"]
 
 
 def test_a_job_goes_elsewhere_when_the_prolog_fails(stage: Stage) -> None:
     job = submit(stage, *SLEEP)
-    stage.wait(lambda: running(stage, job), "the job to run", 60)
+    stage.wait(lambda: running(stage, job), "the job to run", 120)
     first = stage.job(job)["nodes"][0]  # where the next one will go too
     cancel(stage, job)
     names = [n.name for n in stage.cluster.nodes if state_of(stage, n.name) == "healthy"]
@@ -148,12 +149,12 @@ def test_a_job_goes_elsewhere_when_the_prolog_fails(stage: Stage) -> None:
 
 def test_a_notice_empties_the_node_in_time(stage: Stage) -> None:
     job = submit(stage, *SLEEP)
-    stage.wait(lambda: running(stage, job), "the job to run", 60)
+    stage.wait(lambda: running(stage, job), "the job to run", 120)
     node = stage.node(stage.job(job)["nodes"][0])
     (node.state / "notice").write_text(json.dumps({"deadline_seconds": 30}))
-    stage.wait(lambda: state_of(stage, node.name) == "draining", "the node to be drained", 30)
+    stage.wait(lambda: state_of(stage, node.name) == "draining", "the node to be drained", 120)
     moved = lambda: running(stage, job) and node.name not in stage.job(job)["nodes"]  # noqa: E731
-    stage.wait(moved, "the job to move", 60)
+    stage.wait(moved, "the job to move", 120)
     (notice,) = events(stage, "NodeNotice")
     assert notice["body"]["deadline_ns"] > notice["time_ns"]
     cancel(stage, job)
@@ -162,14 +163,14 @@ def test_a_notice_empties_the_node_in_time(stage: Stage) -> None:
 @pytest.mark.soak
 def test_what_outlived_an_agent_and_is_not_wanted_any_more_ends(stage: Stage) -> None:
     job = submit(stage, *SLEEP)
-    stage.wait(lambda: running(stage, job), "the job to run", 60)
+    stage.wait(lambda: running(stage, job), "the job to run", 120)
     node = stage.node(stage.job(job)["nodes"][0])
-    stage.wait(lambda: len(worker_pids(node, job)) == 2, "its processes", 30)
+    stage.wait(lambda: len(worker_pids(node, job)) == 2, "its processes", 120)
     stage.kill_agent(node)
     moved = lambda: running(stage, job) and node.name not in stage.job(job)["nodes"]  # noqa: E731
     stage.wait(moved, "the job to move", 90)
     stage.restart_node(node)
-    stage.wait(lambda: not worker_pids(node, job), "its old processes to end", 60)
+    stage.wait(lambda: not worker_pids(node, job), "its old processes to end", 120)
     assert running(stage, job)
     cancel(stage, job)
 
@@ -243,10 +244,10 @@ def test_a_job_runs_as_whoever_submitted_it(user: str, open_folder: Path) -> Non
             assert missing.returncode != 0  # no token, no job
         finally:
             agent.send_signal(signal.SIGINT)
-            agent.wait(30)
+            agent.wait(120)
 
 
-def wait_for(ready: Callable[[], object], seconds: float = 60.0) -> None:
+def wait_for(ready: Callable[[], object], seconds: float = 120.0) -> None:
     deadline = time.monotonic() + seconds
     while not ready() and time.monotonic() < deadline:
         time.sleep(0.05)

@@ -58,7 +58,7 @@ import phalanx
 
 dist.init_process_group("gloo")
 worker = phalanx.worker()
-step, busy = 0, 0.03 if dist.get_rank() == 2 else 0.015
+step, busy = 0, 0.05 if dist.get_rank() == 2 else 0.01
 while not worker.stopping and step < 2000:
     until = time.thread_time() + busy
     while time.thread_time() < until:

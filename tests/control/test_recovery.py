@@ -35,9 +35,9 @@ def test_a_killed_worker_and_a_killed_node_lose_nothing(stage: Stage, tmp_path: 
     commits = stage.commits(job, world_size=4)
     reach(stage, commits, 5)
     stage.signal_worker(2, job, signal.SIGKILL)
-    stage.wait(lambda: commits.first_after(1), "recovery from a killed worker", 60)
+    stage.wait(lambda: commits.first_after(1), "recovery from a killed worker", 120)
     stage.kill_node(stage.node_of(0, job))  # the rendezvous was there, too
-    stage.wait(lambda: commits.first_after(2), "recovery from a killed node", 60)
+    stage.wait(lambda: commits.first_after(2), "recovery from a killed node", 120)
     assert stage.wait_ended(job, END_SECONDS) == "done"
     folder = tmp_path / "runs" / "disturbed" / f"job-{job}"
     made_by = generations(folder)
@@ -56,7 +56,7 @@ def test_with_a_snapshot_of_every_third_step_a_kill_costs_up_to_three(
     commits = stage.commits(job, world_size=4)
     reach(stage, commits, 6)
     stage.signal_worker(2, job, signal.SIGKILL)
-    stage.wait(lambda: commits.first_after(1), "recovery from a killed worker", 60)
+    stage.wait(lambda: commits.first_after(1), "recovery from a killed worker", 120)
     assert stage.wait_ended(job, END_SECONDS) == "done"
     folder = tmp_path / "runs" / "disturbed" / f"job-{job}"
     made_by = generations(folder)
@@ -106,7 +106,7 @@ def test_a_restarted_agent_adopts_what_runs(stage: Stage, tmp_path: Path) -> Non
     stage.wait(lambda: nodes()[node.name]["connected"], "the agent to be back")
     # What it adopted it can also recover: its worker is killed next.
     stage.signal_worker(1, job, signal.SIGKILL)
-    stage.wait(lambda: commits.first_after(1), "recovery", 60)
+    stage.wait(lambda: commits.first_after(1), "recovery", 120)
     assert stage.wait_ended(job, END_SECONDS) == "done"
     folder = tmp_path / "runs" / "disturbed" / f"job-{job}"
     assert set(generations(folder).values()) == {1, 2}
@@ -124,7 +124,7 @@ def test_an_agent_that_comes_back_too_late_ends_what_its_node_kept(
     stage.kill_agent(node)
     # Its worker goes too: the job continues elsewhere, and only a keeper is left here.
     os.kill(worker_pids(node, job)[0], signal.SIGKILL)
-    stage.wait(lambda: commits.first_after(1), "recovery elsewhere", 60)
+    stage.wait(lambda: commits.first_after(1), "recovery elsewhere", 120)
     assert node.name not in stage.job(job)["nodes"]
     folder = node.state / "jobs" / str(job)
     assert belonging(folder)
@@ -152,4 +152,4 @@ def test_nodes_of_a_killed_server_work_on_and_are_adopted_by_the_next(tmp_path: 
 
 
 def reach(stage: Stage, commits: Commits, step: int) -> None:
-    stage.wait(lambda: (found := commits.newest()) and found.step >= step, f"step {step}", 60)
+    stage.wait(lambda: (found := commits.newest()) and found.step >= step, f"step {step}", 120)

@@ -27,7 +27,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
 @pytest.fixture(scope="module")
 def job(stage: Stage) -> int:
     number = stage.submit("--world-size", "2", "--team", "red", "--", *SLEEP)
-    stage.wait(lambda: stage.job(number)["state"] == "running", "the job", 60)
+    stage.wait(lambda: stage.job(number)["state"] == "running", "the job")
     return number
 
 
@@ -39,7 +39,7 @@ def shell(
     if token is not None:
         environment["PHALANX_TOKEN_FILE"] = str(token)
     return subprocess.run(
-        command, input=typed, env=environment, capture_output=True, text=True, timeout=60,
+        command, input=typed, env=environment, capture_output=True, text=True, timeout=120,
         check=False,
     )  # fmt: skip
 
@@ -76,7 +76,7 @@ def test_a_terminal_is_typed_into_and_closes_with_the_shell(stage: Stage, job: i
         command = [sys.executable, "-m", "phalanx", "shell", "--state", str(stage.state), str(job)]
         os.environ["SHELL"] = "/bin/sh"
         os.execv(sys.executable, command)
-    said, deadline, typed = b"", time.monotonic() + 60, False
+    said, deadline, typed = b"", time.monotonic() + 120, False
     while time.monotonic() < deadline:
         try:
             said += os.read(master, 65_536)
@@ -114,13 +114,14 @@ def test_what_cannot_be_opened_is_said(stage: Stage, job: int) -> None:
 
 def test_no_shell_outlives_whoever_opened_it(stage: Stage, job: int) -> None:
     command = [sys.executable, "-m", "phalanx", "shell", "--state", str(stage.state), str(job)]
+    seconds = str(1_000_000 + os.getpid())  # of no other program
     process = subprocess.Popen(
-        [*command, "--", "sleep", "4242"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
+        [*command, "--", "sleep", seconds], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
     )
     running = lambda: subprocess.run(  # noqa: E731
-        ["pgrep", "-f", "^sleep 4242"], capture_output=True, check=False
+        ["pgrep", "-f", f"^sleep {seconds}"], capture_output=True, check=False
     ).stdout.split()
-    stage.wait(running, "the program to start", 30)
+    stage.wait(running, "the program to start")
     process.kill()
     process.wait()
-    stage.wait(lambda: not running(), "the program to end", 30)
+    stage.wait(lambda: not running(), "the program to end")

@@ -8,6 +8,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from tests.data.corpora import write_corpus
 
 TOKENS = 60_000
 PART = 4096  # bytes: the corpus is 30 parts in 8 files
+PARALLEL = 2
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +39,9 @@ def corpus(tmp_path: Path) -> Path:
 
 def settings(path: str, cache: Path, cache_bytes: float = 1e9, **more: object) -> Data:
     blocks = {"shuffle": "blocked", "block_tokens": 3000, "window_blocks": 4}
-    store = Store(cache=str(cache), cache_gb=cache_bytes / 1e9, retry_seconds=0.2)
+    store = Store(
+        cache=str(cache), cache_gb=cache_bytes / 1e9, retry_seconds=0.2, parallel_reads=PARALLEL
+    )
     return Data(source="shards", path=path, sequence=30, store=store, **{**blocks, **more})  # type: ignore[arg-type]
 
 
@@ -62,8 +66,16 @@ def test_the_cache_stays_below_its_limit_and_changes_nothing(corpus: Path) -> No
     local, distant = readers(corpus, cache_bytes=12 * PART)
     for first in range(0, 4000, 80):
         assert np.array_equal(distant.batch(first, 80), local.batch(first, 80))
-        cached = sum(path.stat().st_size for path in corpus.parent.glob("cache/*/*.part"))
-        assert cached <= 14 * PART  # what is being written while old parts are removed
+        # Besides the limit: what is counted only with the next one, and what is being written.
+        assert cached_bytes(corpus.parent / "cache") <= (12 + 1 + PARALLEL) * PART
+
+
+def cached_bytes(cache: Path) -> int:
+    total = 0
+    for path in cache.glob("*/*.part"):
+        with suppress(FileNotFoundError):  # removed a moment ago: parts are fetched ahead
+            total += path.stat().st_size
+    return total
 
 
 def read_epoch(corpus: Path, cache: Path) -> int:
@@ -201,7 +213,7 @@ def test_a_part_that_is_waited_for_overtakes_those_only_expected(tmp_path: Path)
     assert len(cache.content(("shard", 3, 8))) == 8
     for future in futures:
         assert future is not None
-        future.result(timeout=20)
+        future.result(timeout=90)
     assert store.order[0] == 0 and store.order.index(4) < store.order.index(1)
 
 

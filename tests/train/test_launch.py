@@ -5,12 +5,12 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import resource
 import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -90,17 +90,16 @@ def test_a_signal_to_one_rank_stops_all_of_them_at_the_same_step(
     assert read_manifest(saved).step == run.exit.step
 
 
-def test_a_killed_rank_is_named_and_the_others_end_within_seconds(
+def test_a_killed_rank_is_named_and_the_others_wait_for_no_collective(
     tmp_path: Path, start: Start
 ) -> None:
-    run = start(small_job(tmp_path, 4, train__steps=100000, checkpoint__every=2), 4)
+    endless = {"train__steps": 100000, "train__collective_timeout_seconds": 3600.0}
+    run = start(small_job(tmp_path, 4, checkpoint__every=2, **endless), 4)
     run.until_step(4)
-    run.until(lambda: latest(run.folder.checkpoints) is not None, 20)
+    run.until(lambda: latest(run.folder.checkpoints) is not None)
     ranks = run.rank_pids()
     os.kill(ranks[2], signal.SIGKILL)
-    began = time.monotonic()
-    assert run.wait(20) == ExitCode.LOST_PEER
-    assert time.monotonic() - began < 10  # the collective timeout is 60
+    assert run.wait() == ExitCode.LOST_PEER
     assert not any(alive(pid) for pid in ranks)
     assert (run.exit.rank, run.exit.reason) == (2, "rank_killed")
     assert "SIGKILL" in run.exit.message
@@ -114,7 +113,14 @@ def test_ranks_do_not_outlive_a_killed_launcher(tmp_path: Path, start: Start) ->
     ranks = run.rank_pids()
     run.kill(signal.SIGKILL)
     run.wait()
-    run.until(lambda: not any(alive(pid) for pid in ranks), 5)
+    run.until(lambda: not any(alive(pid) for pid in ranks))
+
+
+def is_pending(pid: int, number: signal.Signals) -> bool:
+    """Whether a stopped process will find a signal when it goes on."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    waiting = int(re.findall(r"^ShdPnd:\s*(\w+)", status, re.MULTILINE)[0], 16)
+    return bool(waiting >> (number - 1) & 1)
 
 
 def test_a_second_interrupt_ends_at_once(tmp_path: Path, start: Start) -> None:
@@ -124,9 +130,10 @@ def test_a_second_interrupt_ends_at_once(tmp_path: Path, start: Start) -> None:
     for pid in ranks:
         os.kill(pid, signal.SIGSTOP)  # ranks that will not come back by themselves
     run.kill(signal.SIGINT)
-    time.sleep(0.2)
+    # Two at once are one to a process: the second comes when the first was passed on.
+    run.until(lambda: all(is_pending(pid, signal.SIGINT) for pid in ranks))
     run.kill(signal.SIGINT)
-    assert run.wait(10) == ExitCode.INTERRUPTED
+    assert run.wait() == ExitCode.INTERRUPTED
     assert run.exit.code == ExitCode.INTERRUPTED
     assert not any(alive(pid) for pid in ranks)
 

@@ -48,6 +48,6 @@ def test_a_rank_killed_at_any_moment_is_named(tmp_path: Path, start: Start, seed
     ranks, victim = run.rank_pids(), chance.randrange(4)
     time.sleep(chance.uniform(0, 2))
     os.kill(ranks[victim], signal.SIGKILL)
-    assert run.wait(20) == ExitCode.LOST_PEER
+    assert run.wait() == ExitCode.LOST_PEER
     assert (run.exit.rank, run.exit.reason) == (victim, "rank_killed")
     assert not any(alive(pid) for pid in ranks)

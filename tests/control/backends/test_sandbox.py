@@ -17,6 +17,7 @@ from phalanx.control.backends.slurm.programs import find_program
 from phalanx.control.backends.slurm.sandbox import Sandbox, SandboxError
 from phalanx.control.backends.slurm.sandbox_files import SandboxOptions
 from tests.control.backends.conftest import ports_in_a_row
+from tests.ports import free_port
 
 needs_slurm = pytest.mark.skipif(
     not all(map(find_program, module.PROGRAMS)), reason="slurm-wlm or munge is not installed"
@@ -86,9 +87,9 @@ def test_it_ends_with_its_owner_even_one_that_is_killed(tmp_path: Path) -> None:
 
 def test_a_taken_port_is_named_and_nothing_stays(tmp_path: Path) -> None:
     with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
+        port = free_port(1)
+        taken.bind(("127.0.0.1", port + 1))
         taken.listen()
-        port = taken.getsockname()[1] - 1
         sandbox = Sandbox(SandboxOptions(root=tmp_path / "slurm", nodes=2, port=port))
         with pytest.raises(SandboxError, match=rf"port {port + 1} is taken: choose another --port"):
             sandbox.up()

@@ -87,8 +87,7 @@ class Sandbox:
             self._cancel_jobs()
         names = ["slurmctld", *(f"slurmd-{name}" for name in self.options.node_names)]
         self._end([pid for name in names if (pid := self._pid(name))])
-        # Once no daemon can start another: the steps of jobs, and what they started.
-        self._end([*self.step_daemons(), *self.job_processes()], signal.SIGKILL)
+        self._end_steps()  # now that no daemon can start another
         self._end([pid for name in ("slurmdbd", "mariadbd", "munged") if (pid := self._pid(name))])
         shutil.rmtree(self.root / "state", ignore_errors=True)  # the next one knows no old jobs
         (self.root / "sandbox.json").unlink(missing_ok=True)
@@ -136,7 +135,15 @@ class Sandbox:
         if pid := self._pid(f"slurmd-{name}"):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        self._end([*self.step_daemons(name), *self.job_processes(name)], signal.SIGKILL)
+        self._end_steps(name)
+
+    def _end_steps(self, node: str = "") -> None:
+        """Kill the steps of jobs and what they started, also what that starts meanwhile."""
+        deadline = time.monotonic() + END_SECONDS
+        while found := [*self.step_daemons(node), *self.job_processes(node)]:
+            self._end(found, signal.SIGKILL)
+            if time.monotonic() > deadline:
+                return
 
     def job_processes(self, node: str = "") -> list[int]:
         """Processes that jobs started here (on one node), found by their environment."""
