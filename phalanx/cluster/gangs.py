@@ -27,6 +27,7 @@ sentences(
         "restore": "all slots have joined; step {step} comes from {source}",
         "fresh": "all slots have joined; there is nothing to restore",
         "go": "all ranks have restored step {step}",
+        "recovered": "goes on from step {step}: {rung} after {cause} on {node}",
         "drain": "it must leave: {why}",
         "stop": "it has no business there any more",
     }
@@ -234,6 +235,10 @@ def on_ready(ctx: Context, fact: GangReady) -> bool:
     job.committed = fact.step
     job.step = max(job.step, fact.step)
     job.state, job.failed_formations = "running", 0
+    if job.why.code in ("recover", "bear"):
+        # What was expected of the way out counts no more: the ledger has what it really cost.
+        told = {name: job.why.facts[name] for name in ("rung", "cause", "node")}
+        job.why = reason("recovered", step=fact.step, **told)
     ctx.emit(placement.nodes, go_order(job))
     return True
 

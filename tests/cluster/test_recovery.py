@@ -50,6 +50,17 @@ def test_a_killed_worker_is_restarted_in_place_from_memory():
     assert (drive.last_restore().step, drive.last_restore().source) == (150, "peer")
 
 
+def test_a_job_that_runs_again_keeps_no_estimate_of_what_that_would_cost():
+    drive = Drive()
+    job = drive.running(spares=1)
+    name = drive.core.view.fleet.nodes[job.placement.nodes[0]].name
+    drive.tell(exited(job))
+    drive.wait(SECOND)
+    assert "estimated loss" in str(job.why)
+    drive.run(job)
+    assert str(job.why) == f"goes on from step 150: in_place after worker_killed on {name}"
+
+
 def test_survivors_leave_the_collective_at_once():
     drive = Drive()
     job = drive.running()

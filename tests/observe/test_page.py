@@ -19,7 +19,7 @@ from tests.control.jobs import write_job
 from tests.observe.browser import Tab, browser, chromium, tab
 
 pytestmark = pytest.mark.timeout(500)  # a cluster and a browser on whatever machine
-STEPS = 3000  # more than any test waits for
+STEPS = 100_000  # more than any machine makes in the time of these tests
 VIEWS = ("goodput", "events", "queue", "compare?jobs=1", "plan", "simulate")
 STATES = "document.querySelector('canvas.map').map.fleet"
 
@@ -268,7 +268,9 @@ def test_the_queue_says_who_waits_and_why(run: Run, at: Tab) -> None:
     body = {"spec": spec, "work": {"kind": "Script", "argv": ["true"]}}
     job = run.stage.client.post("/v1/jobs", body, dict)["jobs"][0]
     try:
-        why = run.stage.get(f"/v1/jobs/{job}/why")["waits_for"]["text"]
+        told = lambda: run.stage.get(f"/v1/jobs/{job}/why")["waits_for"]  # noqa: E731
+        run.stage.wait(told, "the queue to look at it")
+        why = told()["text"]
         at.sign_in(run.token, "queue")
         at.wait_for_text("waiting")
         assert why.split(";")[0] in at.text()

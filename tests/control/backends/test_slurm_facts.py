@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from phalanx.control.backends.site import node_facts, recognised
+from phalanx.control.backends.slurm import programs
 from phalanx.control.backends.slurm.facts import (
     expand,
     leaves_needed,
@@ -127,7 +128,7 @@ def test_calls_beyond_a_burst_wait_their_turn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slept: list[float] = []
-    monkeypatch.setattr(time, "time", lambda: 1e9)  # however long a call takes here
+    monkeypatch.setattr(programs, "time", SimpleNamespace(time=lambda: 1e9))  # however long a call
     program = tmp_path / "squeue"
     program.write_text("#!/bin/sh\n")
     program.chmod(0o755)
