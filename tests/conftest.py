@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import tempfile
 from collections.abc import Iterator
 
@@ -12,6 +13,12 @@ from hypothesis import settings
 # A loaded machine is slow, not wrong: no test fails for the time it took.
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
+
+# Mapped shards are closed when they are collected, which may be many tests later.
+OPEN_FILES = 8192
+_soft, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+if _soft < OPEN_FILES:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(OPEN_FILES, _hard), _hard))
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")

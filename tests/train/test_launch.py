@@ -116,6 +116,12 @@ def test_ranks_do_not_outlive_a_killed_launcher(tmp_path: Path, start: Start) ->
     run.until(lambda: not any(alive(pid) for pid in ranks))
 
 
+def is_stopped(pid: int) -> bool:
+    """Whether every thread of a process stands still."""
+    threads = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/stat")]
+    return all(text.rpartition(")")[2].split()[0] == "T" for text in threads)
+
+
 def is_pending(pid: int, number: signal.Signals) -> bool:
     """Whether a stopped process will find a signal when it goes on."""
     status = Path(f"/proc/{pid}/status").read_text()
@@ -129,6 +135,7 @@ def test_a_second_interrupt_ends_at_once(tmp_path: Path, start: Start) -> None:
     ranks = run.rank_pids()
     for pid in ranks:
         os.kill(pid, signal.SIGSTOP)  # ranks that will not come back by themselves
+    run.until(lambda: all(is_stopped(pid) for pid in ranks))
     run.kill(signal.SIGINT)
     # Two at once are one to a process: the second comes when the first was passed on.
     run.until(lambda: all(is_pending(pid, signal.SIGINT) for pid in ranks))

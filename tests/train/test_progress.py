@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 from pathlib import Path
 
 import msgspec
@@ -30,6 +31,9 @@ def test_the_live_display_fits_a_terminal_of_80_columns(
     display.write(checkpoint_record(2))
     display.write(step_record(3, tokens_per_second=1234567.0, eta_seconds=86399.0))
     display.close()
+    for thread in threading.enumerate():
+        if thread is not threading.main_thread():
+            thread.join(30)  # the screen's: later tests fork, and must be alone then
     shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", capsys.readouterr().out)
     *_, bar, figures = shown.replace("\r", "\n").strip().splitlines()
     assert re.fullmatch(r"step 3/6 .{40} eta 23:59:59", bar.strip())
