@@ -196,6 +196,8 @@ def test_a_replay_of_the_tail_gives_the_commands_that_were_sent(tmp_path: Path) 
         assert found.core.snapshot() == running.controller.core.snapshot()
         store.append([], [(3, b"\x90")])
         assert recover(store, Policy()).diverged == 0  # event 3 gave none, and says so
+        store.close()
+        await running.__aexit__()
 
     asyncio.run(scenario())
 

@@ -25,7 +25,7 @@ from phalanx.train.member import join_group
 from phalanx.train.orders import Formation
 from tests.ranks import run_ranks
 
-WAIT_SECONDS = 30.0
+WAIT_SECONDS = 90.0
 
 
 def take(generation: int) -> Take:
@@ -49,8 +49,10 @@ def test_a_generation_that_is_over_is_not_entered(tmp_path: Path) -> None:
         orders = AgentOrders(str(tmp_path / "agent"), 1, 0)
         link, _ = agent.accept()
         with link:
-            link.sendall(framed(take(1)) + framed(WorkerAbort(job=1, generation=1)))
-            _heard(link, count=2)  # who it is, and that it has taken its first place
+            over = framed(WorkerAbort(job=1, generation=1))
+            link.sendall(framed(take(1)) + over + framed(take(1)))
+            # Who it is, and twice that it has taken its first place: it has heard of the end, too.
+            _heard(link, count=3)
             entered: list[Formation | None] = []
             waiting = threading.Thread(target=lambda: entered.append(orders.formation()))
             waiting.start()
