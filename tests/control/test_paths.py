@@ -25,14 +25,14 @@ from tests.control.jobs import (
 from tests.control.test_recovery import reach
 
 END_SECONDS = 180
-# Deadlines for a job of small steps: a heartbeat a second, and a hang after a few.
+# Deadlines for a job of small steps, as long as a busy machine may hold all of them up.
 PROMPT = """
 [spares]
 nodes = {spares}
 [timeouts]
-heartbeat_ns = 1_000_000_000
-round_trip_ns = 200_000_000
-least_hang_ns = 2_000_000_000
+heartbeat_ns = 2_000_000_000
+round_trip_ns = 1_000_000_000
+least_hang_ns = 6_000_000_000
 lease_margin_ns = 20_000_000_000
 [recovery]
 grow_after_ns = 500_000_000
@@ -96,10 +96,10 @@ def test_ranks_that_stand_still_are_found_named_and_replaced(
     stopped, dead = stage.node_of(1, job), stage.node_of(2, job)
     stage.signal_worker(1, job, signal.SIGSTOP)
     with explained(stage, job):
-        stage.wait(lambda: commits.first_after(1), "recovery from a stopped rank", 60)
+        stage.wait(lambda: commits.first_after(1), "recovery from a stopped rank", 120)
     stage.order_fault(dead, job, "deadlock-0")
     with explained(stage, job):
-        stage.wait(lambda: commits.first_after(2), "recovery from a deadlock", 60)
+        stage.wait(lambda: commits.first_after(2), "recovery from a deadlock", 120)
     names = {node["number"]: node["name"] for node in stage.get("/v1/nodes")["nodes"]}
     named = [[names[n] for n in fact["nodes"]] for fact in stage.events("NoProgress", job)]
     assert named == [[stopped.name], [dead.name]]
@@ -121,7 +121,7 @@ def test_a_flipped_bit_is_found_voted_on_and_undone(disturbed: Disturbed, tmp_pa
     culprit = stage.node_of(1, job)
     stage.order_fault(culprit, job, "flip-0")
     with explained(stage, job):
-        stage.wait(lambda: commits.first_after(1), "recovery from a wrong bit", 60)
+        stage.wait(lambda: commits.first_after(1), "recovery from a wrong bit", 120)
     (fact,) = stage.events("Corruption", job)
     assert fact["step"] == fact["clean_step"] + 1
     states = {node["name"]: node["state"] for node in stage.get("/v1/nodes")["nodes"]}
@@ -141,7 +141,7 @@ def test_of_two_replicas_the_one_with_the_flipped_bit_leaves(
     culprit = stage.node_of(1, job)
     stage.order_fault(culprit, job, "flip-0")
     with explained(stage, job):
-        stage.wait(lambda: commits.first_after(1), "recovery from a wrong bit", 60)
+        stage.wait(lambda: commits.first_after(1), "recovery from a wrong bit", 120)
     assert len(stage.events("Corruption", job)) == 1
     assert culprit.name not in stage.job(job)["nodes"]
     ends_as_if_nothing_happened(stage, job, tmp_path, expected)
@@ -159,17 +159,17 @@ def test_without_a_spare_the_gang_shrinks_and_grows_back(
     gone = stage.node_of(1, job)
     stage.kill_node(gone)
     with explained(stage, job):
-        stage.wait(lambda: stage.job(job)["replicas"] == 1, "a smaller gang", 60)
+        stage.wait(lambda: stage.job(job)["replicas"] == 1, "a smaller gang", 120)
         half = stage.commits(job, 2)
-        stage.wait(lambda: half.first_after(1), "steps of one replica", 60)
+        stage.wait(lambda: half.first_after(1), "steps of one replica", 120)
         shrunk = half.first_after(1)
         assert shrunk is not None
         reach(stage, half, shrunk.step + 20)
     stage.restart_node(gone)
     with explained(stage, job):
-        stage.wait(lambda: stage.job(job)["replicas"] == 2, "the gang to grow back", 60)
+        stage.wait(lambda: stage.job(job)["replicas"] == 2, "the gang to grow back", 120)
         whole = stage.commits(job, 4)
-        stage.wait(lambda: whole.first_after(2), "steps of both replicas", 60)
+        stage.wait(lambda: whole.first_after(2), "steps of both replicas", 120)
     found, wanted = losses(folder_of(tmp_path, job)), losses(expected)
     samples, right = first_samples(folder_of(tmp_path, job)), first_samples(expected)
     common = sorted(found.keys() & wanted.keys())
@@ -231,7 +231,7 @@ def test_after_a_power_failure_the_job_goes_on_from_its_checkpoint(
     expected = undisturbed(tmp_path, 80, "checkpoint.every=10")
     stage, job, _ = disturbed("checkpoint.every=10", steps=80)
     with explained(stage, job):
-        stage.wait(lambda: stage.job(job)["durable"] >= 10, "a durable checkpoint", 60)
+        stage.wait(lambda: stage.job(job)["durable"] >= 10, "a durable checkpoint", 120)
     stage.kill_everything()
     stage.restart_everything()
     with explained(stage, job):
@@ -250,7 +250,7 @@ def test_after_a_power_failure_nodes_read_their_own_disks_first(
     settings = ("checkpoint.every=20", "checkpoint.local.every=20", disks)
     stage, job, _ = disturbed(*settings, steps=80)
     with explained(stage, job):
-        stage.wait(lambda: stage.job(job)["durable"] >= 20, "a durable checkpoint", 60)
+        stage.wait(lambda: stage.job(job)["durable"] >= 20, "a durable checkpoint", 120)
     stage.kill_everything()
     for shard in folder_of(tmp_path, job).glob("checkpoints/step-*/rank-*.safetensors"):
         shard.unlink()
@@ -269,7 +269,7 @@ def test_numbers_that_are_none_take_the_job_back(disturbed: Disturbed, tmp_path:
     reach(stage, commits, 12)
     stage.order_fault(stage.node_of(1, job), job, "nan-0")
     with explained(stage, job):
-        stage.wait(lambda: commits.first_after(1), "the way back", 60)
+        stage.wait(lambda: commits.first_after(1), "the way back", 120)
         ends_as_if_nothing_happened(stage, job, tmp_path, expected)
 
 
@@ -283,7 +283,7 @@ def test_a_batch_behind_a_spike_is_left_out_if_so_configured(
     reach(stage, commits, 12)
     stage.order_fault(stage.node_of(1, job), job, "nan-0")
     with explained(stage, job):
-        stage.wait(lambda: commits.first_after(1), "the way back", 60)
+        stage.wait(lambda: commits.first_after(1), "the way back", 120)
     assert stage.wait_ended(job, END_SECONDS) == "done"
     (fact,) = stage.events("LossSpike", job)
     samples = first_samples(folder_of(tmp_path, job))
@@ -306,7 +306,7 @@ def test_corrupt_snapshots_are_refused_and_the_neighbours_used(
     assert stage.corrupt_snapshots(node)
     stage.signal_worker(1, job, signal.SIGKILL)
     with explained(stage, job):
-        stage.wait(lambda: commits.first_after(1), "recovery", 60)
+        stage.wait(lambda: commits.first_after(1), "recovery", 120)
         ends_as_if_nothing_happened(stage, job, tmp_path, expected)
 
 
@@ -357,7 +357,7 @@ def test_a_drained_job_is_saved_and_goes_on_when_it_is_let_in(
     reach(stage, commits, 5)
     stage.command("drain", str(job))
     with explained(stage, job):
-        stage.wait(lambda: stage.job(job)["state"] in ("held", "pending"), "it to leave", 60)
+        stage.wait(lambda: stage.job(job)["state"] in ("held", "pending"), "it to leave", 120)
     assert stage.job(job)["durable"] >= 5
     stage.command("resume", str(job))
     with explained(stage, job):
@@ -373,7 +373,7 @@ def test_a_program_that_always_fails_at_the_same_place_is_stopped_with_evidence(
     (tmp_path / "bad.py").write_text("print('about to fail', flush=True)\nraise SystemExit(7)\n")
     with Stage(tmp_path, nodes=1, policy=PROMPT.format(spares=0)) as stage:
         job = stage.submit("--world-size", "1", "--", sys.executable, "bad.py")
-        assert stage.wait_ended(job, 60) == "failed"
+        assert stage.wait_ended(job, 120) == "failed"
         shown: dict[str, Any] = stage.get(f"/v1/jobs/{job}")
         assert "exit code 7" in shown["evidence"][-1]
         assert len(stage.events("WorkerExited", job)) == 3
