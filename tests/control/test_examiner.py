@@ -39,7 +39,7 @@ def test_a_node_that_passes_its_checks_works_again(stage: Stage) -> None:
     first = json.loads((folder / "doctor.json").read_text())
     assert first["depth"] == "quick" and state_of(stage, "node-0") == "healthy"
     ask_for_check(stage, "node-0")
-    stage.wait(lambda: state_of(stage, "node-0") == "healthy", "the node to come back", 60)
+    stage.wait(lambda: state_of(stage, "node-0") == "healthy", "the node to come back", 120)
     report = json.loads((folder / "doctor.json").read_text())
     assert report["depth"] == "full"
     assert {"matmul cpu", "collective gloo", "memory host"} <= {
@@ -52,21 +52,21 @@ def test_a_node_with_a_wrong_product_is_quarantined_and_comes_back_repaired(stag
     inject.write_text("matmul\n")
     ask_for_check(stage, "node-1")
     events = lambda: str(stage.get("/v1/events?limit=50"))  # noqa: E731
-    stage.wait(lambda: "failed its check" in events(), "the check to fail", 60)
+    stage.wait(lambda: "failed its check" in events(), "the check to fail", 120)
     assert state_of(stage, "node-1") == "quarantined"
     assert "wrong_elements 1" in events()
     inject.unlink()
     stage.client.post("/v1/nodes/node-1/readmit", Readmit(), Done)
-    stage.wait(lambda: state_of(stage, "node-1") == "healthy", "the repaired node", 60)
+    stage.wait(lambda: state_of(stage, "node-1") == "healthy", "the repaired node", 120)
 
 
 def test_a_node_that_fails_its_check_at_start_gets_no_work(stage: Stage) -> None:
     node = stage.node("node-1")
     stage.kill_node(node)
-    stage.wait(lambda: state_of(stage, "node-1") == "dead", "the node to be missed", 60)
+    stage.wait(lambda: state_of(stage, "node-1") == "dead", "the node to be missed", 120)
     (node.state / "doctor.inject").write_text("disk\n")
     stage.restart_node(node)
-    stage.wait(lambda: state_of(stage, "node-1") == "quarantined", "quarantine", 60)
+    stage.wait(lambda: state_of(stage, "node-1") == "quarantined", "quarantine", 120)
     (node.state / "doctor.inject").unlink()
 
 
@@ -79,7 +79,7 @@ def test_a_new_node_that_fails_is_never_healthy(stage: Stage, tmp_path: Path) ->
     stage.cluster.nodes.append(node)
     stage.restart_node(node)
     names = lambda: [each["name"] for each in stage.get("/v1/nodes")["nodes"]]  # noqa: E731
-    stage.wait(lambda: "node-9" in names(), "the node to join", 60)
-    stage.wait(lambda: state_of(stage, "node-9") == "quarantined", "quarantine", 60)
+    stage.wait(lambda: "node-9" in names(), "the node to join", 120)
+    stage.wait(lambda: state_of(stage, "node-9") == "quarantined", "quarantine", 120)
     states = [entry["state"] for entry in node_of(stage, "node-9")["history"]]
     assert "quarantined" in states and "healthy" not in states

@@ -78,7 +78,7 @@ def test_a_programs_slow_rank_is_named(tmp_path: Path) -> None:
             found = stage.get(f"/v1/findings?job={job}")["findings"]
             return [each["rank"] for each in found if each["kind"] == "straggler"]
 
-        stage.wait(stragglers, "somebody to be named", 90)
+        stage.wait(stragglers, "somebody to be named", 120)
         assert set(stragglers()) == {2}
 
 
@@ -87,13 +87,13 @@ def test_a_plain_program_runs_as_a_gang_and_is_started_again(tmp_path: Path) -> 
     (tmp_path / "telling.py").write_text(TELLING)
     with Stage(tmp_path, nodes=2) as stage:
         job = stage.submit("--world-size", "2", "--", sys.executable, "plain.py")
-        assert stage.wait_ended(job, 90) == "done"
+        assert stage.wait_ended(job, 120) == "done"
         log = output(stage, job)
         assert "attempt 0 rank 1 of 2 total 3.0" in log
         assert "attempt 1 rank 0 of 2 total 3.0" in log
         assert "attempt 2" not in log
         job = stage.submit("--world-size", "2", "--", sys.executable, "telling.py")
-        assert stage.wait_ended(job, 90) == "done"
+        assert stage.wait_ended(job, 120) == "done"
         log = output(stage, job)
         assert "from step 0 with 0.0" in log
         assert "from step 6 with 6.0" in log or "from step 5 with 5.0" in log
