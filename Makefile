@@ -8,6 +8,9 @@ SOAK_STAMP := $(VENV)/.installed-soak
 # One compute thread a rank: several ranks share a machine in tests and in the demo.
 export OMP_NUM_THREADS = 1
 
+# Rooms with properties, which a soak tries on examples of its own.
+PROPERTIES := tests/cluster tests/config tests/data tests/plan tests/simulate
+
 .PHONY: demo test test-k8s lint soak bench clean postgres chromium slurm
 
 demo: $(STAMP)
@@ -52,7 +55,8 @@ lint: $(STAMP)
 	$(BIN)/mypy --strict
 
 soak: $(SOAK_STAMP) postgres chromium slurm
-	$(BIN)/pytest -m soak --timeout=1800 -rs
+	$(BIN)/pytest -m soak --hypothesis-profile=explore --timeout=1800 -rs
+	$(BIN)/pytest --hypothesis-profile=explore --timeout=600 $(PROPERTIES)
 
 # What each one measures: benchmarks/README.md.
 bench: $(STAMP)

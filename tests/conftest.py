@@ -8,11 +8,13 @@ import tempfile
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
-# A loaded machine is slow, not wrong: no test fails for the time it took.
-settings.register_profile("untimed", deadline=None)
-settings.load_profile("untimed")
+# A loaded machine is slow, not wrong: no test fails for the time it took. The same code gives the
+# same examples; new ones are drawn by `--hypothesis-profile=explore`, which `make soak` does.
+settings.register_profile("explore", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("same", settings.get_profile("explore"), derandomize=True)
+settings.load_profile("same")
 
 # Mapped shards are closed when they are collected, which may be many tests later.
 OPEN_FILES = 8192
