@@ -11,12 +11,15 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec import structs
 
 from phalanx.config import ConfigError, job_from_table, resolve
+from phalanx.control.backends.local import LocalNode
 from phalanx.control.chaos import Arena, Plan, also_drawn, random_plan, read_plan
+from phalanx.control.chaos.harm import Harm
 from phalanx.control.chaos.plan import MORE_WEIGHTS, WEIGHTS, Action
 from phalanx.control.chaos.run import play_all
 from phalanx.control.chaos.verdict import (
@@ -129,6 +132,53 @@ def test_shared_memory_that_nobody_holds_any_more_is_a_leak(tmp_path: Path) -> N
         mapped.close()  # the memory holds it alone
         assert leaked_memory(before, tmp_path) == [str(tmp_path / "leaked")]
         memory.close()
+
+
+class Counted:
+    """A ground on which nothing runs: it counts what is killed and started."""
+
+    network = None
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def job(self, number: int) -> dict[str, Any]:
+        return {"nodes": ["a"]}
+
+    def node(self, name: str) -> LocalNode:
+        return LocalNode(name, Path("/nowhere"))
+
+    def kill_agent(self, node: LocalNode) -> None:
+        self.calls.append(f"kill agent {node.name}")
+
+    def kill_node(self, node: LocalNode) -> None:
+        self.calls.append(f"kill node {node.name}")
+
+    def restart_node(self, node: LocalNode) -> None:
+        self.calls.append(f"start {node.name}")
+
+    def kill_server(self) -> None:
+        self.calls.append("kill server")
+
+    def start_server(self) -> None:
+        self.calls.append("start server")
+
+
+def test_what_is_killed_again_while_it_is_dead_is_started_once() -> None:
+    """A second start would run beside the first, and nobody would know of one of them."""
+    ground = Counted()
+    harm = Harm(ground, 1)
+    for do in ("kill_controller", "kill_agent", "kill_controller", "kill_node"):
+        harm.do(Action(do=do, at_step=1, seconds=0.0))
+    harm.due()
+    harm.heal()
+    assert sorted(ground.calls[-2:]) == ["start a", "start server"]
+    assert len(ground.calls) == 6
+    harm.do(Action(do="kill_controller", at_step=2, seconds=1e6))
+    harm.due()
+    assert ground.calls[-1] == "kill server"
+    harm.heal()
+    assert ground.calls[-1] == "start server"
 
 
 def make_arena(

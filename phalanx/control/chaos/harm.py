@@ -59,7 +59,7 @@ class Harm:
         self.stage, self.job, self._disk = stage, job, disk
         self._chance = random.Random(job)
         self._held: list[str] = []
-        self._later: list[tuple[float, Callable[[], object]]] = []
+        self._later: dict[object, tuple[float, Callable[[], object]]] = {}  # by what is undone
         self._threads: list[threading.Thread] = []
         self.done: list[str] = []
 
@@ -76,21 +76,21 @@ class Harm:
     def due(self) -> None:
         """Undo what has lasted long enough."""
         now = time.monotonic()
-        ready = [undo for at, undo in self._later if at <= now]
-        self._later = [(at, undo) for at, undo in self._later if at > now]
-        for undo in ready:
+        for what in [what for what, (at, _) in self._later.items() if at <= now]:
+            _, undo = self._later.pop(what)
             undo()
 
     def heal(self) -> None:
         """Undo all that is left."""
-        for _, undo in self._later:
+        for _, undo in self._later.values():
             undo()
-        self._later = []
+        self._later = {}
         for thread in self._threads:
             thread.join()
 
-    def _after(self, action: Action, undo: Callable[[], object]) -> None:
-        self._later.append((time.monotonic() + action.seconds, undo))
+    def _after(self, action: Action, what: object, undo: Callable[[], object]) -> None:
+        """Undo it later, once: what is killed again while it is dead is started a single time."""
+        self._later[what] = (time.monotonic() + action.seconds, undo)
 
     # Who is meant.
 
@@ -130,7 +130,7 @@ class Harm:
     def _stop_worker(self, action: Action) -> None:
         pid = self._worker(action)
         os.kill(pid, signal.SIGSTOP)
-        self._after(action, partial(_signal, pid, signal.SIGCONT))
+        self._after(action, pid, partial(_signal, pid, signal.SIGCONT))
 
     def _slow_worker(self, action: Action) -> None:
         pid, until = self._worker(action), time.monotonic() + action.seconds
@@ -151,19 +151,19 @@ class Harm:
     def _kill_agent(self, action: Action) -> None:
         node = self._node(action)
         self.stage.kill_agent(node)
-        self._after(action, partial(self.stage.restart_node, node))
+        self._after(action, node.name, partial(self.stage.restart_node, node))
 
     def _kill_node(self, action: Action) -> None:
         node = self._node(action)
         self.stage.kill_node(node)
-        self._after(action, partial(self.stage.restart_node, node))
+        self._after(action, node.name, partial(self.stage.restart_node, node))
 
     def _freeze_node(self, action: Action) -> None:
         pids = processes_of(self._node(action))
         for pid in pids:
             _signal(pid, signal.SIGSTOP)
         for pid in pids:
-            self._after(action, partial(_signal, pid, signal.SIGCONT))
+            self._after(action, pid, partial(_signal, pid, signal.SIGCONT))
 
     def _partition(self, action: Action) -> None:
         network = self.stage.network
@@ -171,7 +171,7 @@ class Harm:
             raise HarmError("nodes have no network of their own (root, --namespaces)")
         node = self._node(action)
         network.cut(node.name)
-        self._after(action, partial(network.mend, node.name))
+        self._after(action, f"network of {node.name}", partial(network.mend, node.name))
 
     def _corrupt_replica(self, action: Action) -> None:
         """The next node in order keeps this one's replicas; where it does not, no harm is done."""
@@ -179,7 +179,7 @@ class Harm:
         victim, holder = self._node(action), self.stage.node(nodes[(action.slot + 1) % len(nodes)])
         corrupted = self._corrupt(self._keeper(holder))
         self.stage.kill_node(victim)
-        self._after(action, partial(self.stage.restart_node, victim))
+        self._after(action, victim.name, partial(self.stage.restart_node, victim))
         if not corrupted:
             raise HarmError("its neighbour held no snapshot")
 
@@ -217,11 +217,11 @@ class Harm:
         with ballast.open("wb", buffering=0) as file, suppress(OSError):
             while True:
                 file.write(bytes(FULL_BYTES))
-        self._after(action, lambda: ballast.unlink(missing_ok=True))
+        self._after(action, ballast, lambda: ballast.unlink(missing_ok=True))
 
     def _kill_controller(self, action: Action) -> None:
         self.stage.kill_server()
-        self._after(action, self.stage.start_server)
+        self._after(action, "server", self.stage.start_server)
 
 
 def _signal(pid: int, number: int) -> bool:
