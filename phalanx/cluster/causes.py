@@ -39,6 +39,9 @@ _ROWS = (
     Cause("software_bug", "software", "keep", 100_000, "a library or our own code failed"),
     Cause("lost_peer", "software", "keep", 20_000, "a peer was lost (another rank says why)"),
     Cause("disputed", "software", "keep", 300_000, "replicas disagree, and nobody knows who errs"),
+    Cause(
+        "gave_way", "software", "replace", 300_000, "it or its replica errs: a third one is asked"
+    ),
     Cause("nccl_timeout", "software", "suspect", 150_000, "a collective timed out"),
     Cause("hang", "software", "suspect", 150_000, "no step within the deadline"),
     Cause("no_answer", "software", "keep", 100_000, "nobody answered in time"),

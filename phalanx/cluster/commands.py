@@ -54,6 +54,7 @@ class Restore(Order, frozen=True, tag=True):
     source: Source  # for those without their own
     skipped: tuple[tuple[int, int], ...] = ()  # samples [first, past) that were left out before
     skip_step: int = 0  # the batch of this step is left out too; 0: none
+    told: tuple[int, int] = (0, 0)  # at this step, replicas of this block tell what they have
     deadline_ns: int = 0
 
 

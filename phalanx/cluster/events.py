@@ -329,10 +329,11 @@ class LossSpike(Body, frozen=True, tag=True):
 
 
 class Corruption(Body, frozen=True, tag=True):
-    """Replicas disagree. ``nodes``: the culprits, if a vote or the step made again named them.
+    """Replicas disagree, or make a step again that they disagreed on.
 
-    ``suspects``: nodes among which neither could decide. The job goes back and makes the step
-    again, which does; where it cannot, one of them gives way to a third opinion.
+    ``nodes``: the culprits, where a vote named them. ``claims``: where it could not, what each
+    holder of the block came to. The job goes back and makes the step again, then with somebody
+    else in the place of one of them, until all claims together name the culprit.
     """
 
     job: int
@@ -340,7 +341,8 @@ class Corruption(Body, frozen=True, tag=True):
     step: int  # first step at which fingerprints differed
     clean_step: int  # last step at which all agreed
     nodes: tuple[int, ...] = ()
-    suspects: tuple[int, ...] = ()
+    claims: tuple[tuple[int, int], ...] = ()  # (node, fingerprint)
+    block: int = 0  # lowest rank that holds it: claims about other weights are another matter
 
 
 class FlushWanted(Body, frozen=True, tag=True):

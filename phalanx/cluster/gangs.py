@@ -163,8 +163,17 @@ def restore_order(job: Job) -> Restore:
         source=gang.source,
         skipped=job.skipped,
         skip_step=gang.skip_step,
+        told=_told(job),
         deadline_ns=gang.deadline_ns,
     )
+
+
+def _told(job: Job) -> tuple[int, int]:
+    """A step and a block that replicas disagreed on: whoever makes it again tells what it gives."""
+    dispute, placement = job.dispute, job.placement
+    if dispute is None or placement is None or dispute.replicas != placement.replicas:
+        return (0, 0)
+    return dispute.step, dispute.block
 
 
 def outstanding(ctx: Context, job: Job) -> list[Form | Restore | Drain]:

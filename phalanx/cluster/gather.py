@@ -11,7 +11,7 @@ from typing import Literal
 from msgspec import Struct
 
 from phalanx.cluster.commands import Command, Drain, Form, Restore, Stop
-from phalanx.cluster.detectors import replayed, vote
+from phalanx.cluster.detectors import vote
 from phalanx.cluster.events import (
     CheckResult,
     Corruption,
@@ -234,24 +234,16 @@ class Gather:
 
     def _differed(self, message: Differed) -> list[EventBody]:
         """Replicas disagree. Weights that changed between two updates say who is wrong; else a
-        vote does, or the step that was made again.
-
-        Without any of them nobody is named, and going back makes the step again.
+        vote does. Without either the core gets to know what each of them said.
         """
         gang = self.gangs.get(message.job)
         if gang is None or gang.generation != message.generation or gang.differed:
             return []
         gang.differed = True
-        if message.changed:
-            wrong = message.changed
-        elif message.again is None:
-            wrong = vote({0: message.copies}).wrong
-        else:
-            others = {rank: (message.again, message.again) for rank, _ in message.copies}
-            wrong = replayed(dict(message.copies), others).wrong
+        wrong = message.changed or vote({0: message.copies}).wrong
         nodes, count = list(gang.nodes), len(gang.nodes)
         named = dict.fromkeys(nodes[rank * count // message.world] for rank in wrong)
-        holders = (nodes[rank * count // message.world] for rank, _ in message.copies)
+        claims = ((nodes[rank * count // message.world], said) for rank, said in message.copies)
         return [
             Corruption(
                 job=message.job,
@@ -259,7 +251,8 @@ class Gather:
                 step=message.step,
                 clean_step=message.clean_step,
                 nodes=tuple(named),
-                suspects=() if named else tuple(dict.fromkeys(holders)),
+                claims=() if named else tuple(claims),
+                block=min((rank for rank, _ in message.copies), default=0),
             )
         ]
 

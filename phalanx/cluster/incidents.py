@@ -5,6 +5,7 @@ from __future__ import annotations
 from phalanx.cluster import health
 from phalanx.cluster.causes import cause_of
 from phalanx.cluster.context import Context
+from phalanx.cluster.detectors import told_wrong
 from phalanx.cluster.events import (
     Corruption,
     DataStarved,
@@ -17,12 +18,13 @@ from phalanx.cluster.events import (
 )
 from phalanx.cluster.fleet import names
 from phalanx.cluster.gangs import enter, gang_of, outstanding, timeouts_of
-from phalanx.cluster.job import Job
+from phalanx.cluster.job import Dispute, Job
 from phalanx.cluster.lifecycle import leave
 from phalanx.cluster.nodes import bury
 from phalanx.cluster.reasons import reason, sentences
 from phalanx.cluster.recovery import EVIDENCE_KEPT, broken, own_failure, slow
 
+CLAIMS_KEPT = 1024  # about a disputed step
 MORE_DRAINS = 2  # times that a gang with unsaved steps is given its deadline again
 FOR_OTHERS = ("preempted_for", "reclaimed", "window_opens")
 
@@ -195,46 +197,70 @@ def on_corruption(ctx: Context, fact: Corruption) -> None:
     if job is None or gang_of(job).phase != "running":
         return
     assert job.placement is not None
-    culprits = tuple(node for node in fact.nodes if node in job.placement.nodes)
     gang_of(job).rollback = fact.clean_step
     job.durables = [step for step in job.durables if step <= fact.clean_step]
     job.failed_step, job.failures_there = -1, 0  # what comes before it again is no failure twice
+    culprits = tuple(node for node in fact.nodes if node in job.placement.nodes)
     if not culprits:
-        _disputed(ctx, job, fact)
-        return
+        dispute = _heard(job, fact)
+        culprits = told_wrong(dispute.claims)
+        if not culprits:
+            _disputed(ctx, job, dispute, fact)
+            return
+    job.dispute = None
     told = reason("corrupt", step=fact.step, clean=fact.clean_step)
     ctx.notify(told, job=job.id, level="error")
+    if not any(node in job.placement.nodes for node in culprits):
+        # Who was wrong gave way before: the others make the step once more.
+        broken(ctx, job, job.placement.nodes[0], "disputed", lost=False)
     for node in culprits:
         _accused(ctx, job, node)
 
 
 def _accused(ctx: Context, job: Job, node: int) -> None:
     health.incident(ctx, node, "silent_corruption")
-    broken(ctx, job, node, "silent_corruption", lost=False)
+    if job.placement is not None and node in job.placement.nodes:
+        broken(ctx, job, node, "silent_corruption", lost=False)
     health.suspect(ctx, node, "silent_corruption")
 
 
-def _disputed(ctx: Context, job: Job, fact: Corruption) -> None:
+def _heard(job: Job, fact: Corruption) -> Dispute:
+    """What was ever said of this step, with what is said of it now."""
+    assert job.placement is not None
+    known, now = job.dispute, (fact.step, fact.block, job.placement.replicas)
+    if known is None or (known.step, known.block, known.replicas) != now:
+        known = Dispute(step=now[0], block=now[1], replicas=now[2])
+    known.claims = (*known.claims[-CLAIMS_KEPT:], *fact.claims)
+    known.times += 1
+    job.dispute = known
+    return known
+
+
+def _disputed(ctx: Context, job: Job, dispute: Dispute, fact: Corruption) -> None:
     """Word stands against word. Made again, the step tells who was wrong, if it was by chance.
 
-    Where the same step is disputed again, somebody is wrong every time: one of the suspects leaves
-    and is tested. A third time nobody here can help.
+    Where the same step is disputed again, somebody is wrong every time: one of them gives way to
+    a third, whose word decides, and is tested. After some attempts nobody here can help.
     """
     assert job.placement is not None
-    suspects = [node for node in fact.suspects if node in job.placement.nodes]
+    suspects = dict.fromkeys(node for node, _ in fact.claims if node in job.placement.nodes)
     who = names(ctx.fleet, tuple(suspects)) or "nobody is suspected"
     ctx.notify(reason("corrupt_unknown", step=fact.step), job=job.id, level="error")
-    job.disputes = job.disputes + 1 if fact.step == job.disputed_step else 1
-    job.disputed_step = fact.step
-    if job.disputes >= ctx.policy.recovery.same_step_failures:
+    if len({said for _, said in fact.claims}) == 1:  # they agree now, on what nobody said before
+        job.dispute = None
+        broken(ctx, job, job.placement.nodes[0], "disputed", lost=False)
+    elif dispute.times >= ctx.policy.recovery.same_step_failures:
         words = f"replicas disagree at step {fact.step} ({who})"
         job.evidence = (*job.evidence[1 - EVIDENCE_KEPT :], words)
-        why = reason("same_step", step=fact.step, times=job.disputes, evidence=words)
+        why = reason("same_step", step=fact.step, times=dispute.times, evidence=words)
         leave(ctx, job, "failed", why)
-    elif suspects and job.disputes > 1:
-        told = reason("third_opinion", node=ctx.fleet.nodes[suspects[-1]].name, step=fact.step)
+    elif suspects and dispute.times > 1:
+        giving_way = max(reversed(suspects), key=lambda node: health.lemon_score(ctx, node))
+        told = reason("third_opinion", node=ctx.fleet.nodes[giving_way].name, step=fact.step)
         ctx.notify(told, job=job.id, level="error")
-        _accused(ctx, job, suspects[-1])
+        health.incident(ctx, giving_way, "gave_way")
+        broken(ctx, job, giving_way, "gave_way", lost=False)
+        health.suspect(ctx, giving_way, "gave_way")
     else:
         broken(ctx, job, job.placement.nodes[0], "disputed", lost=False)
 

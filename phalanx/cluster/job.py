@@ -229,6 +229,16 @@ class Gang(Struct, kw_only=True, omit_defaults=True):
     ending_why: Reason = Reason("")
 
 
+class Dispute(Struct, kw_only=True):
+    """A step on which word stands against word, and all that was said of it."""
+
+    step: int
+    block: int
+    replicas: int  # with another number of them sums are added up otherwise: all is open again
+    times: int = 0
+    claims: tuple[tuple[int, int], ...] = ()  # (node, fingerprint), oldest first
+
+
 class Job(Struct, kw_only=True, omit_defaults=True):
     """A job in the core. Plain data; the modules beside this one change it."""
 
@@ -261,8 +271,7 @@ class Job(Struct, kw_only=True, omit_defaults=True):
     budget_warned: bool = False
     failed_step: int = -1  # step of the last failure that was the job's own
     failures_there: int = 0
-    disputed_step: int = -1  # that replicas disagreed on, and nobody knew who was wrong
-    disputes: int = 0  # of that step
+    dispute: Dispute | None = None  # a step that replicas disagreed on, and nobody knew who erred
     failed_formations: int = 0  # in a row, before a step was tried
     waiting_for: dict[int, None] = {}  # jobs it depends on that have not ended
     never: bool = False  # a dependency can never be satisfied

@@ -121,6 +121,7 @@ class LocalGang(Struct, kw_only=True):
             source=order.source,
             skipped=order.skipped,
             skip_step=order.skip_step,
+            told=order.told,
         )
         return [restore]
 
@@ -258,7 +259,6 @@ class LocalGang(Struct, kw_only=True):
             world=fact.world,
             copies=fact.copies,
             changed=fact.changed,
-            again=fact.again,
         )
         return [*self.say_steps(), differed]
 

@@ -146,9 +146,9 @@ class Steps(Message, frozen=True, tag=True):
 
 
 class Differed(Message, frozen=True, tag=True):
-    """Replicas of a block of weights disagree. ``copies``: (rank, fingerprint) of each.
+    """Replicas of a block of weights disagree, or were asked about this step.
 
-    ``again``: what the step gave when it was made a second time, if it was.
+    ``copies``: (rank, fingerprint) of each.
     """
 
     node: int
@@ -159,7 +159,6 @@ class Differed(Message, frozen=True, tag=True):
     world: int
     copies: tuple[tuple[int, int], ...]
     changed: tuple[int, ...] = ()  # ranks whose weights changed between two updates
-    again: int | None = None
 
 
 class Trouble(Message, frozen=True, tag=True):
@@ -291,7 +290,7 @@ class FlushAsk(Message, frozen=True, tag=True):
 
 
 class Differs(Message, frozen=True, tag=True):
-    """A worker's fingerprint is not that of its replicas; all of them say so."""
+    """Fingerprints of replicas, where they differ or were asked for; all of them say so."""
 
     job: int
     generation: int
@@ -301,7 +300,6 @@ class Differs(Message, frozen=True, tag=True):
     world: int
     copies: tuple[tuple[int, int], ...]
     changed: tuple[int, ...] = ()  # ranks whose weights changed between two updates
-    again: int | None = None
 
 
 class WardSealed(Message, frozen=True, tag=True):
@@ -392,6 +390,7 @@ class WorkerRestore(Message, frozen=True, tag=True):
     source: Source
     skipped: tuple[tuple[int, int], ...] = ()  # samples [first, past) that were left out before
     skip_step: int = 0  # the batch of this step is left out too; 0: none
+    told: tuple[int, int] = (0, 0)  # at this step, replicas of this block tell what they have
 
 
 class WorkerGo(Message, frozen=True, tag=True):

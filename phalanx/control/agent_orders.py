@@ -217,7 +217,9 @@ class AgentOrders:
                 order = self._restore
                 if order is not None and order.generation == self._generation:
                     self._restore = None
-                    return RestorePoint(order.step, order.source, order.skipped, order.skip_step)
+                    return RestorePoint(
+                        order.step, order.source, order.skipped, order.skip_step, order.told
+                    )
                 self._changed.wait()
 
     def restored(
@@ -302,7 +304,6 @@ class AgentOrders:
             world=self._take.world_size,
             copies=finding.copies,
             changed=finding.changed,
-            again=finding.again,
         )
         self._link.say(fact)
 

@@ -3,7 +3,7 @@
 Nothing of it exists unless the agent was started with PHALANX_CHAOS: then the worker looks into
 the folder that this variable names before every step. Files are named by what they do and the
 worker's index on its node: ``flip-0``, ``nan-0``, ``deadlock-0``, ``slow-0`` (its content: seconds
-a step).
+a step), ``err-0`` (every update goes wrong, in the same way, while it is there).
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class Drill:
     """What was ordered of one worker."""
 
     def __init__(self, folder: Path, index: int) -> None:
-        self._flip, self._nan, self._deadlock, self._slow = (
-            folder / f"{name}-{index}" for name in ("flip", "nan", "deadlock", "slow")
+        self._flip, self._nan, self._deadlock, self._slow, self._err = (
+            folder / f"{name}-{index}" for name in ("flip", "nan", "deadlock", "slow", "err")
         )
 
     def before_step(self, trainer: Trainer) -> None:
@@ -45,6 +45,11 @@ class Drill:
             _spoil(trainer)
         with suppress(OSError, ValueError):
             time.sleep(float(self._slow.read_text()))
+
+    def before_update(self, trainer: Trainer) -> None:
+        """A processor that errs: the sum of the weights was right until this update."""
+        if self._err.exists():
+            _flip_bit(trainer)
 
 
 def ordered_drill() -> Drill | None:

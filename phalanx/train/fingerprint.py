@@ -3,11 +3,11 @@
 Ranks that hold the same block of weights must hold the same bits. Every few steps each adds up
 its bits (any single flipped one changes the sum), and one small reduction shows everybody all
 sums. Who is wrong is for others to decide: a step that replicas disagree on is never handed over.
+Where they cannot tell either, the step is made again, and those who make it tell what they get.
 """
 
 from __future__ import annotations
 
-import zlib
 from typing import TYPE_CHECKING
 
 import torch
@@ -25,9 +25,9 @@ Copies = tuple[tuple[int, int], ...]  # (rank, fingerprint) of every replica of 
 
 
 class Diverged(Exception):  # noqa: N818 - it is a finding, told to whoever decides
-    """Replicas disagree. ``changed``: ranks whose weights changed between two updates.
+    """Replicas disagree, or were asked what they came to: ``copies``.
 
-    ``again``: what the step gave when it was made a second time.
+    ``changed``: ranks whose weights changed between two updates.
     """
 
     def __init__(
@@ -36,25 +36,26 @@ class Diverged(Exception):  # noqa: N818 - it is a finding, told to whoever deci
         clean_step: int,
         copies: Copies,
         changed: tuple[int, ...] = (),
-        again: int | None = None,
     ) -> None:
-        super().__init__(f"replicas disagree at step {step}; they agreed at step {clean_step}")
-        self.step, self.clean_step, self.copies = step, clean_step, copies
-        self.changed, self.again = changed, again
+        alike = len({said for _, said in copies}) == 1
+        found = "replicas agree this time" if alike else "replicas disagree"
+        super().__init__(f"{found} at step {step}; they agreed at step {clean_step}")
+        self.step, self.clean_step, self.copies, self.changed = step, clean_step, copies, changed
 
 
 class Fingerprints:
     """The comparisons of one generation.
 
-    ``disputed`` outlives it: steps that no majority decided on, with what each rank had.
+    ``told``: a step that replicas of a block (by their lowest rank) disagreed on before: what they
+    have this time is told, though they agree.
     """
 
-    def __init__(self, trainer: Trainer, every: int, disputed: dict[int, Copies]) -> None:
+    def __init__(self, trainer: Trainer, every: int, told: tuple[int, int] = (0, 0)) -> None:
         mesh = trainer.mesh
         self._group = mesh.stage_group if mesh.uses_ddp else mesh.group("replicate")
         self._blocks = _bits([w for w in trainer.engine.weights if w.copies > 1])
         self._every = every if mesh.device.type == "cpu" else max(every, LEAST_CUDA_EVERY)
-        self._device, self._clean, self._disputed = mesh.device, trainer.step, disputed
+        self._device, self._clean, self._told = mesh.device, trainer.step, told
         self._before = torch.zeros((), dtype=torch.int64, device=mesh.device)
         self._agreed: int | None = None  # the sum after the last step
 
@@ -77,24 +78,18 @@ class Fingerprints:
             return
         assert self._group is not None
         ranks = dist.get_process_group_ranks(self._group)
-        disputed = self._disputed.pop(step, None)
-        sums = torch.zeros(3, len(ranks), dtype=torch.int64, device=self._device)
+        sums = torch.zeros(2, len(ranks), dtype=torch.int64, device=self._device)
         own = dist.get_rank(self._group)
         sums[0, own], sums[1, own] = self._sum(), self._before
-        sums[2, own] = zlib.crc32(repr(disputed).encode())
         dist.all_reduce(sums, group=self._group)
-        found, before, known = sums.tolist()
-        if len(set(known)) > 1:  # somebody new took the place of one of them
-            disputed = None
+        found, before = sums.tolist()
+        copies = tuple(zip(ranks, found, strict=True))
         if len(set(found)) > 1:
-            copies = tuple(zip(ranks, found, strict=True))
             told = self._agreed is not None and self._every == 1
             changed = [r for r, each in zip(ranks, before, strict=True) if each != self._agreed]
-            if not (told and changed) and 2 * max(map(found.count, found)) <= len(found):
-                self._disputed[step] = copies  # no majority: made again, the step itself decides
             raise Diverged(step, self._clean, copies, tuple(changed) if told else ())
-        if disputed is not None and found[0] in [fingerprint for _, fingerprint in disputed]:
-            raise Diverged(step, self._clean, disputed, again=found[0])
+        if (step, min(ranks)) == self._told:
+            raise Diverged(step, self._clean, copies)
         self._clean, self._agreed = step, found[0]
 
 

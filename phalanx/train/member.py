@@ -32,7 +32,7 @@ from phalanx.train import loop, run_folder
 from phalanx.train.diagnose import classify
 from phalanx.train.drill import ordered_drill
 from phalanx.train.exits import ExitCode, ExitInfo
-from phalanx.train.fingerprint import Copies, Diverged, Fingerprints
+from phalanx.train.fingerprint import Diverged, Fingerprints
 from phalanx.train.gaps import Recent, missing_records
 from phalanx.train.memory import device_memory_error
 from phalanx.train.orders import Formation, GenerationOver, Orders, RestorePoint
@@ -65,7 +65,7 @@ class Member:
         self._feed: tuple[tuple[int, int], Feed] | None = None  # and what it is for
         self._rank = -1
         self._asks_leave = False
-        self._disputed: dict[int, Copies] = {}  # steps that replicas disagreed on
+        self._told = (0, 0)  # see RestorePoint
         self._drill = ordered_drill()
         self._recent = Recent()
 
@@ -173,7 +173,7 @@ class Member:
         if left_out[1]:
             words = "samples %d to %d are left out: the batch of step %d"
             log.warning(words, left_out[0], left_out[1] - 1, point.skip_step)
-        self._asks_leave = formation.asks_leave
+        self._asks_leave, self._told = formation.asks_leave, point.told
         if formation.asks_leave:
             trainer.may_write = lambda: self._orders.may_write() is not None
         trainer.rebalance(formation.shares)
@@ -244,12 +244,14 @@ class Member:
             Sinks(own).write(missing_records(self.folder.steps, self._recent, trainer.step))
         sinks = Sinks([*own, *self._sinks, self._recent])
         try:
-            prints = Fingerprints(trainer, self.job.train.compare_every, self._disputed)
+            prints = Fingerprints(trainer, self.job.train.compare_every, self._told)
             copied = trainer.before_update
 
             def before_update() -> None:
                 copied()
                 prints.before_update()
+                if self._drill is not None:
+                    self._drill.before_update(trainer)
 
             trainer.before_update = before_update
             info = loop.train(

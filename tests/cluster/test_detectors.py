@@ -10,11 +10,11 @@ from phalanx.cluster.detectors import (
     behind,
     loss_spike,
     regression,
-    replayed,
     score,
     slow_compute,
     slow_transfer,
     starved,
+    told_wrong,
     vote,
 )
 from phalanx.cluster.detectors.trends import gradient_explosion
@@ -192,8 +192,27 @@ def test_a_bit_flip_is_localised_by_vote():
 def test_two_replicas_that_differ_need_a_replay():
     verdict = vote({0: [(0, 5), (8, 6)]})
     assert verdict.wrong == () and verdict.undecided == (0, 8)
-    assert replayed({0: 5, 8: 6}, {0: [5, 5], 8: [5, 5]}).wrong == (8,)
-    assert replayed({8: 6}, {8: [5]}).undecided == (8,)  # word against word
+
+
+@pytest.mark.parametrize(
+    ("claims", "wrong"),
+    [
+        ([(1, 5), (2, 6)], ()),  # word against word
+        ([(1, 5), (2, 6), (1, 5), (2, 5)], (2,)),  # by chance, the first time
+        ([(1, 5), (2, 6), (1, 6), (2, 6)], (1,)),
+        ([(1, 5), (2, 6), (1, 5), (2, 6)], ()),  # each insists
+        ([(1, 5), (2, 6), (1, 5), (2, 7)], (2,)),  # one of them contradicts itself
+        ([(1, 5), (2, 6), (1, 5), (2, 6), (1, 5), (3, 5)], (2,)),  # a third one decides
+        ([(1, 5), (2, 6), (1, 5), (2, 6), (1, 5), (3, 6)], (1,)),
+        ([(1, 5), (2, 6), (1, 5), (2, 6), (1, 5), (3, 7)], ()),  # and knows no better
+        ([(1, 5), (2, 6), (1, 7), (2, 7)], ()),  # the step is not deterministic
+        ([(1, 5), (2, 6), (1, 7), (2, 8), (1, 9), (3, 9)], ()),
+        ([(1, 5), (2, 5), (3, 6), (4, 6), (1, 5), (2, 5), (3, 5), (4, 5)], (3, 4)),
+        ([], ()),
+    ],
+)
+def test_all_that_was_said_of_a_step_names_who_was_wrong(claims, wrong):
+    assert told_wrong(claims) == wrong
 
 
 def test_incidents_fade():

@@ -253,7 +253,7 @@ def test_a_newer_generation_overtakes_commands_that_are_still_on_their_way():
     assert sent == [(0, 2), (1, 2), (2, 1)]
 
 
-def differed(node: int, copies, again=None) -> Differed:
+def differed(node: int, copies) -> Differed:
     return Differed(
         node=node,
         job=1,
@@ -262,7 +262,6 @@ def differed(node: int, copies, again=None) -> Differed:
         clean_step=7,
         world=3,
         copies=copies,
-        again=again,
     )
 
 
@@ -275,15 +274,15 @@ def test_the_minority_of_replicas_that_disagree_is_named_once():
     assert gather.receive(differed(6, copies), 0) == []
 
 
-def test_two_replicas_that_disagree_are_judged_by_the_step_made_again():
+def test_two_replicas_that_disagree_are_told_with_their_words():
     gather = Gather()
     gather.expect(form(nodes=(4, 5, 6)))
-    (fact,) = gather.receive(differed(4, ((0, 11), (2, 99))), 0)
-    assert fact.nodes == ()
+    (fact,) = gather.receive(differed(4, ((1, 11), (2, 99))), 0)
+    assert (fact.nodes, fact.claims, fact.block) == ((), ((5, 11), (6, 99)), 1)
     gather.expect(form(generation=2, nodes=(4, 5, 6)))
-    again = differed(4, ((0, 11), (2, 99)), again=11)
-    (fact,) = gather.receive(structs.replace(again, generation=2), 0)
-    assert fact.nodes == (6,)
+    again = structs.replace(differed(4, ((1, 11), (2, 11))), generation=2)
+    (fact,) = gather.receive(again, 0)
+    assert (fact.nodes, fact.claims) == ((), ((5, 11), (6, 11)))
 
 
 def test_a_new_durable_checkpoint_is_reported_at_once():

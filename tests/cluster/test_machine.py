@@ -224,8 +224,14 @@ class Anything(RuleBasedStateMachine):
         job, generation, step = self.job(number)
         self.tell(NoProgress(job=job, generation=generation, step=step, nodes=tuple(who)), pause)
 
-    @rule(number=jobs, pause=pauses, who=st.lists(nodes, max_size=2), back=st.integers(0, 30))
-    def corrupt(self, number, pause, who, back):
+    @rule(
+        number=jobs,
+        pause=pauses,
+        who=st.lists(nodes, max_size=2),
+        back=st.integers(0, 30),
+        words=st.lists(st.tuples(nodes, st.integers(0, 2)), max_size=3),
+    )
+    def corrupt(self, number, pause, who, back, words):
         job, generation, step = self.job(number)
         self.tell(
             Corruption(
@@ -234,6 +240,7 @@ class Anything(RuleBasedStateMachine):
                 step=step,
                 clean_step=max(0, step - back),
                 nodes=tuple(who),
+                claims=tuple(words),
             ),
             pause,
         )

@@ -130,13 +130,37 @@ def test_a_flipped_bit_is_found_voted_on_and_undone(disturbed: Disturbed, tmp_pa
     ends_as_if_nothing_happened(stage, job, tmp_path, expected)
 
 
+PAIR = ("parallel.data=2", "parallel.pipeline=1", "parallel.zero=0")
+
+
+@pytest.mark.soak
+def test_of_two_replicas_a_third_names_the_one_that_always_errs(
+    disturbed: Disturbed, tmp_path: Path
+) -> None:
+    expected = undisturbed(tmp_path, 80, *PAIR)
+    stage, job, commits = disturbed(*PAIR, nodes=2, spares=2, steps=80)
+    reach(stage, commits, 5)
+    culprit, honest = stage.node_of(0, job), stage.node_of(1, job)
+    stage.order_fault(culprit, job, "err-0")
+    with explained(stage, job):
+        stage.wait(
+            lambda: culprit.name not in (stage.job(job)["nodes"] or [culprit.name]),
+            "the culprit to be named",
+            END_SECONDS,
+        )
+    made_again = {fact["step"] for fact in stage.events("Corruption", job)}
+    assert len(made_again) == 1 and len(stage.events("Corruption", job)) == 3
+    ends_as_if_nothing_happened(stage, job, tmp_path, expected)
+    states = {node["name"]: node["state"] for node in stage.get("/v1/nodes")["nodes"]}
+    assert states[culprit.name] == "quarantined" != states[honest.name]
+
+
 @pytest.mark.soak
 def test_of_two_replicas_the_one_with_the_flipped_bit_leaves(
     disturbed: Disturbed, tmp_path: Path
 ) -> None:
-    pair = ("parallel.data=2", "parallel.pipeline=1", "parallel.zero=0")
-    expected = undisturbed(tmp_path, 80, *pair)
-    stage, job, commits = disturbed(*pair, nodes=2, spares=1, steps=80)
+    expected = undisturbed(tmp_path, 80, *PAIR)
+    stage, job, commits = disturbed(*PAIR, nodes=2, spares=1, steps=80)
     reach(stage, commits, 5)
     culprit = stage.node_of(1, job)
     stage.order_fault(culprit, job, "flip-0")

@@ -6,7 +6,7 @@ in ``incidents``, a line in ``watch``, and a test with clean noise beside the on
 
 from __future__ import annotations
 
-from phalanx.cluster.detectors.corruption import Verdict, replayed, vote
+from phalanx.cluster.detectors.corruption import Verdict, told_wrong, vote
 from phalanx.cluster.detectors.hang import behind
 from phalanx.cluster.detectors.lemon import score
 from phalanx.cluster.detectors.series import loss_spike, regression, starved
@@ -18,10 +18,10 @@ __all__ = [
     "behind",
     "loss_spike",
     "regression",
-    "replayed",
     "score",
     "slow_compute",
     "slow_transfer",
     "starved",
+    "told_wrong",
     "vote",
 ]

@@ -22,7 +22,8 @@ class Verdict(Struct, frozen=True):
 def vote(shards: Mapping[int, Sequence[tuple[int, int]]]) -> Verdict:
     """Compares replicas of each shard; ``shards``: by shard, (rank, fingerprint) of each replica.
 
-    A strict majority is right. Without one (two replicas that differ), a replay decides.
+    A strict majority is right. Without one (two replicas that differ) the step is made again, by
+    others if need be: see ``told_wrong``.
     """
     wrong: list[int] = []
     undecided: list[int] = []
@@ -42,21 +43,28 @@ def vote(shards: Mapping[int, Sequence[tuple[int, int]]]) -> Verdict:
     return Verdict(tuple(dict.fromkeys(wrong)), tuple(dict.fromkeys(undecided)))
 
 
-def replayed(original: Mapping[int, int], elsewhere: Mapping[int, Sequence[int]]) -> Verdict:
-    """Judges ranks by a micro-batch that others computed again.
+def told_wrong(claims: Sequence[tuple[int, int]]) -> tuple[int, ...]:
+    """Who was wrong, by all that was said of one step in every attempt at it.
 
-    ``original``: fingerprint by rank; ``elsewhere``: by rank, fingerprints of its micro-batch from
-    other nodes. A rank is wrong when the others agree with each other and not with it.
+    ``claims``: (node, fingerprint), oldest first. More different nodes came to the right one than
+    to any other; without such a majority, a node that contradicts itself was wrong at least once.
+    Either way one node must have said the same every time: where none has, the step itself is not
+    deterministic and nothing can be told. (): word stands against word.
     """
-    wrong: list[int] = []
-    undecided: list[int] = []
-    for rank in sorted(original):
-        others = elsewhere.get(rank, ())
-        if not others:
-            continue
-        if any(other != others[0] for other in others):
-            undecided.append(rank)
-        elif others[0] != original[rank]:
-            # One node's word against another's decides nothing.
-            (wrong if len(others) > 1 else undecided).append(rank)
-    return Verdict(tuple(wrong), tuple(undecided))
+    said: dict[int, list[int]] = {}
+    for node, fingerprint in claims:
+        said.setdefault(node, []).append(fingerprint)
+    steady = {n: found[0] for n, found in said.items() if len(found) > 1 and len(set(found)) == 1}
+    backers: dict[int, int] = {}  # of a fingerprint: how many nodes came to it
+    for found in said.values():
+        for fingerprint in dict.fromkeys(found):
+            backers[fingerprint] = backers.get(fingerprint, 0) + 1
+    most = max(backers.values(), default=0)
+    usual = [fingerprint for fingerprint, count in backers.items() if count == most]
+    if not steady:
+        return ()
+    if most > 1 and len(usual) == 1:
+        right = usual[0]
+        known = right in steady.values()
+        return tuple(n for n, found in said.items() if set(found) != {right}) if known else ()
+    return tuple(node for node, found in said.items() if len(set(found)) > 1)

@@ -292,9 +292,14 @@ class Injector:
                 step=clean + 1,
                 clean_step=clean,
                 nodes=culprits,
+                claims=() if culprits else self._claims(job.placement.nodes),
             )
             self.world.leader.tell(fact)
             return
+
+    def _claims(self, nodes: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
+        """What two replicas say of a step: they may agree by now, or insist."""
+        return tuple((node, self.luck.below(2)) for node in (nodes[0], nodes[-1]))
 
     # Controllers and people.
 
