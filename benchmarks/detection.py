@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from phalanx.cluster.detectors import replayed, vote
+from phalanx.cluster.detectors import told_wrong, vote
 from phalanx.cluster.events import EventBody, SlowRank
 from phalanx.cluster.job import GangShape, Placement
 from phalanx.cluster.watch import GangRecord, Watch
@@ -136,11 +136,11 @@ def flipped_bits(shape: GangShape, trials: int) -> int:
         shard, copy = int(luck.integers(0, len(shards))), int(luck.integers(0, replicas))
         rank, usual = shards[shard][copy]
         shards[shard][copy] = (rank, usual ^ 1 << int(luck.integers(0, 62)))
-        verdict = vote(shards)
-        if verdict.undecided:  # the suspects' micro-batches are computed again on two other nodes
-            words = dict(shards[shard])
-            verdict = replayed(words, dict.fromkeys(words, (usual, usual)))
-        right += verdict.wrong == (rank,)
+        wrong = vote(shards).wrong
+        if not wrong:  # both insist; then a third makes the step in the place of one of them
+            stays, third = shards[shard][int(luck.integers(0, 2))], (-1, usual)
+            wrong = told_wrong([*shards[shard], *shards[shard], stays, third])
+        right += wrong == (rank,)
     return right
 
 
