@@ -7,7 +7,6 @@ ends its session. Every write checks the epoch in its own transaction: a deposed
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -17,17 +16,15 @@ from typing import Any
 import psycopg
 
 from phalanx.control.store import (
-    SECRET_BYTES,
     CommandRow,
     Lead,
     Row,
-    Snapshot,
     StoreBusyError,
     StoreError,
     StoreLostError,
     sequences,
 )
-from phalanx.control.store_sqlite import SNAPSHOTS_KEPT
+from phalanx.control.store_sql import Session, SqlStore
 
 LEASE_SECONDS = 5.0  # without a renewal, a leader counts as hung
 LOCK = 0x7068616C  # of the advisory lock, with the number of the schema
@@ -47,8 +44,10 @@ INSERT INTO leader VALUES (TRUE, 0, '', '', 0, now()) ON CONFLICT DO NOTHING;
 """
 
 
-class PostgresStore:
+class PostgresStore(SqlStore):
     """One session to write, one to read; both are made again when they break."""
+
+    MARK = "%s"
 
     def __init__(self, url: str, lease_seconds: float = LEASE_SECONDS) -> None:
         self.url = url
@@ -118,109 +117,23 @@ class PostgresStore:
 
     def renew(self) -> None:
         """Say that this leader is well."""
-        with self._using, self._fenced():
-            self._writer.execute("UPDATE leader SET renewed = now()")
+        with self._writing() as cursor:
+            cursor.execute("UPDATE leader SET renewed = now()")
 
-    def append(self, events: Sequence[Row], commands: Sequence[CommandRow]) -> None:
-        """One transaction, which also proves that this server still leads."""
-        with self._using, self._fenced() as cursor:
-            try:
-                cursor.executemany("INSERT INTO events VALUES (%s, %s, %s)", events)
-            except psycopg.errors.UniqueViolation:
-                text = f"{sequences(events)} are already there: another server wrote them"
-                raise StoreLostError(text) from None
-            cursor.executemany(
-                "INSERT INTO commands VALUES (%s, %s) ON CONFLICT (sequence) "
-                "DO UPDATE SET body = excluded.body",
-                commands,
-            )
-
-    def set_aside(self, sequence: int, body: bytes, why: str) -> None:
-        """Keep the original apart and replace it."""
-        with self._using, self._fenced() as cursor:
-            cursor.execute(
-                "INSERT INTO aside SELECT sequence, body, %s FROM events WHERE sequence = %s "
-                "ON CONFLICT DO NOTHING",
-                (why, sequence),
-            )
-            cursor.execute("UPDATE events SET body = %s WHERE sequence = %s", (body, sequence))
-
-    def save_snapshot(self, snapshot: Snapshot) -> None:
-        """Keep it and the one before it."""
-        with self._using, self._fenced() as cursor:
-            cursor.execute(
-                "INSERT INTO snapshots VALUES (%s, %s, %s, %s) ON CONFLICT (sequence) DO UPDATE "
-                "SET version = excluded.version, core = excluded.core, answers = excluded.answers",
-                (snapshot.sequence, snapshot.version, snapshot.core, snapshot.answers),
-            )
-            cursor.execute(
-                "DELETE FROM snapshots WHERE sequence NOT IN "
-                "(SELECT sequence FROM snapshots ORDER BY sequence DESC LIMIT %s)",
-                (SNAPSHOTS_KEPT,),
-            )
-
-    def last_snapshot(self) -> Snapshot | None:
-        """The newest one."""
-        rows = self._read(
-            "SELECT sequence, version, core, answers FROM snapshots ORDER BY sequence DESC LIMIT 1"
-        )
-        for sequence, version, core, answers in rows:
-            return Snapshot(sequence=sequence, version=version, core=core, answers=answers)
-        return None
-
-    def oldest_snapshot(self) -> int:
-        """The oldest that is kept."""
-        ((sequence,),) = self._read("SELECT min(sequence) FROM snapshots")
-        return int(sequence or 0)
-
-    def drop_events(self, until: int) -> None:
-        """Up to a sequence, at most to the oldest snapshot."""
-        with self._using, self._fenced() as cursor:
-            for table in ("events", "commands"):
-                cursor.execute(
-                    f"DELETE FROM {table} WHERE sequence <= %s AND sequence <= "
-                    "(SELECT coalesce(min(sequence), 0) FROM snapshots)",
-                    (until,),
-                )
-
-    def events(self, after: int, limit: int) -> list[Row]:
-        """Events behind a sequence, oldest first."""
-        return self._read(
-            "SELECT sequence, time_ns, body FROM events WHERE sequence > %s "
-            "ORDER BY sequence LIMIT %s",
-            (after, limit),
-        )
+    def _insert(self, session: Session, events: Sequence[Row]) -> None:
+        try:
+            super()._insert(session, events)
+        except psycopg.errors.UniqueViolation:
+            text = f"{sequences(events)} are already there: another server wrote them"
+            raise StoreLostError(text) from None
 
     def commands(self, sequences: Sequence[int]) -> list[CommandRow]:
         """What some events gave."""
-        return self._read(
+        rows = self._read(
             "SELECT sequence, body FROM commands WHERE sequence = ANY(%s) ORDER BY sequence",
             (list(sequences),),
         )
-
-    def tokens(self) -> list[tuple[str, bytes]]:
-        """Every token's id and record."""
-        return self._read("SELECT id, record FROM tokens ORDER BY id")
-
-    def put_token(self, token: str, record: bytes) -> None:
-        """Keep the record of a token."""
-        with self._using, self._fenced() as cursor:
-            cursor.execute(
-                "INSERT INTO tokens VALUES (%s, %s) ON CONFLICT (id) "
-                "DO UPDATE SET record = excluded.record",
-                (token, record),
-            )
-
-    def secret(self, name: str) -> bytes:
-        """Made once, by whoever leads first."""
-        made = secrets.token_bytes(SECRET_BYTES)
-        with self._using, self._fenced() as cursor:
-            cursor.execute(
-                "INSERT INTO secrets VALUES (%s, %s) ON CONFLICT DO NOTHING", (name, made)
-            )
-            row = cursor.execute("SELECT value FROM secrets WHERE name = %s", (name,)).fetchone()
-        assert row is not None
-        return bytes(row[0])
+        return [(sequence, body) for sequence, body in rows]
 
     def close(self) -> None:
         """Give the lock back and close both sessions."""
@@ -232,22 +145,23 @@ class PostgresStore:
                 session.close()
         self.epoch = 0
 
-    def _read(self, statement: str, values: tuple[object, ...] = ()) -> list[tuple]:  # type: ignore[type-arg]
+    def _read(self, statement: str, values: tuple[object, ...] = ()) -> list[tuple[Any, ...]]:
         with self._reading, self._explained():
             if self._reader.closed:
                 self._reader = self._connect()
             return self._reader.execute(statement, values).fetchall()
 
     @contextmanager
-    def _fenced(self) -> Iterator[psycopg.Cursor[Any]]:
+    def _writing(self) -> Iterator[psycopg.Cursor[Any]]:
         """A transaction of the leader. The row's lock makes a takeover wait for its end."""
-        if not self.epoch:
-            raise StoreLostError("this server does not lead")
-        with self._explained(), self._writer.transaction(), self._writer.cursor() as cursor:
-            row = cursor.execute("SELECT epoch FROM leader FOR SHARE").fetchone()
-            if row is None or row[0] != self.epoch:
-                raise StoreLostError(f"another server leads (epoch {row and row[0]})")
-            yield cursor
+        with self._using:
+            if not self.epoch:
+                raise StoreLostError("this server does not lead")
+            with self._explained(), self._writer.transaction(), self._writer.cursor() as cursor:
+                row = cursor.execute("SELECT epoch FROM leader FOR SHARE").fetchone()
+                if row is None or row[0] != self.epoch:
+                    raise StoreLostError(f"another server leads (epoch {row and row[0]})")
+                yield cursor
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
