@@ -40,7 +40,8 @@ class Traced(Drive):
         return commands
 
     def told(self) -> list[ReadableSpan]:
-        self.spans._provider.force_flush()
+        """All that was said, now that no more follows."""
+        self.spans.close()
         return sorted(self.exporter.get_finished_spans(), key=lambda span: span.start_time or 0)
 
 
