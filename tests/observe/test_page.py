@@ -162,12 +162,15 @@ def test_an_incident_ends_with_the_first_step_of_the_gang_that_formed_again(run:
         names = f"/v1/jobs/{run.job}/metrics?names=generation"
         return dict(run.stage.get(names)["series"]["generation"])
 
-    run.stage.wait(incidents, "the incident", 120)
-    told = incidents()[0]["evidence"]
+    run.stage.wait(
+        lambda: (found := incidents()) and "resumed_seconds" in found[0]["evidence"], "its end", 120
+    )
+    incident = incidents()[0]
+    told = incident["evidence"]
     run.stage.wait(lambda: told["generation"] in curve()["value"], "its steps to be stored", 120)
     steps = curve()
     first = steps["time"][steps["value"].index(told["generation"])]
-    assert told["resumed_seconds"] == pytest.approx(first - incidents()[0]["time"], abs=0.02)
+    assert told["resumed_seconds"] == pytest.approx(first - incident["time"], abs=0.02)
     assert told["resumed_seconds"] >= told["restored_seconds"] > 0
 
 
