@@ -114,8 +114,8 @@ def test_a_run_saves_by_itself_and_says_why(tmp_path: Path) -> None:
         tmp_path,
         checkpoint__failure_rate=100_000,
         checkpoint__at_end="false",
-        train__steps=100,
-        log__every=50,
+        train__steps=30,
+        log__every=10,
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("phalanx.train.interval.best_interval", lambda mtbf, stall: 0.2)
