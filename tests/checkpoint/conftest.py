@@ -6,10 +6,9 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
-from tests.checkpoint.waiting import keepers_below
+from tests.checkpoint.waiting import eventually, keepers_below
 
 
 @pytest.fixture(autouse=True)
@@ -18,7 +17,6 @@ def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="phx-") as folder:
         monkeypatch.setenv("XDG_RUNTIME_DIR", folder)
         yield Path(folder)
-        left = keepers_below(folder)
-        for process in left:
+        for process in keepers_below(folder):
             process.kill()
-        psutil.wait_procs(left, timeout=60)
+        assert eventually(lambda: not keepers_below(folder))
