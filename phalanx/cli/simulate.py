@@ -128,9 +128,7 @@ def compare(
             worlds = {base.name: ()} | _variants(variant, base.name)
         if len(worlds) == 1:
             rule = "has no variants to compare with"
-            fix = (
-                f'e.g. phalanx simulate compare {scenario} --with "no spares: fleet.spare_nodes=0"'
-            )
+            fix = f'name one with --with "NAME: KEY=VALUE"; keys: phalanx simulate keys {scenario}'
             raise ConfigError("scenario", scenario, rule, fix)
         chosen = {name: load_scenario(scenario, [*changes, *more]) for name, more in worlds.items()}
         numbers = _numbers(seed, seeds)

@@ -80,9 +80,11 @@ def _over_time(axes: Axes, timeline: Timeline, times: list[float]) -> None:
     axes.plot(times, [101.5] * len(times), "|", color=COLOURS["restart"], ms=6, mew=0.6)
     axes.text(0, 103, "interruptions", fontsize=8, color=COLOURS["restart"], va="bottom")
     axes.set_xlim(0, timeline.days[-1] if timeline.days else 1)
-    axes.set_ylim(_floor(rows, names), 106)
+    floor = _floor(rows, names)
+    axes.set_ylim(floor, 106)
     axes.set_xlabel("days", fontsize=9, color=INK)
-    axes.set_ylabel("% of all GPU time", fontsize=9, color=INK)
+    cut = f" (the axis begins at {floor:.0f})" if floor else ""
+    axes.set_ylabel(f"% of all GPU time{cut}", fontsize=9, color=INK)
     heading = f"The fleet over time (each bar {duration(width * 86400)})"
     axes.set_title(heading, fontsize=10, loc="left", color=INK)
     axes.legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
@@ -125,5 +127,8 @@ def _causes(axes: Axes, result: SeedResult) -> None:
         axes.text(count, row, f" {count}", va="center", fontsize=8, color=INK)
     axes.set_yticks(range(len(rows)), [name.replace("_", " ") for name, _ in rows])
     axes.invert_yaxis()
+    if not rows:
+        axes.set_xlim(0, 1)
+        axes.text(0.5, 0.5, "nothing", fontsize=9, color=INK, ha="center", transform=axes.transAxes)
     axes.set_xlabel("interruptions", fontsize=9, color=INK)
     axes.set_title("What interrupted jobs", fontsize=10, loc="left", color=INK)

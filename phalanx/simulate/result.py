@@ -41,7 +41,7 @@ class SeedResult(Struct, kw_only=True):
     peak_memory_mb: float = 0.0
     buckets: dict[str, float] = field(default_factory=dict)  # shares of all GPU time
     by_cause: dict[str, int] = field(default_factory=dict)  # interruptions
-    rungs: dict[str, int] = field(default_factory=dict)  # ways out that the core took
+    rungs: dict[str, int] = field(default_factory=dict)  # decisions that formed gangs
     lost_gpu_hours: dict[str, float] = field(default_factory=dict)  # by cause
     mttf_hours: dict[str, float] = field(default_factory=dict)  # by GPUs of a job
     faults: dict[str, int] = field(default_factory=dict)  # injected, by kind (chaos)

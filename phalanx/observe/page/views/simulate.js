@@ -78,7 +78,7 @@ export function simulateView({ rest: [chosen = ""], go }) {
       card("In all", `${summary.scenario}, ${whole(seeds[0].gpus)} GPUs for ${short(seeds[0].days)} days${summary.violations ? `; ${whole(summary.violations)} violations` : "; no invariant was violated"}`, h("dl", { class: "figures" }, figures)),
       card("Where the GPU time went", "", h("div", { class: "steps" }, shares.map(([name, value]) => h("div", { class: "step", "data-name": name }, h("span", {}, words(name)),
         h("div", { class: "track" }, h("div", { class: "part", style: { width: `${Number(value) / 1e7}%`, background: tint(name) } })), h("span", { class: "value" }, percent(Number(value) / 1e9, 2)))))),
-      small("Interruptions", ["cause", "times"], Object.entries(summary.by_cause), short), small("Ways out", ["decision", "times"], Object.entries(seeds[0].rungs), whole),
+      small("Interruptions", ["cause", "times"], Object.entries(summary.by_cause), short), small("What formed gangs", ["decision", "times"], Object.entries(seeds[0].rungs), whole),
       small("Losses", ["cause", "GPU-hours"], Object.entries(seeds[0].lost_gpu_hours), short));
   }
   return { node, refresh };
