@@ -180,6 +180,7 @@ def _queue_problems(policy: QueuePolicy) -> list[Problem]:
         "backfill_depth",
         "grace_ns",
         "least_run_ns",
+        "most_stay_ns",
         "starving_ns",
         "starving_reservations",
         "replan_ns",

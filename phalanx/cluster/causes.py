@@ -85,6 +85,7 @@ _ROWS = (
     Cause("connection_lost", "hardware", "replace", 900_000, "its connection broke"),
     Cause("stuck", "hardware", "suspect", 500_000, "it did not answer in time"),
     Cause("failed_check", "hardware", "replace", 900_000, "it failed a check"),
+    Cause("node_changed", "hardware", "replace", 1_000_000, "it came back as another machine"),
 )
 CAUSES = {row.name: row for row in _ROWS}
 UNKNOWN = Cause("unknown", "software", "suspect", 300_000, "nobody knows")

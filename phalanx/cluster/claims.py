@@ -17,6 +17,7 @@ from phalanx.cluster.column import Column
 from phalanx.cluster.decisions import Reserved
 from phalanx.cluster.horizon import earliest, length_ns
 from phalanx.cluster.job import Job
+from phalanx.cluster.policy import QueuePolicy
 from phalanx.cluster.preemption import Eviction, choose
 from phalanx.cluster.request import Request
 from phalanx.cluster.room import room_of, set_of_nodes
@@ -25,6 +26,8 @@ from phalanx.cluster.waiting import Ranks, base_parts
 
 if TYPE_CHECKING:
     from phalanx.cluster.queue import Queue
+
+MOST_DOUBLED = 40  # times: more would be longer than anything lasts
 
 
 def holds(queue: Queue, view: View, promise: Reserved) -> bool:
@@ -116,12 +119,15 @@ def evict(
 ) -> Eviction | None:
     """Who leaves or shrinks for a job that has the right to ask for it; not who leaves anyway."""
     rule = view.policy.queue.qos.get(job.spec.qos)
-    owner = ranks.entitled(job.spec.team, gpus)
-    loans = on_loan(queue, view, job.spec.team) if owner else {}
+    loans: dict[int, None] = {}
+    if ranks.entitled(job.spec.team, gpus):
+        loans = on_loan(queue, view, job.spec.team)
+    elif view.quotas and starves(view, job):
+        loans = on_loan(queue, view, "")  # guests take turns
     preempts = rule is not None and rule.preempts
     if not loans and not preempts:
         return None
-    least_run, now = view.policy.queue.least_run_ns, view.now_ns
+    policy, now = view.policy.queue, view.now_ns
     mine = _rank(view, job)
     stoppable: list[Job] = []
     shrinkable: list[tuple[Job, int]] = []
@@ -130,18 +136,37 @@ def evict(
     )
     for number in view.active if preempts else loans:
         other = view.jobs[number]
-        if other.state == "draining" or number in asked or now < other.started_ns + least_run:
+        ripe = now >= other.started_ns + policy.least_run_ns
+        if other.state == "draining" or number in asked or not ripe:
             continue
         lower = preempts and other.spec.preemptible and _rank(view, other) < mine
         if number in loans or lower:
-            stoppable.append(other)
+            if now >= stays_until_ns(policy, other):
+                stoppable.append(other)
             if other.spec.gang.least_replicas:
                 shrinkable.append((other, other.spec.gang.floor))
     return choose(view, request, shrinkable, stoppable)
 
 
+def starves(view: View, job: Job) -> bool:
+    """Whether a pending job has waited too long."""
+    return view.now_ns - job.queued_ns >= view.policy.queue.starving_ns
+
+
+def stays_until_ns(policy: QueuePolicy, job: Job) -> int:
+    """Until when nobody may send a running job away.
+
+    Each time it was sent away the time doubles, so that it happens a bounded number of times;
+    a job that starved before it started has all of it at once.
+    """
+    earned = policy.least_run_ns << min(job.preemptions, MOST_DOUBLED)
+    if job.waited_ns >= policy.starving_ns:
+        earned = policy.most_stay_ns
+    return job.started_ns + max(policy.least_run_ns, min(earned, policy.most_stay_ns))
+
+
 def on_loan(queue: Queue, view: View, lender: str) -> dict[int, None]:
-    """Jobs of other teams that run on what those teams do not own: the last that started."""
+    """Jobs on what their teams do not own, the last that started; not of the lender itself."""
     over = {
         team: quota_gpus(view, team)
         for team, held in queue.state.held.items()

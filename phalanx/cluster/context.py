@@ -7,6 +7,7 @@ from heapq import heappop, heappush
 from msgspec import Struct
 
 from phalanx.cluster.commands import Command, CommandBody, Level, Notify
+from phalanx.cluster.fleet import Node
 from phalanx.cluster.job import Job
 from phalanx.cluster.ledger import Ledger
 from phalanx.cluster.policy import Policy
@@ -39,6 +40,7 @@ class HealthState(Struct, kw_only=True):
     incarnation: dict[int, int] = {}  # of each node's agent
     drain_deadline: dict[int, int] = {}
     doomed: dict[int, str] = {}  # quarantined by a person as soon as they are empty
+    renewed: dict[int, Node] = {}  # came back as other machines: described so when they are empty
 
 
 class FlushState(Struct, kw_only=True):

@@ -20,6 +20,7 @@ from phalanx.cluster import (
     nodes,
     orders,
     recovery,
+    renewal,
     storage,
 )
 from phalanx.cluster.admit import policy_problems
@@ -234,6 +235,7 @@ def _schedule(ctx: Context, _about: int, _token: int) -> None:
     ctx.schedule_ns = None
     changed, ctx.capacity_changed = ctx.capacity_changed, False
     if changed:
+        renewal.take_over(ctx)
         health.examine_idle(ctx)
         elastic.use_capacity(ctx)
     elastic.lend_pool(ctx)

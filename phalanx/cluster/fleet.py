@@ -169,16 +169,11 @@ class Fleet:
         self.nodes.append(node)
         self.index[node.name] = number
         self.held.append({})
-        full = (1 << node.gpus) - 1
         row = {
             "state": int(state),
             "node_class": self._class_of(node),
             **{place: self._place(place, name) for place, name in places_of(node).items()},
-            "gpus": node.gpus,
-            "free_mask": full,
-            "free_gpus": node.gpus,
-            "free_cpus": node.cpus,
-            "free_memory": node.memory_bytes,
+            **_free_row(node),
             "spare_for": 0,
             "rails_down": 0,
         }
@@ -189,19 +184,31 @@ class Fleet:
         self.changed[number] = None
         return number
 
+    def renew(self, node: int, new: Node) -> None:
+        """Describes a node that holds no work anew. Classes are numbered as if it always was so."""
+        assert not self.held[node] and new.name == self.nodes[node].name
+        columns, old = self._columns, self.nodes[node]
+        self.nodes[node] = new
+        self.idle_gpus[columns["state"][node]] += new.gpus - old.gpus
+        self.total_gpus += new.gpus - old.gpus
+        for name, value in _free_row(new).items():
+            columns[name][node] = value
+        self.classes, self._class_index = [], {}
+        self.places = {place: [] for place in PLACES}
+        self._place_index = {place: {} for place in PLACES}
+        for number, known in enumerate(self.nodes):
+            columns["node_class"][number] = self._class_of(known)
+            for place, name in places_of(known).items():
+                columns[place][number] = self._place(place, name)
+        self.changed[node] = None
+        self.room = None
+
     def problem_of(self, node: Node) -> Problem | None:
         """Why a node cannot be part of the fleet; None: it can."""
-        if not node.name:
-            return problem("name", '""', "a node must have a name", "give it one")
         if node.name in self.index:
             rule = "is already the name of a node of the fleet"
             return problem("name", node.name, rule, "choose another one")
-        bounds = {"gpus": MOST_NODE_GPUS, "cpus": MOST, "memory_bytes": MOST, "rails": MOST_RAILS}
-        for key, most in bounds.items():
-            if not 0 <= getattr(node, key) <= most:
-                rule = f"must be 0 to {most} ({node.name})"
-                return problem(key, getattr(node, key), rule, "correct it")
-        return None
+        return bad_node(node)
 
     def state(self, node: int) -> NodeState:
         """A node's state."""
@@ -318,7 +325,7 @@ class Fleet:
     def _class_of(self, node: Node) -> int:
         known = NodeClass(
             node.kind,
-            tuple(sorted({*node.features, *((node.kind,) if node.kind else ())})),
+            features_of(node),
             node.partition,
             node.gpus,
             node.cpus,
@@ -348,6 +355,34 @@ def places_of(node: Node) -> dict[str, str]:
         "rack": rack,
         "power": node.power or rack,
         "switch": node.switch or node.leaf,
+    }
+
+
+def bad_node(node: Node) -> Problem | None:
+    """Why there can be no such node; None: there can."""
+    if not node.name:
+        return problem("name", '""', "a node must have a name", "give it one")
+    bounds = {"gpus": MOST_NODE_GPUS, "cpus": MOST, "memory_bytes": MOST, "rails": MOST_RAILS}
+    for key, most in bounds.items():
+        if not 0 <= getattr(node, key) <= most:
+            rule = f"must be 0 to {most} ({node.name})"
+            return problem(key, getattr(node, key), rule, "correct it")
+    return None
+
+
+def features_of(node: Node) -> tuple[str, ...]:
+    """The words that constraints can name of a node, its kind among them."""
+    return tuple(sorted({*node.features, *((node.kind,) if node.kind else ())}))
+
+
+def _free_row(node: Node) -> dict[str, int]:
+    """The columns of an empty node."""
+    return {
+        "gpus": node.gpus,
+        "free_mask": (1 << node.gpus) - 1,
+        "free_gpus": node.gpus,
+        "free_cpus": node.cpus,
+        "free_memory": node.memory_bytes,
     }
 
 

@@ -110,7 +110,7 @@ def let_in(ctx: Context, job: Job) -> None:
         return
     job.state = "pending"
     job.eligible = True
-    job.queued_ns = ctx.now_ns
+    job.queued_ns = ctx.now_ns - job.waited_ns
     job.why = reason("queued")
     ctx.view.pending[job.id] = None
     ctx.queue.on_pending(ctx.view, job)
@@ -124,6 +124,7 @@ def start(ctx: Context, decision: Start) -> None:
     ctx.view.active[job.id] = None
     job.placement = placement
     job.started_ns = ctx.now_ns
+    job.waited_ns = ctx.now_ns - job.queued_ns
     job.gang = Gang(reshaped_ns=ctx.now_ns)
     ctx.ledger.start(job, held_gpus(ctx, job), spare_gpus(ctx, placement), "start")
     if job.spec.time_limit_ns:
@@ -180,7 +181,8 @@ def leave(ctx: Context, job: Job, state: JobState, why: Reason) -> None:
     release(ctx, job)
     if state == "pending":
         if why.code == "time_limit":
-            job.ran_ns = 0  # the next allocation has the whole limit again
+            # The next allocation has the whole limit again, and is waited for like the first.
+            job.ran_ns = job.waited_ns = 0
         job.state = "pending"
         let_in(ctx, job)
         job.why = job.why if job.held else why
@@ -295,6 +297,7 @@ def hold(ctx: Context, fact: Hold) -> None:
     changed, job.held = job.held != fact.held, fact.held
     if changed and fact.held and job.id in ctx.view.pending:
         job.eligible = False
+        job.waited_ns = ctx.now_ns - job.queued_ns
         del ctx.view.pending[job.id]
         ctx.queue.on_withdrawn(ctx.view, job)
         job.why = reason("held")

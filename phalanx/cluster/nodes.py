@@ -19,12 +19,13 @@ from phalanx.cluster.events import (
     QuarantineNode,
     ReadmitNode,
 )
-from phalanx.cluster.fleet import NodeState
+from phalanx.cluster.fleet import NodeState, bad_node
 from phalanx.cluster.gangs import gang_of, go_order, outstanding, stop_on
 from phalanx.cluster.job import Job
 from phalanx.cluster.messages import Holding, Inventory
 from phalanx.cluster.reasons import Reason, reason, sentences
 from phalanx.cluster.recovery import broken, degrade
+from phalanx.cluster.renewal import renew
 
 UNHEARD = ("node_silent", "connection_lost")  # causes after which nobody knows how a node is
 
@@ -95,6 +96,11 @@ def on_joined(ctx: Context, fact: NodeJoined) -> None:
             health.test(ctx, node)
         ctx.look_at_queue(capacity=True)
         return
+    wrong = bad_node(fact.node)
+    if wrong is not None:  # what is known of it stays
+        ctx.notify(reason("bad_node", problem=str(wrong)), node=node, level="warning")
+    elif fact.inventory.incarnation >= ctx.health.incarnation.get(node, 0):
+        renew(ctx, node, fact.node)
     on_seen(ctx, NodeSeen(node=node, inventory=fact.inventory))
 
 
@@ -112,7 +118,7 @@ def on_seen(ctx: Context, fact: NodeSeen) -> None:
         ctx.fleet.set_state(node, NodeState.SUSPECT, ctx.now_ns, reason("seen"))
         if not ctx.fleet.held[node]:
             health.examine(ctx, node)
-    elif state is NodeState.SUSPECT and node not in ctx.health.testing:
+    elif state is NodeState.SUSPECT and node not in {**ctx.health.testing, **ctx.health.renewed}:
         health.readmit(ctx, node, reason("seen"))
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from msgspec import structs
 
 from phalanx.cluster import windows
-from phalanx.cluster.claims import evict, holds, promise_start, quota_gpus
+from phalanx.cluster.claims import evict, holds, promise_start, quota_gpus, starves
 from phalanx.cluster.decisions import Decision, Preempt, Reserved, Resize, Start
 from phalanx.cluster.horizon import length_ns
 from phalanx.cluster.job import Job, Placement
@@ -22,6 +22,7 @@ from phalanx.cluster.reasons import Reason, reason, sentences
 from phalanx.cluster.room import Nodes, room_of
 from phalanx.cluster.state import View
 from phalanx.cluster.waiting import Demand, Front, Lane, Ranks
+from phalanx.cluster.why import span_of
 
 if TYPE_CHECKING:
     from phalanx.cluster.queue import Queue
@@ -34,6 +35,8 @@ sentences(
         "preempted_for": "job {job} has a class of service that preempts, and needs its nodes",
         "reclaimed": "team {team} holds {held} GPUs and owns {owned}: job {job} of team {lender}"
         " needs what it lent",
+        "turn": "job {job} has waited {span}, and team {team} holds {held} GPUs and owns {owned}:"
+        " guests take turns",
         "shrunk_for": "job {job} needs nodes, and {replicas} replicas are enough for this one",
         "window_opens": "its nodes must be free for {name}",
     }
@@ -236,8 +239,10 @@ class Pass:
         oldest = sorted(entry for entry in first if entry[0] <= limit)
         for _, number in oldest[: self._policy.starving_reservations]:
             lane, demand, _ = waiting.where[number]
-            if self._queue.gate(self._view, lane, demand.least_gpus) is None:
-                self._reserve(self._view.jobs[number], demand, firm=True)
+            job = self._view.jobs[number]
+            gated = self._queue.gate(self._view, lane, demand.least_gpus) is not None
+            if not gated and not self._claims(job, demand):
+                self._reserve(job, demand, firm=True)
 
     def _claims(self, job: Job, demand: Demand) -> bool:
         """Whether others leave for a job; asks them to, if it has the right."""
@@ -262,14 +267,14 @@ class Pass:
             if self._view.quotas or (rule is not None and rule.preempts):
                 state.tried_ns[job.id] = now
             return False
-        self._ask(job, found)
+        self._ask(job, found, demand.gpus)
         return True
 
-    def _ask(self, job: Job, found: Eviction) -> None:
+    def _ask(self, job: Job, found: Eviction, gpus: int) -> None:
         grace, now = self._policy.grace_ns, self._view.now_ns
         for offer in found.offers:
             self._leaving[offer.job] = None
-            why = self._reason(job, offer)
+            why = self._reason(job, offer, gpus)
             if offer.replicas:
                 self._decisions.append(Resize(offer.job, offer.replicas, why))
             else:
@@ -286,14 +291,18 @@ class Pass:
         )
         self._binds(job.id)
 
-    def _reason(self, job: Job, offer: Offer) -> Reason:
+    def _reason(self, job: Job, offer: Offer, gpus: int) -> Reason:
         if offer.replicas:
             return reason("shrunk_for", job=job.id, replicas=offer.replicas)
         team = self._view.jobs[offer.job].spec.team
         held, owned = self._queue.state.held.get(team, 0), quota_gpus(self._view, team)
-        if team != job.spec.team and held > owned and self._view.quotas:
-            lender = job.spec.team
-            return reason("reclaimed", job=job.id, lender=lender, team=team, held=held, owned=owned)
+        loan = {"job": job.id, "team": team, "held": held, "owned": owned}
+        if held <= owned or not self._view.quotas:
+            return reason("preempted_for", job=job.id)
+        if self._ranks.entitled(job.spec.team, gpus) and team != job.spec.team:
+            return reason("reclaimed", lender=job.spec.team, **loan)
+        if starves(self._view, job):
+            return reason("turn", span=span_of(self._view.now_ns - job.queued_ns), **loan)
         return reason("preempted_for", job=job.id)
 
     def _empty_windows(self) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from phalanx.cluster import fairshare, windows
 from phalanx.cluster.admit import admit
+from phalanx.cluster.claims import stays_until_ns
 from phalanx.cluster.decisions import (
     Decision,
     Pending,
@@ -84,8 +85,8 @@ class Queue:
         now, policy = view.now_ns, view.policy.queue
         times = [windows.next_edge_ns(view)]
         if self.waiting.lanes:
-            oldest = min(lane.entries[0][0] for lane in self.waiting.lanes.values())
-            times.append(oldest + policy.starving_ns)
+            oldest = (lane.entries[0][0] for lane in self.waiting.lanes.values())
+            times += [queued_ns + policy.starving_ns for queued_ns in oldest]
             for promise in self.state.reserved.values():
                 times += [promise.start_ns, promise.start_ns + policy.grace_ns]
         if self.state.tried_ns:
@@ -96,7 +97,11 @@ class Queue:
         """When somebody can first be asked to leave who could not when a job last tried."""
         policy, tried = view.policy.queue, min(self.state.tried_ns.values())
         soonest = tried + policy.replan_ns
-        ripe = (view.jobs[number].started_ns + policy.least_run_ns for number in view.active)
+        running = [view.jobs[number] for number in view.active]
+        ripe = [stays_until_ns(policy, job) for job in running]
+        ripe += [
+            job.started_ns + policy.least_run_ns for job in running if job.spec.gang.least_replicas
+        ]
         times = (max(at, soonest) for at in ripe if at > tried)
         return min((at for at in times if at > view.now_ns), default=None)
 

@@ -44,18 +44,19 @@ class Demand:
         self.least_gpus = least_gpus  # of the fewest replicas that they start with
         shape = request.shape
         self.least_slots = shape.slots(min(shape.floor, request.replicas))
-        self._suiting: tuple[int, tuple[int, ...]] = (-1, ())  # classes that the fleet had, found
+        # The room and how many classes the fleet had, and what was found.
+        self._suiting: tuple[Room | None, int, tuple[int, ...]] = (None, -1, ())
         self.bound_ns = key[-2]  # the longest that they hold nodes; None: nobody says
         self.length_ns = key[-1]  # how long they hold them as far as one can tell
         self.lanes: dict[Lane, list[Entry]] = {}  # sorted
 
     def suiting(self, room: Room, classes: int) -> tuple[int, ...]:
         """Classes of nodes that would do, of so many that the fleet has."""
-        if self._suiting[0] != classes:
+        if self._suiting[0] is not room or self._suiting[1] != classes:
             asked = self.request
             found = room.suiting(asked.shape, asked.constraint, asked.partition)
-            self._suiting = (classes, found)
-        return self._suiting[1]
+            self._suiting = (room, classes, found)
+        return self._suiting[2]
 
 
 class Waiting:

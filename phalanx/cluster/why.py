@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import structs
 
-from phalanx.cluster.claims import promise_start
+from phalanx.cluster.claims import on_loan, promise_start, stays_until_ns
 from phalanx.cluster.decisions import Pending
 from phalanx.cluster.horizon import bound_ns
 from phalanx.cluster.job import Job
@@ -30,6 +30,8 @@ sentences(
         " that runs there has no time limit)",
         "others_leave": "{jobs} jobs are asked to leave for it, and it starts in about {span}",
         "waits_for_room": "{problem}; jobs ahead of it: {ahead}",
+        "guests_stay": "{problem}; jobs that run on what team {team} lent: {guests}, and the first"
+        " can be asked to leave in {span}",
         "waits_for_window": "its nodes are wanted for {name} before it would be sure to have ended"
         " (its time limit: {limit})",
         "kept_for_others": "there is room, but it is promised to job {job} in {span}, before this"
@@ -58,6 +60,8 @@ def explain(queue: Queue, view: View, number: int) -> Pending:
         return Pending(why, None, parts)
     ahead, gpus_ahead, work_ahead = _ahead(queue, ranks, number)
     why, now = _obstacle(queue, view, job, ahead)
+    if why.code == "waits_for_room" and ranks.entitled(lane.team, demand.gpus):
+        why = _with_guests(queue, view, lane.team, why)
     if promise is not None and promise.start_ns > view.now_ns and not now:
         span = span_of(promise.start_ns - view.now_ns)
         if promise.asked:
@@ -97,6 +101,17 @@ def _obstacle(queue: Queue, view: View, job: Job, ahead: int) -> tuple[Reason, b
     if ahead > depth:
         return reason("beyond_depth", ahead=ahead, depth=depth), False
     return reason("next_look"), True
+
+
+def _with_guests(queue: Queue, view: View, team: str, why: Reason) -> Reason:
+    """The reason of a job that has a right to its GPUs: who may keep them for a while."""
+    policy, guests = view.policy.queue, on_loan(queue, view, team)
+    staying = [stays_until_ns(policy, view.jobs[number]) for number in guests]
+    if not staying or min(staying) <= view.now_ns:
+        return why  # some can be asked now
+    span = span_of(min(staying) - view.now_ns)
+    facts = {"problem": why.facts["problem"], "team": team, "guests": len(guests), "span": span}
+    return reason(why.code, **{**why.facts, "problem": str(reason("guests_stay", **facts))})
 
 
 def _ahead(queue: Queue, ranks: Ranks, number: int) -> tuple[int, int, int]:

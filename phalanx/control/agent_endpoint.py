@@ -76,8 +76,15 @@ def bad_node(node: Node) -> str:
     return ""
 
 
+def is_known(hub: Hub, register: Register) -> bool:
+    """Whether the core has this very node; one that changed joins again."""
+    fleet = hub.controller.core.view.fleet
+    known = fleet.index.get(register.node.name)
+    return known is not None and fleet.nodes[known] == register.node
+
+
 def new_node(register: Register) -> NodeJoined:
-    """The event of a node that nobody knew."""
+    """The event of a node that nobody knew, or that is not what it was."""
     return NodeJoined(node=register.node, inventory=register.inventory, healthy=register.healthy)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from phalanx.control.agent_endpoint import bad_register, let_in, new_node
+from phalanx.control.agent_endpoint import bad_register, is_known, let_in, new_node
 from phalanx.control.auth import AuthError, Token, bearer, require
 from phalanx.control.controller import UnavailableError
 from phalanx.control.frames import (
@@ -181,10 +181,10 @@ class AgentSocket(asyncio.Protocol):
         if refused is not None:
             self._audit(403, refused.message)
             self.close(refused)
-        elif register.node.name in hub.controller.core.view.fleet.index:
+        elif is_known(hub, register):
             self._let_in(hub, register)
         else:
-            self._transport.pause_reading()  # what follows is of a node that has a number
+            self._transport.pause_reading()  # what follows is of a node that the core knows so
             self._joining = asyncio.ensure_future(self._join(hub, register))
 
     async def _join(self, hub: Hub, register: Register) -> None:

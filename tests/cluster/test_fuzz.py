@@ -10,6 +10,7 @@ import sys
 
 import msgspec
 import pytest
+from msgspec import structs
 
 from phalanx.cluster.causes import CAUSES
 from phalanx.cluster.commands import Check, Drain, Form, Restore
@@ -28,6 +29,7 @@ from phalanx.cluster.events import (
     GangStuck,
     Hold,
     JobFinished,
+    NodeJoined,
     NodeNotice,
     NodeRepaired,
     NodeSeen,
@@ -252,7 +254,13 @@ class World:
                 for job in self.drive.core.view.fleet.held[node]
                 if rng.random() < 0.8
             )
-            return NodeSeen(node=node, inventory=Inventory(0, held))
+            inventory = Inventory(0, held)
+            if roll < 0.81:
+                return NodeSeen(node=node, inventory=inventory)
+            kind, gpus = rng.choice(("h100", "h100", "a100")), rng.choice((4, 8, 8))
+            known = self.drive.core.view.fleet.nodes[node]
+            other = structs.replace(known, kind=kind, gpus=gpus)
+            return NodeJoined(node=other, inventory=inventory)
         if roll < 0.9 and self.drive.core.questions:
             question = next(iter(self.drive.core.questions))
             return Answer(question=question, approve=rng.random() < 0.5)
