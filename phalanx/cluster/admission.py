@@ -63,6 +63,14 @@ def _bad_fields(spec: JobSpec) -> Iterator[tuple[str, object, str]]:
             yield f"expected.{name}", value, "must not be negative"
     if expected.step_ns < 1:
         yield "expected.step_ns", expected.step_ns, "must be at least 1"
+    for name in ("exposed_ns", "bubble_ns"):
+        if getattr(expected, name) > expected.step_ns:
+            rule = f"is part of a step, which takes {expected.step_ns} ns"
+            yield f"expected.{name}", getattr(expected, name), rule
+    if expected.exposed_ns + expected.bubble_ns > expected.step_ns:
+        both = expected.exposed_ns + expected.bubble_ns
+        rule = f"together with the bubble {both} ns, more than a step of {expected.step_ns} ns"
+        yield "expected.exposed_ns", expected.exposed_ns, rule
     for name in ("time_limit_ns", "retries", "budget_gpu_seconds", "spares"):
         if getattr(spec, name) < 0:
             yield name, getattr(spec, name), "must not be negative"

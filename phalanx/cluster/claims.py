@@ -15,6 +15,7 @@ from msgspec import structs
 from phalanx.cluster import windows
 from phalanx.cluster.column import Column
 from phalanx.cluster.decisions import Reserved
+from phalanx.cluster.fleet import NodeState
 from phalanx.cluster.horizon import earliest, length_ns
 from phalanx.cluster.job import Job
 from phalanx.cluster.policy import QueuePolicy
@@ -145,12 +146,16 @@ def evict(
                 stoppable.append(other)
             if other.spec.gang.least_replicas:
                 shrinkable.append((other, other.spec.gang.floor))
+    freed = sum(view.fleet.job_gpus.get(other.id, 0) for other in stoppable)
+    if not shrinkable and view.fleet.idle_gpus[NodeState.HEALTHY] + freed < gpus:
+        return None
     return choose(view, request, shrinkable, stoppable)
 
 
 def starves(view: View, job: Job) -> bool:
-    """Whether a pending job has waited too long."""
-    return view.now_ns - job.queued_ns >= view.policy.queue.starving_ns
+    """Whether a pending job has waited too long, all its time in the queue together."""
+    waited_ns = job.waited_ns + view.now_ns - job.queued_ns
+    return waited_ns >= view.policy.queue.starving_ns
 
 
 def stays_until_ns(policy: QueuePolicy, job: Job) -> int:

@@ -7,10 +7,11 @@ from functools import lru_cache
 
 from msgspec import Struct
 
+from phalanx.cluster.fleet import WORD
 from phalanx.config import ConfigError
 from phalanx.config.errors import did_you_mean
 
-_TOKEN = re.compile(r"\s*([|&!()]|[\w.:+-]+)")
+_TOKEN = re.compile(rf"\s*([|&!()]|{WORD.pattern})")
 
 
 class Term(Struct, frozen=True):

@@ -21,6 +21,7 @@ from phalanx.cluster import (
     orders,
     recovery,
     renewal,
+    sense,
     storage,
 )
 from phalanx.cluster.admit import policy_problems
@@ -153,7 +154,8 @@ class Core:
         while (timer := ctx.due()) is not None:
             _TIMERS[timer[2]](ctx, timer[3], timer[4])
         body = event.body
-        if not isinstance(body, _ABOUT_NODES) or 0 <= body.node < len(ctx.fleet):
+        there = not isinstance(body, _ABOUT_NODES) or 0 <= body.node < len(ctx.fleet)
+        if there and not sense.refused(ctx, body):
             _HANDLERS[type(body)](ctx, body)
         while ctx.timers and _stale(ctx, *ctx.timers[0][2:]):
             heappop(ctx.timers)  # nobody need be woken, and log a tick, for nothing

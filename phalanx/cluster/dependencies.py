@@ -19,6 +19,7 @@ sentences(
         "unknown_dependency": "depends on job {job}, which does not exist",
         "cycle": "the jobs wait for each other in a circle: {cycle}",
         "unknown_step": 'job "{job}" waits for "{missing}", which is not in the workflow',
+        "no_steps": "a workflow needs at least one job",
         "named_twice": 'two jobs of the workflow are named "{job}"',
     }
 )
@@ -119,6 +120,8 @@ def waiting(ctx: Context, job: Job) -> Reason:
 
 def workflow_order(steps: Sequence[Step]) -> list[int] | Reason:
     """An order in which named jobs can be submitted, or what is wrong with their names."""
+    if not steps:
+        return reason("no_steps")
     index: dict[str, int] = {}
     for number, step in enumerate(steps):
         if step.name in index:

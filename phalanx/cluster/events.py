@@ -116,7 +116,7 @@ class SetReservation(Body, frozen=True, tag=True):
 
     name: str
     start_ns: int
-    end_ns: int  # not after start_ns: the reservation is removed
+    end_ns: int  # 0: the reservation is removed
     nodes: tuple[int, ...] = ()
     gpus: int = 0  # or any nodes with this many GPUs in all
     teams: tuple[str, ...] = ()

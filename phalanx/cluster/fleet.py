@@ -7,6 +7,7 @@ node's identity for the life of the log.
 
 from __future__ import annotations
 
+import re
 from array import array
 from collections.abc import Iterable, Sequence
 from enum import IntEnum
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 HISTORY_KEPT = 32  # changes of state remembered of each node
 MOST_NODE_GPUS = MOST_RAILS = 63  # free GPUs and dead rails are bits of one signed integer
 MOST = 1 << 62
+WORD = re.compile(r"[\w.:+-]+")  # what a constraint can name
 
 
 class NodeState(IntEnum):
@@ -367,6 +369,17 @@ def bad_node(node: Node) -> Problem | None:
         if not 0 <= getattr(node, key) <= most:
             rule = f"must be 0 to {most} ({node.name})"
             return problem(key, getattr(node, key), rule, "correct it")
+    return bad_words(node.kind, node.features)
+
+
+def bad_words(kind: str, features: Sequence[str], where: str = "") -> Problem | None:
+    """Why no constraint could name a kind of GPU, or one of the features; None: it could."""
+    words = [("features", word) for word in features] + [("kind", kind)] * bool(kind)
+    for key, word in words:
+        if not WORD.fullmatch(word):
+            rule = "cannot be named in a constraint"
+            fix = "use letters, digits and . : + - _"
+            return problem(where + key, f'"{word}"', rule, fix)
     return None
 
 

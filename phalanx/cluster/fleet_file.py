@@ -19,7 +19,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from phalanx.cluster.fleet import MOST_NODE_GPUS, Fleet, Node, NodeState
+from phalanx.cluster.fleet import MOST_NODE_GPUS, Fleet, Node, NodeState, bad_words
 from phalanx.config import ConfigError, Section
 from phalanx.config.errors import Problem, problem
 from phalanx.config.tree import build, mistakes
@@ -130,6 +130,9 @@ def _problems(groups: tuple[NodeGroup, ...]) -> Iterator[Problem]:
     seen: dict[str, int] = {}
     for number, group in enumerate(groups):
         key = f"nodes[{number}].name"
+        wrong = bad_words(group.kind, group.features, f"nodes[{number}].")
+        if wrong is not None:
+            yield wrong
         if not group.name:
             yield problem(key, '""', "must not be empty", 'e.g. "node-{}"')
         elif group.count > 1 and "{}" not in group.name:

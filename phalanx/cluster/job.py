@@ -248,8 +248,8 @@ class Job(Struct, kw_only=True, omit_defaults=True):
     state: JobState = "pending"
     why: Reason = Reason("submitted")  # of its state; while pending: what it waits for
     eligible: bool = True  # no dependency, hold or array cap keeps it out of the queue
-    queued_ns: int = 0  # since when it is eligible, as if it had waited all its time at once
-    waited_ns: int = 0  # in the queue before its last start; its own limit makes it 0
+    queued_ns: int = 0  # since when it is eligible
+    waited_ns: int = 0  # in the queue, up to its last start; its own limit makes it 0
     started_ns: int = 0  # of the current allocation
     ran_ns: int = 0  # in earlier allocations
     ended_ns: int = 0

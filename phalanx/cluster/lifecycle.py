@@ -55,7 +55,8 @@ def submit_workflow(ctx: Context, fact: SubmitWorkflow) -> None:
     for step in fact.steps if bad is None else ():
         bad = bad or refusal(ctx, step.spec)
     if isinstance(order, Reason) or bad is not None:
-        ctx.emit((), Refuse(reason=bad or reason("empty"), request=fact.request))
+        assert bad is not None
+        ctx.emit((), Refuse(reason=bad, request=fact.request))
         return
     numbers: dict[str, int] = {}
     for index in order:
@@ -110,7 +111,7 @@ def let_in(ctx: Context, job: Job) -> None:
         return
     job.state = "pending"
     job.eligible = True
-    job.queued_ns = ctx.now_ns - job.waited_ns
+    job.queued_ns = ctx.now_ns
     job.why = reason("queued")
     ctx.view.pending[job.id] = None
     ctx.queue.on_pending(ctx.view, job)
@@ -124,7 +125,7 @@ def start(ctx: Context, decision: Start) -> None:
     ctx.view.active[job.id] = None
     job.placement = placement
     job.started_ns = ctx.now_ns
-    job.waited_ns = ctx.now_ns - job.queued_ns
+    job.waited_ns += ctx.now_ns - job.queued_ns
     job.gang = Gang(reshaped_ns=ctx.now_ns)
     ctx.ledger.start(job, held_gpus(ctx, job), spare_gpus(ctx, placement), "start")
     if job.spec.time_limit_ns:
@@ -297,7 +298,7 @@ def hold(ctx: Context, fact: Hold) -> None:
     changed, job.held = job.held != fact.held, fact.held
     if changed and fact.held and job.id in ctx.view.pending:
         job.eligible = False
-        job.waited_ns = ctx.now_ns - job.queued_ns
+        job.waited_ns += ctx.now_ns - job.queued_ns
         del ctx.view.pending[job.id]
         ctx.queue.on_withdrawn(ctx.view, job)
         job.why = reason("held")

@@ -10,8 +10,6 @@ from phalanx.cluster.policy import Quota
 from phalanx.cluster.reasons import Reason, reason, sentences
 from phalanx.cluster.state import Reservation
 
-LATEST_NS = 1 << 62  # times are kept in 64 bits
-
 sentences({"no_such_reservation": 'there is no reservation "{name}" to remove'})
 
 
@@ -31,7 +29,7 @@ def on_quota(ctx: Context, fact: SetQuota) -> None:
 
 def on_reservation(ctx: Context, fact: SetReservation) -> None:
     """Another reservation, the end of one, or why not."""
-    removed = fact.end_ns <= fact.start_ns
+    removed = fact.end_ns == 0
     why = _cannot_remove(ctx, fact) if removed else _cannot_reserve(ctx, fact)
     if why is not None:
         nodes.refuse(ctx, fact.request, why)
@@ -65,10 +63,11 @@ def _cannot_reserve(ctx: Context, fact: SetReservation) -> Reason | None:
         return _bad("name", '""', "must not be empty")
     if "" in fact.teams:
         return _bad("teams", '""', "a team must have a name")
+    if fact.end_ns <= fact.start_ns:
+        rule = f"must be after start_ns = {fact.start_ns} (0 removes the reservation)"
+        return _bad("end_ns", fact.end_ns, rule)
     if fact.end_ns <= ctx.now_ns:
         return _bad("end_ns", fact.end_ns, "must not be in the past")
-    if fact.end_ns > LATEST_NS:
-        return _bad("end_ns", fact.end_ns, f"must be at most {LATEST_NS}")
     if fact.gpus < 0:
         return _bad("gpus", fact.gpus, "must not be negative")
     if fact.gpus > ctx.fleet.total_gpus:

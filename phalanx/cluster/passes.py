@@ -232,14 +232,16 @@ class Pass:
         self._binds(job.id)
 
     def _starving(self) -> None:
-        """Jobs that waited too long get a promise that nobody overrides."""
-        limit = self._view.now_ns - self._policy.starving_ns
-        waiting = self._queue.waiting
+        """Jobs that waited too long get a promise that nobody overrides.
+
+        Who has not run for the longest comes first, however long others waited before they ran.
+        """
+        waiting, jobs = self._queue.waiting, self._view.jobs
         first = [lane.entries[0] for lane in waiting.lanes.values()]
-        oldest = sorted(entry for entry in first if entry[0] <= limit)
+        oldest = sorted(entry for entry in first if starves(self._view, jobs[entry[1]]))
         for _, number in oldest[: self._policy.starving_reservations]:
             lane, demand, _ = waiting.where[number]
-            job = self._view.jobs[number]
+            job = jobs[number]
             gated = self._queue.gate(self._view, lane, demand.least_gpus) is not None
             if not gated and not self._claims(job, demand):
                 self._reserve(job, demand, firm=True)
@@ -302,7 +304,8 @@ class Pass:
         if self._ranks.entitled(job.spec.team, gpus) and team != job.spec.team:
             return reason("reclaimed", lender=job.spec.team, **loan)
         if starves(self._view, job):
-            return reason("turn", span=span_of(self._view.now_ns - job.queued_ns), **loan)
+            waited_ns = job.waited_ns + self._view.now_ns - job.queued_ns
+            return reason("turn", span=span_of(waited_ns), **loan)
         return reason("preempted_for", job=job.id)
 
     def _empty_windows(self) -> None:

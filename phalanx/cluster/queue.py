@@ -85,8 +85,8 @@ class Queue:
         now, policy = view.now_ns, view.policy.queue
         times = [windows.next_edge_ns(view)]
         if self.waiting.lanes:
-            oldest = (lane.entries[0][0] for lane in self.waiting.lanes.values())
-            times += [queued_ns + policy.starving_ns for queued_ns in oldest]
+            oldest = (lane.entries[0] for lane in self.waiting.lanes.values())
+            times += [at + policy.starving_ns - view.jobs[job].waited_ns for at, job in oldest]
             for promise in self.state.reserved.values():
                 times += [promise.start_ns, promise.start_ns + policy.grace_ns]
         if self.state.tried_ns:

@@ -124,7 +124,7 @@ class QuotaIn(In, frozen=True):
 
 
 class ReservationIn(In, frozen=True):
-    """``end_ns`` not after ``start_ns``: the reservation is removed."""
+    """``end_ns`` 0: the reservation is removed."""
 
     start_ns: Annotated[int, Meta(ge=0, le=1 << 62)]
     end_ns: Annotated[int, Meta(ge=0, le=1 << 62)]

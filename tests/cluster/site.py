@@ -67,7 +67,7 @@ class Site:
                 view.active[job.id] = None
                 job.placement, job.state = decision.placement, "running"
                 job.started_ns = view.now_ns
-                job.waited_ns = view.now_ns - job.queued_ns
+                job.waited_ns += view.now_ns - job.queued_ns
                 self.started.setdefault(job.id, view.now_ns)
                 end = view.now_ns + max(1, self.runs[job.id] - job.ran_ns)
                 heappush(self.ends, (end, job.id, view.now_ns))
@@ -99,7 +99,7 @@ class Site:
         self.queue.on_stopped(view, job, used)
         job.state = "pending" if again else "done"
         if again:
-            job.queued_ns = view.now_ns - job.waited_ns
+            job.queued_ns = view.now_ns
             view.pending[number] = None
             self.queue.on_pending(view, job)
 

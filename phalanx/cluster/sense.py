@@ -1,0 +1,98 @@
+"""Events that cannot be true, whoever sent them: they are told, and change nothing.
+
+Whatever is stored must fit into a snapshot and its sums into 64 bits; so numbers have bounds and
+texts are Unicode. What only the state can tell (a job that is not there) its handler answers.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from phalanx.cluster.commands import Refuse
+from phalanx.cluster.context import Context
+from phalanx.cluster.events import DeviceError, EventBody, Progress
+from phalanx.cluster.fleet import MOST_RAILS
+from phalanx.cluster.reasons import Reason, reason, sentences
+
+MOST = 1 << 62
+SHOWN = 60  # characters of a value that is refused
+
+sentences({"nonsense": "{kind}.{key} = {value}: {rule}"})
+
+
+def refused(ctx: Context, body: EventBody) -> bool:
+    """Whether an event makes no sense; whoever sent it, or a person, is told why."""
+    why = _progress(body) if isinstance(body, Progress) else _others(body)
+    if why is None:
+        return False
+    request = getattr(body, "request", None)
+    if request is None:
+        ctx.notify(why, level="warning")
+    else:
+        ctx.emit((), Refuse(reason=why, request=request if _readable(request) else ""))
+    return True
+
+
+def _progress(fact: Progress) -> Reason | None:
+    """Most events are of this kind: what is right is seen at a glance."""
+    if (
+        0 <= fact.committed <= fact.step <= MOST
+        and 0 <= fact.durable <= MOST
+        and 0 <= fact.at_ns <= MOST
+        and min(fact.data_wait_ns, fact.checkpoint_ns, fact.straggler_ns, fact.busy_ns) >= 0
+        and max(fact.data_wait_ns, fact.checkpoint_ns, fact.straggler_ns, fact.busy_ns) <= MOST
+        and 0 <= fact.job <= MOST
+        and 0 <= fact.generation <= MOST
+    ):
+        return None
+    for key in Progress.__struct_fields__:
+        value = getattr(fact, key)
+        if not 0 <= value <= MOST:
+            return _why(fact, key, value, f"must be 0 to {MOST}")
+    return _why(fact, "committed", fact.committed, f"must not be above its step {fact.step}")
+
+
+def _others(body: EventBody) -> Reason | None:
+    if isinstance(body, DeviceError) and not -1 <= body.rail < MOST_RAILS:
+        return _why(body, "rail", body.rail, f"must be -1 to {MOST_RAILS - 1}")
+    found = _walk(body, "")
+    return None if found is None else _why(body, *found)
+
+
+def _walk(value: object, key: str) -> tuple[str, object, str] | None:
+    """(where, what, rule) of the first thing inside a value that cannot be kept."""
+    if isinstance(value, bool) or value is None:
+        return None
+    if isinstance(value, int):
+        return None if -MOST <= value <= MOST else (key, value, f"must be within +-{MOST}")
+    if isinstance(value, str):
+        return None if _readable(value) else (key, value, "is not Unicode text")
+    if isinstance(value, Struct):
+        parts = ((name, getattr(value, name)) for name in value.__struct_fields__)
+        prefix = f"{key}." if key else ""
+    elif isinstance(value, tuple):
+        parts = ((str(number), part) for number, part in enumerate(value))
+        prefix = f"{key}."
+    else:
+        return None
+    for name, part in parts:
+        found = _walk(part, prefix + name)
+        if found is not None:
+            return found
+    return None
+
+
+def _readable(text: str) -> bool:
+    if text.isascii():
+        return True
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _why(body: EventBody, key: str, value: object, rule: str) -> Reason:
+    shown = ascii(value)
+    shown = shown if len(shown) <= SHOWN else f"{shown[:SHOWN]}..."
+    return reason("nonsense", kind=type(body).__name__, key=key, value=shown, rule=rule)
