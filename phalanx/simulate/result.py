@@ -21,7 +21,7 @@ class SeedResult(Struct, kw_only=True):
     expected_interruptions: float = 0.0
     planned: int = 0
     formations: int = 0
-    mtbf_hours: float = 0.0
+    mtbf_hours: float | None = None  # between two of them; None: none was seen
     recoveries: int = 0
     mean_recovery_seconds: float = 0.0  # of those; 0 where there was none
     queued_seconds: float = 0.0  # of a scenario's one job, without nodes, since it was submitted
@@ -54,7 +54,7 @@ class SeedResult(Struct, kw_only=True):
 
 
 class Summary(Struct, kw_only=True):
-    """All seeds: mean, deviation, least and greatest of each number."""
+    """All seeds: mean, deviation, least and greatest of each number that some of them have."""
 
     scenario: str
     seeds: int
@@ -103,7 +103,11 @@ SUMMED = (
 
 def summarise(name: str, results: Sequence[SeedResult], wall_seconds: float) -> Report:
     """The report of some seeds."""
-    columns = {key: [float(getattr(one, key)) for one in results] for key in SUMMED}
+    columns = {
+        key: [float(getattr(one, key)) for one in results if getattr(one, key) is not None]
+        for key in SUMMED
+    }
+    columns = {key: values for key, values in columns.items() if values}
     return Report(
         seeds=list(results),
         summary=Summary(
@@ -148,5 +152,6 @@ def rounded(result: SeedResult) -> SeedResult:
         "mtbf_hours": 4,
         "dollars": 0,
     }
-    changed = {key: round(getattr(result, key), places) for key, places in digits.items()}
+    known = {key: getattr(result, key) for key in digits}
+    changed = {key: round(value, digits[key]) for key, value in known.items() if value is not None}
     return structs.replace(result, **changed)

@@ -109,7 +109,7 @@ def _result(scenario: Scenario, seed: int, world: World) -> SeedResult:
         wall_seconds=0.0,
         planned=world.people.planned,
         formations=record.formations,
-        mtbf_hours=world.end_ns / HOUR_NS / max(1, len(hits)),
+        mtbf_hours=world.end_ns / HOUR_NS / len(hits) if hits else None,
         recoveries=record.recoveries,
         mean_recovery_seconds=record.mean_recovery_seconds(),
         queued_seconds=queued_ns / 1e9,

@@ -105,6 +105,51 @@ def test_a_job_that_starved_has_the_whole_stay_at_once() -> None:
     assert stays_until_ns(short, job) == 7 + 10  # a site may do without
 
 
+IDLE = {**RULES, "quotas": {"owner": Quota(gpus=64)}}  # and nobody of that team has work
+
+
+def test_guests_take_turns() -> None:
+    site = Site(fleet_of(8, leaf=4, pod=8), policy_of(**IDLE))
+    site.submit(64, team="first", run=500 * HOUR)
+    site.play(0)
+    second = site.submit(64, team="second", run=100 * HOUR)
+    short = site.submit(64, team="third", run=HOUR)
+    site.play(24 * HOUR + 5 * MINUTE)
+    assert site.started[second] <= 24 * HOUR + 2 * MINUTE
+    told = [one.reason for _, one in site.decisions if isinstance(one, Preempt)]
+    assert [one.code for one in told] == ["turn"] and "has waited 1 d" in str(told[0])
+    assert "guests take turns" in str(told[0])
+    # It has not run yet, so it comes before the first one, which has waited as long by then.
+    site.play(40 * HOUR)
+    assert site.started[short] <= 24 * HOUR + STAY + 5 * MINUTE
+    assert site.view.jobs[short].state == "done"
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(0, 2**32))
+def test_many_guests_all_start_within_a_round(seed: int) -> None:
+    rng = random.Random(seed)
+    site = Site(fleet_of(8, leaf=4, pod=8), policy_of(**IDLE))
+    guests = []
+    for number in range(6):
+        run = rng.choice((1, 5, 40, 200)) * HOUR
+        guests.append(site.submit(64, team=f"team-{number}", run=run, time_limit_ns=2 * run))
+        site.play(site.view.now_ns + rng.randint(0, 5) * HOUR)
+    site.play(site.view.now_ns + 24 * HOUR + 6 * (STAY + 5 * MINUTE))
+    for guest in guests:
+        waited = site.started[guest] - site.view.jobs[guest].submitted_ns
+        assert waited <= 24 * HOUR + 6 * (STAY + 5 * MINUTE)
+
+
+def test_without_quotas_there_are_no_guests_to_be_sent_away() -> None:
+    site = Site(fleet_of(1), policy_of(starving_ns=HOUR))
+    runs = site.submit(8, run=100 * HOUR)
+    site.play(0)
+    site.submit(8, run=HOUR)
+    site.play(10 * HOUR)
+    assert not sent_away(site, runs)
+
+
 def test_an_urgent_class_waits_for_the_stay_of_those_it_sent_away() -> None:
     rules = {"normal": Qos(), "urgent": Qos(priority=10, preempts=True)}
     plain = {"least_run_ns": 10 * MINUTE, "most_stay_ns": 30 * MINUTE, "replan_ns": MINUTE}

@@ -12,7 +12,7 @@ from phalanx.plan.failures import linear_goodput
 from phalanx.simulate.draws import Draws
 from phalanx.simulate.incidents import Incidents, expected_interruptions
 from phalanx.simulate.load import load_scenario
-from phalanx.simulate.result import SeedResult
+from phalanx.simulate.result import SeedResult, summarise
 from phalanx.simulate.runner import played, run_seed, run_seeds
 
 # One job of 1,024 GPUs that fails about five times a day, on a fleet with enough spares.
@@ -66,6 +66,9 @@ def test_effective_time_agrees_with_the_formula_where_its_assumptions_hold() -> 
 def test_without_faults_only_checkpoints_and_the_first_start_cost_anything() -> None:
     result = run("faults.per_1000_node_days=0")
     assert result.interruptions == 0 and result.formations == 1
+    assert result.mtbf_hours is None  # nobody can say after how long one would have come
+    summary = summarise("calm", [result], 1.0).summary
+    assert "mtbf_hours" not in summary.mean and summary.mean["interruptions"] == 0
     steps_between = round(600 / 6.3)
     stalls = 5 / (steps_between * 6.3 + 5)
     start = 200 / (20 * 86400)

@@ -98,6 +98,7 @@ def busy_queue(gpus: int) -> QueuePolicy:
         least_run_ns=20 * SECOND,
         grace_ns=30 * SECOND,
         starving_ns=10 * MINUTE,
+        most_stay_ns=10 * MINUTE,
         reservations=2,
     )
 

@@ -65,7 +65,7 @@ export function simulateView({ rest: [chosen = ""], go }) {
     const range = (key, format) => (summary.seeds > 1 ? `${format(least[key])} to ${format(greatest[key])} over ${summary.seeds} seeds` : "one seed");
     const figures = [["goodput", (v) => percent(v), "goodput"], ["ettr", (v) => percent(v), "of held time, in steps that were kept"], ["interruptions", short, "interruptions"],
       ["mtbf_hours", (v) => `${short(v)} h`, "between two of them"], ["mean_recovery_seconds", span, "until steps went on"], ["dollars", dollars, "price"]]
-      .map(([key, format, name]) => { const made = figure(name); made.set(format(mean[key]), "", range(key, format)); return made; });
+      .filter(([key]) => key in mean).map(([key, format, name]) => { const made = figure(name); made.set(format(mean[key]), "", range(key, format)); return made; });
     const shares = ordered(Object.fromEntries(Object.entries(summary.buckets).map(([name, share]) => [name, Math.round(share * 1e9)])));
     const rows = (entries, format) => entries.map(([name, value]) => h("tr", {}, h("td", {}, words(name)), h("td", { class: "num" }, format(value))));
     const small = (title, head, entries, format) => {
