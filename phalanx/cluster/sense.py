@@ -6,11 +6,11 @@ texts are Unicode. What only the state can tell (a job that is not there) its ha
 
 from __future__ import annotations
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from phalanx.cluster.commands import Refuse
 from phalanx.cluster.context import Context
-from phalanx.cluster.events import DeviceError, EventBody, Progress
+from phalanx.cluster.events import Corruption, DeviceError, EventBody, Progress
 from phalanx.cluster.fleet import MOST_RAILS
 from phalanx.cluster.reasons import Reason, reason, sentences
 
@@ -55,7 +55,13 @@ def _progress(fact: Progress) -> Reason | None:
 def _others(body: EventBody) -> Reason | None:
     if isinstance(body, DeviceError) and not -1 <= body.rail < MOST_RAILS:
         return _why(body, "rail", body.rail, f"must be -1 to {MOST_RAILS - 1}")
-    found = _walk(body, "")
+    checked: EventBody = body
+    if isinstance(body, Corruption):  # fingerprints have 64 bits, all other numbers 62
+        for node, fingerprint in body.claims:
+            if not -(1 << 63) <= fingerprint < 1 << 64:  # as an integer with a sign, or without
+                return _why(body, "claims", (node, fingerprint), "a fingerprint has 64 bits")
+        checked = structs.replace(body, claims=tuple((node, 0) for node, _ in body.claims))
+    found = _walk(checked, "")
     return None if found is None else _why(body, *found)
 
 

@@ -11,6 +11,7 @@ from msgspec import Struct
 from phalanx.cluster.commands import Notify, Refuse
 from phalanx.cluster.core import Core
 from phalanx.cluster.events import (
+    Corruption,
     DeviceError,
     EventBody,
     GangReady,
@@ -154,6 +155,18 @@ def test_a_kind_that_no_constraint_can_name_is_refused() -> None:
     assert len(read_fleet('[[nodes]]\nname = "a"\nkind = "h100-sxm5.80:x+y"\n')) == 1
 
 
+def test_fingerprints_have_all_their_bits() -> None:
+    drive = Drive()
+    job = drive.running()
+    told = []
+    for wide in (1 << 64, -(1 << 64), -1, (1 << 64) - 1):
+        claims = ((0, wide), (1, 5))
+        fact = Corruption(job=job.id, generation=1, step=150, clean_step=149, claims=claims)
+        commands = drive.tell(fact)
+        told.append([one for one in commands if "64 bits" in str(one.body.reason)])
+    assert [len(one) for one in told] == [1, 1, 0, 0]
+
+
 class Wild:
     """Events with whatever fields of the right types."""
 
@@ -188,6 +201,9 @@ class Wild:
             return tuple(rng.choice(NUMBERS) for _ in range(rng.randrange(3)))
         if words.startswith("tuple[str"):
             return tuple(rng.choice(TEXTS) for _ in range(rng.randrange(3)))
+        if words.startswith("tuple[tuple[int"):
+            pairs = ((rng.choice(NUMBERS), rng.choice(NUMBERS)) for _ in range(rng.randrange(4)))
+            return tuple(pairs)
         if "Literal" in words:
             return rng.choice(get_args(hint))
         return self.struct(hint)
