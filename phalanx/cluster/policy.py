@@ -62,7 +62,7 @@ class QueuePolicy(Part, frozen=True):
     grace_ns: int = 60 * SECOND_NS  # of a preempted job, to make a checkpoint
     least_run_ns: int = 10 * 60 * SECOND_NS  # nobody is preempted before
     # That time doubles whenever a job is sent away, up to this; one that starved has all of it.
-    most_stay_ns: int = DAY_NS
+    most_stay_ns: int = 12 * HOUR_NS
     starving_ns: int = 2 * DAY_NS  # a job that waited this long gets a reservation of its own
     starving_reservations: int = 8  # jobs that have one for that reason at a time
     replan_ns: int = 30 * SECOND_NS  # a reserved start is looked for anew this often
