@@ -298,7 +298,7 @@ class Pass:
             return reason("shrunk_for", job=job.id, replicas=offer.replicas)
         team = self._view.jobs[offer.job].spec.team
         held, owned = self._queue.state.held.get(team, 0), quota_gpus(self._view, team)
-        loan = {"job": job.id, "team": team, "held": held, "owned": owned}
+        loan: dict[str, int | str] = {"job": job.id, "team": team, "held": held, "owned": owned}
         if held <= owned or not self._view.quotas:
             return reason("preempted_for", job=job.id)
         if self._ranks.entitled(job.spec.team, gpus) and team != job.spec.team:
