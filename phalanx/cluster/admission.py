@@ -14,6 +14,7 @@ from phalanx.cluster.queue import admit
 from phalanx.cluster.reasons import Reason, reason, sentences
 from phalanx.cluster.timeouts import derive
 from phalanx.config import ConfigError
+from phalanx.config.check_text import name_problems
 
 MOST_ARRAY = 100_000
 
@@ -46,8 +47,8 @@ def refusal(ctx: Context, spec: JobSpec) -> Reason | None:
 
 def _bad_fields(spec: JobSpec) -> Iterator[tuple[str, object, str]]:
     shape, expected = spec.gang, spec.expected
-    if not spec.name:
-        yield "name", '""', "must not be empty"
+    for wrong in name_problems("name", spec.name):
+        yield wrong.key, wrong.value, f"{wrong.rule} ({wrong.fix})"
     for name in ("replicas", "tensor", "context", "pipeline"):
         if getattr(shape, name) < 1:
             yield f"gang.{name}", getattr(shape, name), "must be at least 1"

@@ -15,11 +15,14 @@ from phalanx.cluster.events import (
     Progress,
     RestoreFailed,
 )
-from phalanx.cluster.job import SKIPS_KEPT, Gang, Job, JobState, Phase
+from phalanx.cluster.job import SECOND_NS, SKIPS_KEPT, Gang, Job, JobState, Phase
 from phalanx.cluster.layout import buddy_shift
 from phalanx.cluster.messages import Source
 from phalanx.cluster.reasons import Reason, reason, sentences
 from phalanx.cluster.timeouts import Timeouts, derive
+
+UNSAVED_PERIODS = 3  # without a durable checkpoint that was due: something is wrong
+UNSAVED_NS = 60 * SECOND_NS
 
 sentences(
     {
@@ -29,6 +32,8 @@ sentences(
         "go": "all ranks have restored step {step}",
         "recovered": "goes on from step {step}: {rung} after {cause} on {node}",
         "drain": "it must leave: {why}",
+        "unsaved": "no durable checkpoint since step {durable}, though one is due every {every} "
+        "steps: {steps} steps are only in the memory of its nodes (`phalanx logs` says why)",
         "stop": "it has no business there any more",
     }
 )
@@ -278,7 +283,21 @@ def on_progress(ctx: Context, fact: Progress) -> Job | None:
     if current and steps > 0 and passed > 0:
         measured = passed // steps
         job.step_ns = measured if not job.step_ns else (3 * job.step_ns + measured) // 4
+    if current:
+        _tell_unsaved(ctx, job)
     return job
+
+
+def _tell_unsaved(ctx: Context, job: Job) -> None:
+    """Durable checkpoints that fail do not stop a job: that they are missing is said, once each."""
+    every, behind = job.spec.expected.checkpoint_steps, job.step - job.durable
+    if not every or behind < UNSAVED_PERIODS * every or job.unsaved_since == job.durable:
+        return
+    if behind * job.step_ns < UNSAVED_NS + job.spec.expected.flush_ns:
+        return  # short steps: the last one may still be on its way
+    job.unsaved_since = job.durable
+    told = reason("unsaved", steps=behind, durable=job.durable, every=every)
+    ctx.notify(told, job=job.id, level="error")
 
 
 def drain(ctx: Context, job: Job, limit_ns: int, ending: JobState, why: Reason) -> None:

@@ -270,6 +270,7 @@ class Job(Struct, kw_only=True, omit_defaults=True):
     budget_gpu_seconds: int = 0
     forced: bool = False
     budget_warned: bool = False
+    unsaved_since: int = -1  # the durable step after which missing checkpoints were said
     failed_step: int = -1  # step of the last failure that was the job's own
     failures_there: int = 0
     dispute: Dispute | None = None  # a step that replicas disagreed on, and nobody knew who erred

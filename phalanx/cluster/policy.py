@@ -133,6 +133,7 @@ class RecoveryPolicy(Part, frozen=True):
     peer_memory: bool = True
     settle_ns: int = 50_000_000  # failures that belong together are gathered this long
     room_retry_ns: int = 30 * SECOND_NS  # after a full disk, longer each time
+    room_tries: int = 8  # to write a last checkpoint that there is no room for
     repair_ns: int = DAY_NS  # until a node that left is back, usually
     same_step_failures: int = 3  # the same step failing so often stops the job
     failed_formations: int = 10  # so many in a row, for no part's fault, stop it too

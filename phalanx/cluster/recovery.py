@@ -8,7 +8,7 @@ from phalanx.cluster.commands import Abort, Rebalance
 from phalanx.cluster.context import Context
 from phalanx.cluster.fleet import NodeState, lowest_bits
 from phalanx.cluster.gangs import form, gang_of, stop_on, timeouts_of, token
-from phalanx.cluster.job import Job, Placement
+from phalanx.cluster.job import SECOND_NS, Job, Placement
 from phalanx.cluster.ladder import Option, degraded_ways, options, slow_ways
 from phalanx.cluster.layout import column_slots, without_columns
 from phalanx.cluster.lifecycle import drop_spare, held_gpus, leave, spare_gpus
@@ -28,6 +28,13 @@ sentences(
         "bear": "{rung} for {cause} on {node}: estimated loss {loss} GPU-seconds; "
         "next best: {other}",
         "abort": "{cause} on {node}",
+        "room_wait": "there is no room for the checkpoint of step {step}: {steps} steps are only "
+        "in the memory of its nodes. Make room: it is written again in {seconds} s "
+        "(attempt {times} of {tries} failed)",
+        "room_never": "no room for the checkpoint of step {step} in {times} attempts: its last "
+        "{steps} steps were only in memory and are LOST; its newest checkpoint is step {durable}",
+        "given_up": "it gives back nodes whose memory alone had {steps} of its steps "
+        "({first} to {last}): they are made again",
         "drain_broken": "broke while it was asked to leave ({cause})",
     }
 )
@@ -106,6 +113,8 @@ def own_failure(ctx: Context, job: Job, cause: str, detail: str, step: int = 0) 
     why: Reason | None = None
     if job.failed_formations >= ctx.policy.recovery.failed_formations:
         why = reason("no_formation", times=job.failed_formations, evidence=words)
+    elif cause == "disk_full":
+        why = _no_room(ctx, job, here)
     elif job.failures_there >= ctx.policy.recovery.same_step_failures:
         why = reason("same_step", step=here, times=job.failures_there, evidence=words)
     elif job.retries_used > job.spec.retries:
@@ -114,6 +123,19 @@ def own_failure(ctx: Context, job: Job, cause: str, detail: str, step: int = 0) 
         return False
     leave(ctx, job, "failed", why)
     return True
+
+
+def _no_room(ctx: Context, job: Job, step: int) -> Reason | None:
+    """A checkpoint found no room: memory holds it until there is some, or nobody makes any."""
+    policy, times = ctx.policy.recovery, job.failures_there
+    told: dict[str, int | str] = {"step": step, "steps": step - job.durable, "times": times}
+    if times >= policy.room_tries:
+        return reason("room_never", durable=job.durable, **told)
+    seconds = policy.room_retry_ns * times // SECOND_NS
+    waits = reason("room_wait", seconds=seconds, tries=policy.room_tries, **told)
+    ctx.notify(waits, job=job.id, level="error")
+    job.why = waits
+    return None
 
 
 def recover(ctx: Context, job: Job) -> None:
@@ -135,6 +157,7 @@ def recover(ctx: Context, job: Job) -> None:
     if best.rung == "requeue":
         job.preemptions += 1
         gone = tuple(gang.broken)
+        _tell_given_up(ctx, job)
         if gang.ending is not None:
             leave(ctx, job, gang.ending, gang.ending_why)
         else:
@@ -142,6 +165,14 @@ def recover(ctx: Context, job: Job) -> None:
         settle_nodes(ctx, gone)
         return
     reshape(ctx, job, best, why)
+
+
+def _tell_given_up(ctx: Context, job: Job) -> None:
+    """A job leaves nodes whose memory alone has some of its steps: which ones, and what is left."""
+    if job.committed > job.durable:
+        steps = job.committed - job.durable
+        told = reason("given_up", steps=steps, first=job.durable + 1, last=job.committed)
+        ctx.notify(told, job=job.id, level="error")
 
 
 def _parted(ctx: Context, job: Job) -> bool:

@@ -96,9 +96,8 @@ class Drive:
                 generation=job.generation,
                 step=step,
                 committed=step,
-                durable=step // every * every if every else 0,
                 at_ns=self.now_ns + took,
-                **fields,
+                **{"durable": step // every * every if every else 0, **fields},
             ),
             took,
         )

@@ -48,7 +48,11 @@ def refused(drive: Drive, **fields) -> str:
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"name": ""}, "name"),
+        ({"name": ""}, "must be a folder's name"),
+        ({"name": "../../etc"}, "no slash, no leading dot (nearest: "),
+        ({"name": "a\x1b[2Jb"}, "must be text without control characters"),
+        ({"name": "\ud800"}, '"\\ud800": must be text without control'),
+        ({"name": "x" * 201}, "at most 200 bytes"),
         ({"gang": GangShape(replicas=0)}, "gang.replicas = 0: must be at least 1"),
         ({"gang": GangShape(replicas=2, least_replicas=3)}, "must not be above gang.replicas"),
         ({"gang": GangShape(slot_gpus=-1)}, "gang.slot_gpus = -1"),

@@ -275,6 +275,8 @@ def test_a_job_that_cannot_shrink_goes_back_to_the_queue():
     assert job.state == "pending" and job.placement is None
     assert job.why.facts["rung"] == "requeue"
     assert job.id in drive.core.view.pending
+    said = [str(notice.reason) for notice in drive.bodies(Notify)]
+    assert any("memory alone had 50 of its steps (101 to 150)" in text for text in said)
 
 
 def test_a_spare_that_dies_is_no_failure_of_the_job():
@@ -763,11 +765,14 @@ def test_a_job_that_ends_while_it_forms_leaves_no_snapshots_with_those_who_left(
 
 
 def test_a_full_disk_is_given_time_to_get_room():
-    drive = Drive()
+    drive = Drive(policy=Policy(recovery=RecoveryPolicy(room_tries=3)))
     job = drive.running(steps=150)
     for waits_seconds in (30, 60):
         generation = job.generation
         drive.tell(exited(job, cause="disk_full"))
+        assert f"written again in {waits_seconds} s" in str(job.why)
+        assert "50 steps are only in the memory" in str(job.why)  # since the checkpoint of 100
+        assert drive.bodies(Notify)[-1].level == "error"
         drive.wait((waits_seconds - 1) * SECOND)
         assert job.generation == generation and job.state == "forming"
         drive.wait(2 * SECOND)
@@ -775,3 +780,34 @@ def test_a_full_disk_is_given_time_to_get_room():
         drive.run(job, 150)
     drive.tell(exited(job, cause="disk_full"))
     assert job.state == "failed"
+    assert "its last 50 steps were only in memory and are LOST" in str(job.why)
+    assert "its newest checkpoint is step 100" in str(job.why)
+
+
+def test_a_full_disk_waits_longer_for_people_than_bad_code_is_tried():
+    drive = Drive()
+    job = drive.running(steps=150)
+    for attempt in range(1, drive.core.view.policy.recovery.room_tries):
+        drive.tell(exited(job, cause="disk_full"))
+        assert job.state == "forming", attempt
+        drive.wait(attempt * 30 * SECOND + SECOND)
+        drive.run(job, 150)
+    drive.tell(exited(job, cause="disk_full"))
+    assert job.state == "failed"
+
+
+def test_checkpoints_that_are_due_and_missing_are_said_once_and_the_job_trains_on():
+    drive = Drive()
+    job = drive.running(steps=100)
+    every = job.spec.expected.checkpoint_steps
+    drive.train(job, 2 * every, durable=100)
+    said = [n for n in drive.bodies(Notify) if n.reason.code == "unsaved"]
+    assert not said
+    for _ in range(3):
+        drive.train(job, every, durable=100)
+    (said,) = [n for n in drive.bodies(Notify) if n.reason.code == "unsaved"]
+    assert said.reason.facts["durable"] == 100 and job.state == "running"
+    drive.train(job, every)
+    assert job.durable > 100
+    drive.train(job, 4 * every, durable=job.durable)
+    assert len([n for n in drive.bodies(Notify) if n.reason.code == "unsaved"]) == 2

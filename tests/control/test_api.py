@@ -86,6 +86,7 @@ def test_jobs_of_one_team_are_neither_seen_nor_ended_by_another(
             server.call, "POST", "/v1/jobs", body, tokens["user"]
         )
         assert status == 201, done
+        assert "team red's, as the token says" in done["message"]
         running.cancel()
         return int(done["jobs"][0])
 
@@ -107,6 +108,18 @@ def test_jobs_of_one_team_are_neither_seen_nor_ended_by_another(
     as_other = {"spec": {"name": "x", "user": "root"}}
     assert server.call("POST", "/v1/jobs", as_other, token=blue)[0] == 403
     assert server.call("POST", f"/v1/jobs/{job}/cancel", token=tokens["user"])[0] in (200, 409)
+
+
+@pytest.mark.parametrize("name", ["", "../../etc", "a/b", ".hidden", "a\x1b[2J", "x" * 500])
+def test_names_that_no_folder_can_carry_are_refused_whoever_sends_them(
+    server: ServerProcess, name: str
+) -> None:
+    for path, body in (
+        ("/v1/jobs", {"spec": {"name": name}}),
+        ("/v1/workflows", {"steps": [{"name": "one", "spec": {"name": name}}]}),
+    ):
+        status, said = server.call("POST", path, body)
+        assert status == 409 and "name = " in said["error"]["message"], (status, said)
 
 
 def test_paths_that_walk_out_of_the_server_lead_nowhere(server: ServerProcess) -> None:

@@ -51,6 +51,7 @@ lemon_score = 1000000000
 false_alarms_per_week = 1000000
 [recovery]
 same_step_failures = 100
+room_tries = 100
 room_retry_ns = 1000000000
 """
 
