@@ -77,6 +77,7 @@ class Context:
         # Kept from jobs, not in snapshots:
         self.dependants: dict[int, dict[int, None]] = {}
         self.namesakes: dict[tuple[str, str], dict[int, None]] = {}
+        self.kept: dict[int, None] = {}  # jobs that wait, and whose nodes keep their memory
 
     @property
     def policy(self) -> Policy:

@@ -229,6 +229,17 @@ class Gang(Struct, kw_only=True, omit_defaults=True):
     ending_why: Reason = Reason("")
 
 
+class Kept(Struct, kw_only=True):
+    """What nodes keep of a job that left them: see ``left_memory``."""
+
+    nodes: tuple[int, ...]  # by slot of the last generation that ran
+    generation: int  # that one
+    buddy_shift: int
+    since: int  # checkpoints after this step were written by these very nodes
+    lost: dict[int, str]  # nodes whose memory is gone, with the cause
+    token: int  # tells whether a timer speaks of this
+
+
 class Dispute(Struct, kw_only=True):
     """A step on which word stands against word, and all that was said of it."""
 
@@ -273,6 +284,7 @@ class Job(Struct, kw_only=True, omit_defaults=True):
     unsaved_since: int = -1  # the durable step after which missing checkpoints were said
     failed_step: int = -1  # step of the last failure that was the job's own
     failures_there: int = 0
+    kept: Kept | None = None  # while it waits: what nodes hold for it in memory
     dispute: Dispute | None = None  # a step that replicas disagreed on, and nobody knew who erred
     failed_formations: int = 0  # in a row, before a step was tried
     waiting_for: dict[int, None] = {}  # jobs it depends on that have not ended

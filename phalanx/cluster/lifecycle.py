@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import structs
 
-from phalanx.cluster import dependencies, storage
+from phalanx.cluster import dependencies, left_memory, storage
 from phalanx.cluster.admission import refusal
 from phalanx.cluster.commands import Accept, Level, Refuse
 from phalanx.cluster.context import Context
@@ -17,7 +17,7 @@ from phalanx.cluster.events import (
 )
 from phalanx.cluster.fleet import NodeState
 from phalanx.cluster.gangs import drain, form, gang_of, stop_on, timeouts_of
-from phalanx.cluster.job import Dependency, Gang, Job, JobSpec, JobState, Placement
+from phalanx.cluster.job import Dependency, Job, JobSpec, JobState, Placement
 from phalanx.cluster.queue import Start
 from phalanx.cluster.reasons import Reason, reason, sentences
 
@@ -126,7 +126,9 @@ def start(ctx: Context, decision: Start) -> None:
     job.placement = placement
     job.started_ns = ctx.now_ns
     job.waited_ns += ctx.now_ns - job.queued_ns
-    job.gang = Gang(reshaped_ns=ctx.now_ns)
+    job.gang = left_memory.taken_up(ctx, job)
+    if ctx.kept:
+        left_memory.displace(ctx, job)
     ctx.ledger.start(job, held_gpus(ctx, job), spare_gpus(ctx, placement), "start")
     if job.spec.time_limit_ns:
         left = max(0, job.spec.time_limit_ns - job.ran_ns)
@@ -174,11 +176,24 @@ def release(ctx: Context, job: Job) -> None:
     ctx.look_at_queue(capacity=True)
 
 
-def leave(ctx: Context, job: Job, state: JobState, why: Reason) -> None:
-    """A job gives its nodes back at once and becomes ``state``; pending: it is queued again."""
+def leave(
+    ctx: Context, job: Job, state: JobState, why: Reason, *, keep_memory: bool = False
+) -> None:
+    """A job gives its nodes back at once and becomes ``state``; pending: it is queued again.
+
+    ``keep_memory``: it did not want to, and may get the same nodes again soon.
+    """
     assert job.placement is not None
-    nodes = job.placement.nodes + job.placement.spares + gang_of(job).leftover
-    stop_on(ctx, job, tuple(dict.fromkeys(nodes)), keep_snapshots=False)
+    nodes = dict.fromkeys(job.placement.nodes + job.placement.spares + gang_of(job).leftover)
+    stays = left_memory.keep(ctx, job) if keep_memory and state == "pending" else None
+    if stays is not None:
+        holders = tuple(node for node in nodes if node in stays.nodes and node not in stays.lost)
+        nodes = dict.fromkeys(node for node in nodes if node not in holders)
+        stop_on(ctx, job, holders, keep_snapshots=True)
+        left_memory.stay(ctx, job, stays)
+    elif keep_memory:
+        left_memory.tell_given_up(ctx, job)
+    stop_on(ctx, job, tuple(nodes), keep_snapshots=False)
     release(ctx, job)
     if state == "pending":
         if why.code == "time_limit":
@@ -197,6 +212,7 @@ def end(ctx: Context, job: Job, state: JobState, why: Reason) -> None:
         del ctx.view.pending[job.id]
         ctx.queue.on_withdrawn(ctx.view, job)
     job.state, job.why, job.eligible = state, why, False
+    left_memory.give_up(ctx, job)
     job.ended_ns = ctx.now_ns
     job.waiting_for = {}
     level: Level = "error" if state == "failed" else "info"

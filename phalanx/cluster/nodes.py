@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from phalanx.cluster import health
+from phalanx.cluster import health, left_memory
 from phalanx.cluster.causes import cause_of
 from phalanx.cluster.commands import Accept, Refuse, Stop
 from phalanx.cluster.context import Context
@@ -143,6 +143,8 @@ def reconcile(ctx: Context, node: int, inventory: Inventory) -> None:
 def _forget_there(ctx: Context, node: int, number: int) -> None:
     """A node keeps snapshots of a job that it no longer runs: they go, unless they are needed."""
     job = ctx.view.jobs.get(number)
+    if left_memory.holds(job, node):
+        return
     gang = job.gang if job is not None else None
     if job is not None and gang is not None and gang.phase != "running" and node in gang.keepers:
         stop_on(ctx, job, (node,), keep_snapshots=True)
@@ -155,6 +157,7 @@ def end_there(ctx: Context, node: int, holding: Holding, job: Job | None) -> Non
     """A node runs what it should not. What it keeps in memory may be the only copy of a slot."""
     gang = job.gang if job is not None else None
     needed = gang is not None and node in gang.keepers and gang.phase != "running"
+    needed = needed or left_memory.holds(job, node)
     if job is not None and needed and holding.generation <= job.generation:
         stop_on(ctx, job, (node,), keep_snapshots=True)
         return

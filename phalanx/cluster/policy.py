@@ -131,6 +131,7 @@ class RecoveryPolicy(Part, frozen=True):
     rebalance: bool = True
     degraded: bool = True
     peer_memory: bool = True
+    keep_memory_ns: int = 600 * SECOND_NS  # of a job that waits for nodes; 0: it is dropped at once
     settle_ns: int = 50_000_000  # failures that belong together are gathered this long
     room_retry_ns: int = 30 * SECOND_NS  # after a full disk, longer each time
     room_tries: int = 8  # to write a last checkpoint that there is no room for

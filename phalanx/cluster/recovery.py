@@ -33,8 +33,6 @@ sentences(
         "(attempt {times} of {tries} failed)",
         "room_never": "no room for the checkpoint of step {step} in {times} attempts: its last "
         "{steps} steps were only in memory and are LOST; its newest checkpoint is step {durable}",
-        "given_up": "it gives back nodes whose memory alone had {steps} of its steps "
-        "({first} to {last}): they are made again",
         "drain_broken": "broke while it was asked to leave ({cause})",
     }
 )
@@ -157,22 +155,13 @@ def recover(ctx: Context, job: Job) -> None:
     if best.rung == "requeue":
         job.preemptions += 1
         gone = tuple(gang.broken)
-        _tell_given_up(ctx, job)
         if gang.ending is not None:
             leave(ctx, job, gang.ending, gang.ending_why)
         else:
-            leave(ctx, job, "pending", why)
+            leave(ctx, job, "pending", why, keep_memory=True)
         settle_nodes(ctx, gone)
         return
     reshape(ctx, job, best, why)
-
-
-def _tell_given_up(ctx: Context, job: Job) -> None:
-    """A job leaves nodes whose memory alone has some of its steps: which ones, and what is left."""
-    if job.committed > job.durable:
-        steps = job.committed - job.durable
-        told = reason("given_up", steps=steps, first=job.durable + 1, last=job.committed)
-        ctx.notify(told, job=job.id, level="error")
 
 
 def _parted(ctx: Context, job: Job) -> bool:

@@ -117,6 +117,8 @@ def load(data: bytes) -> Context:
     for job in view.jobs.values():
         if not job.ended:
             remember(ctx, job)
+        if job.kept is not None:
+            ctx.kept[job.id] = None
     return ctx
 
 

@@ -197,9 +197,11 @@ class Gangs:
         living = self.living.get(body.job, {})
         for node in command.target:
             living.pop(node, None)
-        if run is None or body.keep_snapshots or run.generation > body.generation:
+        if run is None or run.generation > body.generation:
             return
-        if set(run.nodes) <= set(command.target):
+        known = self.world.view.jobs.get(body.job)
+        left = known is None or known.placement is None  # though its nodes may keep its memory
+        if left or (not body.keep_snapshots and set(run.nodes) <= set(command.target)):
             self._finish_with(run)
             self._leave(body.job)
 

@@ -276,7 +276,7 @@ def test_a_job_that_cannot_shrink_goes_back_to_the_queue():
     assert job.why.facts["rung"] == "requeue"
     assert job.id in drive.core.view.pending
     said = [str(notice.reason) for notice in drive.bodies(Notify)]
-    assert any("memory alone had 50 of its steps (101 to 150)" in text for text in said)
+    assert any("its nodes keep its last 50 steps in memory" in text for text in said)
 
 
 def test_a_spare_that_dies_is_no_failure_of_the_job():
@@ -811,3 +811,83 @@ def test_checkpoints_that_are_due_and_missing_are_said_once_and_the_job_trains_o
     assert job.durable > 100
     drive.train(job, 4 * every, durable=job.durable)
     assert len([n for n in drive.bodies(Notify) if n.reason.code == "unsaved"]) == 2
+
+
+def test_a_job_that_waits_for_a_node_goes_on_from_the_memory_of_the_others():
+    drive = Drive(2)
+    job = drive.running()
+    nodes = job.placement.nodes
+    dead, lives = nodes
+    drive.tell(NodeSilent(node=dead))
+    drive.wait(SECOND)
+    assert job.state == "pending"
+    (stop,) = [c for c in drive.sent if isinstance(c.body, Stop) and lives in c.target]
+    assert stop.body.keep_snapshots
+    drive.tell(NodeSeen(node=dead, inventory=Inventory(incarnation=2)), SECOND)
+    drive.tell(CheckResult(node=dead, check="full", passed=True), SECOND)
+    drive.wait(SECOND)
+    assert job.placement is not None and job.kept is None
+    assert drive.last_form().kept_generation == 1
+    drive.tell(GangJoined(job=job.id, generation=job.generation, step=150, empty=(dead,)), SECOND)
+    assert (drive.last_restore().step, drive.last_restore().source) == (150, "peer")
+
+
+def waits_with_memory() -> tuple[Drive, Job, int, int]:
+    drive = Drive(2)
+    job = drive.running()
+    dead, lives = job.placement.nodes
+    drive.tell(NodeSilent(node=dead))
+    drive.wait(SECOND)
+    assert job.kept is not None
+    return drive, job, dead, lives
+
+
+def dropped(drive: Drive, job: Job, node: int) -> bool:
+    """Whether the last word to a node about a job was to keep nothing of it."""
+    stops = [c.body for c in drive.sent if isinstance(c.body, Stop) and node in c.target]
+    return not [s for s in stops if s.job == job.id][-1].keep_snapshots
+
+
+def test_memory_that_nobody_came_back_for_in_time_is_given_up():
+    drive, job, _, lives = waits_with_memory()
+    drive.wait(drive.core.view.policy.recovery.keep_memory_ns)
+    assert job.kept is None and dropped(drive, job, lives)
+    assert "(101 to 150) were in the memory" in str(drive.bodies(Notify)[-1].reason)
+
+
+def test_a_job_that_ends_while_it_waits_leaves_nothing_in_memory():
+    drive, job, _, lives = waits_with_memory()
+    drive.tell(Cancel(job=job.id))
+    assert job.kept is None and dropped(drive, job, lives)
+
+
+def test_others_that_get_the_nodes_get_their_memory_too():
+    drive, job, _, lives = waits_with_memory()
+    other = drive.submit(gang=GangShape(replicas=1, tensor=8, slot_gpus=8, slot_cpus=8))
+    drive.wait(SECOND)
+    assert other.placement is not None and other.placement.nodes == (lives,)
+    assert job.kept is None and dropped(drive, job, lives)
+
+
+def test_a_node_that_connects_again_keeps_what_a_waiting_job_needs():
+    drive, job, _, lives = waits_with_memory()
+    drive.tell(NodeSeen(node=lives, inventory=Inventory(incarnation=2, snapshots=((job.id, 150),))))
+    assert job.kept is not None and not dropped(drive, job, lives)
+
+
+def test_what_waits_in_memory_outlives_the_controller():
+    drive, job, *_ = waits_with_memory()
+    again = Core.restore(drive.core.snapshot())
+    assert again.view.jobs[job.id].kept == job.kept
+    assert again.snapshot() == drive.core.snapshot()
+
+
+def test_a_site_may_drop_the_memory_of_waiting_jobs_at_once():
+    drive = Drive(2, Policy(recovery=RecoveryPolicy(keep_memory_ns=0)))
+    job = drive.running()
+    dead, lives = job.placement.nodes
+    drive.tell(NodeSilent(node=dead))
+    drive.wait(SECOND)
+    assert job.kept is None and dropped(drive, job, lives)
+    said = [str(notice.reason) for notice in drive.bodies(Notify)]
+    assert any("its last 50 steps (101 to 150)" in text for text in said)
