@@ -172,6 +172,24 @@ def test_of_two_replicas_the_one_with_the_flipped_bit_leaves(
 
 
 @pytest.mark.soak
+def test_a_job_that_waits_for_its_node_goes_on_from_memory(
+    disturbed: Disturbed, tmp_path: Path
+) -> None:
+    expected = undisturbed(tmp_path, 120)
+    stage, job, commits = disturbed(steps=120)  # no checkpoint before the end
+    reach(stage, commits, 10)
+    gone = stage.node_of(1, job)
+    stage.kill_node(gone)
+    with explained(stage, job):
+        stage.wait(lambda: stage.job(job)["state"] == "pending", "the job to wait", 120)
+        stage.restart_node(gone)
+        stage.wait(lambda: commits.first_after(1), "the job to go on", END_SECONDS)
+    restored = [fact["step"] for fact in stage.events("GangReady", job)]
+    assert restored[-1] >= 10, restored  # committed, and in the memory of the nodes alone
+    ends_as_if_nothing_happened(stage, job, tmp_path, expected)
+
+
+@pytest.mark.soak
 def test_without_a_spare_the_gang_shrinks_and_grows_back(
     disturbed: Disturbed, tmp_path: Path
 ) -> None:
