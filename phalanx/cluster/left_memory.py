@@ -69,10 +69,9 @@ def taken_up(ctx: Context, job: Job) -> Gang:
     return Gang(reshaped_ns=ctx.now_ns)
 
 
-def displace(ctx: Context, job: Job) -> None:
+def displace(ctx: Context, job: Job, nodes: tuple[int, ...]) -> None:
     """A job got nodes: what others still kept there goes, and what is no longer whole with it."""
-    assert job.placement is not None
-    taken = dict.fromkeys(job.placement.nodes + job.placement.spares)
+    taken = dict.fromkeys(nodes)
     for number in sorted(ctx.kept):
         other = ctx.view.jobs[number]
         kept = other.kept

@@ -127,8 +127,7 @@ def start(ctx: Context, decision: Start) -> None:
     job.started_ns = ctx.now_ns
     job.waited_ns += ctx.now_ns - job.queued_ns
     job.gang = left_memory.taken_up(ctx, job)
-    if ctx.kept:
-        left_memory.displace(ctx, job)
+    left_memory.displace(ctx, job, placement.nodes + placement.spares)
     ctx.ledger.start(job, held_gpus(ctx, job), spare_gpus(ctx, placement), "start")
     if job.spec.time_limit_ns:
         left = max(0, job.spec.time_limit_ns - job.ran_ns)
