@@ -13,8 +13,8 @@ from phalanx.cluster.reasons import reason, sentences
 
 sentences(
     {
-        "kept_memory": "its nodes keep its last {steps} steps in memory for {seconds} s, unless "
-        "others get them",
+        "kept_memory": "its nodes keep its newest steps in memory for {seconds} s, unless others "
+        "get them",
         "given_up": "its last {steps} steps ({first} to {last}) were in the memory of its nodes "
         "alone, and are made again",
     }
@@ -22,9 +22,12 @@ sentences(
 
 
 def keep(ctx: Context, job: Job) -> Kept | None:
-    """What may stay behind when a job leaves its nodes; None: nothing that is worth it."""
+    """What may stay behind when a job leaves its nodes; None: nothing that is worth it.
+
+    How many steps that is only the keepers know: reports are seconds old.
+    """
     gang, policy = gang_of(job), ctx.policy.recovery
-    worth = job.committed > job.durable and gang.rollback < 0
+    worth = job.spec.expected.snapshot_steps > 0 and gang.rollback < 0
     allowed = policy.peer_memory and policy.keep_memory_ns > 0
     if not (worth and allowed and in_memory(gang)):
         return None
@@ -44,8 +47,7 @@ def stay(ctx: Context, job: Job, kept: Kept) -> None:
     ctx.kept[job.id] = None
     keep_ns = ctx.policy.recovery.keep_memory_ns
     ctx.wake(ctx.now_ns + keep_ns, "kept", job.id, kept.token)
-    told = reason("kept_memory", steps=job.committed - job.durable, seconds=keep_ns // 10**9)
-    ctx.notify(told, job=job.id, level="warning")
+    ctx.notify(reason("kept_memory", seconds=keep_ns // 10**9), job=job.id, level="warning")
 
 
 def taken_up(ctx: Context, job: Job) -> Gang:

@@ -276,7 +276,7 @@ def test_a_job_that_cannot_shrink_goes_back_to_the_queue():
     assert job.why.facts["rung"] == "requeue"
     assert job.id in drive.core.view.pending
     said = [str(notice.reason) for notice in drive.bodies(Notify)]
-    assert any("its nodes keep its last 50 steps in memory" in text for text in said)
+    assert any("its nodes keep its newest steps in memory" in text for text in said)
 
 
 def test_a_spare_that_dies_is_no_failure_of_the_job():
