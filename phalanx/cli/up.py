@@ -155,6 +155,9 @@ def _say(json: bool, server: Server) -> None:
     from phalanx.control.api_page import login_url
 
     admin, join = (server.options.state / name for name in ("admin.token", "join.token"))
+    if server.leading is None:
+        _say_standby(json, server)
+        return
     if json:
         print_json({"url": server.url, "admin_token": str(admin), "join_token": str(join)})
         sys.stdout.flush()
@@ -169,6 +172,18 @@ def _say(json: bool, server: Server) -> None:
         )
     else:
         print(f"look:       {server.url}/ with a link from `phalanx page`, or `phalanx top`")
+    sys.stdout.flush()
+
+
+def _say_standby(json: bool, server: Server) -> None:
+    """Tokens are the leader's: this one has files of its own only once it leads."""
+    if json:
+        print_json({"url": server.url, "leader": server.leader})
+    else:
+        print(f"server:     {server.url}")
+        print(f"stands by:  {server.leader or 'another server'} leads; this one takes over from it")
+        print("your token: the leader's admin.token, also here (PHALANX_TOKEN_FILE names a copy)")
+        print(f"commands:   PHALANX_SERVER={server.leader},{server.url} finds whichever leads")
     sys.stdout.flush()
 
 

@@ -16,6 +16,7 @@ import msgspec
 
 from phalanx.control.api_types import Failure
 from phalanx.control.server_file import ServerFile
+from phalanx.control.tls import CA_VARIABLE, TlsError, advice, trusting
 
 T = TypeVar("T")
 
@@ -58,8 +59,11 @@ class Client:
         self._context: ssl.SSLContext | None = None
         if any(url.startswith("https:") for url in self._urls):
             own = self.state / TLS_FILE  # of a controller inside an allocation
-            trusted = os.environ.get("PHALANX_CA") or (str(own) if own.exists() else None)
-            self._context = ssl.create_default_context(cafile=trusted)
+            trusted = os.environ.get(CA_VARIABLE) or (str(own) if own.exists() else "")
+            try:
+                self._context = trusting(trusted)
+            except TlsError as error:
+                raise ClientError(str(error)) from None
 
     def _find_token(self) -> str:
         if token := os.environ.get("PHALANX_TOKEN"):
@@ -113,6 +117,7 @@ class Client:
         key = uuid.uuid4().hex if method != "GET" else ""
         data = None if body is None else msgspec.json.encode(body)
         deadline = time.monotonic() + RETRY_SECONDS
+        said: ClientError | None = None  # by a server that is there: tells more than silence
         while True:
             try:
                 connection, answer = self._open(method, path, data, key, TIMEOUT_SECONDS)
@@ -125,12 +130,13 @@ class Client:
                 raise _refusal(answer.status, text)
             except (OSError, http.client.HTTPException) as error:
                 problem = self._unreachable(error)
-                final = isinstance(error, ConnectionRefusedError | ssl.SSLCertVerificationError)
+                final = isinstance(error, ConnectionRefusedError | ssl.SSLError)
                 again = not final or len(self._urls) > 1
             except ClientError as error:
                 problem, again = error, error.status in (429, 503)
+                said = error
             if not again or time.monotonic() > deadline:
-                raise problem from None
+                raise (said if said and len(self._urls) > 1 else problem) from None
             self._urls.append(self._urls.pop(0))
             time.sleep(0.3)
 
@@ -159,11 +165,8 @@ class Client:
 
     def _unreachable(self, error: Exception) -> ClientError:
         where = " or ".join(self._urls)
-        if isinstance(error, ssl.SSLCertVerificationError):
-            return ClientError(
-                f"{where}: its certificate is not trusted ({error.verify_message}): set PHALANX_CA "
-                "to the file of its authority"
-            )
+        if told := advice(error, self._urls[0]):
+            return ClientError(f"{self._urls[0]}: {told}")
         return ClientError(
             f"no server answers at {where} ({error}): start one with `phalanx up`, or name another "
             "with --server or PHALANX_SERVER"

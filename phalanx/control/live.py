@@ -49,7 +49,7 @@ async def serve_live(server: Server, socket: WebSocket) -> None:
         given = socket.headers.get("authorization")
         if given is None:
             async with asyncio.timeout(FIRST_SECONDS):
-                first = await socket.receive_text()
+                first = await _text_of(socket)
             given = f"Bearer {first.strip()}"
         token = leading.tokens.check(bearer(given))
         require(token, EVERYBODY)
@@ -58,6 +58,14 @@ async def serve_live(server: Server, socket: WebSocket) -> None:
         await socket.close(REFUSED, error.code)
     except (TimeoutError, WebSocketDisconnect):
         return
+
+
+async def _text_of(socket: WebSocket) -> str:
+    """The first message, or nothing where it is no text."""
+    message = await socket.receive()
+    if message["type"] != "websocket.receive":
+        raise WebSocketDisconnect(message.get("code", 1000))
+    return message.get("text") or ""
 
 
 async def _send(server: Server, leading: Leading, token: Token, socket: WebSocket) -> None:

@@ -24,6 +24,7 @@ from phalanx.control.front import Front
 from phalanx.control.server import Options, Server
 from phalanx.control.server_file import ServerFile
 from phalanx.control.store import StoreError
+from phalanx.control.tls import TlsError, check_server_files
 
 logger = logging.getLogger("phalanx.server")
 
@@ -47,6 +48,11 @@ def serve(
 
     What runs ``beside`` it is cancelled, and waited for, before the server ends.
     """
+    if options.tls_cert is not None and options.tls_key is not None:
+        try:
+            check_server_files(options.tls_cert, options.tls_key)
+        except TlsError as error:
+            raise StartError(str(error)) from None
     _raise_file_limit()
     listening = _listen(options)
     port = listening.getsockname()[1]

@@ -156,6 +156,7 @@ class Server:
         self.spans = _spans(options.otlp)
         self.leading: Leading | None = None
         self.leader = ""  # URL of whoever leads instead
+        self._obstacle = ""  # why nobody can be asked who leads
         self.settled = asyncio.Event()  # it leads, or it stands by
         self.complete = (
             asyncio.Event()
@@ -186,6 +187,7 @@ class Server:
         """What leads, or a refusal that names who does."""
         if self.leading is None:
             where = f"; {self.leader} leads" if self.leader else ""
+            where = f" and cannot lead: {self._obstacle}" if self._obstacle else where
             raise AuthError(503, "not_leader", f"this server stands by{where}")
         return self.leading
 
@@ -199,14 +201,16 @@ class Server:
             try:
                 lead = await asyncio.to_thread(self.store.lead, self.url, __version__)
             except StoreBusyError as error:
-                self.leader = error.leader
+                self.leader, self._obstacle = error.leader, ""
                 if not self.options.store:
                     raise
                 self.settled.set()
             except StoreError as error:
-                logger.warning("cannot lead: %s", error)
+                if str(error) != self._obstacle:  # once, however long it lasts
+                    logger.warning("cannot lead: %s", error)
+                self._obstacle = str(error)
             else:
-                self.leader = ""
+                self.leader = self._obstacle = ""
                 await self._reign(lead)
             await asyncio.sleep(STANDBY_SECONDS)
 

@@ -20,6 +20,7 @@ from phalanx import __version__
 from phalanx.control import wire
 from phalanx.control.agent_files import read_text
 from phalanx.control.secret_file import write_secret
+from phalanx.control.tls import TlsError, advice, trusting
 
 PAUSES = (0.05, 0.1, 0.2, 0.5, 1.0)  # between tries to connect
 FRAME_BYTES = 64 << 20
@@ -75,6 +76,7 @@ class Uplink:
                 except (OSError, ConnectionClosed, InvalidHandshake, TimeoutError) as error:
                     level = logging.WARNING if tries == 0 else logging.DEBUG
                     why = getattr(error, "reason", error)  # urllib hides it in an error of its own
+                    why = next(filter(None, (advice(each, url) for each in (error, why))), why)
                     log.log(level, "no server answers at %s (%s): trying again", url, why)
             await asyncio.sleep(PAUSES[min(tries, len(PAUSES) - 1)])
             tries += 1
@@ -183,4 +185,7 @@ def _why(body: bytes | bytearray | None) -> str:
 def _tls(url: str, ca: str) -> ssl.SSLContext | None:
     if not url.startswith("https:"):
         return None
-    return ssl.create_default_context(cafile=ca or None)
+    try:
+        return trusting(ca)
+    except TlsError as error:
+        raise JoinError(str(error)) from None

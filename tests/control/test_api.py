@@ -310,6 +310,12 @@ def test_a_live_view_shows_events_that_its_reader_may_see(
         with pytest.raises(ConnectionClosed) as closed:
             socket.recv(60)
         assert closed.value.rcvd is not None and closed.value.rcvd.code == 4401
+    with connect(url) as socket:
+        socket.send(b"\xff\xff")  # no text at all
+        with pytest.raises(ConnectionClosed) as closed:
+            socket.recv(60)
+        assert closed.value.rcvd is not None and closed.value.rcvd.code == 4401
+    assert "Traceback" not in server.output()
 
 
 def test_whoever_listens_is_cut_off_when_the_token_ends(server: ServerProcess) -> None:

@@ -92,6 +92,8 @@ def test_the_standby_goes_on_when_the_leader_is_killed(
             agents = await a_running_gang(leader, standby)
             status, body = await call(standby, "GET", "/v1/jobs")
             assert status == 503 and leader.url in body["error"]["message"]
+            assert f"{leader.url} leads" in standby.output()
+            assert "admin.token (the" not in standby.output()  # it has none to show
             leader.kill()
             await leads(standby)
             await goes_on(standby, agents)

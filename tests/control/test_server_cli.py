@@ -231,8 +231,27 @@ def test_tls_keeps_tokens_from_prying_eyes(tmp_path: Path) -> None:
         assert found.returncode == 0, found.stderr
         doubted = phalanx("ps", "--state", str(server.state))
         assert doubted.returncode == 3 and "not trusted" in doubted.stderr
+        for ca, words in (("nope.pem", "PHALANX_CA = nope.pem: No such file"), (key, "in PEM")):
+            wrong = phalanx("ps", "--state", str(server.state), PHALANX_CA=str(ca))
+            assert wrong.returncode == 3 and words in wrong.stderr, wrong.stderr
+            assert "Traceback" not in wrong.stderr
+        plain = phalanx("ps", "--state", str(server.state), "--server", server.url)
+        assert "try https://" in plain.stderr
     finally:
         server.kill()
+
+
+def test_a_certificate_that_cannot_be_shown_is_refused_before_anything_is_said(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "text.pem").write_text("no certificate\n")
+    files = {"no.pem": "no.pem: No such file", "text.pem": "no certificate chain and key in PEM"}
+    for name, words in files.items():
+        path = str(tmp_path / name)
+        options = ["--state", str(tmp_path / "s"), "--tls-cert", path, "--tls-key", path]
+        refused = phalanx("up", "--port", "0", *options)
+        assert refused.returncode == 1 and words in refused.stderr, refused.stderr
+        assert not refused.stdout and not (tmp_path / "s").exists()
 
 
 def test_a_server_that_is_told_to_stop_leaves_nothing_to_replay(tmp_path: Path) -> None:
