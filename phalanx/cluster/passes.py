@@ -59,12 +59,15 @@ class Pass:
             for number, one in queue.state.reserved.items()
             if one.firm and (not one.asked or holds(queue, view, one))
         }
+        self._collector = 0  # the job that gets every node that becomes free; 0: none does
+        self._collected: Nodes = 0
         self._kept: dict[int | None, Nodes] = {}  # by bound: what ``_bind`` closes
         self._no_room: dict[int, list[Nodes]] = {}  # by demand: closed nodes without which it fails
 
     def run(self) -> list[Decision]:
         """All decisions, in order."""
         self._empty_windows()
+        self._collect()
         self._in_order()
         self._starving()
         for number in list(self._queue.state.reserved):
@@ -73,6 +76,37 @@ class Pass:
         if self._policy.backfill_depth:
             self._backfill()
         return self._decisions
+
+    def _collect(self) -> None:
+        """Whoever has waited twice as long as starving takes gets what becomes free, one by one.
+
+        A promise goes by time limits, and what ends before its own may be far too generous.
+        """
+        waiting, view = self._queue.waiting, self._view
+        limit = view.now_ns - 2 * self._policy.starving_ns
+        late = [lane.entries[0] for lane in waiting.lanes.values()]
+        for _, number in sorted(entry for entry in late if entry[0] <= limit):
+            lane, demand, _ = waiting.where[number]
+            promise = self._queue.state.reserved.get(number)
+            # Only who would start at last if nothing else did: others would wait for nothing.
+            feasible = promise is not None and promise.sure and not promise.asked
+            if not feasible or self._queue.gate(view, lane, demand.least_gpus) is not None:
+                continue
+            self._collector = number
+            if not self._try(view.jobs[number], lane, demand, "first_in_line"):
+                room = room_of(view.fleet)
+                suiting = demand.suiting(room, len(view.fleet.classes))
+                self._collected = room.with_free(suiting, demand.request.shape.slot_gpus)
+                self._collected &= ~self._leaving_for_others()
+            return
+
+    def _leaving_for_others(self) -> Nodes:
+        """Nodes that others leave for somebody: not for the collector."""
+        found = 0
+        for number, promise in self._queue.state.reserved.items():
+            if number != self._collector and promise.asked and number in self._bind:
+                found |= self._queue.promised(number)
+        return found
 
     def _in_order(self) -> None:
         front = Front(self._queue.waiting, self._ranks)
@@ -137,7 +171,7 @@ class Pass:
         """Nodes that are promised before a job that holds its nodes so long would be gone."""
         found = self._kept.get(bound)
         if found is None:
-            found = 0
+            found = self._collected
             for number in self._bind:
                 promise = self._queue.state.reserved[number]
                 if bound is None or self._view.now_ns + bound > promise.start_ns:
@@ -148,12 +182,14 @@ class Pass:
     def _closed(self, job: Job, bound: int | None) -> Nodes:
         """Nodes that are not for a job."""
         now, promises = self._view.now_ns, self._queue.state.reserved
-        if job.id not in promises:
+        if job.id == self._collector:
+            closed = self._leaving_for_others()
+        elif job.id not in promises:
             closed = self._promised(bound)
         else:
             # Those who were promised a start never push each other back. Who has no limit counts
             # as long as the others' promises assume, or two of them could wait for each other.
-            end_ns, closed = now + length_ns(self._view, job), 0
+            end_ns, closed = now + length_ns(self._view, job), self._collected
             for number, promise in promises.items():
                 if number != job.id and end_ns > promise.start_ns:
                     closed |= self._queue.promised(number)
