@@ -97,6 +97,7 @@ def doubt(ctx: Context, node: int, why: Reason) -> None:
     owner = ctx.fleet.spare_for(node)
     if state in (NodeState.HEALTHY, NodeState.SPARE):
         ctx.fleet.set_state(node, NodeState.SUSPECT, ctx.now_ns, why)
+        ctx.look_at_queue()  # it may have been promised to somebody
         if owner:
             drop_spare(ctx, ctx.view.jobs[owner], node)
 
@@ -183,6 +184,7 @@ def quarantine(ctx: Context, node: int, why: Reason) -> None:
     assert not ctx.fleet.held[node], "a node is emptied before it is quarantined"
     ctx.health.testing.pop(node, None)
     ctx.fleet.set_state(node, NodeState.QUARANTINED, ctx.now_ns, why)
+    ctx.look_at_queue()
     ctx.notify(why, node=node, level="warning")
 
 

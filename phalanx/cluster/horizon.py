@@ -14,6 +14,7 @@ from phalanx.cluster.job import Job
 from phalanx.cluster.request import Request, tensor_slots
 from phalanx.cluster.room import Nodes, array_of, room_of
 from phalanx.cluster.state import View
+from phalanx.cluster.timeouts import derive
 
 NEVER_NS = 2**62
 
@@ -22,7 +23,14 @@ def bound_ns(view: View, job: Job) -> int | None:
     """The longest that a job can hold nodes from its start on; None: nobody says."""
     if not job.spec.time_limit_ns:
         return None
-    return max(0, job.spec.time_limit_ns - job.ran_ns) + view.policy.queue.grace_ns
+    return max(0, job.spec.time_limit_ns - job.ran_ns) + leave_ns(view, job)
+
+
+def leave_ns(view: View, job: Job) -> int:
+    """How long a job may take to leave at its limit: the grace, or what a checkpoint takes."""
+    policy, expected = view.policy, job.spec.expected
+    drain_ns = derive(policy.timeouts, expected).drain_ns if expected.checkpoint_steps else 0
+    return max(policy.queue.grace_ns, drain_ns)
 
 
 def end_ns(view: View, job: Job) -> int:

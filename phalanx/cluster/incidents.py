@@ -26,7 +26,7 @@ from phalanx.cluster.recovery import EVIDENCE_KEPT, broken, own_failure, slow
 
 CLAIMS_KEPT = 1024  # about a disputed step
 MORE_DRAINS = 2  # times that a gang with unsaved steps is given its deadline again
-FOR_OTHERS = ("preempted_for", "reclaimed", "window_opens")
+FOR_OTHERS = ("preempted_for", "reclaimed", "turn", "window_opens")
 
 sentences(
     {
@@ -171,6 +171,9 @@ def _drains_on(ctx: Context, job: Job) -> bool:
     if unsafe <= 0 or gang.attempts >= MORE_DRAINS or gang.ending_why.code in FOR_OTHERS:
         return False
     limit_ns = timeouts_of(ctx, job).drain_ns
+    due_ns = ctx.queue.promised_ns(placement.nodes)
+    if due_ns is not None and due_ns < ctx.now_ns + limit_ns:
+        return False
     gang.deadline_ns = enter(ctx, job, "draining", limit_ns, attempts=gang.attempts + 1)
     ctx.notify(reason("drain_on", steps=unsafe), job=job.id, level="warning")
     for order in outstanding(ctx, job):

@@ -154,6 +154,7 @@ def _incoming(ctx: Context, job: Job, gone: tuple[int, ...]) -> tuple[tuple[int,
         constraint=base.constraint,
         partition=base.partition,
         keep=placement.nodes,
+        closed=ctx.queue.kept_from(ctx.view, job),
         warm_since_ns=_warm_since_ns(ctx, job),
     )
     slots = [placement.nodes.index(node) for node in gone]

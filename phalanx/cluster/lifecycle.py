@@ -17,6 +17,7 @@ from phalanx.cluster.events import (
 )
 from phalanx.cluster.fleet import NodeState
 from phalanx.cluster.gangs import drain, form, gang_of, stop_on, timeouts_of
+from phalanx.cluster.horizon import leave_ns
 from phalanx.cluster.job import Dependency, Job, JobSpec, JobState, Placement
 from phalanx.cluster.queue import Start
 from phalanx.cluster.reasons import Reason, reason, sentences
@@ -34,6 +35,8 @@ sentences(
         "drained": "stopped by a person, and held until it is resumed",
         "finished": "did all its steps",
         "time_limit": "ran into its time limit of {seconds} s at step {step}",
+        "limit_late": "others were promised its nodes: its last {lost} steps are lost, and step"
+        " {step} is safe",
     }
 )
 
@@ -280,15 +283,17 @@ def requeue(ctx: Context, fact: Requeue) -> None:
     ctx.emit((), Accept(reason=told, request=fact.request, job=job.id))
 
 
-def depart_safely(ctx: Context, job: Job, ending: JobState, why: Reason) -> None:
+def depart_safely(ctx: Context, job: Job, ending: JobState, why: Reason, limit_ns: int = 0) -> None:
     """Makes a job leave its nodes; steps that are in memory alone are written first.
+
+    ``limit_ns``: it must be gone by then; 0: as long as that takes.
 
     A gang that forms just now does so, if it can, and is drained then: see ``on_ready``.
     """
     gang = gang_of(job)
     unsafe = job.step > job.durable and gang.keepers and gang.phase not in ("running", "draining")
     if not unsafe:
-        depart(ctx, job, timeouts_of(ctx, job).drain_ns, ending, why)
+        depart(ctx, job, limit_ns or timeouts_of(ctx, job).drain_ns, ending, why)
     elif gang.ending is None:
         gang.ending, gang.ending_why = ending, why
 
@@ -346,4 +351,15 @@ def time_limit(ctx: Context, job: Job) -> None:
     limit = job.spec.time_limit_ns
     why = reason("time_limit", seconds=limit // 10**9, step=job.step)
     ending: JobState = "pending" if job.spec.requeue_at_limit else "failed"
-    depart_safely(ctx, job, ending, why)
+    assert job.placement is not None
+    spare_ns, end_ns = leave_ns(ctx.view, job), job.started_ns + max(0, limit - job.ran_ns)
+    due_ns = ctx.queue.promised_ns(job.placement.nodes)
+    if gang_of(job).ending is None:
+        promised = due_ns is not None and due_ns < ctx.now_ns + 2 * spare_ns
+        depart_safely(ctx, job, ending, why, spare_ns if promised else 0)
+        ctx.wake(end_ns + spare_ns, "time_limit", job.id, job.started_ns)
+    elif gang_of(job).phase != "draining" and due_ns is not None and ctx.now_ns > end_ns:
+        # It forms only to save what it has in memory, and others were promised its nodes.
+        late = reason("limit_late", lost=max(0, job.step - job.durable), step=job.durable)
+        ctx.notify(late, job=job.id, level="warning")
+        leave(ctx, job, ending, why)

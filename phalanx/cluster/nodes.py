@@ -64,6 +64,7 @@ def bury(ctx: Context, node: int, cause: str) -> None:
     why = reason("node_lost", cause=cause, what=cause_of(cause).what)
     ctx.health.testing.pop(node, None)
     ctx.fleet.set_state(node, NodeState.DEAD, ctx.now_ns, why)
+    ctx.look_at_queue()
 
 
 def on_silent(ctx: Context, fact: NodeSilent) -> None:

@@ -61,6 +61,7 @@ class Pass:
         }
         self._collector = 0  # the job that gets every node that becomes free; 0: none does
         self._collected: Nodes = 0
+        self._saved = queue.saved_for(view)  # by limit: the job that starves under it
         self._kept: dict[int | None, Nodes] = {}  # by bound: what ``_bind`` closes
         self._no_room: dict[int, list[Nodes]] = {}  # by demand: closed nodes without which it fails
 
@@ -90,7 +91,7 @@ class Pass:
             promise = self._queue.state.reserved.get(number)
             # Only who would start at last if nothing else did: others would wait for nothing.
             feasible = promise is not None and promise.sure and not promise.asked
-            if not feasible or self._queue.gate(view, lane, demand.least_gpus) is not None:
+            if not feasible or self._gated(number, lane, demand):
                 continue
             self._collector = number
             if not self._try(view.jobs[number], lane, demand, "first_in_line"):
@@ -99,6 +100,13 @@ class Pass:
                 self._collected = room.with_free(suiting, demand.request.shape.slot_gpus)
                 self._collected &= ~self._leaving_for_others()
             return
+
+    def _gated(self, number: int, lane: Lane, demand: Demand) -> bool:
+        """Whether a limit keeps a job from starting, or is kept free for one that starves."""
+        if self._queue.gate(self._view, lane, demand.least_gpus) is not None:
+            return True
+        savers = (self._saved.get(("team", lane.team)), self._saved.get(("qos", lane.qos)))
+        return any(saver not in (None, number) for saver in savers)
 
     def _leaving_for_others(self) -> Nodes:
         """Nodes that others leave for somebody: not for the collector."""
@@ -115,7 +123,7 @@ class Pass:
         left = max(1, self._policy.reservations)
         while (found := front.pop()) is not None:
             number, lane, demand, source = found
-            if self._queue.gate(self._view, lane, demand.least_gpus) is not None:
+            if self._gated(number, lane, demand):
                 continue  # its lane waits; what else it holds is looked at behind the others
             job = self._view.jobs[number]
             code = "first_in_line"
@@ -159,7 +167,7 @@ class Pass:
             if id(demand) not in hopeful:
                 continue
             looked += 1
-            if self._queue.gate(self._view, lane, demand.least_gpus) is not None:
+            if self._gated(number, lane, demand):
                 continue
             started = self._try(self._view.jobs[number], lane, demand, "backfilled")
             if started or number in promised or self._view.reservations:
@@ -278,8 +286,7 @@ class Pass:
         for _, number in oldest[: self._policy.starving_reservations]:
             lane, demand, _ = waiting.where[number]
             job = jobs[number]
-            gated = self._queue.gate(self._view, lane, demand.least_gpus) is not None
-            if not gated and not self._claims(job, demand):
+            if not self._gated(number, lane, demand) and not self._claims(job, demand):
                 self._reserve(job, demand, firm=True)
 
     def _claims(self, job: Job, demand: Demand) -> bool:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from phalanx.cluster import fairshare, windows
 from phalanx.cluster.admit import admit
-from phalanx.cluster.claims import stays_until_ns
+from phalanx.cluster.claims import starves, stays_until_ns
 from phalanx.cluster.decisions import (
     Decision,
     Pending,
@@ -134,6 +134,34 @@ class Queue:
             if job is None or other != job.id:
                 closed |= self.promised(other)
         return closed
+
+    def kept_from(self, view: View, job: Job) -> Nodes:
+        """Nodes that a running job may not take to replace others: promised, or in a window.
+
+        A promise that is not firm yields to a job that would come before the promised one.
+        """
+        self.sync(view)
+        end_ns = self.horizon(view).end_ns(view, job.id)
+        closed = self.window_nodes(view, job.spec.team, end_ns)[0]
+        ranks = Ranks(view, self.state.usage, self.state.held)
+        mine = self.priority(view, job, job.queued_ns)
+        for other, promise in self.state.reserved.items():
+            if end_ns <= promise.start_ns or other not in self.waiting.where:
+                continue
+            lane, demand, queued_ns = self.waiting.where[other]
+            if promise.firm or mine < ranks.of(lane, queued_ns, demand.gpus):
+                closed |= self.promised(other)
+        return closed
+
+    def promised_ns(self, nodes: tuple[int, ...]) -> int | None:
+        """When the first of those starts who were promised some of these nodes."""
+        mine = set_of_nodes(nodes)
+        starts = [
+            one.start_ns
+            for number, one in self.state.reserved.items()
+            if mine & self.promised(number)
+        ]
+        return min(starts, default=None)
 
     def most_nodes(self, view: View) -> int:
         """Nodes that the largest waiting job needs at the least."""
@@ -270,6 +298,34 @@ class Queue:
             most = qos.most_gpus
             return reason("at_qos_limit", qos=lane.qos, held=used, most=most, gpus=gpus)
         return None
+
+    def saved_for(self, view: View) -> dict[tuple[str, str], int]:
+        """By limit ("team" or "qos", and its name): the job that starves because of it.
+
+        What ends under the limit is saved for that job, or smaller ones would always be in time.
+        """
+        found: dict[tuple[str, str], int] = {}
+        lanes = self.waiting.lanes.values()
+        first = sorted((lane.entries[0], lane) for lane in lanes)
+        for (_, number), lane in first:
+            if not starves(view, view.jobs[number]):
+                continue
+            demand = self.waiting.where[number][1]
+            why = self.gate(view, lane, demand.least_gpus)
+            if why is not None and self._can_pass(view, lane, why, demand.least_gpus):
+                limit = "team" if why.code == "at_ceiling" else "qos"
+                found.setdefault((limit, getattr(lane, limit)), number)
+        return found
+
+    def _can_pass(self, view: View, lane: Lane, why: Reason, gpus: int) -> bool:
+        """Whether those who hold what a limit allows will leave: nobody waits for the others."""
+        most = why.facts["ceiling"] if why.code == "at_ceiling" else why.facts["most"]
+        for number in view.active:
+            spec = view.jobs[number].spec
+            under = spec.team == lane.team if why.code == "at_ceiling" else spec.qos == lane.qos
+            if under and not spec.time_limit_ns and not spec.expected.steps:
+                gpus += view.fleet.job_gpus.get(number, 0)
+        return gpus <= int(most)
 
     def allowance(self, view: View, team: str, qos: str) -> int:
         """GPUs that a team may still take for jobs of a class of service."""

@@ -13,6 +13,7 @@ from phalanx.cluster.horizon import bound_ns
 from phalanx.cluster.job import Job
 from phalanx.cluster.placement import Refusal, place
 from phalanx.cluster.reasons import Reason, reason, sentences
+from phalanx.cluster.room import room_of
 from phalanx.cluster.state import View
 from phalanx.cluster.waiting import Ranks, base_parts
 
@@ -30,6 +31,7 @@ sentences(
         " that runs there has no time limit)",
         "others_leave": "{jobs} jobs are asked to leave for it, and it starts in about {span}",
         "waits_for_room": "{problem}; jobs ahead of it: {ahead}",
+        "saved_for": "what {what} may hold is saved for job {job}, which has waited {span}",
         "guests_stay": "{problem}; jobs that run on what team {team} lent: {guests}, and the first"
         " can be asked to leave in {span}",
         "waits_for_window": "its nodes are wanted for {name} before it would be sure to have ended"
@@ -55,7 +57,9 @@ def explain(queue: Queue, view: View, number: int) -> Pending:
     parts = base_parts(view.policy.queue, job)
     parts |= {"age": age, "fair_share": fair, "quota": quota}
     promise = queue.state.reserved.get(number)
-    why = queue.gate(view, lane, demand.least_gpus)
+    if promise is not None and queue.promised(number) & ~room_of(view.fleet).healthy:
+        promise = None  # one of its nodes is gone: the next look finds another start
+    why = queue.gate(view, lane, demand.least_gpus) or _saved(queue, view, number)
     if why is not None:
         return Pending(why, None, parts)
     ahead, gpus_ahead, work_ahead = _ahead(queue, ranks, number)
@@ -101,6 +105,20 @@ def _obstacle(queue: Queue, view: View, job: Job, ahead: int) -> tuple[Reason, b
     if ahead > depth:
         return reason("beyond_depth", ahead=ahead, depth=depth), False
     return reason("next_look"), True
+
+
+def _saved(queue: Queue, view: View, number: int) -> Reason | None:
+    """Whether what a limit allows is saved for another job, which starves under it."""
+    lane, _, _ = queue.waiting.where[number]
+    saved = queue.saved_for(view)
+    for limit, name in (("team", lane.team), ("qos", lane.qos)):
+        other = saved.get((limit, name))
+        if other is not None and other != number:
+            what = f"team {name}" if limit == "team" else f"class of service {name}"
+            job = view.jobs[other]
+            span = span_of(job.waited_ns + view.now_ns - job.queued_ns)
+            return reason("saved_for", what=what, job=other, span=span)
+    return None
 
 
 def _with_guests(queue: Queue, view: View, team: str, why: Reason) -> Reason:
