@@ -64,15 +64,31 @@ def allowed(ctx: Context, node: int, cause: str) -> bool:
         state.evictions.append((ctx.now_ns, node))
         return True
     state.withheld[node] = cause
-    if not any(question.about == "eviction" for question in ctx.questions.values()):
-        # One question for the whole wave; it is asked when the wave has passed.
+    _want_answer(ctx)
+    return False
+
+
+def _want_answer(ctx: Context) -> None:
+    """One question for a whole wave, asked when it has passed; again when there are more nodes."""
+    wave_ns = ctx.policy.timeouts.heartbeat_ns
+    number = next((q.number for q in ctx.questions.values() if q.about == "eviction"), None)
+    if number is None:
         number = ctx.next_question
         ctx.next_question += 1
-        ctx.questions[number] = Question(
-            number=number, about="eviction", nodes=(), causes=(), asked_ns=ctx.now_ns
-        )
-        ctx.wake(ctx.now_ns + ctx.policy.timeouts.heartbeat_ns, "ask", number)
-    return False
+    elif ctx.now_ns <= ctx.questions[number].asked_ns + wave_ns:
+        return  # it is part of the wave
+    ctx.questions[number] = Question(
+        number=number, about="eviction", nodes=(), causes=(), asked_ns=ctx.now_ns
+    )
+    ctx.wake(ctx.now_ns + wave_ns, "ask", number)
+
+
+def heard(ctx: Context, node: int) -> None:
+    """A node speaks, or is let in again: nobody need decide about it, nor answer for nobody."""
+    if ctx.health.withheld.pop(node, None) is not None and not ctx.health.withheld:
+        stale = [q.number for q in ctx.questions.values() if q.about == "eviction"]
+        for number in stale:
+            del ctx.questions[number]
 
 
 def ask(ctx: Context, number: int) -> None:
@@ -172,7 +188,7 @@ def tested(ctx: Context, node: int, *, passed: bool, detail: str) -> None:
 
 def readmit(ctx: Context, node: int, why: Reason) -> None:
     """A node may work again."""
-    ctx.health.withheld.pop(node, None)
+    heard(ctx, node)
     ctx.health.testing.pop(node, None)
     ctx.fleet.set_rails_down(node, 0)
     ctx.fleet.set_state(node, NodeState.HEALTHY, ctx.now_ns, why)

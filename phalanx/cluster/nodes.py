@@ -112,7 +112,7 @@ def on_seen(ctx: Context, fact: NodeSeen) -> None:
         return  # a late echo of an agent that is gone
     ctx.health.incarnation[node] = inventory.incarnation
     state = ctx.fleet.state(node)
-    ctx.health.withheld.pop(node, None)
+    health.heard(ctx, node)
     reconcile(ctx, node, inventory)
     if state is NodeState.DEAD:
         # Whatever silenced it may do so again: it is tested before it gets work.
@@ -196,6 +196,17 @@ def on_device_error(ctx: Context, fact: DeviceError) -> None:
     elif health.allowed(ctx, node, fact.cause):
         evict(ctx, node, fact.cause, lost=False)
         health.suspect(ctx, node, fact.cause)
+    else:
+        _cannot_form(ctx, node, fact)
+
+
+def _cannot_form(ctx: Context, node: int, fact: DeviceError) -> None:
+    """The breaker keeps a node on which a job cannot start: that one need not wait for it."""
+    job = ctx.view.jobs.get(fact.job)
+    if job is None or job.id not in ctx.fleet.held[node]:
+        return
+    if gang_of(job).phase in ("joining", "restoring"):
+        broken(ctx, job, node, fact.cause, lost=False)
 
 
 def slower(ctx: Context, node: int, fact: DeviceError) -> None:

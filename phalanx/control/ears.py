@@ -44,14 +44,20 @@ class Ears:
         """Open the socket that the workers of a job come to; its folder is their user's alone."""
         if here.server is not None:
             return
+        # Asked for first: where nobody listens yet, the next attempt finds the same fault again.
+        entry = known_user(user) if user else None
         here.sockets.mkdir(mode=0o700, exist_ok=True)
         here.agent_socket.unlink(missing_ok=True)
-        here.server = await asyncio.start_unix_server(self._meet, str(here.agent_socket))
-        if user:
-            entry = known_user(user)
-            for path in (here.folder, here.sockets, here.agent_socket):
-                os.chown(path, entry.pw_uid, entry.pw_gid)
-            here.folder.chmod(0o700)  # what a job prints is its user's
+        server = await asyncio.start_unix_server(self._meet, str(here.agent_socket))
+        try:
+            if entry is not None:
+                for path in (here.folder, here.sockets, here.agent_socket):
+                    os.chown(path, entry.pw_uid, entry.pw_gid)
+                here.folder.chmod(0o700)  # what a job prints is its user's
+        except OSError:
+            server.close()
+            raise
+        here.server = server
 
     async def _meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         unframer, hand, here = Unframer(), None, None

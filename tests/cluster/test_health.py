@@ -184,6 +184,48 @@ def test_a_gang_that_feels_the_loss_confirms_a_silence_that_the_breaker_doubted(
     assert second not in job.placement.nodes and job.generation == 2
 
 
+def test_a_gang_that_cannot_start_on_a_node_goes_elsewhere_whatever_the_breaker_says():
+    drive = Drive(64)
+    for node in range(40, 44):
+        drive.tell(NodeSilent(node=node))  # the breaker lets nobody else go
+    job = drive.submit()
+    bad = job.placement.nodes[1]
+    for _ in range(6):
+        drive.tell(DeviceError(node=bad, cause="system_service", job=job.id, detail="prolog"))
+        drive.wait(SECOND)
+        if bad not in job.placement.nodes:
+            break
+        assert job.state == "forming"
+    assert bad not in job.placement.nodes
+    drive.run(job)
+
+
+def test_a_question_about_nodes_that_are_back_is_closed_and_the_next_one_asked():
+    drive = Drive(64)
+    for node in range(6):
+        drive.tell(NodeSilent(node=node))
+    drive.wait(60 * SECOND)
+    (first,) = drive.bodies(Ask)
+    for node in first.nodes:
+        drive.tell(NodeSeen(node=node, inventory=Inventory(incarnation=1)))
+    assert not drive.core.questions and not drive.core.withheld
+    drive.tell(NodeSilent(node=20))
+    drive.wait(60 * SECOND)
+    assert drive.bodies(Ask)[-1].nodes == (20,)
+
+
+def test_a_question_that_is_open_is_asked_again_when_more_nodes_are_kept():
+    drive = Drive(64)
+    for node in range(6):
+        drive.tell(NodeSilent(node=node))
+    drive.wait(60 * SECOND)
+    (first,) = drive.bodies(Ask)
+    drive.tell(NodeSilent(node=20))
+    drive.wait(60 * SECOND)
+    again = drive.bodies(Ask)[-1]
+    assert again.question == first.question and again.nodes == (*first.nodes, 20)
+
+
 def test_the_breaker_closes_again_after_its_window():
     drive = Drive(64)
     for node in range(4):

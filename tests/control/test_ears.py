@@ -6,7 +6,28 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from phalanx.control.ears import Ears
+from phalanx.control.hands import Here
+from phalanx.control.users import UnknownUserError
+
+
+def test_an_unknown_user_is_found_at_every_attempt(tmp_path: Path) -> None:
+    """What comes after it would fail for another reason, which says nothing to anybody."""
+
+    async def listen_twice() -> None:
+        here = Here(1, tmp_path / "job", tmp_path / "sockets")
+        here.folder.mkdir()
+        for _ in range(2):
+            with pytest.raises(UnknownUserError, match="there is no user 'nobody-of-that-name'"):
+                await Ears(unused, unused, unused).listen(here, "nobody-of-that-name")
+            assert here.server is None
+        await Ears(unused, unused, unused).listen(here, "")
+        assert here.server is not None
+        here.close()
+
+    asyncio.run(listen_twice())
 
 
 def unused(*_: object) -> Any:
