@@ -11,6 +11,7 @@ from math import isqrt
 
 STEPS = 256  # of decay in a half-life
 ONE = 1 << 32
+MS = 1_000_000
 
 
 @cache
@@ -38,19 +39,25 @@ def half_to(steps: int) -> int:
 def accrue(
     usage: dict[str, int], held: dict[str, int], since_ns: int, now_ns: int, half_life_ns: int
 ) -> None:
-    """Adds what teams held since then (GPU-milliseconds) and lets the past decay."""
-    if now_ns <= since_ns:
-        return
-    step_ns = max(1, half_life_ns // STEPS)
-    steps = now_ns // step_ns - since_ns // step_ns
-    if steps:
-        factor = half_to(steps)
-        for team in usage:
-            usage[team] = usage[team] * factor >> 32
-    passed = now_ns - since_ns
-    for team, gpus in held.items():
-        if gpus:
-            usage[team] = usage.get(team, 0) + gpus * passed // 1_000_000
+    """Adds what teams held since then (GPU-milliseconds) and lets the past decay.
+
+    Decay happens at fixed times, and time is counted in whole milliseconds: a period gives the
+    same in one piece as in many.
+    """
+    since_ms, now_ms = since_ns // MS, now_ns // MS
+    step_ms = max(1, half_life_ns // STEPS // MS)
+    last, factor = now_ms // step_ms, half_to(1)  # last: when it decays last, in steps
+    for team in dict.fromkeys([*usage, *held]) if since_ms < now_ms else ():
+        gpus, used, at_ms = held.get(team, 0), usage.get(team, 0), since_ms
+        for step in range(since_ms // step_ms + 1, last + 1):
+            passed, at_ms = step * step_ms - at_ms, step * step_ms
+            before, used = used, (used + gpus * passed) * factor >> 32
+            if used == before and passed == step_ms:
+                at_ms = last * step_ms  # from here on a step takes what it brings
+                break
+        used += gpus * (now_ms - at_ms)
+        if used or team in usage:
+            usage[team] = used
 
 
 def factors(usage: dict[str, int], weights: dict[str, int]) -> dict[str, int]:

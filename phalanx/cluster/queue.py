@@ -11,6 +11,10 @@ where they cannot be in its way.
 
 from __future__ import annotations
 
+from copy import copy
+
+from msgspec import structs
+
 from phalanx.cluster import fairshare, windows
 from phalanx.cluster.admit import admit
 from phalanx.cluster.claims import starves, stays_until_ns
@@ -106,9 +110,15 @@ class Queue:
         return min((at for at in times if at > view.now_ns), default=None)
 
     def explain(self, view: View, job: int) -> Pending:
-        """What a pending job waits for, and until when."""
-        self.sync(view)
-        return explain(self, view, job)
+        """What a pending job waits for, and until when. Asking changes nothing that is logged."""
+        twin, state = copy(self), self.state
+        twin.state = structs.replace(
+            state, usage=dict(state.usage), held=dict(state.held), windows=dict(state.windows)
+        )
+        twin.qos_gpus = dict(self.qos_gpus)
+        twin._job_gpus = None if self._job_gpus is None else dict(self._job_gpus)
+        twin._catch_up(view)
+        return explain(twin, view, job)
 
     def priority(self, view: View, job: Job, since_ns: int) -> int:
         """The priority of a job if it had waited since then."""
@@ -173,18 +183,20 @@ class Queue:
 
     def sync(self, view: View) -> None:
         """Takes over what changed outside: who holds what, who is pending, windows."""
-        state, fleet = self.state, view.fleet
-        policy = view.policy.queue
+        self._catch_up(view)
+        view.fleet.changed_jobs.clear()
+
+    def _catch_up(self, view: View) -> None:
+        state, policy = self.state, view.policy.queue
         fairshare.accrue(
             state.usage, state.held, state.usage_at_ns, view.now_ns, policy.half_life_ns
         )
         state.usage_at_ns = max(state.usage_at_ns, view.now_ns)
         if self._job_gpus is None:
             self._build(view)
-        elif fleet.changed_jobs:
-            for number in fleet.changed_jobs:
+        else:
+            for number in view.fleet.changed_jobs:
                 self._count(view, number)
-            fleet.changed_jobs.clear()
 
     def _build(self, view: View) -> None:
         """Everything that is not in the state, from the view."""
@@ -192,7 +204,6 @@ class Queue:
         self.state.held = {}
         for number in dict.fromkeys([*view.fleet.job_gpus, *view.active]):
             self._count(view, number)
-        view.fleet.changed_jobs.clear()
         for number in view.pending:
             if number not in self.waiting.where:
                 self.waiting.add(view, view.jobs[number])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+import msgspec
 import numpy as np
 from msgspec import Struct
 
@@ -38,12 +39,14 @@ RULES = {
     "exactly_once": "each sample is trained exactly once in the surviving history",
     "flushes": "no more jobs write to storage at a time than may",
     "ledger": "every GPU-second is in exactly one bucket",
+    "asking": "a look at why jobs wait changes nothing",
     "replay": "the log replayed gives the same state",
     "liveness": "after faults stop, every job that can run makes progress",
 }
 
 
 QUARANTINED = int(NodeState.QUARANTINED)  # numpy takes ten times as long to see that an enum is one
+ASKED = 8  # pending jobs in a sweep
 
 
 class Violation(Struct, frozen=True):
@@ -123,6 +126,7 @@ class Invariants:
         self._quotas()
         self._flushes()
         self._site.sweep()
+        self._ask_why()
         try:
             self.core.ledger.check(view)
         except Exception as error:
@@ -244,6 +248,15 @@ class Invariants:
         bad = [node for node in away if fleet.held[node]]
         if bad:
             self.add("quarantined", f"nodes {bad[:5]} hold work")
+
+    def _ask_why(self) -> None:
+        """People ask at any time; what that does later is for ``replay`` to find."""
+        core = self.core
+        for number in list(core.view.pending)[:ASKED]:
+            before = msgspec.json.encode(core.queue.state)
+            core.queue.explain(core.view, number)
+            if msgspec.json.encode(core.queue.state) != before:
+                self.add("asking", f"about job {number}")
 
     def _flushes(self) -> None:
         most, writing = self.core.view.policy.storage.flushes, self.core.writing

@@ -16,7 +16,7 @@ from phalanx.cluster.job import Array, Dependency, GangShape
 from phalanx.cluster.policy import Qos, Quota, StoragePolicy
 from phalanx.cluster.queue import Queue
 from phalanx.cluster.reasons import reason
-from phalanx.cluster.state import Reservation
+from phalanx.cluster.state import Reservation, View
 from phalanx.simulate.chaos.lineage import Lineage
 from phalanx.simulate.chaos.runner import play
 from phalanx.simulate.invariants import RULES, Invariants
@@ -276,7 +276,18 @@ def test_a_core_that_raises_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "crash" in chaos_rules(range(2), monkeypatch, Core, "handle", fragile)
 
 
+def test_a_queue_that_asking_changes_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    def meddling(queue: Queue, view: View, _job: int) -> None:
+        queue.state.usage_at_ns = view.now_ns + 1
+
+    def waits(drive: Drive, checks: Invariants) -> None:
+        drive.submit(gang=structs.replace(ONE, replicas=8))
+
+    monkeypatch.setattr(Queue, "explain", meddling)
+    assert "asking" in checked(waits)
+
+
 def test_every_rule_is_broken_somewhere_in_this_file() -> None:
-    elsewhere = {"two_generations", "exactly_once", "liveness", "crash"}
+    elsewhere = {"two_generations", "exactly_once", "liveness", "crash", "asking"}
     elsewhere |= {rule for rule, _ in SITE_BROKEN}
     assert set(BROKEN) | elsewhere == set(RULES)
