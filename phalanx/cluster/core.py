@@ -189,6 +189,9 @@ def _on_ready(ctx: Context, fact: GangReady) -> None:
             gangs.drain(ctx, job, limit, gang.ending, gang.ending_why)
         elif job.placement and job.placement.replicas < job.wanted_replicas:
             ctx.look_at_queue(capacity=True)
+        else:  # fewer may have been asked for while it formed
+            wanted = job.wanted_replicas
+            elastic.resize(ctx, job, wanted, reason("scale", replicas=wanted))
 
 
 def _on_progress(ctx: Context, fact: Progress) -> None:

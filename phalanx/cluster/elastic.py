@@ -33,7 +33,10 @@ sentences(
         "grow": "{added} more replicas: nodes for them are free",
         "scale": "{replicas} replicas were asked for",
         "not_elastic": "job {job} runs with {least} to {most} replicas",
-        "not_divisible": "replicas of job {job} share nodes and cannot leave one by one",
+        "not_divisible": "job {job} has {replicas} replicas that share nodes: they come and leave"
+        " {together} at a time",
+        "not_resizable": "the {replicas} replicas of job {job} share nodes unevenly: their number"
+        " changes only while it is pending",
         "spare_of_fleet": "kept to replace others",
         "lent": "a waiting job cannot start without it",
         "spare_released": "the pool of spares is full",
@@ -46,14 +49,32 @@ def on_scale(ctx: Context, fact: Scale) -> None:
     job = known(ctx, fact.job, fact.request)
     if job is None:
         return
-    shape = job.spec.gang
-    if not shape.floor <= fact.replicas <= shape.ceiling:
-        why = reason("not_elastic", job=job.id, least=shape.floor, most=shape.ceiling)
-        ctx.emit((), Refuse(reason=why, request=fact.request, job=job.id))
+    bad = _cannot_scale(job, fact.replicas)
+    if bad is not None:
+        ctx.emit((), Refuse(reason=bad, request=fact.request, job=job.id))
         return
     job.wanted = fact.replicas
+    if job.id in ctx.view.pending:  # it asks for something else now, and no promise fits
+        ctx.queue.on_withdrawn(ctx.view, job)
+        ctx.queue.on_pending(ctx.view, job)
+        ctx.look_at_queue()
     resize(ctx, job, fact.replicas, reason("scale", replicas=fact.replicas))
     ctx.emit((), Accept(reason=reason("accepted"), request=fact.request, job=job.id))
+
+
+def _cannot_scale(job: Job, replicas: int) -> Reason | None:
+    """Why a job cannot have this many replicas; None: it can."""
+    shape, placement = job.spec.gang, job.placement
+    if not shape.floor <= replicas <= shape.ceiling:
+        return reason("not_elastic", job=job.id, least=shape.floor, most=shape.ceiling)
+    if placement is None or replicas == placement.replicas:
+        return None
+    has, together = placement.replicas, column_replicas(shape, placement.replicas)
+    if not together:
+        return reason("not_resizable", job=job.id, replicas=has)
+    if (replicas - has) % together:
+        return reason("not_divisible", job=job.id, replicas=has, together=together)
+    return None
 
 
 def resize(ctx: Context, job: Job, replicas: int, why: Reason) -> None:
