@@ -24,6 +24,7 @@ sentences(
         "same_step": "step {step} failed {times} times in a row; last: {evidence}",
         "no_formation": "could not form {times} times in a row; last: {evidence}",
         "parted": "ranks lost each other {times} times at step {step}; last: {evidence}",
+        "cannot_run": "{evidence}; it is not tried again",
         "retries": "failed more often than its {retries} retries; last: {evidence}",
         "bear": "{rung} for {cause} on {node}: estimated loss {loss} GPU-seconds; "
         "next best: {other}",
@@ -109,7 +110,10 @@ def own_failure(ctx: Context, job: Job, cause: str, detail: str, step: int = 0) 
     if domain == "user":
         job.retries_used += 1
     why: Reason | None = None
-    if job.failed_formations >= ctx.policy.recovery.failed_formations:
+    if cause == "configuration" and job.generation <= 1:
+        # Later a single node may differ from those that it ran on.
+        why = reason("cannot_run", evidence=detail or words)
+    elif job.failed_formations >= ctx.policy.recovery.failed_formations:
         why = reason("no_formation", times=job.failed_formations, evidence=words)
     elif cause == "disk_full":
         why = _no_room(ctx, job, here)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -11,13 +12,13 @@ from pathlib import Path
 import msgspec
 
 from phalanx.control.crew import Crew
-from phalanx.control.hands import Here
 from phalanx.control.log_keeping import (
     beginning,
     compress_ended,
     cut,
     dropped_note,
     expire,
+    noted_ranks,
     read_end,
 )
 from phalanx.control.wire import LogPart, ReadLog
@@ -27,6 +28,7 @@ FOLLOW_SECONDS = 0.2
 MOST_FOLLOWED_BYTES = 256 << 10  # in that time: more than anybody reads, less than a flood
 CUT_SECONDS = 0.5  # a rank that floods writes some 100 MB in it
 TIDY_LOOKS = 600
+WORKER_LOG = re.compile(r"worker-(\d+)\.log(\.gz)?")
 
 
 class LogReader:
@@ -53,10 +55,9 @@ class LogReader:
             self.stop(request)
 
     async def _read(self, order: ReadLog) -> None:
-        files = self._files(order)
+        files, problem = self._files(order)
         try:
-            if not files:
-                problem = f"no log of job {order.job} here"
+            if problem:
                 self._send(LogPart(request=order.request, problem=problem))
             places = {}
             for path, label in files:
@@ -79,18 +80,28 @@ class LogReader:
         finally:
             self._readers.pop(order.request, None)
 
-    def _files(self, order: ReadLog) -> list[tuple[Path, str]]:
+    def _files(self, order: ReadLog) -> tuple[list[tuple[Path, str]], str]:
+        """The logs that somebody asks for, with their labels; or why there are none."""
         folder = self._crew.state / "jobs" / str(order.job)
-        here = self._crew.jobs.get(order.job) or Here(order.job, folder, folder)
-        if order.rank >= 0:
-            found = [i for i, hand in here.hands.items() if hand.rank == order.rank]
-            index = found[0] if found else 0
-            path = here.log(index)
-            packed = path.with_name(f"{path.name}.gz")
-            return [(each, "") for each in (path, packed) if each.exists()][:1]
-        ranks = {here.log(index): f"[{hand.rank}] " for index, hand in here.hands.items()}
-        paths = [*folder.glob("worker-*.log"), *folder.glob("worker-*.log.gz")]
-        return [(path, ranks.get(path, "")) for path in sorted(paths)]
+        here = self._crew.jobs.get(order.job)
+        ranks = dict(enumerate(noted_ranks(folder)))
+        if here is not None:
+            ranks |= {index: hand.rank for index, hand in here.hands.items()}
+        found = sorted(
+            (int(named[1]), path)
+            for path in folder.glob("worker-*.log*")
+            if (named := WORKER_LOG.fullmatch(path.name))
+        )
+        if not found:
+            return [], f"no log of job {order.job} here"
+        if order.rank < 0:
+            labels = {index: f"[{rank}] " for index, rank in ranks.items()}
+            return [(path, labels.get(index, "")) for index, path in found], ""
+        own = [(path, "") for index, path in found if ranks.get(index) == order.rank][:1]
+        if own or ranks:
+            return own, "" if own else f"no log of rank {order.rank} of job {order.job} here"
+        problem = f"nobody noted which log here is rank {order.rank}'s: read all, without a rank"
+        return [], problem
 
     def _part(
         self, request: int, path: Path, start: int, label: str, most: int = MOST_FOLLOWED_BYTES

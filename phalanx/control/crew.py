@@ -24,6 +24,7 @@ from phalanx.control.ears import Ears
 from phalanx.control.hands import Here, Place
 from phalanx.control.hooks import Hook, run_hook, told
 from phalanx.control.keeper_watch import what_is_kept
+from phalanx.control.log_keeping import note_ranks, noted_ranks
 from phalanx.control.payload import Script, Train, decode_payload
 from phalanx.control.places import Places
 from phalanx.control.processes import Processes
@@ -117,6 +118,7 @@ class Crew:
         here.orders, here.replica_key = [], key
         here.work = decode_payload(action.payload)
         here.gpus, here.workers = action.gpus, len(action.ranks)
+        note_ranks(here.folder, action.ranks)
         self._tasks.later(self._form(here, action, form, store))
 
     async def _form(self, here: Here, action: WorkerForm, form: Form, store: str) -> None:
@@ -156,8 +158,10 @@ class Crew:
         return here.generation == action.generation
 
     async def _hook(self, here: Here, hook: Hook) -> str:
-        ranks, user = [hand.rank for hand in here.hands.values()], self.processes.user(here)
-        name = self.place.name
+        # Noted, since workers come after the prolog and are gone before the epilog.
+        spare = here.form is not None and not here.workers
+        ranks = () if spare else noted_ranks(here.folder)
+        name, user = self.place.name, self.processes.user(here)
         facts = told(here.job, here.generation, name, user, here.folder, ranks)
         problem = await run_hook(hook, here.folder / "hooks.log", facts)
         if problem:

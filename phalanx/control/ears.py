@@ -121,6 +121,8 @@ class Ears:
                 hand.step = fact.step
             case WorkerLeft():
                 hand.left = True
+                if not fact.generation:  # it never came so far as to know its place
+                    fact = structs.replace(fact, generation=hand.generation, rank=hand.rank)
             case Looked():
                 hand.looked = fact
         if not isinstance(fact, Present | Looked):

@@ -9,6 +9,7 @@ import asyncio
 import logging
 import os
 import signal
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -70,7 +71,7 @@ def _tail(output: Path) -> str:
 
 
 def told(
-    job: int, generation: int, node: str, user: str, folder: Path, ranks: list[int]
+    job: int, generation: int, node: str, user: str, folder: Path, ranks: Sequence[int]
 ) -> dict[str, str]:
     """What a hook is told in its environment."""
     return {

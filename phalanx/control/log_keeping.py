@@ -12,7 +12,7 @@ import gzip
 import os
 import shutil
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import IO
@@ -84,6 +84,31 @@ def _empty(path: Path, file: IO[bytes], size: int, most_bytes: int, kept_bytes: 
     return size - len(end)
 
 
+def note_ranks(folder: Path, ranks: Sequence[int]) -> None:
+    """Remember whose logs lie in a job's folder, by worker: its processes are gone some day.
+
+    The note lies beside the folder, which belongs to the job's user.
+    """
+    path = _note(folder)
+    if ranks and tuple(ranks) != noted_ranks(folder):
+        with suppress(OSError):  # a job does not fail for the label of its log
+            draft = path.with_name(f"{path.name}.tmp")
+            draft.write_text(" ".join(str(rank) for rank in ranks))
+            draft.rename(path)
+
+
+def noted_ranks(folder: Path) -> tuple[int, ...]:
+    """The ranks that the workers of a job had here at last; (): nobody knows."""
+    try:
+        return tuple(int(word) for word in _note(folder).read_text().split())
+    except (OSError, ValueError):
+        return ()
+
+
+def _note(folder: Path) -> Path:
+    return folder.with_name(f"{folder.name}.ranks")
+
+
 def compress_ended(jobs: Path, running: Collection[str], now: float | None = None) -> None:
     """Compress the logs of jobs that do not run here any more."""
     now = time.time() if now is None else now
@@ -128,6 +153,8 @@ def expire(
             path.unlink()
             dropped += 1
             size -= bytes_
+            if not any(path.parent.glob("worker-*.log*")):
+                _note(path.parent).unlink(missing_ok=True)
             if not any(path.parent.iterdir()):
                 path.parent.rmdir()
     return dropped

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from datetime import timedelta
 
+from phalanx.control.not_started import execute
 from phalanx.control.zygote_wire import Spawn
 
 MEET_SECONDS = 300.0
@@ -17,7 +18,7 @@ def run_program(order: Spawn) -> int:
     os.environ |= {"MASTER_ADDR": meeting[0], "MASTER_PORT": meeting[1]}
     # An agent hosts the store, as torchrun's does: rank 0 is not to open one of its own.
     os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
-    os.execvp(order.argv[0], order.argv)
+    execute(order.argv)
 
 
 def meet(host: str, port: int, prefix: str, rank: int, own_port: int) -> tuple[str, str]:

@@ -29,6 +29,7 @@ keep_single_threaded()
 # ruff: noqa: E402 - these load numpy and torch, whose pools must not exist when it forks
 from phalanx.control.binding import prefer_memory
 from phalanx.control.network import enter_namespace
+from phalanx.control.not_started import NOT_STARTED, CannotStartError, enter, tell_agent
 from phalanx.control.users import known_user
 from phalanx.control.zygote_wire import (
     Child,
@@ -277,8 +278,13 @@ def be_child(zygote: Zygote, order: Spawn, serving: socket.socket | None, parent
         os.environ |= order.environment
         become(order.user)
         if order.folder:
-            os.chdir(order.folder)
+            enter(order.folder)
         code = play(order, serving)
+    except CannotStartError as error:
+        code = NOT_STARTED
+        with suppress(BaseException):
+            sys.stderr.write(f"phalanx: {error}\n")
+            tell_agent(order.environment, str(error))
     except BaseException:
         with suppress(BaseException):
             traceback.print_exc()

@@ -378,6 +378,31 @@ def test_the_same_step_failing_again_and_again_stops_the_job_with_the_evidence()
     assert "ValueError: bad sample" in str(job.why)
 
 
+@pytest.mark.parametrize(("generation", "state"), [(1, "failed"), (2, "forming")])
+def test_what_cannot_run_at_all_is_not_tried_again_unless_it_ran_elsewhere(
+    generation: int, state: str
+) -> None:
+    drive = Drive()
+    job = drive.running(retries=100)
+    causes = ["worker_killed"] * (generation - 1) + ["configuration"]
+    for cause in causes:
+        if job.state == "forming":
+            drive.run(job)
+        drive.tell(
+            WorkerExited(
+                job=job.id,
+                generation=job.generation,
+                node=job.placement.nodes[0],
+                rank=3,
+                cause=cause,
+                detail="cannot start x: No such file or directory",
+            )
+        )
+        drive.wait(SECOND)
+    assert job.state == state
+    assert (job.why.code == "cannot_run") == (state == "failed")
+
+
 def test_a_job_that_makes_progress_between_failures_uses_up_its_retries():
     drive = Drive()
     job = drive.running(retries=2)

@@ -17,8 +17,10 @@ from typing import Any
 
 import pytest
 
+from phalanx.control.api_types import Done
 from phalanx.control.backends.local import worker_pids
 from phalanx.control.stage import Stage
+from phalanx.control.submission import Wanted, submission
 from tests.control.servers import ServerProcess
 
 SLEEP = (sys.executable, "-c", "import time; time.sleep(600)")
@@ -34,7 +36,9 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
         folder.mkdir(parents=True)
         (folder / "kmsg").write_text("")
         hook = folder / "hook"
-        hook.write_text(f'#!/bin/sh\necho "$PHALANX_HOOK $PHALANX_JOB" >> {folder}/hooks\n')
+        hook.write_text(
+            f'#!/bin/sh\necho "$PHALANX_HOOK $PHALANX_RANKS $PHALANX_JOB" >> {folder}/hooks\n'
+        )
         hook.chmod(0o755)
         (folder / "agent.toml").write_text(
             textwrap.dedent(f"""
@@ -124,7 +128,41 @@ def test_workers_are_bound_and_hooks_run_once_around_a_job(stage: Stage) -> None
         line for line in (ran / "hooks").read_text().splitlines() if line.endswith(f" {job}")
     ]
     stage.wait(lambda: len(told()) == 2, "the epilog", 120)
-    assert told() == [f"prolog {job}", f"epilog {job}"]
+    assert told() == [f"prolog 0,1 {job}", f"epilog 0,1 {job}"]
+
+
+def test_logs_of_a_job_that_ended_are_still_those_of_their_ranks(stage: Stage) -> None:
+    job = submit(stage, sys.executable, "-c", "import os; print('I am', os.environ['RANK'])")
+    assert stage.wait_ended(job, 120) == "done"
+
+    def read(rank: int) -> str:
+        return b"".join(stage.client.stream(f"/v1/jobs/{job}/logs", rank=rank)).decode()
+
+    # Its processes are forgotten when the epilog has run: from there on only the note is left.
+    (ran,) = [n.state for n in stage.cluster.nodes if (n.state / "jobs" / str(job)).exists()]
+    stage.wait(lambda: f"epilog 0,1 {job}" in (ran / "hooks").read_text(), "the epilog", 120)
+    assert [read(rank) for rank in (0, 1)] == ["I am 0\n", "I am 1\n"]
+    assert read(-1) == "[0] I am 0\n[1] I am 1\n"
+    (ran / "jobs" / f"{job}.ranks").unlink()
+    assert "which log here is rank 1's" in read(1) and "I am" not in read(1)
+
+
+@pytest.mark.parametrize(
+    ("program", "folder", "words"),
+    [
+        ("/no/such/program", "/", "cannot start /no/such/program: No such file or directory"),
+        (sys.executable, "/no/folder", "cannot enter the folder /no/folder: No such file"),
+    ],
+)
+def test_what_cannot_be_started_is_named_and_tried_once(
+    stage: Stage, program: str, folder: str, words: str
+) -> None:
+    wanted = Wanted(argv=(program,), ranks=2, folder=folder)
+    job = stage.client.post("/v1/jobs", submission(wanted, 2), Done).jobs[0]
+    assert stage.wait_ended(job, 120) == "failed"
+    why = stage.get(f"/v1/jobs/{job}/why")["why"]
+    assert why["code"] == "cannot_run" and words in why["text"]
+    assert stage.job(job)["generation"] == 1
 
 
 def test_a_job_goes_elsewhere_when_the_prolog_fails(stage: Stage) -> None:

@@ -17,6 +17,8 @@ from phalanx.control.log_keeping import (
     cut,
     dropped_note,
     expire,
+    note_ranks,
+    noted_ranks,
     read_end,
 )
 
@@ -118,8 +120,11 @@ def test_old_logs_go_by_age_and_by_size_but_never_those_of_running_jobs(tmp_path
     running = log_of(tmp_path, "2", b"x" * 10, 1000)
     large = log_of(tmp_path, "3", b"x" * 1000, 50)
     new = log_of(tmp_path, "4", b"x" * 10, 10)
+    for folder in (old.parent, new.parent):
+        note_ranks(folder, (8, 9))
     assert expire(tmp_path, ["2"], keep_seconds=500, keep_bytes=500) == 2
     assert not old.parent.exists()
+    assert noted_ranks(old.parent) == () and noted_ranks(new.parent) == (8, 9)
     assert not large.exists()
     assert running.exists()
     assert new.exists()
