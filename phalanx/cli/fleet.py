@@ -14,6 +14,7 @@ from phalanx.cli.remote import (
     State,
     add_row,
     connected,
+    plain,
     show,
     table,
     when,
@@ -70,14 +71,14 @@ def _show_node(name: str, server: str, state: State, json: bool) -> None:
         print_json(found)
         return
     node = found.node
-    print(f"{node.name}: {node.state} ({node.why.text})")
+    print(plain(f"{node.name}: {node.state} ({node.why.text})"))
     print(
         f"{node.gpus} {node.kind} GPUs, {node.free_gpus} free; {node.cpus} CPUs; leaf {node.leaf}"
     )
     if abs(node.clock_skew_seconds) > 1:
         print(f"its clock is {node.clock_skew_seconds:+.0f} s off")
     for change in found.history:
-        print(f"  {when(change.time_ns)}  {change.state:<12}{change.why.text}")
+        print(plain(f"  {when(change.time_ns)}  {change.state:<12}{change.why.text}"))
 
 
 @drain.command()
@@ -151,7 +152,7 @@ def _say(what: str, done: Done, json: bool) -> None:
     if json:
         print_json(done)
     else:
-        print(f"{what}: {done.message}")
+        print(plain(f"{what}: {done.message}"))
 
 
 @events.command()
@@ -173,14 +174,15 @@ def read_events(
             return
         while True:
             for event in found.events:
-                _print_event(event, json)
+                print_event(event, json)
             if not follow:
                 return
             time.sleep(1.0)
             found = client.get("/v1/events", EventList, after=found.next_after, job=job)
 
 
-def _print_event(event: EventOut, json: bool) -> None:
+def print_event(event: EventOut, json: bool) -> None:
+    """An event and what was decided about it, a line each."""
     if json:
         import msgspec
 
@@ -188,10 +190,10 @@ def _print_event(event: EventOut, json: bool) -> None:
         return
     shown = {key: value for key, value in event.body.items() if isinstance(value, int | str)}
     facts = " ".join(f"{key}={value}" for key, value in shown.items())
-    print(f"{event.sequence:>8} {when(event.time_ns)} {event.kind} {facts}".rstrip())
+    print(plain(f"{event.sequence:>8} {when(event.time_ns)} {event.kind} {facts}").rstrip())
     for command in event.commands:
         where = f" to {command.nodes} nodes" if command.nodes else ""
-        print(f"{'':>8} → {command.kind}{where}: {command.why.text}", flush=True)
+        print(plain(f"{'':>8} → {command.kind}{where}: {command.why.text}"), flush=True)
 
 
 @quota.command()

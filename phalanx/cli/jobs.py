@@ -9,7 +9,17 @@ import msgspec
 import typer
 
 from phalanx.cli.options import Json, print_json
-from phalanx.cli.remote import ServerUrl, State, add_row, connected, harmless, span, table, when
+from phalanx.cli.remote import (
+    ServerUrl,
+    State,
+    add_row,
+    connected,
+    harmless,
+    plain,
+    span,
+    table,
+    when,
+)
 from phalanx.cli.remote import show as show_table
 from phalanx.cluster.job import JobSpec
 from phalanx.control.api_types import (
@@ -108,7 +118,7 @@ def show_job(
         "failures": "; ".join(found.evidence) or "none",
     }
     for name, text in lines.items():
-        print(f"{name + ':':<11}{text}")
+        print(plain(f"{name + ':':<11}{text}"))
     print("submission:")
     print(msgspec.json.format(bytes(found.spec), indent=2).decode())
 
@@ -158,14 +168,14 @@ def why_job(
     if json:
         print_json(found)
         return
-    print(f"job {job} is {found.state}: {found.why.text}")
+    print(plain(f"job {job} is {found.state}: {found.why.text}"))
     if found.waits_for is not None:
         start = when(found.estimated_start_ns) if found.estimated_start_ns else "nobody can say"
-        print(f"it waits: {found.waits_for.text}; estimated start: {start}")
+        print(plain(f"it waits: {found.waits_for.text}; estimated start: {start}"))
         parts = ", ".join(f"{name} {value}" for name, value in found.priority.items())
         print(f"priority {sum(found.priority.values())}: {parts}")
     for each in found.history:
-        print(f"  {each.text}")
+        print(plain(f"  {each.text}"))
 
 
 @logs.command()
@@ -215,7 +225,7 @@ def cancel_jobs(
         for job in jobs:
             done.append(client.post(f"/v1/jobs/{job}/cancel", None, Done))
             if not json:
-                print(f"job {job}: {done[-1].message}")
+                print(plain(f"job {job}: {done[-1].message}"))
     if json:
         print_json({"cancelled": done})
 
@@ -235,4 +245,4 @@ def scale_job(
     if json:
         print_json(done)
     else:
-        print(f"job {job}: {done.message}")
+        print(plain(f"job {job}: {done.message}"))

@@ -17,6 +17,7 @@ from rich.table import Table
 
 from phalanx.cli.options import print_json
 from phalanx.control.client import Client, ClientError
+from phalanx.control.plain_text import one_line
 
 ServerUrl = Annotated[
     str,
@@ -57,9 +58,7 @@ def table(*headings: str) -> Table:
 
 def plain(text: object) -> str:
     """What users and jobs wrote, without characters that would steer a terminal."""
-    return "".join(
-        letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in str(text)
-    )
+    return one_line(str(text))
 
 
 _STEERING = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f]")

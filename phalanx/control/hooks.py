@@ -15,6 +15,8 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from phalanx.control.plain_text import one_line
+
 PASSED_ON = ("PATH", "LANG", "LC_ALL", "TZ", "HOME")  # of the agent's own environment
 TAIL_BYTES = 400  # of its output, in the message that it failed
 
@@ -66,7 +68,8 @@ async def run_hook(hook: Hook, output: Path, told: dict[str, str]) -> str:
 def _tail(output: Path) -> str:
     with suppress(OSError), output.open("rb") as file:
         file.seek(max(0, output.stat().st_size - TAIL_BYTES))
-        return file.read().decode(errors="replace").strip() or "it printed nothing"
+        said = one_line(file.read().decode(errors="replace").strip())
+        return said or "it printed nothing"
     return "its output is gone"
 
 

@@ -40,6 +40,13 @@ def test_a_hook_that_fails_says_why(tmp_path: Path) -> None:
     assert "ended with 3" in problem and "scratch is not mounted" in problem
 
 
+def test_what_a_hook_printed_steers_no_terminal_and_is_one_line(tmp_path: Path) -> None:
+    words = r"\000\033[31mno\tscratch\033[0m\033]0;title\007\r\nsecond line"
+    problem = run(Hook("prolog", script(tmp_path, f"printf '{words}'; exit 3"), 10), tmp_path)
+    assert problem.isprintable()
+    assert problem.endswith("\N{REPLACEMENT CHARACTER}no scratch second line")
+
+
 def test_a_hook_that_does_not_end_is_ended_with_all_it_started(tmp_path: Path) -> None:
     hook = Hook("epilog", script(tmp_path, f"sleep 600 & echo $! > {tmp_path}/pid; wait"), 3)
     assert "did not end within 3 s" in run(hook, tmp_path)
