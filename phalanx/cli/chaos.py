@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import logging
+import signal
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -81,7 +85,8 @@ def harm_and_judge(
         if not json:
             print(text, flush=True)
 
-    with tempfile.TemporaryDirectory(prefix="phalanx-chaos-", ignore_cleanup_errors=True) as own:
+    folder = tempfile.TemporaryDirectory(prefix="phalanx-chaos-", ignore_cleanup_errors=True)
+    with _ended_in_order(), folder as own:
         root = Path(keep or own).absolute()
         root.mkdir(parents=True, exist_ok=True)
         arena = Arena(root, job, ranks, spares=spares, plans=plans, namespaces=namespaces)
@@ -96,6 +101,25 @@ def harm_and_judge(
         _conclude(outcomes, arena.leaks)
     if not good:
         raise typer.Exit(LOST)
+
+
+@contextmanager
+def _ended_in_order() -> Iterator[None]:
+    """Inside, a stop signal ends the cluster and removes its folder, as Ctrl-C does."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        for each in before:
+            signal.signal(each, signal.SIG_IGN)  # it ends already
+        raise SystemExit(128 + number)
+
+    before = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGHUP)}
+    for each in before:
+        signal.signal(each, end)
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
 
 
 def _harm_live(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -27,7 +28,7 @@ from phalanx.control import (
     api_server,
     page_files,
 )
-from phalanx.control.api_types import WORD, Failure, Health, Problem
+from phalanx.control.api_types import WORD, Done, Failure, Health, Problem
 from phalanx.control.auth import AuthError, Token, bearer, require
 from phalanx.control.controller import UnavailableError
 from phalanx.control.endpoints import ApiError, Call, Endpoint
@@ -132,6 +133,7 @@ def _route(server: Server, endpoint: Endpoint) -> Callable[[Request], Awaitable[
     async def handle(request: Request) -> Any:
         client = request.client.host if request.client else ""
         token: Token | None = None
+        detail = ""
         try:
             token = _authenticate(server, endpoint, request, client)
             if token is not None:
@@ -147,7 +149,9 @@ def _route(server: Server, endpoint: Endpoint) -> Callable[[Request], Awaitable[
             response = failure(400, "bad_request", "the body ended early")
         else:
             response = _response(endpoint, answer)
-        _write_audit(server, endpoint, request, client, token, response.status_code)
+            made = [f"job {job}" for job in answer.jobs] if isinstance(answer, Done) else []
+            detail = ", ".join(made)
+        _write_audit(server, endpoint, request, client, token, response.status_code, detail)
         return response
 
     return handle
@@ -167,6 +171,7 @@ def _write_audit(
     client: str,
     token: Token | None,
     status: int,
+    detail: str,
 ) -> None:
     if endpoint.audited or status in (401, 403):
         server.audit.write(
@@ -176,6 +181,7 @@ def _write_audit(
             name=token.name if token else "",
             role=token.role if token else "",
             client=client,
+            detail=detail,
         )
 
 
@@ -230,7 +236,14 @@ async def _decode(
         body=body,
         client=client,
         key=key or "",
+        asked=_content(request, data) if key else "",
     )
+
+
+def _content(request: Request, body: bytes) -> str:
+    """What stands for a request's content; whoever asks again sends the same bytes."""
+    told = f"{request.method} {request.url.path}?{request.url.query}\n".encode() + body
+    return hashlib.blake2b(told, digest_size=12).hexdigest()
 
 
 def _plain(problem: str) -> str:

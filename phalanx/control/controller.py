@@ -22,7 +22,7 @@ from phalanx.cluster.core import Core
 from phalanx.cluster.events import ControllerStarted, Event, EventBody, Tick
 from phalanx.cluster.policy import Policy
 from phalanx.control.clock import Clock
-from phalanx.control.memory import Memory, Outcome
+from phalanx.control.memory import Memory, Outcome, named
 from phalanx.control.recovery import Recovered
 from phalanx.control.store import (
     CommandRow,
@@ -46,6 +46,10 @@ SLICE_SECONDS = 0.02  # of handling events before sockets get their turn
 
 class UnavailableError(Exception):
     """The order could not be stored; asking again with the same request is safe."""
+
+
+class ReusedError(Exception):
+    """A request's name stands for another order already."""
 
 
 class CoreFailedError(Exception):
@@ -80,7 +84,7 @@ class Controller:
         self._in_hand: list[Waiting] = []  # the batch that is being stored or handled
         self._over = False
         self._broken = False  # the core failed in the middle of an event
-        self._in_flight: dict[str, asyncio.Future[Outcome]] = {}
+        self._in_flight: dict[str, tuple[asyncio.Future[Outcome], str]] = {}  # and what is asked
         self._given: list[CommandRow] = []  # commands that the next transaction stores
         self._wake = asyncio.Event()
         self._since_snapshot = 0
@@ -92,21 +96,28 @@ class Controller:
         await self.snapshot()
         self.tell([ControllerStarted(epoch=self.epoch)])
 
-    async def order(self, body: EventBody, request: str = "") -> Outcome:
-        """Has a person's order stored and handled. The same request is done only once."""
+    async def order(self, body: EventBody, request: str = "", asked: str = "") -> Outcome:
+        """Has a person's order stored and handled. The same request is done only once.
+
+        ``asked`` stands for what is asked for: a request that asks for something else is refused.
+        """
         if self._over:
             raise UnavailableError(OVER)
         if request:
             known = self.memory.answers.get(request)
+            waiting = self._in_flight.get(request)
+            before = known.asked if known is not None else waiting[1] if waiting is not None else ""
+            if before and asked and before != asked:
+                raise ReusedError
             if known is not None:
                 return known
-            if request in self._in_flight:
-                return await asyncio.shield(self._in_flight[request])
+            if waiting is not None:
+                return await asyncio.shield(waiting[0])
             if "request" in body.__struct_fields__:
-                body = structs.replace(body, request=request)
+                body = structs.replace(body, request=named(request, asked))
         future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         if request:
-            self._in_flight[request] = future
+            self._in_flight[request] = future, asked
             future.add_done_callback(lambda _: self._in_flight.pop(request, None))
         self._waiting.append(Waiting(body, future))
         self._wake.set()

@@ -11,6 +11,7 @@ from phalanx.cluster.events import EventBody
 from phalanx.cluster.job import Job
 from phalanx.control.api_types import Done
 from phalanx.control.auth import AuthError, Role, Token, may_see
+from phalanx.control.controller import ReusedError
 
 if TYPE_CHECKING:
     from phalanx.control.server import Leading, Server
@@ -39,6 +40,7 @@ class Call(Struct):
     body: Any
     client: str
     key: str  # of the request: the same key is done only once; "": none was given
+    asked: str = ""  # stands for method, path and body
 
     def sees(self, team: str) -> bool:
         """Whether the caller may know of a team's jobs."""
@@ -65,7 +67,11 @@ class Call(Struct):
     async def order(self, body: EventBody) -> Done:
         """Has an order stored and handled; refused ones are a conflict with the state."""
         key = f"{self.token.id}:{self.key}" if self.key else ""
-        outcome = await self.leading.controller.order(body, key)
+        try:
+            outcome = await self.leading.controller.order(body, key, self.asked)
+        except ReusedError:
+            text = f"Idempotency-Key {self.key} was another request's: take a new one for this"
+            raise ApiError(409, "key_reused", text) from None
         if not outcome.accepted:
             raise ApiError(409, outcome.reason.code, str(outcome.reason))
         return Done(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from phalanx.cluster.commands import Accept, Command, Form, Level, Notify, Proposal, Refuse
 from phalanx.cluster.events import Event
@@ -20,6 +20,14 @@ PLACES_KEPT = 10_000
 NOTICES_KEPT = 500
 
 
+_CONTENT = "#"  # between a request's name and what stands for its content; no name has it
+
+
+def named(request: str, asked: str) -> str:
+    """A request as events carry it."""
+    return f"{request}{_CONTENT}{asked}" if asked else request
+
+
 class Outcome(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What the core said to an order."""
 
@@ -28,6 +36,7 @@ class Outcome(Struct, frozen=True, kw_only=True, omit_defaults=True):
     sequence: int  # of the event
     jobs: tuple[int, ...] = ()
     moves: tuple[tuple[int, int, int], ...] = ()
+    asked: str = ""  # what stands for the request's content
 
 
 class Notice(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -87,7 +96,8 @@ class Memory(Struct, kw_only=True):
                     self.placed[job] = nodes
         request = getattr(event.body, "request", "")
         if request:
-            self.answers[request] = outcome
+            request, _, asked = request.partition(_CONTENT)
+            self.answers[request] = structs.replace(outcome, asked=asked)
         self._forget()
         return outcome
 

@@ -46,8 +46,9 @@ def document(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
             "description": (
                 "Every call but those marked otherwise needs `Authorization: Bearer TOKEN`. "
                 "A call that changes something may carry `Idempotency-Key`: repeated with the same "
-                "key it is done once and answered the same. Agents and live views use WebSockets "
-                "(`/v1/agent`, `/v1/live`), which OpenAPI does not describe."
+                "key it is done once and answered the same; another request with that key is "
+                "refused (`key_reused`). Agents and live views use WebSockets (`/v1/agent`, "
+                "`/v1/live`), which OpenAPI does not describe."
             ),
         },
         "paths": paths,

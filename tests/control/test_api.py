@@ -219,6 +219,11 @@ def test_the_same_key_is_done_once_for_one_caller_and_again_for_another(
     again = server.call("PUT", "/v1/quotas/green", body, headers=key)[1]
     theirs = server.call("PUT", "/v1/quotas/green", body, headers=key, token=other)[1]
     assert first == again and theirs["sequence"] > first["sequence"]
+    for path, other in (("green", {"gpus": 4}), ("blue", body)):
+        status, refusal = server.call("PUT", f"/v1/quotas/{path}", other, headers=key)
+        assert (status, refusal["error"]["code"]) == (409, "key_reused")
+    quotas = server.call("GET", "/v1/quotas")[1]["quotas"]
+    assert [each["gpus"] for each in quotas if each["team"] in ("green", "blue")] == [3]
 
 
 def test_a_caller_that_asks_too_often_is_told_to_wait(tmp_path: Path) -> None:

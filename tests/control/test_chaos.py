@@ -294,3 +294,19 @@ def test_a_job_that_runs_is_harmed_where_it_is(tmp_path: Path) -> None:
         stage.wait(lambda: all(n["connected"] for n in stage.get("/v1/nodes")["nodes"]), "nodes")
         assert stage.wait_ended(job, 120) == "done"
         os.kill(again, signal.SIGTERM)  # it is not the stage's child
+
+
+def test_chaos_that_is_ended_from_outside_leaves_no_folder(tmp_path: Path) -> None:
+    job, room = write_job(tmp_path, "harmed", steps=100_000), tmp_path / "room"
+    room.mkdir()
+    command = [sys.executable, "-m", "phalanx", "chaos", str(job)]
+    environment = {**os.environ, "TMPDIR": str(room), "PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as chaos:
+        try:
+            assert chaos.stdout is not None and "in peace" in chaos.stdout.readline()
+            assert list(room.glob("phalanx-chaos-*"))
+            chaos.terminate()
+            assert chaos.wait(60) == 128 + signal.SIGTERM
+        finally:
+            chaos.kill()
+    assert not list(room.glob("phalanx-chaos-*"))

@@ -44,9 +44,9 @@ def shell(
     )  # fmt: skip
 
 
-def audited(stage: Stage) -> list[dict[str, object]]:
+def audited(stage: Stage, action: str = "shell") -> list[dict[str, object]]:
     lines = (stage.state / "audit.jsonl").read_text().splitlines()
-    return [entry for entry in map(json.loads, lines) if entry["action"].startswith("shell")]
+    return [entry for entry in map(json.loads, lines) if entry["action"].startswith(action)]
 
 
 def make_token(stage: Stage, name: str, role: str, team: str) -> Path:
@@ -55,6 +55,10 @@ def make_token(stage: Stage, name: str, role: str, team: str) -> Path:
     command += ["--team", team, "--out", str(path), "--state", str(stage.state)]
     subprocess.run(command, check=True, capture_output=True)
     return path
+
+
+def test_the_audit_log_says_which_job_was_made(stage: Stage, job: int) -> None:
+    assert [entry.get("detail") for entry in audited(stage, "POST /v1/jobs")] == [f"job {job}"]
 
 
 def test_a_program_runs_in_the_jobs_environment_on_the_node_that_is_named(
