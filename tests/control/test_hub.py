@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 from websockets.exceptions import InvalidStatus
 
 from phalanx.cluster.messages import Heartbeat, WorkerLeft
@@ -190,6 +191,20 @@ def test_a_connection_that_is_back_at_once_disturbs_nothing(server: ServerProces
         await ask(server, "POST", f"{path}/cancel")
         for agent in made:
             agent.task.cancel()  # type: ignore[attr-defined]
+
+    play(scenario)
+
+
+def test_an_agent_that_comes_back_with_fewer_gpus_is_believed(server: ServerProcess) -> None:
+    async def scenario() -> None:
+        (agent,) = await agents_of(server, "smaller", partition="smaller")
+        agent.node = structs.replace(agent.node, gpus=1)
+        assert agent.socket is not None
+        await agent.socket.close()
+        await until(server, "/v1/nodes/smaller", lambda answer: answer["node"]["gpus"] == 1)
+        refused = await asyncio.to_thread(server.call, "POST", "/v1/jobs", gang("smaller"))
+        assert refused[0] >= 400  # and nobody is promised the GPU that is gone
+        agent.task.cancel()  # type: ignore[attr-defined]
 
     play(scenario)
 
