@@ -119,13 +119,22 @@ def compress_ended(jobs: Path, running: Collection[str], now: float | None = Non
             if path.stat().st_size == 0:
                 path.unlink()
                 continue
-            draft = path.with_name(f"{path.name}.gz.tmp")
-            with path.open("rb") as plain, gzip.open(draft, "wb", compresslevel=3) as packed:
-                packed.write(dropped_note(beginning(plain)))
-                shutil.copyfileobj(plain, packed)
-            shutil.copystat(path, draft)
-            draft.rename(path.with_name(f"{path.name}.gz"))
-            path.unlink()
+            _compress(path)
+
+
+def _compress(path: Path) -> None:
+    """One log; behind what was compressed before, where its job went on here after a while."""
+    whole, draft = path.with_name(f"{path.name}.gz"), path.with_name(f"{path.name}.gz.tmp")
+    with path.open("rb") as plain, draft.open("wb") as file:
+        if whole.exists():
+            with whole.open("rb") as before:
+                shutil.copyfileobj(before, file)
+        with gzip.open(file, "wb", compresslevel=3) as packed:
+            packed.write(dropped_note(beginning(plain)))
+            shutil.copyfileobj(plain, packed)
+    shutil.copystat(path, draft)
+    draft.rename(whole)
+    path.unlink()
 
 
 def expire(

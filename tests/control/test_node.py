@@ -24,6 +24,7 @@ from phalanx.control.submission import Wanted, submission
 from tests.control.servers import ServerProcess
 
 SLEEP = (sys.executable, "-c", "import time; time.sleep(600)")
+NOBODYS = {"kind": "Script", "argv": ["true"], "folder": "/"}
 DRAM = "2,1,1,-;EDAC MC1: 1 UE memory read error on CPU_SrcID#1_MC#0_Chan#1_DIMM#0\n"
 
 
@@ -280,6 +281,13 @@ def test_a_job_runs_as_whoever_submitted_it(user: str, open_folder: Path) -> Non
             assert "token is safe" in lines and "own folder" in lines and "no rights" in lines
             missing = run([*submit, "--world-size", "1", "--", "id"], cwd=open_folder)
             assert missing.returncode != 0  # no token, no job
+            unknown = server.call("POST", "/v1/jobs", {"spec": {"name": "j"}, "work": NOBODYS})[1]
+            show = lambda: server.call("GET", f"/v1/jobs/{unknown['jobs'][0]}")[1]["job"]  # noqa: E731
+            wait_for(lambda: show()["state"] == "failed")
+            assert "there is no user 'admin'" in show()["why"]["text"], show()["why"]
+            assert show()["generation"] == 1  # the next try would not be different
+            (node,) = server.call("GET", "/v1/nodes")[1]["nodes"]
+            assert node["state"] == "healthy"  # it is not the node's fault
         finally:
             agent.send_signal(signal.SIGINT)
             agent.wait(120)

@@ -113,6 +113,10 @@ def test_logs_of_ended_jobs_are_compressed_and_still_read(tmp_path: Path) -> Non
     assert read_end(tmp_path / "1" / "worker-0.log.gz", 12) == b"hello\nhello\n"
     assert running.exists()
     assert fresh.exists()
+    log_of(tmp_path, "1", b"and on\n", 3600)  # a job that was held, and went on
+    compress_ended(tmp_path, ["2"])
+    assert gzip.decompress((tmp_path / "1" / "worker-0.log.gz").read_bytes()) == text + b"and on\n"
+    assert read_end(tmp_path / "1" / "worker-0.log.gz", 13) == b"hello\nand on\n"
 
 
 def test_old_logs_go_by_age_and_by_size_but_never_those_of_running_jobs(tmp_path: Path) -> None:
