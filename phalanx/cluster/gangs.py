@@ -6,6 +6,8 @@ Every formation has a new generation. The nodes that kept snapshots of the last 
 
 from __future__ import annotations
 
+from msgspec import structs
+
 from phalanx.cluster.commands import Drain, Form, Go, Restore, Stop
 from phalanx.cluster.context import Context
 from phalanx.cluster.events import (
@@ -34,6 +36,7 @@ sentences(
         "drain": "it must leave: {why}",
         "unsaved": "no durable checkpoint since step {durable}, though one is due every {every} "
         "steps: {steps} steps are only in the memory of its nodes (`phalanx logs` says why)",
+        "bare": "it leaves before a checkpoint was made: it begins anew, unless it keeps its own",
         "stop": "it has no business there any more",
     }
 )
@@ -42,7 +45,11 @@ sentences(
 def timeouts_of(ctx: Context, job: Job) -> Timeouts:
     """The deadlines of a job, from its measured step time where there is one."""
     expected = job.spec.expected
-    return derive(ctx.policy.timeouts, expected, job.step_ns or expected.step_ns)
+    found = derive(ctx.policy.timeouts, expected, job.step_ns or expected.step_ns)
+    if job.step_ns:
+        return found
+    # Nobody knows yet what a step takes: the first one has as long as it may without a hang.
+    return structs.replace(found, drain_ns=max(found.drain_ns, found.hang_ns))
 
 
 def gang_of(job: Job) -> Gang:
@@ -328,7 +335,15 @@ def on_drained(ctx: Context, fact: GangDrained) -> Job | None:
         return None
     if fact.durable:
         job.add_durable(fact.step)
+    tell_bare(ctx, job)
     return job
+
+
+def tell_bare(ctx: Context, job: Job) -> None:
+    """A job leaves, to come back, and nothing of it is safe anywhere."""
+    bare = not job.durable and not job.committed
+    if bare and gang_of(job).ending == "pending":
+        ctx.notify(reason("bare"), job=job.id, level="warning")
 
 
 def on_restore_failed(ctx: Context, fact: RestoreFailed) -> None:

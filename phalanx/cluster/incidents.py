@@ -17,7 +17,7 @@ from phalanx.cluster.events import (
     WorkerExited,
 )
 from phalanx.cluster.fleet import names
-from phalanx.cluster.gangs import enter, gang_of, outstanding, timeouts_of
+from phalanx.cluster.gangs import enter, gang_of, outstanding, tell_bare, timeouts_of
 from phalanx.cluster.job import Dispute, Job
 from phalanx.cluster.lifecycle import leave
 from phalanx.cluster.nodes import bury
@@ -128,6 +128,7 @@ def no_answer(ctx: Context, job: Job, nodes: tuple[int, ...]) -> None:
             return
         assert gang.ending is not None
         ending, why = gang.ending, gang.ending_why
+        tell_bare(ctx, job)
         if job.committed > job.durable:
             late = reason("drain_late", lost=job.committed - job.durable, step=job.durable)
             ctx.notify(late, job=job.id, level="warning")

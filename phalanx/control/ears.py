@@ -27,6 +27,8 @@ from phalanx.control.zygote_wire import Ended, Unframer
 
 log = logging.getLogger("phalanx.agent")
 
+SHELL_TERM = 128 + signal.SIGTERM  # how a shell says that its program was ended so
+
 
 class Ears:
     """Listens to the workers of all jobs. ``give_way`` starts another process for a worker."""
@@ -151,6 +153,8 @@ class Ears:
             return
         hand.left = True
         cause, detail = explained(hand.status)
+        if hand.sent_away and hand.status in (-signal.SIGTERM, SHELL_TERM):
+            cause = detail = ""  # as it was asked to
         if hand.status == -signal.SIGKILL and (told := self.out_of_memory(hand.pid)):
             cause, detail = "host_out_of_memory", told
         left = WorkerLeft(

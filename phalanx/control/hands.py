@@ -29,6 +29,7 @@ class Hand:
         self.answered = False
         self.restored = False  # in the generation of ``take``
         self.left = False  # it has said its last word of this generation
+        self.sent_away = False  # a program was asked to save its state and go
         self.status: int | None = None  # of a process that ended
         self.looked: Looked | None = None  # what it does, when somebody asked last
 

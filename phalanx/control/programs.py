@@ -63,6 +63,7 @@ class Programs:
                         await self._start(here)
             case WorkerAbort() | WorkerDrain():
                 for hand in here.hands.values():
+                    hand.sent_away = isinstance(order, WorkerDrain)
                     self._zygote.signal(hand.key, signal.SIGTERM)
 
     async def _start(self, here: Here) -> None:

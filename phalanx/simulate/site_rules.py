@@ -130,7 +130,11 @@ class SiteRules:
         """Nobody goes on for longer than it takes to leave."""
         view, spec = self.core.view, job.spec
         times = derive(view.policy.timeouts, spec.expected, job.step_ns)
-        leave_ns = 2 * (times.join_ns + times.restore_ns) + 4 * times.drain_ns + 3 * MINUTE_NS
+        leave_ns = (
+            2 * (times.join_ns + times.restore_ns)
+            + 4 * max(times.drain_ns, times.hang_ns)
+            + 3 * MINUTE_NS
+        )
         if spec.time_limit_ns:
             ran = view.now_ns - job.started_ns + job.ran_ns
             if ran > spec.time_limit_ns + leave_ns:

@@ -467,3 +467,28 @@ def test_a_gang_that_drains_late_keeps_its_steps_where_nobody_waits_for_its_node
     drive.wait(SECOND)
     assert job.durable == job.step == 150
     assert not [note for note in drive.bodies(Notify) if note.reason.code == "drain_late"]
+
+
+def test_a_job_that_is_drained_in_its_first_step_has_as_long_as_that_may_take():
+    drive = Drive()
+    job = drive.submit()
+    drive.run(job)
+    drive.tell(Requeue(job=job.id, hold=True))
+    assert job.state == "draining"
+    limit_ns = job.gang.deadline_ns - drive.now_ns
+    assert limit_ns >= drive.core.view.policy.timeouts.least_hang_ns
+    drive.wait(limit_ns + 10 * SECOND)
+    assert job.state == "pending" and job.held
+    assert any("before a checkpoint was made" in str(n.reason) for n in drive.bodies(Notify))
+
+
+def test_a_program_that_leaves_as_it_was_asked_to_is_told_to_begin_anew():
+    drive = Drive()
+    job = drive.submit()
+    drive.run(job)
+    drive.tell(Requeue(job=job.id, hold=True))
+    drive.tell(GangDrained(job=job.id, generation=1, step=0, durable=False), SECOND)
+    assert job.state == "pending"
+    said = [str(notice.reason) for notice in drive.bodies(Notify)]
+    assert any("it begins anew, unless it keeps its own" in text for text in said)
+    assert not any("broke" in text for text in said)

@@ -11,6 +11,7 @@ import pytest
 from phalanx.control.ears import Ears
 from phalanx.control.hands import Here
 from phalanx.control.users import UnknownUserError
+from phalanx.control.zygote_wire import Ended
 
 
 def test_an_unknown_user_is_found_at_every_attempt(tmp_path: Path) -> None:
@@ -62,3 +63,19 @@ def test_an_agent_that_ends_prints_nothing_of_its_connected_workers(tmp_path: Pa
 
     asyncio.run(end_with_a_worker_connected())
     assert complaints == []
+
+
+@pytest.mark.parametrize(
+    ("status", "sent_away", "cause"),
+    [(-15, True, ""), (143, True, ""), (-15, False, "worker_killed"), (1, True, "user_error")],
+)
+def test_a_program_that_was_asked_to_go_did_not_break(
+    tmp_path: Path, status: int, sent_away: bool, cause: str
+) -> None:
+    said: list[Any] = []
+    here = Here(1, tmp_path, tmp_path / "sockets")
+    hand = here.hands[0] = here.hand(0, 0)
+    hand.pid, hand.sent_away = 77, sent_away
+    Ears(said.append, unused, unused).ended(here, Ended(hand.key, 77, status))
+    (left,) = said
+    assert left.cause == cause
