@@ -25,7 +25,7 @@ from phalanx.control.submission import Wanted, submission
 
 submit = typer.Typer()
 
-MOST_MINUTES = 100 * 366 * 24 * 60
+MOST_MINUTES = 10 * 365 * 24 * 60
 
 
 @submit.command()

@@ -9,7 +9,7 @@ from msgspec import structs
 from phalanx.cluster import dependencies
 from phalanx.cluster.constraints import parse, unknown
 from phalanx.cluster.context import Context
-from phalanx.cluster.job import SECOND_NS, JobSpec
+from phalanx.cluster.job import HOUR_NS, SECOND_NS, JobSpec
 from phalanx.cluster.queue import admit
 from phalanx.cluster.reasons import Reason, reason, sentences
 from phalanx.cluster.timeouts import derive
@@ -17,6 +17,7 @@ from phalanx.config import ConfigError
 from phalanx.config.check_text import name_problems
 
 MOST_ARRAY = 100_000
+LONGEST_NS = 10 * 365 * 24 * HOUR_NS  # of any time of a job: sums of them stay far from 64 bits
 
 sentences(
     {
@@ -62,6 +63,10 @@ def _bad_fields(spec: JobSpec) -> Iterator[tuple[str, object, str]]:
     for name, value in structs.asdict(expected).items():
         if value < 0:
             yield f"expected.{name}", value, "must not be negative"
+    times = {f"expected.{name}": getattr(expected, name) for name in expected.__struct_fields__}
+    for name, value in {**times, "time_limit_ns": spec.time_limit_ns}.items():
+        if name.endswith("_ns") and value > LONGEST_NS:
+            yield name, value, f"must not be above {LONGEST_NS} (ten years)"
     if expected.step_ns < 1:
         yield "expected.step_ns", expected.step_ns, "must be at least 1"
     for name in ("exposed_ns", "bubble_ns"):

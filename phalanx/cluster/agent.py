@@ -175,6 +175,8 @@ class Agent:
         fence = self.fences.get(order.job, 0)
         if order.generation <= fence or (local and order.generation < local.generation):
             return []
+        if self.node not in order.nodes and self.node not in order.spares:
+            return []  # meant for somebody else
         if local is not None and order.generation == local.generation:
             return local.say_again()
         self.fences.pop(order.job, None)
@@ -197,17 +199,18 @@ class Agent:
     def _worker_form(self, order: Form) -> WorkerForm:
         warm = self.node in order.spares
         per_slot = order.slot_gpus or 1
+        world = order.world or per_slot * len(order.nodes)
         ranks: tuple[int, ...] = ()
         mask = 0
         if not warm:
             slot = order.nodes.index(self.node)
-            ranks = tuple(range(slot * per_slot, (slot + 1) * per_slot))
+            ranks = tuple(range(slot * per_slot, min((slot + 1) * per_slot, world)))
             mask = order.gpus[slot] if order.gpus else 0
         return WorkerForm(
             job=order.job,
             generation=order.generation,
             ranks=ranks,
-            world=per_slot * len(order.nodes),
+            world=world,
             store=order.store,
             gpus=mask,
             warm=warm,

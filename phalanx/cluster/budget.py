@@ -5,16 +5,20 @@ from __future__ import annotations
 from phalanx.cluster.commands import Accept, Refuse
 from phalanx.cluster.context import Context
 from phalanx.cluster.events import RaiseBudget
+from phalanx.cluster.gangs import gang_of
 from phalanx.cluster.job import SECOND_NS, Job
 from phalanx.cluster.lifecycle import depart_safely, known
 from phalanx.cluster.policy import MILLION
-from phalanx.cluster.reasons import reason, sentences
+from phalanx.cluster.reasons import Reason, reason, sentences
 
 HOUR_SECONDS = 3600
 
 sentences(
     {
         "budget": "used its budget of {gpu_hours} GPU-hours; raise it or force it to go on",
+        "budget_raised": "its budget was raised while it stopped",
+        "budget_used": "job {job} stops because it has used {used} GPU-seconds: set a budget above"
+        " that, 0 for none, or force it",
         "budget_nearly": "has used {percent} % of its budget of {gpu_hours} GPU-hours",
     }
 )
@@ -61,10 +65,34 @@ def on_raise(ctx: Context, fact: RaiseBudget) -> None:
         why = reason("bad_field", key="budget_gpu_seconds", value=value, rule=rule)
         ctx.emit((), Refuse(reason=why, request=fact.request, job=job.id))
         return
+    gang = job.gang
+    ending = gang is not None and gang.ending == "failed" and gang.ending_why.code == "budget"
+    if ending and not _enough(ctx, job, fact):
+        used = ctx.ledger.used_gpu_ns(job.id) // SECOND_NS
+        why = reason("budget_used", job=job.id, used=used)
+        ctx.emit((), Refuse(reason=why, request=fact.request, job=job.id))
+        return
     job.budget_gpu_seconds, job.forced = fact.budget_gpu_seconds, fact.forced
     job.budget_warned = False
+    if ending:
+        _goes_on(job)
     watch(ctx, job)
     ctx.emit((), Accept(reason=reason("accepted"), request=fact.request, job=job.id))
+
+
+def _enough(ctx: Context, job: Job, fact: RaiseBudget) -> bool:
+    used, budget = ctx.ledger.used_gpu_ns(job.id), fact.budget_gpu_seconds
+    return fact.forced or not budget or budget * SECOND_NS > used
+
+
+def _goes_on(job: Job) -> None:
+    """A job that stops for its budget has one again: it comes back, or does not leave at all."""
+    gang = gang_of(job)
+    if gang.phase == "draining":
+        gang.ending, gang.ending_why = "pending", reason("budget_raised")
+        job.why = gang.ending_why
+    else:  # it forms to save what it had in memory
+        gang.ending, gang.ending_why = None, Reason("")
 
 
 def _warning_gpu_ns(ctx: Context, job: Job) -> int:

@@ -34,6 +34,7 @@ class Form(Order, frozen=True, tag=True):
     spares: tuple[int, ...] = ()  # keep warm workers
     replicas: int = 1
     slot_gpus: int = 0
+    world: int = 0  # ranks; the last slot may have fewer than GPUs. 0: all slots are full
     store: int = 0  # node that hosts the rendezvous
     kept_generation: int = 0  # the last one that ran: older snapshots are of a branch given up
     kept_nodes: tuple[int, ...] = ()  # by slot of that one; (): the same as ``nodes``

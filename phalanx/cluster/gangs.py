@@ -109,6 +109,7 @@ def form_order(ctx: Context, job: Job) -> Form:
         spares=placement.spares,
         replicas=placement.replicas,
         slot_gpus=job.spec.gang.slot_gpus,
+        world=job.spec.gang.gpus(placement.replicas),
         store=placement.nodes[0],
         kept_generation=gang.kept_generation,
         kept_nodes=() if gang.keepers == placement.nodes else gang.keepers,

@@ -58,8 +58,10 @@ class Expected(Struct):
     deadline_ns: int
     kept_nodes: tuple[int, ...] = ()  # by slot of the last generation that ran
     kept_shift: int = 0
+    slot_gpus: int = 0  # ranks of a node, but perhaps the last; 0: all have equally many
     answers: dict[int, AgentMessage] = {}
-    steps: dict[int, Steps] = {}
+    heard: dict[int, tuple[int, int]] = {}  # by node: the last step and checkpoint it spoke of
+    steps: dict[int, Steps] = {}  # what was said since the last report
     reported: int = -1
     reported_ns: int = 0
     differed: bool = False  # said already
@@ -107,11 +109,21 @@ class Gather:
             body.deadline_ns,
             kept,
             body.kept_shift,
+            body.slot_gpus,
         )
 
-    def running(self, job: int, generation: int, nodes: tuple[int, ...], now_ns: int) -> None:
+    def running(
+        self, job: int, generation: int, nodes: tuple[int, ...], now_ns: int, slot_gpus: int = 0
+    ) -> None:
         """A controller took over while this gang runs: its progress and its end are waited for."""
-        self.gangs[job] = Expected(generation, "run", dict.fromkeys(nodes), 0, reported_ns=now_ns)
+        self.gangs[job] = Expected(
+            generation,
+            "run",
+            dict.fromkeys(nodes),
+            0,
+            slot_gpus=slot_gpus,
+            reported_ns=now_ns,
+        )
 
     def receive(self, message: AgentMessage, now_ns: int) -> list[EventBody]:
         """Takes in a message; returns the events it completes."""
@@ -241,9 +253,10 @@ class Gather:
             return []
         gang.differed = True
         wrong = message.changed or vote({0: message.copies}).wrong
-        nodes, count = list(gang.nodes), len(gang.nodes)
-        named = dict.fromkeys(nodes[rank * count // message.world] for rank in wrong)
-        claims = ((nodes[rank * count // message.world], said) for rank, said in message.copies)
+        nodes = list(gang.nodes)
+        each = gang.slot_gpus or max(1, message.world // len(nodes))
+        named = dict.fromkeys(nodes[rank // each] for rank in wrong)
+        claims = ((nodes[rank // each], said) for rank, said in message.copies)
         return [
             Corruption(
                 job=message.job,
@@ -260,10 +273,11 @@ class Gather:
         gang = self.gangs.get(message.job)
         if gang is None or gang.generation != message.generation or message.node not in gang.nodes:
             return []
-        before = gang.steps.get(message.node)
-        known = (before.step, before.durable) if before is not None else (-1, -1)
-        if known[0] >= message.step and known[1] >= message.durable:
+        step, durable = gang.heard.get(message.node, (-1, -1))
+        if step >= message.step and durable >= message.durable:
             return []  # said twice, or overtaken by a later one
+        gang.heard[message.node] = max(step, message.step), max(durable, message.durable)
+        before = gang.steps.get(message.node)
         gang.steps[message.node] = message if before is None else _sum(before, message)
         # One rank that knows a checkpoint to be complete is enough: it is so for all.
         if message.durable > gang.durable and len(gang.steps) < len(gang.nodes):

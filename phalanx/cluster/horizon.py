@@ -35,7 +35,7 @@ def leave_ns(view: View, job: Job) -> int:
 
 def end_ns(view: View, job: Job) -> int:
     """When a running job will be gone: at the latest, where it has a limit."""
-    return job.started_ns + length_ns(view, job)
+    return min(NEVER_NS, job.started_ns + length_ns(view, job))
 
 
 def length_ns(view: View, job: Job) -> int:
@@ -77,7 +77,7 @@ class Horizon:
 
     def started(self, view: View, job: Job) -> None:
         """A job starts now; the core has not written that down yet."""
-        self._ends[job.id] = view.now_ns + length_ns(view, job)
+        self._ends[job.id] = min(NEVER_NS, view.now_ns + length_ns(view, job))
 
     def forget(self, job: int) -> None:
         """A job stopped: its next start has another end."""

@@ -30,6 +30,8 @@ sentences(
         "job_ended": "job {job} has already ended ({state})",
         "not_pending": "job {job} is {state}; only a pending or draining job can be held",
         "not_running": "job {job} is {state}; only a running job can be sent back to the queue",
+        "leaving": "job {job} is about to end ({why}): only what waits or runs can be sent back to"
+        " the queue or held",
         "cancelled": "cancelled by a person",
         "requeued": "sent back to the queue by a person",
         "drained": "stopped by a person, and held until it is resumed",
@@ -270,6 +272,8 @@ def requeue(ctx: Context, fact: Requeue) -> None:
     job = known(ctx, fact.job, fact.request)
     if job is None:
         return
+    if _refused_as_ending(ctx, job, fact.request):
+        return
     if fact.hold and job.state in ("pending", "draining"):
         hold(ctx, Hold(job=job.id, request=fact.request))
         return
@@ -281,6 +285,16 @@ def requeue(ctx: Context, fact: Requeue) -> None:
     told = reason("drained" if fact.hold else "requeued")
     depart_safely(ctx, job, "pending", told)
     ctx.emit((), Accept(reason=told, request=fact.request, job=job.id))
+
+
+def _refused_as_ending(ctx: Context, job: Job, request: str) -> bool:
+    """Whether a job ends for good as soon as its state is safe: too late to keep it."""
+    gang = job.gang
+    if gang is None or gang.ending is None or gang.ending == "pending":
+        return False
+    why = reason("leaving", job=job.id, why=str(gang.ending_why))
+    ctx.emit((), Refuse(reason=why, request=request, job=job.id))
+    return True
 
 
 def depart_safely(ctx: Context, job: Job, ending: JobState, why: Reason, limit_ns: int = 0) -> None:
@@ -314,6 +328,8 @@ def hold(ctx: Context, fact: Hold) -> None:
     if job.state not in ("pending", "draining"):
         why = reason("not_pending", job=job.id, state=job.state)
         ctx.emit((), Refuse(reason=why, request=fact.request, job=job.id))
+        return
+    if fact.held and _refused_as_ending(ctx, job, fact.request):
         return
     changed, job.held = job.held != fact.held, fact.held
     if changed and fact.held and job.id in ctx.view.pending:

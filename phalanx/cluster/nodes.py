@@ -211,7 +211,7 @@ def _cannot_form(ctx: Context, node: int, fact: DeviceError) -> None:
 
 def slower(ctx: Context, node: int, fact: DeviceError) -> None:
     """A node can go on, but not at its full speed."""
-    if fact.rail >= 0:
+    if 0 <= fact.rail < ctx.fleet.nodes[node].rails:
         mask = ctx.fleet.rails_down(node) | 1 << fact.rail
         ctx.fleet.set_rails_down(node, mask)
     for number in list(ctx.fleet.held[node]):

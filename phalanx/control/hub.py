@@ -103,7 +103,8 @@ class Hub:
         for number in core.view.active:
             job = core.view.jobs[number]
             if job.gang is not None and job.placement is not None and job.gang.phase == "running":
-                self.gather.running(number, job.generation, job.placement.nodes, now)
+                slot_gpus = job.spec.gang.slot_gpus
+                self.gather.running(number, job.generation, job.placement.nodes, now, slot_gpus)
             self._watch(number)
 
     def connect(self, connection: AgentSocket, incarnation: int) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from phalanx.cluster.agent import Agent
 from phalanx.cluster.commands import Abort, Check, Command, Drain, Form, Go, Restore, Stop
+from phalanx.cluster.job import GangShape
 from phalanx.cluster.messages import (
     Applied,
     CheckDone,
@@ -36,6 +37,7 @@ from phalanx.cluster.messages import (
     WorkerUp,
 )
 from phalanx.cluster.reasons import reason
+from tests.cluster.drive import Drive
 
 SECOND = 10**9
 WHY = reason("test")
@@ -404,3 +406,23 @@ def test_a_spare_keeps_workers_warm_and_does_not_join():
     (form,) = node.command(spare)
     assert form.warm and form.ranks == ()
     assert node.agent.inventory().jobs == ()
+
+
+def test_a_form_that_does_not_name_the_node_changes_nothing():
+    node = Node()
+    order = Form(reason=WHY, job=1, generation=1, nodes=(7, 8), gpus=(), slot_gpus=2)
+    assert node.command(order) == []
+    assert node.agent.inventory().jobs == ()
+
+
+def test_the_last_slot_has_only_the_ranks_that_are_left():
+    drive = Drive(4)
+    drive.submit(gang=GangShape(replicas=3, tensor=4, slot_gpus=8))
+    order = drive.last_form()
+    ranks = []
+    for number in order.nodes:
+        agent = Agent(number, lease_ns=60 * SECOND, heartbeat_ns=5 * SECOND)
+        (*_, form) = agent.handle(Command(1, 0, 1, order.nodes, order), 0)
+        assert isinstance(form, WorkerForm) and form.world == 12
+        ranks.append(len(form.ranks))
+    assert ranks == [8, 4]

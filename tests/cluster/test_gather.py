@@ -310,3 +310,31 @@ def test_a_checkpoint_is_known_though_a_node_never_reports_again():
     assert isinstance(fact, Progress)
     assert (fact.step, fact.durable, fact.committed) == (10, 10, 0)
     assert gather.receive(structs.replace(said, step=13), 20) == []
+
+
+def test_steps_that_are_said_again_after_a_report_are_counted_once():
+    gather = Gather()
+    gather.running(1, 1, (0, 1), 0)
+    found = []
+    for step, waited in ((10, 4), (10, 4), (20, 1)):
+        for node in (0, 1):
+            found += gather.receive(steps(node, step, data_wait_ns=waited * SECOND), step * SECOND)
+    assert [(each.step, each.data_wait_ns) for each in found] == [(10, 4 * SECOND), (20, SECOND)]
+
+
+def test_ranks_of_a_gang_whose_last_slot_is_not_full_are_found_on_their_nodes():
+    gather = Gather()
+    gather.running(1, 1, (5, 6), 0, slot_gpus=8)
+    (event,) = gather.receive(
+        Differed(
+            node=5,
+            job=1,
+            generation=1,
+            step=9,
+            clean_step=4,
+            world=12,
+            copies=((3, 1), (7, 2), (11, 1)),
+        ),
+        0,
+    )
+    assert event.nodes == (5,)  # rank 7 is the last of the first node

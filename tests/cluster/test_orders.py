@@ -6,7 +6,17 @@ import pytest
 
 from phalanx.cluster.commands import Accept, Refuse
 from phalanx.cluster.core import Core
-from phalanx.cluster.events import EventBody, RaiseBudget, SetQuota, SetReservation
+from phalanx.cluster.events import (
+    EventBody,
+    GangDrained,
+    Hold,
+    RaiseBudget,
+    Requeue,
+    SetQuota,
+    SetReservation,
+    WorkerExited,
+)
+from phalanx.cluster.job import Job
 from phalanx.cluster.policy import Policy, QueuePolicy, Quota
 from phalanx.config import ConfigError
 from tests.cluster.drive import SECOND, Drive, fleet_of
@@ -79,3 +89,54 @@ def test_a_core_is_not_made_with_rules_that_make_no_sense() -> None:
     rules = QueuePolicy(quotas={"a": Quota(gpus=-1), "": Quota(gpus=1)})
     with pytest.raises(ConfigError, match=r"queue\.quotas\.a\.gpus = -1"):
         Core(fleet_of(2), Policy(queue=rules))
+
+
+def stopped_for_its_budget(*, forming: bool = False) -> tuple[Drive, Job]:
+    """A job that used its budget, and stops with its state safe; or forms for that only."""
+    drive = Drive(4)
+    job = drive.running(190, budget_gpu_seconds=16 * 1000)
+    if forming:
+        drive.wait((16 * 1000 // 16 - 10) * SECOND - drive.now_ns)
+        drive.tell(
+            WorkerExited(
+                job=job.id,
+                generation=job.generation,
+                node=job.placement.nodes[0],
+                rank=0,
+                cause="worker_killed",
+            )
+        )
+    while job.gang is not None and job.gang.ending is None:
+        drive.wait(SECOND)
+    assert job.gang is not None and job.gang.ending == "failed"
+    return drive, job
+
+
+def test_a_budget_raised_while_the_job_stops_brings_it_back() -> None:
+    drive, job = stopped_for_its_budget()
+    assert job.state == "draining"
+    (command,) = drive.tell(RaiseBudget(job=job.id, budget_gpu_seconds=16 * 900))
+    assert isinstance(command.body, Refuse) and "set a budget above" in str(command.body.reason)
+    (command,) = drive.tell(RaiseBudget(job=job.id, budget_gpu_seconds=16 * 5000))
+    assert isinstance(command.body, Accept)
+    drive.tell(GangDrained(job=job.id, generation=job.generation, step=job.step, durable=True))
+    drive.wait(SECOND)
+    assert job.state == "forming"
+    drive.run(job)
+
+
+def test_a_budget_raised_while_the_gang_forms_to_save_lets_it_go_on() -> None:
+    drive, job = stopped_for_its_budget(forming=True)
+    assert job.state == "forming"
+    drive.tell(RaiseBudget(job=job.id, budget_gpu_seconds=0))
+    drive.run(job)
+
+
+def test_a_job_that_ends_for_good_is_not_sent_back_or_held() -> None:
+    drive, job = stopped_for_its_budget(forming=True)
+    for order in (Requeue(job=job.id), Requeue(job=job.id, hold=True)):
+        (command,) = drive.tell(order)
+        assert isinstance(command.body, Refuse) and "about to end" in str(command.body.reason)
+    drive, job = stopped_for_its_budget()
+    (command,) = drive.tell(Hold(job=job.id))
+    assert isinstance(command.body, Refuse) and not job.held

@@ -239,3 +239,29 @@ def test_no_event_whatsoever_breaks_the_core(seed: int) -> None:
         kept = drive.core.snapshot()
         drive.core = Core.restore(kept)
         assert drive.core.snapshot() == kept
+
+
+def test_times_beyond_ten_years_are_refused() -> None:
+    drive = Drive()
+    for fields in ({"time_limit_ns": 1 << 61}, {"expected": Expected(start_ns=1 << 61)}):
+        spec = JobSpec(**{"name": "x", "gang": SHAPE, **fields})
+        (command,) = drive.tell(Submit(spec=spec))
+        assert isinstance(command.body, Refuse) and "ten years" in str(command.body.reason)
+
+
+def test_a_job_that_would_train_for_centuries_stands_in_nobodys_way() -> None:
+    drive = Drive(2)
+    job = drive.running(expected=Expected(steps=10**9, step_ns=10 * SECOND))
+    drive.submit(expected=Expected(steps=1 << 62, step_ns=10 * SECOND))
+    for number in drive.core.view.pending:
+        drive.core.queue.explain(drive.core.view, number)
+    drive.train(job, 10)
+    assert Core.restore(drive.core.snapshot()).snapshot() == drive.core.snapshot()
+
+
+def test_a_rail_that_a_node_does_not_have_is_not_marked() -> None:
+    drive = Drive(2)
+    drive.tell(DeviceError(node=0, cause="rail", rail=8))
+    assert drive.core.view.fleet.rails_down(0) == 0
+    drive.tell(DeviceError(node=0, cause="rail", rail=7))
+    assert drive.core.view.fleet.rails_down(0) == 1 << 7

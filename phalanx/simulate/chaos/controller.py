@@ -65,7 +65,8 @@ class Controller:
             self._watch(number)
             job = self.core.view.jobs[number]
             if job.gang is not None and job.gang.phase == "running" and job.placement is not None:
-                self.gather.running(number, job.generation, job.placement.nodes, now)
+                slot_gpus = job.spec.gang.slot_gpus
+                self.gather.running(number, job.generation, job.placement.nodes, now, slot_gpus)
         self._arm()
 
     def die(self) -> None:
