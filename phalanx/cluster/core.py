@@ -185,7 +185,7 @@ def _on_ready(ctx: Context, fact: GangReady) -> None:
         budget.watch(ctx, job)
         gang = gang_of(job)
         if gang.ending is not None:  # it only formed to save what it had in memory
-            limit = gangs.timeouts_of(ctx, job).drain_ns
+            limit = lifecycle.drain_limit_ns(ctx, job, gang.ending_why)
             gangs.drain(ctx, job, limit, gang.ending, gang.ending_why)
         elif job.placement and job.placement.replicas < job.wanted_replicas:
             ctx.look_at_queue(capacity=True)
@@ -252,8 +252,7 @@ def _schedule(ctx: Context, _about: int, _token: int) -> None:
                 budget.watch(ctx, ctx.view.jobs[decision.job])
             case Preempt():
                 job = ctx.view.jobs[decision.job]
-                job.preemptions += 1
-                lifecycle.depart(ctx, job, decision.grace_ns, "pending", decision.reason)
+                lifecycle.give_way(ctx, job, decision.grace_ns, decision.reason)
             case Resize():
                 job = ctx.view.jobs[decision.job]
                 elastic.resize(ctx, job, decision.replicas, decision.reason)
@@ -310,6 +309,7 @@ _TIMERS: dict[str, Callable[[Context, int, int], None]] = {
     "phase": _gang_timer(lambda ctx, job: incidents.no_answer(ctx, job, ())),
     "kept": left_memory.expire,
     "time_limit": _allocation_timer(lifecycle.time_limit),
+    "leave_by": _allocation_timer(lifecycle.must_be_gone),
     "budget": _allocation_timer(budget.check),
     "test": nodes.no_test,
     "ask": lambda ctx, number, _token: health.ask(ctx, number),

@@ -81,7 +81,7 @@ class RaiseBudget(Body, frozen=True, tag=True):
 
 
 class DrainNode(Body, frozen=True, tag=True):
-    """Empty a node by a time (0: at once) and give it no new work."""
+    """Empty a node by a time (0: as soon as its jobs are safe) and give it no new work."""
 
     node: int
     deadline_ns: int = 0

@@ -19,14 +19,13 @@ from phalanx.cluster.events import (
 from phalanx.cluster.fleet import names
 from phalanx.cluster.gangs import enter, gang_of, outstanding, tell_bare, timeouts_of
 from phalanx.cluster.job import Dispute, Job
-from phalanx.cluster.lifecycle import leave
+from phalanx.cluster.lifecycle import FOR_OTHERS, drain_limit_ns, leave
 from phalanx.cluster.nodes import bury
 from phalanx.cluster.reasons import reason, sentences
 from phalanx.cluster.recovery import EVIDENCE_KEPT, broken, own_failure, slow
 
 CLAIMS_KEPT = 1024  # about a disputed step
 MORE_DRAINS = 2  # times that a gang with unsaved steps is given its deadline again
-FOR_OTHERS = ("preempted_for", "reclaimed", "turn", "window_opens")
 
 sentences(
     {
@@ -41,7 +40,6 @@ sentences(
         "third_opinion": "{node} gives way: replicas disagree at step {step} for the second time",
         "stuck": "did not answer twice ({nodes})",
         "drain_on": "its last {steps} steps are not safe yet: it is given more time to leave",
-        "drain_late": "its last {lost} steps were not safe in time: it goes on after step {step}",
         "resend": "no answer yet: asked again",
     }
 )
@@ -129,9 +127,6 @@ def no_answer(ctx: Context, job: Job, nodes: tuple[int, ...]) -> None:
         assert gang.ending is not None
         ending, why = gang.ending, gang.ending_why
         tell_bare(ctx, job)
-        if job.committed > job.durable:
-            late = reason("drain_late", lost=job.committed - job.durable, step=job.durable)
-            ctx.notify(late, job=job.id, level="warning")
         leave(ctx, job, ending, why)
         return
     if gang.attempts == 0:
@@ -171,7 +166,9 @@ def _drains_on(ctx: Context, job: Job) -> bool:
     unsafe = job.committed - job.durable
     if unsafe <= 0 or gang.attempts >= MORE_DRAINS or gang.ending_why.code in FOR_OTHERS:
         return False
-    limit_ns = timeouts_of(ctx, job).drain_ns
+    if 0 < gang.leave_by_ns <= ctx.now_ns:
+        return False
+    limit_ns = drain_limit_ns(ctx, job, gang.ending_why)
     due_ns = ctx.queue.promised_ns(placement.nodes)
     if due_ns is not None and due_ns < ctx.now_ns + limit_ns:
         return False

@@ -225,7 +225,8 @@ class Gang(Struct, kw_only=True, omit_defaults=True):
     source: Source = "none"  # it came from
     deadline_ns: int = 0  # of the phase
     reshaped_ns: int = 0
-    ending: JobState | None = None  # what a draining gang becomes
+    ending: JobState | None = None  # what a gang becomes that drains, or is to once it has formed
+    leave_by_ns: int = 0  # it must be gone then, saved or not; 0: it takes the time that it needs
     ending_why: Reason = Reason("")
 
 
@@ -307,6 +308,15 @@ class Job(Struct, kw_only=True, omit_defaults=True):
         """A checkpoint of this step is complete."""
         if step > self.durable:
             self.durables = [*self.durables[1 - DURABLES_KEPT :], step]
+
+    @property
+    def saving_ns(self) -> int:
+        """How long it takes, usually, until all its steps are on remote storage."""
+        expected = self.spec.expected
+        saved = (self.step_ns or expected.step_ns) + expected.checkpoint_ns + expected.flush_ns
+        if self.gang is None or self.gang.phase in ("running", "draining"):
+            return saved
+        return saved + expected.join_ns(cold=False) + expected.form_ns + expected.restore_peer_ns
 
     @property
     def ended(self) -> bool:

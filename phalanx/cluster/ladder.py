@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from phalanx.cluster.causes import cause_of
 from phalanx.cluster.context import Context
@@ -34,8 +34,11 @@ class Option(Struct, frozen=True, kw_only=True):
     cold: bool = False  # a worker must be started on a node that has none standing by
 
 
-def options(ctx: Context, job: Job) -> list[Option]:
-    """Every way out of the current failure of a job, cheapest first."""
+def options(ctx: Context, job: Job, *, saves: bool = False) -> list[Option]:
+    """Every way out of the current failure of a job, cheapest first.
+
+    ``saves``: nothing has failed yet, so it can write a checkpoint before it is queued again.
+    """
     must, may = leaving(ctx, job)
     allowed = ctx.policy.recovery
     found: list[Option] = []
@@ -53,7 +56,7 @@ def options(ctx: Context, job: Job) -> list[Option]:
                 if option is not None:
                     found.append(option)
     best = min((option.loss_gpu_ns for option in found), default=None)
-    found.append(_requeued(ctx, job, best))
+    found.append(_requeued(ctx, job, best, saves=saves))
     return sorted(found, key=lambda option: option.loss_gpu_ns)  # stable: a tie keeps the order
 
 
@@ -66,7 +69,10 @@ def leaving(ctx: Context, job: Job) -> tuple[tuple[int, ...], tuple[int, ...]]:
     for node, name in gang.broken.items():
         verdict = cause_of(name).node
         state = ctx.fleet.state(node)
-        if state in (NodeState.DEAD, NodeState.QUARANTINED) or verdict == "replace":
+        if state is NodeState.DRAINING and (name == "host_maintenance" or verdict != "replace"):
+            # Nothing is wrong with it: a gang that leaves as a whole may form there once more.
+            must.update({node: None} if gang.ending is None else {})
+        elif state in (NodeState.DEAD, NodeState.QUARANTINED) or verdict == "replace":
             must[node] = None
         elif verdict == "suspect":
             may[node] = None
@@ -214,11 +220,20 @@ def _shrunk(
     return _reshaped(ctx, job, gone, useful, columns)
 
 
-def _requeued(ctx: Context, job: Job, best: int | None) -> Option:
+def ways_without(ctx: Context, job: Job, node: int, cause: str) -> list[Option]:
+    """What a job can do that must be off a node some time from now, cheapest first."""
+    gang = gang_of(job)
+    without = structs.replace(gang, broken={**gang.broken, node: cause})
+    return options(ctx, structs.replace(job, gang=without), saves=True)
+
+
+def _requeued(ctx: Context, job: Job, best: int | None, *, saves: bool) -> Option:
     expected, shape = job.spec.expected, job.spec.gang
     gpus = shape.gpus(shape.replicas)
     down = expected.start_ns + expected.form_ns + expected.restore_remote_ns
-    down += (job.step - job.durable) * step_ns(job) + ctx.policy.queue.delay_ns
+    saving = expected.checkpoint_ns + expected.flush_ns
+    down += saving if saves else (job.step - job.durable) * step_ns(job)
+    down += ctx.policy.queue.delay_ns
     # Whether there is room elsewhere is worth finding out only if that could decide.
     cheaper = best is None or down * gpus < best
     if cheaper and isinstance(place(ctx.fleet, request_of(job)), Refusal):

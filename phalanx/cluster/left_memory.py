@@ -17,6 +17,8 @@ sentences(
         "get them",
         "given_up": "its last {steps} steps ({first} to {last}) were in the memory of its nodes "
         "alone, and are made again",
+        "lost_steps": "its last {steps} steps ({first} to {last}) were in the memory of its nodes "
+        "alone, and are lost",
     }
 )
 
@@ -100,11 +102,13 @@ def give_up(ctx: Context, job: Job, also: tuple[int, ...] = ()) -> None:
     tell_given_up(ctx, job)
 
 
-def tell_given_up(ctx: Context, job: Job) -> None:
-    """Which steps are made again, unless the job has ended or they are safe."""
-    if not job.ended and job.committed > job.durable:
-        steps = job.committed - job.durable
-        told = reason("given_up", steps=steps, first=job.durable + 1, last=job.committed)
+def tell_given_up(ctx: Context, job: Job, *, again: bool = True) -> None:
+    """Which steps are made again, or lost for good, unless the job has ended or they are safe."""
+    back = job.gang.rollback if job.gang is not None else -1
+    last = job.committed if back < 0 else min(job.committed, back)
+    if not job.ended and last > job.durable:
+        facts = {"steps": last - job.durable, "first": job.durable + 1, "last": last}
+        told = reason("given_up" if again else "lost_steps", **facts)
         ctx.notify(told, job=job.id, level="error")
 
 

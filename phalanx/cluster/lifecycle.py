@@ -16,7 +16,7 @@ from phalanx.cluster.events import (
     SubmitWorkflow,
 )
 from phalanx.cluster.fleet import NodeState
-from phalanx.cluster.gangs import drain, form, gang_of, stop_on, timeouts_of
+from phalanx.cluster.gangs import drain, form, gang_of, in_memory, stop_on, timeouts_of
 from phalanx.cluster.horizon import leave_ns
 from phalanx.cluster.job import Dependency, Job, JobSpec, JobState, Placement
 from phalanx.cluster.queue import Start
@@ -37,10 +37,11 @@ sentences(
         "drained": "stopped by a person, and held until it is resumed",
         "finished": "did all its steps",
         "time_limit": "ran into its time limit of {seconds} s at step {step}",
-        "limit_late": "others were promised its nodes: its last {lost} steps are lost, and step"
-        " {step} is safe",
     }
 )
+
+# Others wait for its nodes: whoever leaves for these has its grace, and no more.
+FOR_OTHERS = ("preempted_for", "reclaimed", "turn", "window_opens")
 
 
 def submit(ctx: Context, fact: Submit) -> None:
@@ -195,8 +196,8 @@ def leave(
         nodes = dict.fromkeys(node for node in nodes if node not in holders)
         stop_on(ctx, job, holders, keep_snapshots=True)
         left_memory.stay(ctx, job, stays)
-    elif keep_memory:
-        left_memory.tell_given_up(ctx, job)
+    elif state in ("pending", "failed"):
+        left_memory.tell_given_up(ctx, job, again=state == "pending")
     stop_on(ctx, job, tuple(nodes), keep_snapshots=False)
     release(ctx, job)
     if state == "pending":
@@ -297,27 +298,50 @@ def _refused_as_ending(ctx: Context, job: Job, request: str) -> bool:
     return True
 
 
-def depart_safely(ctx: Context, job: Job, ending: JobState, why: Reason, limit_ns: int = 0) -> None:
+def depart_safely(ctx: Context, job: Job, ending: JobState, why: Reason, *, by_ns: int = 0) -> None:
     """Makes a job leave its nodes; steps that are in memory alone are written first.
 
-    ``limit_ns``: it must be gone by then; 0: as long as that takes.
-
     A gang that forms just now does so, if it can, and is drained then: see ``on_ready``.
+    ``by_ns``: when it must be gone; 0: it takes the time that it needs.
     """
     gang = gang_of(job)
-    unsafe = job.step > job.durable and gang.keepers and gang.phase not in ("running", "draining")
-    if not unsafe:
-        depart(ctx, job, limit_ns or timeouts_of(ctx, job).drain_ns, ending, why)
-    elif gang.ending is None:
+    if gang.ending is not None:
+        ending, why = gang.ending, gang.ending_why
+    sooner = by_ns and (not gang.leave_by_ns or by_ns < gang.leave_by_ns)
+    if sooner:
+        gang.leave_by_ns = by_ns
+    if gang.phase == "running":
+        drain(ctx, job, drain_limit_ns(ctx, job, why), ending, why)
+    elif gang.phase == "draining":
+        return
+    elif job.step > job.durable and in_memory(gang):
         gang.ending, gang.ending_why = ending, why
-
-
-def depart(ctx: Context, job: Job, limit_ns: int, ending: JobState, why: Reason) -> None:
-    """Makes a job leave its nodes: with a checkpoint when it runs, at once when it does not."""
-    if gang_of(job).phase == "running":
-        drain(ctx, job, limit_ns, ending, why)
-    elif gang_of(job).phase != "draining":
+        if sooner:
+            ctx.wake(by_ns, "leave_by", job.id, job.started_ns)
+    else:
         leave(ctx, job, ending, why)
+
+
+def drain_limit_ns(ctx: Context, job: Job, why: Reason) -> int:
+    """How long a gang may take to save its state and go."""
+    by_ns, usual = gang_of(job).leave_by_ns, timeouts_of(ctx, job).drain_ns
+    if not by_ns:
+        return usual
+    left = max(1, by_ns - ctx.now_ns)
+    return left if why.code in FOR_OTHERS else min(left, max(usual, ctx.policy.queue.grace_ns))
+
+
+def must_be_gone(ctx: Context, job: Job) -> None:
+    """The time is over that a gang had to form and save its state before it leaves."""
+    gang = gang_of(job)
+    if gang.ending is not None and gang.phase != "draining" and ctx.now_ns >= gang.leave_by_ns > 0:
+        leave(ctx, job, gang.ending, gang.ending_why)
+
+
+def give_way(ctx: Context, job: Job, grace_ns: int, why: Reason) -> None:
+    """A job leaves for others within its grace; one that leaves already may have to be quicker."""
+    job.preemptions += gang_of(job).ending is None
+    depart_safely(ctx, job, "pending", why, by_ns=ctx.now_ns + grace_ns)
 
 
 def hold(ctx: Context, fact: Hold) -> None:
@@ -372,10 +396,10 @@ def time_limit(ctx: Context, job: Job) -> None:
     due_ns = ctx.queue.promised_ns(job.placement.nodes)
     if gang_of(job).ending is None:
         promised = due_ns is not None and due_ns < ctx.now_ns + 2 * spare_ns
-        depart_safely(ctx, job, ending, why, spare_ns if promised else 0)
+        depart_safely(ctx, job, ending, why, by_ns=ctx.now_ns + spare_ns if promised else 0)
+        if job.gang is None:
+            return  # nothing had to be saved
         ctx.wake(end_ns + spare_ns, "time_limit", job.id, job.started_ns)
     elif gang_of(job).phase != "draining" and due_ns is not None and ctx.now_ns > end_ns:
         # It forms only to save what it has in memory, and others were promised its nodes.
-        late = reason("limit_late", lost=max(0, job.step - job.durable), step=job.durable)
-        ctx.notify(late, job=job.id, level="warning")
         leave(ctx, job, ending, why)

@@ -45,7 +45,7 @@ def lost_gpu_ns(view: View, job: Job) -> int:
     step_ns = job.step_ns or expected.step_ns
     if not expected.checkpoint_steps:
         again += max(0, view.now_ns - job.started_ns)
-    elif expected.checkpoint_ns + step_ns > policy.grace_ns:
+    elif job.saving_ns > policy.grace_ns:
         again += max(0, job.step - job.durable) * step_ns
     return again * view.fleet.job_gpus.get(job.id, 0)
 

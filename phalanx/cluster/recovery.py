@@ -147,6 +147,8 @@ def recover(ctx: Context, job: Job) -> None:
         return
     ctx.ledger.found(job.id, gang.cause)
     found = options(ctx, job)
+    if gang.ending is not None:  # it forms, wherever it can, only to save what it has in memory
+        found.sort(key=lambda way: way.rung == "requeue")
     best = found[0]
     why = reason(
         "recover",

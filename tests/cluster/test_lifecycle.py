@@ -251,8 +251,9 @@ def test_a_gang_that_does_not_drain_in_time_is_ended_anyway():
     drive.wait(40 * SECOND)
     assert job.state == "forming" and job.generation == 2
     assert job.durable == 100
-    told = [note for note in drive.bodies(Notify) if note.reason.code == "drain_late"]
-    assert [note.reason.facts for note in told] == [{"lost": 50, "step": 100}]
+    told = [note for note in drive.bodies(Notify) if note.reason.code == "given_up"]
+    assert told[0].reason.facts == {"steps": 50, "first": 101, "last": 150}
+    assert len(told) == 1
 
 
 def test_a_drain_is_given_the_time_that_a_checkpoint_takes_to_arrive():
@@ -466,7 +467,7 @@ def test_a_gang_that_drains_late_keeps_its_steps_where_nobody_waits_for_its_node
     drive.tell(GangDrained(job=job.id, generation=job.generation, step=job.step, durable=True))
     drive.wait(SECOND)
     assert job.durable == job.step == 150
-    assert not [note for note in drive.bodies(Notify) if note.reason.code == "drain_late"]
+    assert not [note for note in drive.bodies(Notify) if note.reason.code == "given_up"]
 
 
 def test_a_job_that_is_drained_in_its_first_step_has_as_long_as_that_may_take():

@@ -104,7 +104,7 @@ def test_a_gang_that_forms_at_its_limit_does_not_outstay_a_promise() -> None:
     drive.tell(fact)
     drive.wait(90 * SECOND)
     assert job.state == "failed" and waits.state == "forming"
-    assert "limit_late" in [note.reason.code for note in drive.bodies(Notify)]
+    assert "lost_steps" in [note.reason.code for note in drive.bodies(Notify)]
 
 
 @pytest.mark.parametrize("limit", ["team", "qos"])

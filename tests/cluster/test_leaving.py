@@ -1,0 +1,231 @@
+"""Jobs that must leave their nodes take with them what only memory holds, while there is time."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec import structs
+
+from phalanx.cluster.commands import Abort, Drain, Notify, Stop
+from phalanx.cluster.core import Core
+from phalanx.cluster.events import (
+    DrainNode,
+    GangDrained,
+    GangJoined,
+    GangReady,
+    NodeNotice,
+    NodeSilent,
+    SetReservation,
+    WorkerExited,
+)
+from phalanx.cluster.job import GangShape, Job
+from phalanx.cluster.policy import Policy, Qos, QueuePolicy, RecoveryPolicy
+from phalanx.cluster.preemption import lost_gpu_ns
+from tests.cluster.drive import EXPECTED, SECOND, Drive
+
+HOUR = 3600 * SECOND
+
+
+def gang(nodes: int, **fields: int) -> GangShape:
+    return GangShape(replicas=nodes, tensor=8, slot_gpus=8, slot_cpus=8, **fields)
+
+
+def lost_steps(drive: Drive) -> list[int]:
+    return [
+        note.reason.facts["steps"]
+        for note in drive.bodies(Notify)
+        if note.reason.code == "given_up"
+    ]
+
+
+def saved(drive: Drive, job: Job) -> None:
+    """A draining gang has written its state and gone."""
+    assert job.state == "draining"
+    step = job.step
+    drive.tell(GangDrained(job=job.id, generation=job.generation, step=step), 2 * SECOND)
+    assert job.durable == step and job.state == "pending"
+
+
+def formed(drive: Drive, job: Job) -> None:
+    """A gang that forms has what its nodes had in memory."""
+    for fact in (GangJoined, GangReady):
+        drive.tell(fact(job=job.id, generation=job.generation, step=job.committed), SECOND)
+
+
+@pytest.mark.parametrize("order", [DrainNode, NodeNotice])
+@pytest.mark.parametrize("notice_ns", [5 * HOUR, 30 * SECOND])
+def test_a_node_that_must_be_empty_is_left_with_every_step_saved(order, notice_ns):
+    drive = Drive(2)
+    job = drive.running(190, gang=gang(2), time_limit_ns=10 * HOUR)
+    drive.tell(order(node=0, deadline_ns=drive.now_ns + notice_ns))
+    assert not drive.bodies(Abort) and drive.bodies(Drain)
+    assert drive.bodies(Drain)[-1].deadline_ns <= drive.now_ns + notice_ns
+    saved(drive, job)
+    assert "n0" in str(job.why) and not lost_steps(drive)
+
+
+def test_a_drain_without_a_deadline_saves_the_steps_too():
+    drive = Drive(2)
+    job = drive.running(190, gang=gang(2))
+    drive.tell(DrainNode(node=1))
+    saved(drive, job)
+
+
+def test_a_spare_takes_over_from_a_node_that_must_be_empty():
+    drive = Drive(3)
+    job = drive.running(190, gang=gang(2), spares=1)
+    node = job.placement.nodes[0]
+    drive.tell(DrainNode(node=node, deadline_ns=drive.now_ns + 5 * HOUR))
+    drive.wait(SECOND)
+    assert node not in job.placement.nodes
+    drive.run(job)
+    assert (drive.last_restore().step, drive.last_restore().source) == (190, "peer")
+    assert not lost_steps(drive)
+
+
+def test_without_time_to_save_the_job_leaves_at_once_and_says_what_is_lost():
+    drive = Drive(2)
+    job = drive.running(190, gang=gang(2))
+    drive.tell(NodeNotice(node=0, deadline_ns=drive.now_ns + 3 * SECOND))
+    drive.wait(SECOND)
+    assert job.state == "pending" and job.durable == 100
+    drive.wait(HOUR)  # what its nodes keep in memory is kept for a while
+    assert lost_steps(drive) == [90]
+
+
+def test_a_drain_that_storage_holds_up_is_given_time_until_the_node_goes_and_no_longer():
+    drive = Drive(2)
+    job = drive.running(190, gang=gang(2))
+    until_ns = drive.now_ns + 100 * SECOND
+    drive.tell(NodeNotice(node=0, deadline_ns=until_ns))
+    first_ns = drive.bodies(Drain)[-1].deadline_ns
+    assert first_ns < until_ns
+    drive.wait(70 * SECOND)
+    assert job.state == "draining" and drive.bodies(Drain)[-1].deadline_ns == until_ns
+    drive.wait(40 * SECOND)
+    assert job.state == "pending" and lost_steps(drive) == [90]
+
+
+def test_a_gang_that_forms_on_a_node_that_must_be_empty_saves_its_steps_first():
+    drive = Drive(2)
+    job = drive.running(190, gang=gang(2))
+    node = job.placement.nodes[0]
+    drive.tell(WorkerExited(job=job.id, generation=1, node=node, rank=0, cause="worker_killed"))
+    drive.wait(SECOND)
+    assert job.gang.phase == "joining"
+    drive.tell(DrainNode(node=1, deadline_ns=drive.now_ns + HOUR))
+    formed(drive, job)
+    saved(drive, job)
+
+
+def test_all_nodes_of_a_job_that_must_be_empty_at_once_lose_nothing():
+    drive = Drive(3)
+    job = drive.running(190, gang=gang(2))
+    for node in job.placement.nodes:  # there is one node to take over, not two
+        drive.tell(NodeNotice(node=node, deadline_ns=drive.now_ns + HOUR))
+    drive.wait(SECOND)
+    formed(drive, job)
+    saved(drive, job)
+    assert not lost_steps(drive)
+
+
+def test_a_notice_with_an_unknown_cause_moves_the_job_too():
+    drive = Drive(4)
+    job = drive.running(190, gang=gang(2))
+    node = job.placement.nodes[0]
+    drive.tell(NodeNotice(node=node, deadline_ns=drive.now_ns + HOUR, cause="moving day"))
+    drive.wait(SECOND)
+    assert node not in job.placement.nodes
+
+
+URGENT = Policy(queue=QueuePolicy(qos={"normal": Qos(), "urgent": Qos(priority=9, preempts=True)}))
+
+
+def reforming(drive: Drive, **fields: object) -> Job:
+    """A gang that has run for a while and forms again since a worker died."""
+    job = drive.running(190, gang=gang(4), preemptible=True, **fields)
+    node = job.placement.nodes[0]
+    died = WorkerExited(job=job.id, generation=1, node=node, rank=0, cause="worker_killed")
+    drive.tell(died)
+    drive.wait(SECOND)
+    assert job.gang.phase == "joining"
+    return job
+
+
+def preempt(drive: Drive) -> Job:
+    return drive.submit(gang=gang(4), qos="urgent", name="urgent")
+
+
+def reserve(drive: Drive) -> None:
+    window = SetReservation(
+        name="upkeep", start_ns=drive.now_ns + 30 * SECOND, end_ns=drive.now_ns + HOUR, gpus=32
+    )
+    drive.tell(window)
+    drive.wait(SECOND)
+
+
+@pytest.mark.parametrize("claim", [preempt, reserve])
+def test_a_gang_that_forms_when_others_want_its_nodes_saves_its_steps_within_the_grace(claim):
+    drive = Drive(4, URGENT)
+    job = reforming(drive)
+    claim(drive)
+    assert job.state == "forming" and not drive.bodies(Stop) and job.preemptions == 1
+    formed(drive, job)
+    saved(drive, job)
+    assert job.preemptions == 1 and not lost_steps(drive)
+
+
+@pytest.mark.parametrize("claim", [preempt, reserve])
+def test_a_gang_that_does_not_form_within_the_grace_is_stopped_and_says_what_is_lost(claim):
+    drive = Drive(4, URGENT)
+    job = reforming(drive)
+    claim(drive)
+    drive.wait(61 * SECOND)
+    assert job.state == "pending" and lost_steps(drive) == [90]
+
+
+def test_the_grace_counts_from_the_preemption_not_from_when_the_gang_has_formed():
+    drive = Drive(4, URGENT)
+    job = reforming(drive)
+    urgent = preempt(drive)
+    drive.wait(40 * SECOND)
+    formed(drive, job)
+    assert job.state == "draining"
+    drive.wait(21 * SECOND)
+    assert job.state == "pending" and urgent.state == "forming" and lost_steps(drive) == [90]
+
+
+def test_a_gang_without_anything_in_memory_leaves_at_once():
+    drive = Drive(4, Policy(queue=structs.replace(URGENT.queue, least_run_ns=0)))
+    job = drive.submit(gang=gang(4), preemptible=True)
+    assert job.state == "forming"
+    urgent = preempt(drive)
+    assert job.state == "pending" and urgent.state == "forming" and not lost_steps(drive)
+
+
+def test_steps_that_a_forming_gang_cannot_save_in_time_count_as_lost_work():
+    drive = Drive(4, Policy(queue=structs.replace(URGENT.queue, grace_ns=20 * SECOND)))
+    job = drive.running(190, gang=gang(4), preemptible=True)
+    running = lost_gpu_ns(drive.core.view, job)
+    node = job.placement.nodes[0]
+    drive.tell(WorkerExited(job=job.id, generation=1, node=node, rank=0, cause="worker_killed"))
+    drive.wait(SECOND)
+    forming = lost_gpu_ns(drive.core.view, job)
+    assert forming - running == 90 * job.step_ns * 32
+
+
+def test_a_restored_core_knows_until_when_a_forming_gang_may_stay():
+    drive = Drive(4, URGENT)
+    job = reforming(drive)
+    preempt(drive)
+    drive.core = Core.restore(drive.core.snapshot())
+    drive.wait(61 * SECOND)
+    assert drive.core.view.jobs[job.id].state == "pending" and lost_steps(drive) == [90]
+
+
+def test_a_preempted_gang_that_forms_loses_its_steps_only_with_its_nodes():
+    drive = Drive(5, Policy(queue=URGENT.queue, recovery=RecoveryPolicy(swap=False)))
+    job = reforming(drive, expected=structs.replace(EXPECTED, rejoin_ns=SECOND))
+    preempt(drive)
+    for node in job.placement.nodes[:2]:
+        drive.tell(NodeSilent(node=node))
+    assert job.state == "pending" and lost_steps(drive) == [90]
