@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from phalanx.cluster import nodes
+from phalanx.cluster import nodes, windows
 from phalanx.cluster.admit import quota_problems
 from phalanx.cluster.context import Context
 from phalanx.cluster.events import SetQuota, SetReservation
+from phalanx.cluster.fleet import names
 from phalanx.cluster.policy import Quota
 from phalanx.cluster.reasons import Reason, reason, sentences
 from phalanx.cluster.state import Reservation
 
-sentences({"no_such_reservation": 'there is no reservation "{name}" to remove'})
+sentences(
+    {
+        "no_such_reservation": 'there is no reservation "{name}" to remove',
+        "reserved_already": 'reservation "{other}" keeps {nodes} for some of that time: name other'
+        " nodes or another time, or remove it",
+        "reserved_elsewhere": "fewer than {gpus} GPUs are on nodes that no other reservation"
+        " ({others}) keeps for some of that time",
+    }
+)
 
 
 def on_quota(ctx: Context, fact: SetQuota) -> None:
@@ -30,7 +39,18 @@ def on_quota(ctx: Context, fact: SetQuota) -> None:
 def on_reservation(ctx: Context, fact: SetReservation) -> None:
     """Another reservation, the end of one, or why not."""
     removed = fact.end_ns == 0
-    why = _cannot_remove(ctx, fact) if removed else _cannot_reserve(ctx, fact)
+    wanted = Reservation(
+        name=fact.name,
+        start_ns=fact.start_ns,
+        end_ns=fact.end_ns,
+        nodes=tuple(dict.fromkeys(fact.nodes)),
+        gpus=fact.gpus,
+        teams=fact.teams,
+    )
+    if removed:
+        why = _cannot_remove(ctx, fact)
+    else:
+        why = _cannot_reserve(ctx, fact) or _kept_by_others(ctx, wanted)
     if why is not None:
         nodes.refuse(ctx, fact.request, why)
         return
@@ -39,14 +59,9 @@ def on_reservation(ctx: Context, fact: SetReservation) -> None:
         ctx.view.reservations.pop(name, None)
         ctx.queue.state.windows.pop(name, None)
     if not removed:
-        ctx.view.reservations[fact.name] = Reservation(
-            name=fact.name,
-            start_ns=fact.start_ns,
-            end_ns=fact.end_ns,
-            nodes=tuple(dict.fromkeys(fact.nodes)),
-            gpus=fact.gpus,
-            teams=fact.teams,
-        )
+        ctx.view.reservations[fact.name] = wanted
+        if wanted.gpus:
+            ctx.queue.state.windows[fact.name] = ctx.queue.free_window(ctx.view, wanted)
     ctx.look_at_queue()
     nodes.accept(ctx, fact.request)
 
@@ -78,6 +93,24 @@ def _cannot_reserve(ctx: Context, fact: SetReservation) -> Reason | None:
     for node in fact.nodes:
         if not 0 <= node < len(ctx.fleet):
             return reason("no_such_node", node=node)
+    return None
+
+
+def _kept_by_others(ctx: Context, wanted: Reservation) -> Reason | None:
+    """Which other reservation is in the way of one; None: they do not meet.
+
+    Two that are for the same teams shut nobody out, and may share nodes by name.
+    """
+    if wanted.gpus:
+        if ctx.queue.free_window(ctx.view, wanted):
+            return None
+        others = ", ".join(other.name for other in windows.beside(ctx.view, wanted))
+        return reason("reserved_elsewhere", gpus=wanted.gpus, others=others)
+    mine = dict.fromkeys(wanted.nodes)
+    for other in windows.beside(ctx.view, wanted):
+        both = [node for node in ctx.queue.window_members(ctx.view, other.name) if node in mine]
+        if both and sorted(other.teams) != sorted(wanted.teams):
+            return reason("reserved_already", nodes=names(ctx.fleet, both), other=other.name)
     return None
 
 

@@ -34,7 +34,7 @@ from phalanx.cluster.passes import Pass
 from phalanx.cluster.reasons import Reason, reason
 from phalanx.cluster.request import held_by
 from phalanx.cluster.room import Nodes, set_of_nodes
-from phalanx.cluster.state import View
+from phalanx.cluster.state import Reservation, View
 from phalanx.cluster.waiting import Demand, Front, Lane, Ranks, Waiting, base_parts, gpus_of
 from phalanx.cluster.why import explain
 
@@ -293,8 +293,17 @@ class Queue:
         if reservation.nodes:
             return reservation.nodes
         if name not in self.state.windows:
-            self.state.windows[name] = windows.choose_nodes(view, reservation)
+            self.state.windows[name] = self.free_window(view, reservation)
         return self.state.windows[name]
+
+    def free_window(self, view: View, reservation: Reservation) -> tuple[int, ...]:
+        """Nodes for a reservation that names only GPUs, of those that no other one keeps then."""
+        taken = {
+            node: None
+            for other in windows.beside(view, reservation)
+            for node in other.nodes or self.state.windows.get(other.name, ())
+        }
+        return windows.choose_nodes(view, reservation, tuple(taken))
 
     def gate(self, view: View, lane: Lane, gpus: int) -> Reason | None:
         """What keeps a job from starting even if there is room."""

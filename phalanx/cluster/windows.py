@@ -15,17 +15,32 @@ from phalanx.cluster.room import Nodes
 from phalanx.cluster.state import Reservation, View
 
 
-def choose_nodes(view: View, reservation: Reservation) -> tuple[int, ...]:
-    """Nodes of a reservation that names only GPUs: idle ones first, whole leaves together."""
+def choose_nodes(
+    view: View, reservation: Reservation, taken: tuple[int, ...] = ()
+) -> tuple[int, ...]:
+    """Nodes of a reservation that names only GPUs: sound ones first, and of these the idle ones.
+
+    Those that other reservations have (``taken``) are not for it; () where the rest is too few.
+    """
     if reservation.nodes or not reservation.gpus:
         return reservation.nodes
     columns = view.fleet.columns
-    able = np.flatnonzero((columns.state == NodeState.HEALTHY) & (columns.gpus > 0))
-    busy = columns.gpus[able] - columns.free_gpus[able]
-    order = able[np.lexsort((able, busy > 0))]
+    able = columns.gpus > 0
+    able[np.asarray(taken, np.int64)] = False
+    order = np.flatnonzero(able)
+    busy = columns.gpus[order] > columns.free_gpus[order]
+    order = order[np.lexsort((order, busy, columns.state[order] != NodeState.HEALTHY))]
     enough = np.cumsum(columns.gpus[order])
     count = int(np.searchsorted(enough, reservation.gpus)) + 1
-    return tuple(sorted(order[:count].tolist()))
+    return tuple(sorted(order[:count].tolist())) if count <= len(order) else ()
+
+
+def beside(view: View, reservation: Reservation) -> Iterator[Reservation]:
+    """Other reservations for some of the same time."""
+    for other in running(view):
+        meet = other.start_ns < reservation.end_ns and reservation.start_ns < other.end_ns
+        if other.name != reservation.name and meet:
+            yield other
 
 
 def running(view: View) -> Iterator[Reservation]:

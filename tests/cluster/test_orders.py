@@ -85,6 +85,52 @@ def test_a_reservation_is_set_changed_removed_and_forgotten_when_it_is_over() ->
     assert list(drive.core.view.reservations) == ["u"]
 
 
+def members(drive: Drive, name: str) -> tuple[int, ...]:
+    return drive.core.queue.window_members(drive.core.view, name)
+
+
+def test_reservations_of_gpus_for_the_same_time_have_nodes_of_their_own() -> None:
+    drive = Drive(4)
+    drive.tell(window(name="a", gpus=16, teams=("A",)))
+    drive.tell(window(name="b", gpus=16, teams=("B",), start_ns=HOUR + SECOND))
+    assert not set(members(drive, "a")) & set(members(drive, "b"))
+    (command,) = drive.tell(window(name="c", teams=("C",)))
+    assert isinstance(command.body, Refuse) and "(a, b)" in str(command.body.reason)
+    drive.tell(window(name="later", gpus=32, start_ns=3 * HOUR, end_ns=4 * HOUR))
+    assert len(members(drive, "later")) == 4
+    for team in ("A", "B"):  # both can use what they were given
+        job = drive.submit(team=team, time_limit_ns=2 * HOUR - 60 * SECOND)
+        assert job.state == "forming"
+
+
+def test_a_reservation_of_gpus_leaves_named_nodes_of_others_alone() -> None:
+    drive = Drive(4)
+    drive.tell(window(name="upkeep", gpus=0, nodes=(0, 2)))
+    drive.tell(window(name="a", gpus=16, teams=("A",)))
+    assert members(drive, "a") == (1, 3)
+    (command,) = drive.tell(window(name="a", gpus=24, teams=("A",)))  # what it has itself is free
+    assert isinstance(command.body, Refuse) and members(drive, "a") == (1, 3)
+
+
+def test_nodes_that_another_reservation_keeps_cannot_be_named_unless_for_the_same_teams() -> None:
+    drive = Drive(4)
+    drive.tell(window(name="a", gpus=0, nodes=(0, 1), teams=("A", "B")))
+    (command,) = drive.tell(window(name="b", gpus=0, nodes=(1, 2), teams=("B",)))
+    assert isinstance(command.body, Refuse)
+    assert '"a" keeps n1' in str(command.body.reason) and "b" not in drive.core.view.reservations
+    after = {"start_ns": 2 * HOUR, "end_ns": 3 * HOUR}
+    for fields in ({"teams": ("B", "A")}, {"teams": (), **after}):
+        (command,) = drive.tell(window(name="c", gpus=0, nodes=(1, 2), **fields))
+        assert isinstance(command.body, Accept)
+
+
+def test_nodes_of_a_reservation_are_chosen_when_it_is_made() -> None:
+    drive = Drive(4)
+    drive.tell(window(gpus=16))
+    before = drive.core.snapshot()
+    assert len(members(drive, "w")) == 2 and drive.core.snapshot() == before
+
+
 def test_a_core_is_not_made_with_rules_that_make_no_sense() -> None:
     rules = QueuePolicy(quotas={"a": Quota(gpus=-1), "": Quota(gpus=1)})
     with pytest.raises(ConfigError, match=r"queue\.quotas\.a\.gpus = -1"):
