@@ -21,6 +21,8 @@ sentences(
         "unknown_qos": 'there is no class of service "{qos}": {nearest}',
         "unknown_partition": 'no node is in partition "{partition}": {nearest}',
         "partition_closed": "partition {partition} is for {teams}, not for team {team}",
+        "partitions_barred": "its team or its time limit keeps it out of {partitions}, and"
+        " elsewhere: {why}",
         "time_limit_missing": "{what} limits the time of its jobs to {most} s: set time_limit_ns",
         "time_limit_too_long": "it wants {wanted} s and {what} allows {most} s",
         "too_many_gpus": "it needs {gpus} GPUs and {what} allows {most}",
@@ -91,8 +93,14 @@ def _room(view: View, job: Job) -> Reason | None:
         facts = {"tensor": shape.tensor, "slot_gpus": shape.slot_gpus}
         return reason("tensor_across_slots", **facts)
     room = room_of(view.fleet)
-    classes = room.suiting(shape, request.constraint, request.partition)
-    return never_fits(view.fleet, room, request, classes)
+    classes = room.suiting(shape, request.constraint, request.partition, request.barred)
+    found = never_fits(view.fleet, room, request, classes)
+    if found is None or not request.barred:
+        return found
+    everywhere = room.suiting(shape, request.constraint, request.partition)
+    if never_fits(view.fleet, room, request, everywhere) is not None:
+        return found
+    return reason("partitions_barred", partitions=", ".join(request.barred), why=str(found))
 
 
 def _below(key: str, value: int, bound: int) -> Iterator[Problem]:

@@ -12,6 +12,7 @@ from bisect import bisect_left, insort
 from phalanx.cluster.constraints import parse
 from phalanx.cluster.fleet import NodeState
 from phalanx.cluster.job import Job
+from phalanx.cluster.request import barred_from
 from phalanx.cluster.room import Room, room_of
 from phalanx.cluster.state import View
 
@@ -90,7 +91,8 @@ class _Plan:
 
     def _move(self, job: Job, source: int) -> bool:
         shape, spec = job.spec.gang, job.spec
-        classes = self._room.suiting(shape, parse(spec.constraint), spec.partition)
+        barred = barred_from(self._view.policy.queue, spec)
+        classes = self._room.suiting(shape, parse(spec.constraint), spec.partition, barred)
         held = self._fleet.held[source][job.id]
         gpus = held.gpus.bit_count()
         for index in range(bisect_left(self._targets, (gpus, -1)), len(self._targets)):

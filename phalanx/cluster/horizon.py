@@ -95,7 +95,7 @@ class Horizon:
     def free_at(self, view: View, request: Request) -> tuple[Column, Column]:
         """(nodes that would do, when each has room for a slot), 0 meaning now."""
         room, fleet, shape = room_of(view.fleet), view.fleet, request.shape
-        classes = room.suiting(shape, request.constraint, request.partition)
+        classes = room.suiting(shape, request.constraint, request.partition, request.barred)
         able: Nodes = 0
         for number in classes:
             able |= room.members[number]

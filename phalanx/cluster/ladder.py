@@ -152,13 +152,14 @@ def _incoming(ctx: Context, job: Job, gone: tuple[int, ...]) -> tuple[tuple[int,
     """Replacements for as many slots as there are nodes for."""
     placement = job.placement
     assert placement is not None
-    base = request_of(job, placement.replicas)
+    base = request_of(job, placement.replicas, ctx.policy)
     request = Request(
         job=job.id,
         shape=base.shape,
         replicas=base.replicas,
         constraint=base.constraint,
         partition=base.partition,
+        barred=base.barred,
         keep=placement.nodes,
         closed=ctx.queue.kept_from(ctx.view, job),
         warm_since_ns=_warm_since_ns(ctx, job),
@@ -236,7 +237,7 @@ def _requeued(ctx: Context, job: Job, best: int | None, *, saves: bool) -> Optio
     down += ctx.policy.queue.delay_ns
     # Whether there is room elsewhere is worth finding out only if that could decide.
     cheaper = best is None or down * gpus < best
-    if cheaper and isinstance(place(ctx.fleet, request_of(job)), Refusal):
+    if cheaper and isinstance(place(ctx.fleet, request_of(job, 0, ctx.policy)), Refusal):
         down += ctx.policy.recovery.repair_ns
     return Option(rung="requeue", loss_gpu_ns=down * gpus)
 

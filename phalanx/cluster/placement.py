@@ -60,7 +60,7 @@ def place(fleet: Fleet, request: Request) -> Placement | Refusal:
         facts = {"tensor": shape.tensor, "slot_gpus": shape.slot_gpus}
         return Refusal(reason("tensor_across_slots", **facts), ever=False)
     room = room_of(fleet)
-    classes = room.suiting(shape, request.constraint, request.partition)
+    classes = room.suiting(shape, request.constraint, request.partition, request.barred)
     closed = request.closed | set_of_nodes(request.avoid)
     if shape.slots(request.replicas) == 1 and not request.spares:
         best = room.best_fit(shape, classes, closed)

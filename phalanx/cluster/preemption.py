@@ -137,7 +137,9 @@ class _Frame:
     def __init__(self, fleet: Fleet, request: Request) -> None:
         self._fleet, self._shape = fleet, request.shape
         room = room_of(fleet)
-        self._classes = room.suiting(request.shape, request.constraint, request.partition)
+        self._classes = room.suiting(
+            request.shape, request.constraint, request.partition, request.barred
+        )
         self._usable: Nodes = room.healthy & ~request.closed
         for node in request.avoid:
             self._usable &= ~(1 << node)

@@ -13,6 +13,7 @@ from phalanx.cluster.fleet import Node, features_of
 from phalanx.cluster.job import JobSpec
 from phalanx.cluster.reasons import reason, sentences
 from phalanx.cluster.recovery import broken
+from phalanx.cluster.request import barred_from
 
 CAUSE = "node_changed"
 HOST = ("cpus", "memory_bytes")  # may differ a little after every boot: no reason for a test
@@ -65,12 +66,17 @@ def _misfits(ctx: Context, node: int, new: Node) -> list[int]:
     memory = sum(spec.gang.slot_memory_bytes for spec in specs.values())
     if cpus > new.cpus or memory > new.memory_bytes:
         return list(held)
-    return [number for number, spec in specs.items() if not _fits(spec, held[number].gpus, new)]
+    barred = {number: barred_from(ctx.policy.queue, spec) for number, spec in specs.items()}
+    return [
+        number
+        for number, spec in specs.items()
+        if not _fits(spec, held[number].gpus, new, barred[number])
+    ]
 
 
-def _fits(spec: JobSpec, mask: int, new: Node) -> bool:
+def _fits(spec: JobSpec, mask: int, new: Node, barred: tuple[str, ...]) -> bool:
     gpus = spec.gang.slot_gpus if spec.gang.whole_nodes else mask.bit_length()
-    there = not spec.partition or spec.partition == new.partition
+    there = new.partition == spec.partition if spec.partition else new.partition not in barred
     return gpus <= new.gpus and there and matches(parse(spec.constraint), features_of(new))
 
 

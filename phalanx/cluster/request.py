@@ -6,8 +6,8 @@ from msgspec import Struct
 
 from phalanx.cluster.constraints import Constraint, parse
 from phalanx.cluster.fleet import Fleet, Held
-from phalanx.cluster.job import GangShape, Job
-from phalanx.cluster.policy import FabricPolicy, Policy
+from phalanx.cluster.job import GangShape, Job, JobSpec
+from phalanx.cluster.policy import FabricPolicy, Partition, Policy, QueuePolicy
 from phalanx.cluster.reasons import Reason
 from phalanx.cluster.room import Nodes
 
@@ -20,6 +20,7 @@ class Request(Struct, frozen=True, kw_only=True):
     replicas: int
     constraint: Constraint = ()
     partition: str = ""
+    barred: tuple[str, ...] = ()  # partitions that it may not use
     spares: int = 0
     avoid: tuple[int, ...] = ()  # nodes that it may not use
     keep: tuple[int, ...] = ()  # nodes it stands on already, in slot order, that it should keep
@@ -45,9 +46,23 @@ def request_of(job: Job, replicas: int = 0, policy: Policy | None = None) -> Req
         replicas=replicas or job.wanted_replicas,
         constraint=parse(spec.constraint),
         partition=spec.partition,
+        barred=barred_from(policy.queue, spec) if policy else (),
         spares=spec.spares,
         fabric=policy.fabric if policy else FabricPolicy(),
     )
+
+
+def barred_from(policy: QueuePolicy, spec: JobSpec) -> tuple[str, ...]:
+    """Partitions whose rules keep a job out that names none; one that it names was looked at."""
+    if spec.partition:
+        return ()
+    return tuple(name for name, rule in policy.partitions.items() if not may_use(rule, spec))
+
+
+def may_use(rule: Partition, spec: JobSpec) -> bool:
+    """Whether the rules of a partition let a job in."""
+    in_time = not rule.most_time_ns or 0 < spec.time_limit_ns <= rule.most_time_ns
+    return in_time and (not rule.teams or spec.team in rule.teams)
 
 
 def held_by(fleet: Fleet, shape: GangShape, node: int, mask: int) -> Held:

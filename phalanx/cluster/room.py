@@ -36,7 +36,9 @@ class Room:
         self.renewed: dict[int, None] = {}  # nodes that changed; who follows them clears it
         self._bucket: list[tuple[int, int] | None] = []  # (class, free GPUs) of healthy nodes
         self._flags: list[int] = []  # of each node: healthy, idle, worse
-        self._suiting: dict[tuple[GangShape, Constraint, str], tuple[int, ...]] = {}
+        self._suiting: dict[
+            tuple[GangShape, Constraint, str, tuple[str, ...]], tuple[int, ...]
+        ] = {}
         for node in range(len(fleet)):
             self._renew(node)
         fleet.changed.clear()
@@ -48,15 +50,22 @@ class Room:
             self._renew(node)
         changed.clear()
 
-    def suiting(self, shape: GangShape, constraint: Constraint, partition: str) -> tuple[int, ...]:
-        """Classes whose nodes can hold a slot when they are empty."""
-        key = (shape, constraint, partition)
+    def suiting(
+        self,
+        shape: GangShape,
+        constraint: Constraint,
+        partition: str,
+        barred: tuple[str, ...] = (),
+    ) -> tuple[int, ...]:
+        """Classes whose nodes can hold a slot when they are empty; not of ``barred`` partitions."""
+        key = (shape, constraint, partition, barred)
         found = self._suiting.get(key)
         if found is None:
             found = self._suiting[key] = tuple(
                 number
                 for number, known in enumerate(self._fleet.classes)
                 if (not partition or known.partition == partition)
+                and known.partition not in barred
                 and matches(constraint, known.features)
                 and known.gpus >= shape.slot_gpus
                 and known.cpus >= shape.slot_cpus

@@ -116,7 +116,7 @@ def _candidates(fleet: Fleet, request: Request) -> list[Column]:
     """Nodes that could replace others, the groups in the order in which they are used."""
     columns = fleet.columns
     room = room_of(fleet)
-    classes = room.suiting(request.shape, request.constraint, request.partition)
+    classes = room.suiting(request.shape, request.constraint, request.partition, request.barred)
     suits = np.zeros(len(fleet.classes), np.bool_)
     suits[list(classes)] = True
     able = suits[columns.node_class]

@@ -14,7 +14,7 @@ from phalanx.cluster.fairshare import ONE, factors
 from phalanx.cluster.horizon import bound_ns, length_ns
 from phalanx.cluster.job import GangShape, Job
 from phalanx.cluster.policy import QueuePolicy
-from phalanx.cluster.request import Request, request_of
+from phalanx.cluster.request import Request, barred_from, request_of
 from phalanx.cluster.room import Room
 from phalanx.cluster.state import View
 
@@ -22,7 +22,7 @@ LARGEST_BITS = 17  # a gang of 100,000 GPUs has the whole of ``size_weight``
 
 
 Entry = tuple[int, int]  # (queued_ns, job)
-Key = tuple[GangShape, int, str, str, int, int | None, int]
+Key = tuple[GangShape, int, str, str, tuple[str, ...], int, int | None, int]
 
 
 class Lane:
@@ -54,7 +54,7 @@ class Demand:
         """Classes of nodes that would do, of so many that the fleet has."""
         if self._suiting[0] is not room or self._suiting[1] != classes:
             asked = self.request
-            found = room.suiting(asked.shape, asked.constraint, asked.partition)
+            found = room.suiting(asked.shape, asked.constraint, asked.partition, asked.barred)
             self._suiting = (room, classes, found)
         return self._suiting[2]
 
@@ -75,7 +75,7 @@ class Waiting:
         self.remove(job.id)
         spec = job.spec
         bound, length = bound_ns(view, job), length_ns(view, job)
-        where = (spec.constraint, spec.partition)
+        where = (spec.constraint, spec.partition, barred_from(view.policy.queue, spec))
         key = (spec.gang, job.wanted_replicas, *where, spec.spares, bound, length)
         demand = self.demands.get(key)
         if demand is None:
