@@ -192,6 +192,7 @@ class Queue:
             state.usage, state.held, state.usage_at_ns, view.now_ns, policy.half_life_ns
         )
         state.usage_at_ns = max(state.usage_at_ns, view.now_ns)
+        self.waiting.refresh(view)
         if self._job_gpus is None:
             self._build(view)
         else:

@@ -66,6 +66,7 @@ class Waiting:
         self.lanes: dict[tuple[str, str, int], Lane] = {}
         self.demands: dict[Key, Demand] = {}
         self.where: dict[int, tuple[Lane, Demand, int]] = {}  # by job; the last: queued_ns
+        self._node_gpus = -1  # of the largest node when demands were counted
 
     def __len__(self) -> int:
         return len(self.where)
@@ -91,6 +92,17 @@ class Waiting:
         insort(lane.entries, entry)
         insort(demand.lanes.setdefault(lane, []), entry)
         self.where[job.id] = (lane, demand, job.queued_ns)
+
+    def refresh(self, view: View) -> None:
+        """Counts anew what jobs ask for, where the largest node of the fleet is another one."""
+        node_gpus = max((known.gpus for known in view.fleet.classes), default=0)
+        if node_gpus != self._node_gpus:
+            self._node_gpus = node_gpus
+            asking = list(self.where)
+            for number in asking:  # all first: a demand that is left would stay as it is
+                self.remove(number)
+            for number in asking:
+                self.add(view, view.jobs[number])
 
     def remove(self, job: int) -> None:
         """A job started or was withdrawn."""

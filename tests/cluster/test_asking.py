@@ -8,8 +8,10 @@ from hypothesis import strategies as st
 
 from phalanx.cluster import fairshare
 from phalanx.cluster.core import Core
-from phalanx.cluster.events import SetReservation
+from phalanx.cluster.events import NodeJoined, SetQuota, SetReservation
+from phalanx.cluster.fleet import Node
 from phalanx.cluster.job import GangShape
+from phalanx.cluster.messages import Inventory
 from tests.cluster.drive import SECOND, Drive
 
 HOUR = 3600 * SECOND
@@ -63,3 +65,16 @@ def test_usage_halves_with_every_half_life() -> None:
     usage = {"a": 10**12}
     fairshare.accrue(usage, {}, 0, 24 * HOUR, 24 * HOUR)
     assert usage["a"] == pytest.approx(5 * 10**11, rel=1e-6)
+
+
+def test_a_larger_node_counts_for_those_who_wait_already() -> None:
+    drive = Drive(2)
+    drive.running(1, gang=nodes(2))
+    whole = GangShape(replicas=1, tensor=4, slot_gpus=4, whole_nodes=True)
+    waits = drive.submit(gang=whole, team="a")
+    node = Node(name="large", gpus=16, kind="h100", leaf="leaf9", pod="pod9")
+    drive.tell(NodeJoined(node=node, inventory=Inventory()))
+    drive.tell(SetQuota(team="a", gpus=8, ceiling=8))
+    twin = Core.restore(drive.core.snapshot())
+    told = [str(core.queue.explain(core.view, waits.id).reason) for core in (drive.core, twin)]
+    assert told[0] == told[1] and "needs 16" in told[0]
