@@ -76,7 +76,8 @@ class SparePolicy(Part, frozen=True):
     nodes: int = 0  # of the fleet's pool; -1: from failure rate and repair time (binomial)
     quantile_ppm: int = 990_000
     down_ppm: int = 5_000  # chance of a node to be away at a moment: failure rate * repair time
-    per: Literal["fleet", "pod", "leaf"] = "fleet"
+    # Each such part of the fleet keeps its own; what they share, a failure can take at once.
+    per: Literal["fleet", "pod", "leaf", "rack", "power", "switch"] = "fleet"
 
 
 class FabricPolicy(Part, frozen=True):

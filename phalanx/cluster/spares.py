@@ -47,8 +47,8 @@ def spare_nodes(fleet: Fleet, policy: SparePolicy, closed: Nodes = 0) -> tuple[i
     able = np.flatnonzero(pool | idle)
     if not len(able) or policy.nodes == 0:
         return ()
-    place = {"fleet": np.zeros(len(fleet), np.int64), "pod": columns.pod, "leaf": columns.leaf}
-    domain = place[policy.per]
+    whole = np.zeros(len(fleet), np.int64)
+    domain = whole if policy.per == "fleet" else getattr(columns, policy.per)
     wanted = _wanted(domain, policy)
     in_leaf = np.bincount(columns.leaf[np.flatnonzero(idle)], minlength=len(fleet.places["leaf"]))
     # Those it has stay; then one a rack, before any rack gives a second one.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -276,6 +277,19 @@ def test_a_given_number_of_spares_is_divided_over_pods() -> None:
     pool = spare_nodes(fleet, SparePolicy(nodes=5, per="pod"))
     counts = np.bincount([int(fleet.columns.pod[node]) for node in pool])
     assert sorted(counts.tolist()) == [1, 2, 2]
+
+
+@pytest.mark.parametrize("per", ["rack", "power", "switch"])
+def test_every_failure_domain_may_keep_spares_of_its_own(
+    per: Literal["rack", "power", "switch"],
+) -> None:
+    fleet = Fleet(
+        Node(name=f"n{i}", gpus=8, cpus=8, leaf="a", pod="a", **{per: f"{per}-{i // 6}"})
+        for i in range(24)
+    )
+    pool = spare_nodes(fleet, SparePolicy(nodes=-1, down_ppm=20_000, per=per))
+    counts = np.bincount([int(getattr(fleet.columns, per)[node]) for node in pool])
+    assert counts.tolist() == [spares_needed(6, 20_000, 990_000)] * 4 and counts[0]
 
 
 SCRIPT = """
