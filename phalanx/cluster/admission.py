@@ -11,7 +11,7 @@ from phalanx.cluster.constraints import parse, unknown
 from phalanx.cluster.context import Context
 from phalanx.cluster.job import HOUR_NS, SECOND_NS, JobSpec
 from phalanx.cluster.queue import admit
-from phalanx.cluster.reasons import Reason, reason, sentences
+from phalanx.cluster.reasons import Reason, in_gpu_hours, reason, sentences
 from phalanx.cluster.timeouts import derive
 from phalanx.config import ConfigError
 from phalanx.config.check_text import name_problems
@@ -98,6 +98,6 @@ def _over_budget(spec: JobSpec) -> Reason | None:
     return reason(
         "over_budget",
         steps=expected.steps,
-        needed=-(-needed // 3600),
-        budget=spec.budget_gpu_seconds // 3600,
+        needed=in_gpu_hours(needed),
+        budget=in_gpu_hours(spec.budget_gpu_seconds),
     )

@@ -9,9 +9,7 @@ from phalanx.cluster.gangs import gang_of
 from phalanx.cluster.job import SECOND_NS, Job
 from phalanx.cluster.lifecycle import depart_safely, known
 from phalanx.cluster.policy import MILLION
-from phalanx.cluster.reasons import Reason, reason, sentences
-
-HOUR_SECONDS = 3600
+from phalanx.cluster.reasons import Reason, in_gpu_hours, reason, sentences
 
 sentences(
     {
@@ -42,7 +40,7 @@ def check(ctx: Context, job: Job) -> None:
     if job.forced or not job.budget_gpu_seconds or job.state == "draining":
         return
     used = ctx.ledger.used_gpu_ns(job.id)
-    hours = job.budget_gpu_seconds // HOUR_SECONDS
+    hours = in_gpu_hours(job.budget_gpu_seconds)
     limit = job.budget_gpu_seconds * SECOND_NS
     if used >= limit:
         why = reason("budget", gpu_hours=hours)

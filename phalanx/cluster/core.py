@@ -84,7 +84,7 @@ from phalanx.config import ConfigError
 
 __all__ = ["VERSION", "Core", "SequenceError", "SnapshotError", "VersionError"]
 
-sentences({"moves": "{count} moves would make room"})
+sentences({"moves": "moves that would make room: {count}"})
 
 
 class SequenceError(Exception):

@@ -11,7 +11,7 @@ from phalanx.cluster.reasons import Reason, reason, sentences
 
 sentences(
     {
-        "dependency": "waits for {count} other jobs, the first is {job}",
+        "dependency": "waits for other jobs ({count}), the first is {job}",
         "dependency_never": "can never start: job {job}, which must succeed first, {state}",
         "dependency_stuck": "waits for job {job}, which can never start: cancel that one",
         "array_width": "its array runs at most {width} jobs at a time",

@@ -30,6 +30,12 @@ def reason(code: str, **facts: Fact) -> Reason:
 SENTENCES: dict[str, str] = {}
 
 
+def in_gpu_hours(gpu_seconds: int) -> str:
+    """As a sentence gives it: no more digits than it needs, and never 0 for something."""
+    hours = gpu_seconds / 3600
+    return f"{hours:.0f}" if hours >= 100 else f"{hours:.3g}"
+
+
 def sentences(table: dict[str, str]) -> None:
     """Adds a module's sentences; a code has one owner."""
     twice = [code for code in table if code in SENTENCES]
