@@ -24,7 +24,7 @@ def busy(server: ServerProcess) -> ServerProcess:
         async with asyncio.timeout(90):
             await agent.connected.wait()
         for index in range(40):
-            name = f"[red]job-{index}[/red] {'long ' * 20}"
+            name = f"[red]job-{index}[bold] {'long ' * 20}"
             body = {"spec": {"name": name, "gang": {"slot_gpus": 2, "tensor": 2}}}
             status, done = await asyncio.to_thread(server.call, "POST", "/v1/jobs", body)
             assert status == 201, done

@@ -249,7 +249,7 @@ def test_the_slider_shows_the_fleet_as_it_was(run: Run, at: Tab) -> None:
 
 
 def test_names_from_users_are_text_and_never_markup(run: Run, at: Tab) -> None:
-    name = "<img src=x onerror='window.harmed=1'><script>window.harmed=2</script>"
+    name = "<img src=x onerror='window.harmed=1'><svg onload='window.harmed=2'>"
     spec = {"name": name, "gang": {"slot_gpus": 1, "replicas": 3}, "team": "<b>team</b>"}
     body = {"spec": spec, "work": {"kind": "Script", "argv": ["true"]}}
     job = run.stage.client.post("/v1/jobs", body, dict)["jobs"][0]
