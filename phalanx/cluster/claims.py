@@ -6,7 +6,7 @@ push it back, however often the queue is looked at.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -168,6 +168,18 @@ def stays_until_ns(policy: QueuePolicy, job: Job) -> int:
     if job.waited_ns >= policy.starving_ns:
         earned = policy.most_stay_ns
     return job.started_ns + max(policy.least_run_ns, min(earned, policy.most_stay_ns))
+
+
+def askable_times(view: View) -> Iterator[int]:
+    """When each running job can first be asked to leave, or to give up replicas."""
+    policy = view.policy.queue
+    for number in view.active:
+        job = view.jobs[number]
+        if job.preemptions or job.waited_ns >= policy.starving_ns:
+            yield stays_until_ns(policy, job)
+            if not job.spec.gang.least_replicas:
+                continue
+        yield job.started_ns + policy.least_run_ns
 
 
 def on_loan(queue: Queue, view: View, lender: str) -> dict[int, None]:

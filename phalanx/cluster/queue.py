@@ -17,7 +17,7 @@ from msgspec import structs
 
 from phalanx.cluster import fairshare, windows
 from phalanx.cluster.admit import admit
-from phalanx.cluster.claims import starves, stays_until_ns
+from phalanx.cluster.claims import askable_times, starves
 from phalanx.cluster.decisions import (
     Decision,
     Pending,
@@ -99,15 +99,11 @@ class Queue:
 
     def _askable_ns(self, view: View) -> int | None:
         """When somebody can first be asked to leave who could not when a job last tried."""
-        policy, tried = view.policy.queue, min(self.state.tried_ns.values())
-        soonest = tried + policy.replan_ns
-        running = [view.jobs[number] for number in view.active]
-        ripe = [stays_until_ns(policy, job) for job in running]
-        ripe += [
-            job.started_ns + policy.least_run_ns for job in running if job.spec.gang.least_replicas
-        ]
-        times = (max(at, soonest) for at in ripe if at > tried)
-        return min((at for at in times if at > view.now_ns), default=None)
+        tried = min(self.state.tried_ns.values())
+        soonest = tried + view.policy.queue.replan_ns
+        after = tried if soonest > view.now_ns else view.now_ns
+        ripe = min((at for at in askable_times(view) if at > after), default=None)
+        return None if ripe is None else max(ripe, soonest)
 
     def explain(self, view: View, job: int) -> Pending:
         """What a pending job waits for, and until when. Asking changes nothing that is logged."""
