@@ -237,6 +237,7 @@ class Agreement:
         self._host = torch.zeros(5, dtype=torch.float64, pin_memory=cuda)
         self._answer = torch.zeros(5, dtype=torch.float64, pin_memory=cuda)
         self._stream = torch.cuda.Stream(mesh.device) if cuda else None
+        self._copied = torch.cuda.Event() if cuda else None
 
     def start(
         self,
@@ -253,12 +254,13 @@ class Agreement:
         self._host[3] = float(zlib.crc32(repr(shares).encode()) if shares else 0)
         self._host[4] = float(may_write)
         values = all_sum(self._host.to(self._mesh.device, non_blocking=True, copy=True))
-        if self._stream is None:
+        if self._stream is None or self._copied is None:
             self._answer.copy_(values)
         else:
             self._stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(self._stream):
                 self._answer.copy_(values, non_blocking=True)
+            self._copied.record(self._stream)
             values.record_stream(self._stream)
         return values[0].round().float()
 
@@ -266,8 +268,8 @@ class Agreement:
         """Whether all ranks leave after this step, the damaged samples of its batch, whether all
         want the same shares, and whether all may write a checkpoint.
         """
-        if self._stream is not None:
-            self._stream.synchronize()
+        if self._copied is not None:
+            self._copied.synchronize()
         _, damaged, stop, shares, may_write = self._answer.tolist()
         own = float(self._host[3])
         same = own > 0 and shares == own * self._mesh.world_size
