@@ -78,6 +78,7 @@ class Context:
         self.dependants: dict[int, dict[int, None]] = {}
         self.namesakes: dict[tuple[str, str], dict[int, None]] = {}
         self.kept: dict[int, None] = {}  # jobs that wait, and whose nodes keep their memory
+        self.wanting: dict[int, None] = {}  # jobs that hold nodes and may want more of them
 
     @property
     def policy(self) -> Policy:
@@ -123,6 +124,13 @@ class Context:
         if self.queue_wake_ns is None or at_ns < self.queue_wake_ns:
             self.queue_wake_ns = at_ns
             self.wake(at_ns, "queue", 0, at_ns)
+
+    def note_wants(self, job: Job) -> None:
+        """Keeps in mind a job that may want more nodes: for replicas, or to stand by."""
+        placement = job.placement
+        small = placement is not None and placement.replicas < job.wanted_replicas
+        if small or job.spec.spares:
+            self.wanting[job.id] = None
 
     def live(self, number: int, generation: int) -> Job | None:
         """The job that a fact is about, if it speaks of the current generation."""

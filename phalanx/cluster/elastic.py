@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 from msgspec import structs
 
@@ -23,10 +21,11 @@ from phalanx.cluster.layout import (
     without_columns,
 )
 from phalanx.cluster.lifecycle import held_gpus, known, spare_gpus
-from phalanx.cluster.placement import Refusal, place, request_of, spare_nodes
+from phalanx.cluster.placement import Refusal, place, request_of
 from phalanx.cluster.reasons import Reason, reason, sentences
 from phalanx.cluster.recovery import occupy
-from phalanx.cluster.room import set_of_nodes
+from phalanx.cluster.room import room_of, set_of_nodes
+from phalanx.cluster.spares import is_full, spare_nodes
 
 sentences(
     {
@@ -54,6 +53,7 @@ def on_scale(ctx: Context, fact: Scale) -> None:
         ctx.emit((), Refuse(reason=bad, request=fact.request, job=job.id))
         return
     job.wanted = fact.replicas
+    ctx.note_wants(job)
     if job.id in ctx.view.pending:  # it asks for something else now, and no promise fits
         ctx.queue.on_withdrawn(ctx.view, job)
         ctx.queue.on_pending(ctx.view, job)
@@ -252,10 +252,9 @@ def use_capacity(ctx: Context) -> None:
     for job in small:
         if first is None or ctx.queue.priority(ctx.view, job, gang_of(job).reshaped_ns) >= first:
             grow(ctx, job, job.wanted_replicas)
-    wanting = [job for job in _active(ctx) if job.spec.spares]
-    for job in wanting:
+    for job in _wanting(ctx):
         placement = job.placement
-        if placement is None or gang_of(job).phase != "running":
+        if placement is None or gang_of(job).phase != "running" or not job.spec.spares:
             continue
         full = placement.replicas >= job.wanted_replicas
         if full and len(placement.spares) < job.spec.spares:
@@ -272,21 +271,27 @@ def use_the_rest(ctx: Context) -> None:
             ctx.wake(_reshaped_again_ns(ctx, job), "capacity", 0)
 
 
-def _active(ctx: Context) -> Iterator[Job]:
-    """Jobs that hold nodes."""
-    return map(ctx.view.jobs.__getitem__, ctx.view.active)
+def _wanting(ctx: Context) -> list[Job]:
+    """Jobs that may want more nodes than they hold, the first that started first."""
+    for number in [number for number in ctx.wanting if number not in ctx.view.active]:
+        del ctx.wanting[number]
+    jobs = map(ctx.view.jobs.__getitem__, ctx.wanting)
+    return sorted(jobs, key=lambda job: (job.started_ns, job.id))
 
 
-def _small(ctx: Context) -> Iterator[Job]:
+def _small(ctx: Context) -> list[Job]:
     """Jobs that run with fewer replicas than they should."""
-    shapes = ((job, job.spec.gang) for job in _active(ctx))
-    elastic = [job for job, shape in shapes if shape.least_replicas or shape.most_replicas]
-    for job in elastic:
-        placement = job.placement
-        if placement is None or gang_of(job).phase != "running":
+    found = []
+    for job in _wanting(ctx):
+        placement, shape = job.placement, job.spec.gang
+        elastic = shape.least_replicas or shape.most_replicas
+        if placement is None or not elastic or gang_of(job).phase != "running":
             continue
         if placement.replicas < job.wanted_replicas:
-            yield job
+            found.append(job)
+        elif not job.spec.spares:
+            del ctx.wanting[job.id]
+    return found
 
 
 def _reshaped_again_ns(ctx: Context, job: Job) -> int:
@@ -323,11 +328,11 @@ def fill_spares(ctx: Context, job: Job) -> None:
 
 def fill_pool(ctx: Context) -> None:
     """Keeps the fleet's own spares at the number that the policy wants."""
-    if not ctx.policy.spares.nodes or missing_nodes(ctx) > 0:
+    policy = ctx.policy.spares
+    if not policy.nodes or is_full(ctx.fleet, policy) or missing_nodes(ctx) > 0:
         return
     closed = ctx.queue.closed_to(ctx.view, None)
-    wanted = dict.fromkeys(spare_nodes(ctx.fleet, ctx.policy.spares, closed))
-    for node in wanted:
+    for node in spare_nodes(ctx.fleet, policy, closed):
         if ctx.fleet.state(node) is NodeState.HEALTHY and not ctx.fleet.held[node]:
             why = reason("spare_of_fleet")
             ctx.fleet.set_state(node, NodeState.SPARE, ctx.now_ns, why)
@@ -337,8 +342,7 @@ def missing_nodes(ctx: Context) -> int:
     """Nodes that the largest waiting job lacks even if everything else ended."""
     if not ctx.view.pending:
         return 0
-    healthy = int((ctx.fleet.columns.state == NodeState.HEALTHY).sum())
-    return ctx.queue.most_nodes(ctx.view) - healthy
+    return ctx.queue.most_nodes(ctx.view) - room_of(ctx.fleet).healthy.bit_count()
 
 
 def lend_pool(ctx: Context) -> None:

@@ -89,6 +89,7 @@ def form(ctx: Context, job: Job, why: Reason, *, cold: bool = True) -> None:
     assert placement is not None
     job.generation += 1
     job.state, job.why = "forming", why
+    ctx.note_wants(job)
     gang.broken = {}
     limits = timeouts_of(ctx, job)
     limit_ns = limits.join_ns if cold else limits.rejoin_ns

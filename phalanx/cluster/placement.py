@@ -18,7 +18,7 @@ from phalanx.cluster.job import GangShape, Placement
 from phalanx.cluster.reasons import Reason, reason, sentences
 from phalanx.cluster.request import Refusal, Request, held_by, request_of, tensor_slots
 from phalanx.cluster.room import Nodes, Room, array_of, room_of, set_of_nodes, with_host_room
-from phalanx.cluster.spares import replacements, spare_nodes
+from phalanx.cluster.spares import replacements
 
 __all__ = [
     "Refusal",
@@ -28,7 +28,6 @@ __all__ = [
     "place",
     "replacements",
     "request_of",
-    "spare_nodes",
 ]
 
 sentences(
@@ -68,10 +67,11 @@ def place(fleet: Fleet, request: Request) -> Placement | Refusal:
             return _refusal(fleet, room, request, classes, 0)
         mask = lowest_bits(fleet.free_mask(best), shape.slot_gpus)
         return Placement((best,), (mask,), replicas=request.replicas, reason=_placed(1, 1, 1))
-    nodes = _with_room(fleet, room, request, classes, closed)
+    able = _with_room(room, request, classes, closed)
+    nodes = with_host_room(fleet, array_of(able, len(fleet)), shape)
     needed = -(-shape.slots(request.replicas) // wide)
     worse = np.zeros(len(nodes), np.int64)
-    if room.worse:
+    if able & room.worse:
         worse = _flags(room.worse, len(fleet))[nodes]
         if int((worse == 0).sum()) >= needed * wide + request.spares:
             keep = worse == 0
@@ -84,16 +84,15 @@ def place(fleet: Fleet, request: Request) -> Placement | Refusal:
     return _placement(fleet, request, chosen, cost_ns, nodes)
 
 
-def _with_room(
-    fleet: Fleet, room: Room, request: Request, classes: tuple[int, ...], closed: Nodes
-) -> Column:
+def _with_room(room: Room, request: Request, classes: tuple[int, ...], closed: Nodes) -> Nodes:
+    """Nodes with GPUs for a slot."""
     shape = request.shape
     found = room.with_free(classes, shape.slot_gpus)
     if shape.whole_nodes:
         found &= room.idle
     for number in classes if request.own else ():
         found |= room.members[number] & request.own
-    return with_host_room(fleet, array_of(found & ~closed, len(fleet)), shape)
+    return found & ~closed
 
 
 def _choose(fleet: Fleet, request: Request, cells: Cells, needed: int) -> tuple[Column, int]:

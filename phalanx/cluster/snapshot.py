@@ -119,6 +119,8 @@ def load(data: bytes) -> Context:
             remember(ctx, job)
         if job.kept is not None:
             ctx.kept[job.id] = None
+        if job.allocated:
+            ctx.note_wants(job)
     return ctx
 
 

@@ -38,6 +38,10 @@ def spare_nodes(fleet: Fleet, policy: SparePolicy, closed: Nodes = 0) -> tuple[i
     columns = fleet.columns
     state = columns.state
     pool = (state == NodeState.SPARE) & (columns.spare_for == 0)
+    if policy.nodes == 0:
+        return ()
+    domain = _domains(fleet, policy)
+    wanted = _wanted(domain, policy)
     idle = (state == NodeState.HEALTHY) & (columns.free_gpus == columns.gpus) & (columns.gpus > 0)
     idle &= (
         columns.free_cpus
@@ -45,11 +49,8 @@ def spare_nodes(fleet: Fleet, policy: SparePolicy, closed: Nodes = 0) -> tuple[i
     )
     idle[array_of(closed, len(fleet))] = False
     able = np.flatnonzero(pool | idle)
-    if not len(able) or policy.nodes == 0:
+    if not len(able):
         return ()
-    whole = np.zeros(len(fleet), np.int64)
-    domain = whole if policy.per == "fleet" else getattr(columns, policy.per)
-    wanted = _wanted(domain, policy)
     in_leaf = np.bincount(columns.leaf[np.flatnonzero(idle)], minlength=len(fleet.places["leaf"]))
     # Those it has stay; then one a rack, before any rack gives a second one.
     fresh = (~pool[able]).astype(np.int64)
@@ -60,6 +61,23 @@ def spare_nodes(fleet: Fleet, policy: SparePolicy, closed: Nodes = 0) -> tuple[i
     order = np.lexsort((able, in_leaf[columns.leaf[able]], nth, fresh, domain[able]))
     able = able[order]
     return tuple(sorted(able[_nth(domain[able]) < wanted[domain[able]]].tolist()))
+
+
+def is_full(fleet: Fleet, policy: SparePolicy) -> bool:
+    """Whether every domain has the spares that it should have."""
+    columns = fleet.columns
+    pool = np.flatnonzero((columns.state == NodeState.SPARE) & (columns.spare_for == 0))
+    domain = _domains(fleet, policy)
+    wanted = _wanted(domain, policy)
+    return bool((np.bincount(domain[pool], minlength=len(wanted)) >= wanted).all())
+
+
+def _domains(fleet: Fleet, policy: SparePolicy) -> Column:
+    """For each node: the part of the fleet whose spares it could be one of."""
+    if policy.per == "fleet":
+        return np.zeros(len(fleet), np.int64)
+    found: Column = getattr(fleet.columns, policy.per)
+    return found
 
 
 def _wanted(domain: Column, policy: SparePolicy) -> Column:

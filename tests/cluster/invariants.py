@@ -50,6 +50,8 @@ def check_job(core: Core, number: int, held: list[int]) -> None:
     assert not set(placement.spares) & set(placement.nodes)
     assert job.gang is not None
     assert job.committed <= job.step or job.gang.phase != "running"
+    if placement.replicas < job.wanted_replicas or job.spec.spares:
+        assert number in core._ctx.wanting, "whoever lacks nodes is known to"
     account = core.ledger.accounts[number]
     gpus = sum(core.view.fleet.held[node][number].gpus.bit_count() for node in placement.nodes)
     assert account.gpus == gpus

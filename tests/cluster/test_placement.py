@@ -16,11 +16,11 @@ from phalanx.cluster.communication import cost_of, inside_leaf_ns
 from phalanx.cluster.constraints import parse
 from phalanx.cluster.fleet import Fleet, Node, NodeState
 from phalanx.cluster.job import GangShape, Placement
-from phalanx.cluster.placement import Refusal, Request, place, replacements, spare_nodes
+from phalanx.cluster.placement import Refusal, Request, place, replacements
 from phalanx.cluster.policy import FabricPolicy, SparePolicy
 from phalanx.cluster.reasons import reason
 from phalanx.cluster.room import Room, room_of
-from phalanx.cluster.spares import spares_needed
+from phalanx.cluster.spares import spare_nodes, spares_needed
 from phalanx.plan.traffic import AxisTraffic
 from tests.cluster.fleets import check_valid, fleet_of, occupy
 
