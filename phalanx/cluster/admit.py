@@ -10,7 +10,7 @@ from phalanx.cluster.job import Job, JobSpec
 from phalanx.cluster.placement import never_fits
 from phalanx.cluster.policy import MILLION, Policy, QueuePolicy, Quota
 from phalanx.cluster.reasons import Reason, reason, sentences
-from phalanx.cluster.request import request_of, tensor_slots
+from phalanx.cluster.request import Request, request_of, tensor_slots
 from phalanx.cluster.room import room_of
 from phalanx.cluster.state import View
 from phalanx.cluster.waiting import gpus_of
@@ -26,8 +26,20 @@ sentences(
         "time_limit_missing": "{what} limits the time of its jobs to {most} s: set time_limit_ns",
         "time_limit_too_long": "it wants {wanted} s and {what} allows {most} s",
         "too_many_gpus": "it needs {gpus} GPUs and {what} allows {most}",
+        "never_as_is": "can never start as things are: {why}; {change}",
     }
 )
+
+# What would have to change for a job that became impossible while it waited.
+CHANGES = {
+    "too_many_gpus": "raise that limit, or cancel it and submit it smaller",
+    "unknown_partition": "nodes must join that partition, or cancel it and submit it elsewhere",
+    "partition_closed": "let its team in, or cancel it and submit it elsewhere",
+    "time_limit_missing": "lift that limit, or cancel it and submit it with one",
+    "time_limit_too_long": "raise that limit, or cancel it and submit it with a shorter one",
+    "partitions_barred": "change their rules, or cancel it and submit it smaller",
+}
+MORE_NODES = "such nodes must join, or cancel it and submit it anew"
 
 
 def admit(view: View, spec: JobSpec) -> Reason | None:
@@ -35,10 +47,34 @@ def admit(view: View, spec: JobSpec) -> Reason | None:
     job = Job(id=0, spec=spec, submitted_ns=view.now_ns)
     return (
         _names(view, spec)
+        or _partition(view, spec)
         or _times(view, spec)
         or _limits(view, job, gpus_of(view, job, spec.gang.floor))
-        or _room(view, job)
+        or _room(view, request_of(job, spec.gang.floor, view.policy))
     )
+
+
+def never_starts(view: View, job: Job) -> Reason | None:
+    """What became of the site since a job was submitted so that it cannot start; None: it can.
+
+    Only what binds starts too is looked at. A person may change it back, so the job goes on
+    waiting.
+    """
+    spec = job.spec
+    least = min(spec.gang.floor, job.wanted_replicas)
+    rule = view.policy.queue.partitions.get(spec.partition)
+    # It starts with the spares that there are: none have to be.
+    request = structs.replace(request_of(job, least, view.policy), spares=0)
+    why = _partition(view, spec)
+    if why is None and rule is not None:
+        why = _too_long(spec, f"partition {spec.partition}", rule.most_time_ns)
+    if why is None:
+        gpus = gpus_of(view, job, least)
+        why = _too_many(gpus, _shared_limits(view, spec)) or _room(view, request)
+    if why is None:
+        return None
+    change = CHANGES.get(why.code, MORE_NODES)
+    return reason("never_as_is", why=str(why), change=change)
 
 
 def _names(view: View, spec: JobSpec) -> Reason | None:
@@ -46,8 +82,15 @@ def _names(view: View, spec: JobSpec) -> Reason | None:
     if spec.qos not in policy.qos:
         nearest = did_you_mean(spec.qos, list(policy.qos))
         return reason("unknown_qos", qos=spec.qos, nearest=nearest)
+    return None
+
+
+def _partition(view: View, spec: JobSpec) -> Reason | None:
+    policy = view.policy.queue
+    if not spec.partition:
+        return None
     partitions = dict.fromkeys(known.partition for known in view.fleet.classes)
-    if spec.partition and spec.partition not in partitions:
+    if spec.partition not in partitions:
         nearest = did_you_mean(spec.partition, list(partitions))
         return reason("unknown_partition", partition=spec.partition, nearest=nearest)
     rule = policy.partitions.get(spec.partition)
@@ -64,30 +107,45 @@ def _times(view: View, spec: JobSpec) -> Reason | None:
     if rule is not None:
         limits.append((f"partition {spec.partition}", rule.most_time_ns))
     for what, most in limits:
-        if most and not spec.time_limit_ns:
-            return reason("time_limit_missing", what=what, most=most // 10**9)
-        if most and spec.time_limit_ns > most:
-            wanted = spec.time_limit_ns // 10**9
-            return reason("time_limit_too_long", what=what, wanted=wanted, most=most // 10**9)
+        why = _too_long(spec, what, most)
+        if why is not None:
+            return why
+    return None
+
+
+def _too_long(spec: JobSpec, what: str, most: int) -> Reason | None:
+    if most and not spec.time_limit_ns:
+        return reason("time_limit_missing", what=what, most=most // 10**9)
+    if most and spec.time_limit_ns > most:
+        wanted = spec.time_limit_ns // 10**9
+        return reason("time_limit_too_long", what=what, wanted=wanted, most=most // 10**9)
     return None
 
 
 def _limits(view: View, job: Job, gpus: int) -> Reason | None:
-    rule = view.policy.queue.qos[job.spec.qos]
-    quota = view.quotas.get(job.spec.team)
-    limits = [
-        (f"class of service {job.spec.qos}", rule.most_gpus_per_job),
-        (f"class of service {job.spec.qos}", rule.most_gpus),
-        (f"the ceiling of team {job.spec.team}", quota.ceiling if quota else 0),
+    spec = job.spec
+    alone = view.policy.queue.qos[spec.qos].most_gpus_per_job
+    own = (f"class of service {spec.qos}", alone)
+    return _too_many(gpus, [own, *_shared_limits(view, spec)])
+
+
+def _shared_limits(view: View, spec: JobSpec) -> list[tuple[str, int]]:
+    """What a class of service and a team may hold together; 0: any number."""
+    rule, quota = view.policy.queue.qos.get(spec.qos), view.quotas.get(spec.team)
+    return [
+        (f"class of service {spec.qos}", rule.most_gpus if rule else 0),
+        (f"the ceiling of team {spec.team}", quota.ceiling if quota else 0),
     ]
+
+
+def _too_many(gpus: int, limits: list[tuple[str, int]]) -> Reason | None:
     for what, most in limits:
         if most and gpus > most:
             return reason("too_many_gpus", gpus=gpus, what=what, most=most)
     return None
 
 
-def _room(view: View, job: Job) -> Reason | None:
-    request = request_of(job, job.spec.gang.floor, view.policy)
+def _room(view: View, request: Request) -> Reason | None:
     shape = request.shape
     if not tensor_slots(shape):
         facts = {"tensor": shape.tensor, "slot_gpus": shape.slot_gpus}

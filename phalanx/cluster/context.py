@@ -66,7 +66,6 @@ class Context:
         self.health = HealthState()
         self.flush = FlushState()
         self.questions: dict[int, Question] = {}
-        self.array_waiting: dict[int, dict[int, None]] = {}  # by first job: members not yet let in
         self.ended: dict[int, None] = {}  # jobs that are remembered though they ended, oldest first
         self.timers: list[Timer] = []
         self.timer_order = 0

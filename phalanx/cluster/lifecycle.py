@@ -99,7 +99,7 @@ def create(ctx: Context, spec: JobSpec) -> int:
         if never is not None:
             job.never, job.why = True, never
         elif index >= width:
-            ctx.array_waiting.setdefault(first, {})[job.id] = None
+            ctx.view.array_waiting.setdefault(first, {})[job.id] = None
             job.why = reason("array_width", width=width)
         elif waiting_for:
             job.why = dependencies.waiting(ctx, job)
@@ -240,7 +240,7 @@ def forget_oldest(ctx: Context, job: Job) -> None:
 
 def next_of_array(ctx: Context, job: Job) -> None:
     """Lets in the next member of an array in place of one that ended."""
-    waiting = ctx.array_waiting.get(job.array_parent)
+    waiting = ctx.view.array_waiting.get(job.array_parent)
     if waiting is None:
         return
     if job.id in waiting:  # cancelled before it was let in
@@ -253,7 +253,7 @@ def next_of_array(ctx: Context, job: Job) -> None:
         elif not following.never:
             let_in(ctx, following)
     if not waiting:
-        del ctx.array_waiting[job.array_parent]
+        del ctx.view.array_waiting[job.array_parent]
 
 
 def cancel(ctx: Context, fact: Cancel) -> None:
@@ -369,7 +369,7 @@ def hold(ctx: Context, fact: Hold) -> None:
 
 def blocked(ctx: Context, job: Job) -> bool:
     """Whether something other than a person keeps a job out of the queue."""
-    in_array = job.id in ctx.array_waiting.get(job.array_parent, ())
+    in_array = job.id in ctx.view.array_waiting.get(job.array_parent, ())
     return job.never or bool(job.waiting_for) or in_array
 
 

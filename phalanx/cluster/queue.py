@@ -36,7 +36,7 @@ from phalanx.cluster.request import held_by
 from phalanx.cluster.room import Nodes, set_of_nodes
 from phalanx.cluster.state import Reservation, View
 from phalanx.cluster.waiting import Demand, Front, Lane, Ranks, Waiting, base_parts, gpus_of
-from phalanx.cluster.why import explain
+from phalanx.cluster.why import Answers
 
 __all__ = [
     "Decision",
@@ -107,6 +107,10 @@ class Queue:
 
     def explain(self, view: View, job: int) -> Pending:
         """What a pending job waits for, and until when. Asking changes nothing that is logged."""
+        return self.answers(view).of(job)
+
+    def answers(self, view: View) -> Answers:
+        """What pending jobs wait for, to ask about many; good until the next event."""
         twin, state = copy(self), self.state
         twin.state = structs.replace(
             state, usage=dict(state.usage), held=dict(state.held), windows=dict(state.windows)
@@ -114,7 +118,7 @@ class Queue:
         twin.qos_gpus = dict(self.qos_gpus)
         twin._job_gpus = None if self._job_gpus is None else dict(self._job_gpus)
         twin._catch_up(view)
-        return explain(twin, view, job)
+        return Answers(twin, view)
 
     def priority(self, view: View, job: Job, since_ns: int) -> int:
         """The priority of a job if it had waited since then."""
@@ -343,6 +347,11 @@ class Queue:
             if under and not spec.time_limit_ns and not spec.expected.steps:
                 gpus += view.fleet.job_gpus.get(number, 0)
         return gpus <= int(most)
+
+    def holders(self, limit: str, name: str) -> list[tuple[int, int]]:
+        """Jobs that hold GPUs under a limit ("team" or "qos", and its name), and how many."""
+        known, place = self._job_gpus or {}, 0 if limit == "team" else 1
+        return [(job, held[2]) for job, held in known.items() if held[place] == name]
 
     def allowance(self, view: View, team: str, qos: str) -> int:
         """GPUs that a team may still take for jobs of a class of service."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from msgspec import Struct
 
 Fact = int | str
@@ -34,6 +36,17 @@ def in_gpu_hours(gpu_seconds: int) -> str:
     """As a sentence gives it: no more digits than it needs, and never 0 for something."""
     hours = gpu_seconds / 3600
     return f"{hours:.0f}" if hours >= 100 else f"{hours:.3g}"
+
+
+def span_of(span_ns: int) -> str:
+    """A time for a person: its two largest units."""
+    seconds = -(-span_ns // 10**9)
+    units = [(86_400, "d"), (3_600, "h"), (60, "min"), (1, "s")]
+    for (large, name), (small, below) in pairwise(units):
+        if seconds >= large:
+            rest = seconds % large // small
+            return f"{seconds // large} {name}" + (f" {rest} {below}" if rest else "")
+    return f"{seconds} s"
 
 
 def sentences(table: dict[str, str]) -> None:

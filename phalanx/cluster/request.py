@@ -53,9 +53,10 @@ def request_of(job: Job, replicas: int = 0, policy: Policy | None = None) -> Req
 
 
 def barred_from(policy: QueuePolicy, spec: JobSpec) -> tuple[str, ...]:
-    """Partitions whose rules keep a job out that names none; one that it names was looked at."""
+    """Partitions whose rules keep a job out; of one that names its own, only that may be."""
     if spec.partition:
-        return ()
+        own = policy.partitions.get(spec.partition)
+        return () if own is None or may_use(own, spec) else (spec.partition,)
     return tuple(name for name, rule in policy.partitions.items() if not may_use(rule, spec))
 
 

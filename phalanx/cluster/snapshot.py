@@ -75,7 +75,7 @@ def dump(ctx: Context) -> bytes:
         health=ctx.health,
         flush=ctx.flush,
         questions=ctx.questions,
-        array_waiting={key: list(value) for key, value in ctx.array_waiting.items()},
+        array_waiting={key: list(value) for key, value in view.array_waiting.items()},
         ended=list(ctx.ended),
         timers=sorted(ctx.timers),
         timer_order=ctx.timer_order,
@@ -108,7 +108,7 @@ def load(data: bytes) -> Context:
     ctx = Context(view, Queue(state.queue), Ledger.load(state.ledger), state.epoch)
     ctx.sequence = state.sequence
     ctx.health, ctx.flush, ctx.questions = state.health, state.flush, state.questions
-    ctx.array_waiting = {key: dict.fromkeys(v) for key, v in state.array_waiting.items()}
+    view.array_waiting = {key: dict.fromkeys(v) for key, v in state.array_waiting.items()}
     ctx.ended = dict.fromkeys(state.ended)
     ctx.timers, ctx.timer_order = state.timers, state.timer_order
     ctx.schedule_ns, ctx.capacity_changed = state.schedule_ns, state.capacity_changed

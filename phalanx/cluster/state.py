@@ -24,7 +24,8 @@ class View:
     """What the queue and placement may read: fleet, jobs, policy and the time.
 
     ``pending`` holds the eligible jobs in the order in which they became eligible; ``active`` those
-    that hold nodes. Both are kept by the core; dictionaries are used as ordered sets.
+    that hold nodes; ``array_waiting`` members of arrays that were not let in yet, by the first job.
+    All are kept by the core; dictionaries are used as ordered sets.
     """
 
     def __init__(self, fleet: Fleet, policy: Policy, now_ns: int = 0) -> None:
@@ -34,5 +35,6 @@ class View:
         self.jobs: dict[int, Job] = {}
         self.pending: dict[int, None] = {}
         self.active: dict[int, None] = {}
+        self.array_waiting: dict[int, dict[int, None]] = {}
         self.quotas: dict[str, Quota] = dict(policy.queue.quotas)
         self.reservations: dict[str, Reservation] = {}
