@@ -170,8 +170,10 @@ def why_job(
         return
     print(plain(f"job {job} is {found.state}: {found.why.text}"))
     if found.waits_for is not None:
-        start = when(found.estimated_start_ns) if found.estimated_start_ns else "nobody can say"
-        print(plain(f"it waits: {found.waits_for.text}; estimated start: {start}"))
+        start = "no estimated start"
+        if found.estimated_start_ns is not None:
+            start = f"estimated start: {when(found.estimated_start_ns)}"
+        print(plain(f"it waits: {found.waits_for.text}; {start}"))
         parts = ", ".join(f"{name} {value}" for name, value in found.priority.items())
         print(f"priority {sum(found.priority.values())}: {parts}")
     for each in found.history:

@@ -40,7 +40,7 @@ class Pending(Struct, frozen=True):
     """What a pending job waits for."""
 
     reason: Reason
-    estimated_start_ns: int | None  # None: nobody can say
+    estimated_start_ns: int | None  # None: nobody can say, and the reason says why
     priority: dict[str, int]  # its parts, which sum to the priority
 
 

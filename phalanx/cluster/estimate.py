@@ -175,7 +175,9 @@ class Estimates:
             waiting.append((run_ns, job.held))
             if job.held:
                 unknown.append(Nobody(number, reason("held")))
-        return Turns(known, waiting, unknown[0] if unknown else Nobody(parent, reason("queued")))
+        told = reason("no_end", problem="its array runs no member")
+        nobody = Nobody(next(iter(self._view.array_waiting[parent])), told)
+        return Turns(known, waiting, unknown[0] if unknown else nobody)
 
 
 def _ends(job: Job, since_ns: int, limit_ns: int, start_ns: int) -> int:

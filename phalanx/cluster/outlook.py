@@ -8,7 +8,6 @@ GPUs stay within 64 bits.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
@@ -38,30 +37,30 @@ Ahead = dict[Group, tuple[int, int]]  # GPUs and GPU-milliseconds wanted before 
 class Supply:
     """GPUs that become free as what runs ends."""
 
-    def __init__(self, now_ns: int, free: int, ends: Iterable[tuple[int, int]]) -> None:
-        self._now_ns = now_ns
-        known = sorted((max(end, now_ns), gpus) for end, gpus in ends if end < NEVER_NS)
-        self._ends = [now_ns, *(end for end, _ in known)]
-        self._free = list(accumulate((gpus for _, gpus in known), initial=free))
-        times = np.asarray(self._ends, np.int64) // MS
-        rates = np.maximum(np.asarray(self._free, np.int64), 0)
+    def __init__(self, now_ns: int, free: int, ends: list[tuple[int, int]]) -> None:
+        known = np.asarray(ends, np.int64).reshape(-1, 2)
+        known = known[known[:, 0] < NEVER_NS]
+        known = known[np.argsort(known[:, 0], kind="stable")]
+        self._ends = np.concatenate(([now_ns], np.maximum(known[:, 0], now_ns)))
+        self._free = np.cumsum(np.concatenate(([free], known[:, 1])))
+        rates = np.maximum(self._free, 0)
         # By the time of each end: what those GPUs could have done since now.
-        self._done = np.concatenate(([0], np.cumsum(rates[:-1] * np.diff(times))))
+        self._done = np.concatenate(([0], np.cumsum(rates[:-1] * np.diff(self._ends // MS))))
 
     def free_ns(self, gpus: int) -> int | None:
         """When so many are free at a time; None: never."""
-        found = bisect_left(self._free, gpus)
-        return self._ends[found] if found < len(self._ends) else None
+        found = int(np.searchsorted(self._free, gpus))
+        return int(self._ends[found]) if found < len(self._ends) else None
 
     def done_ns(self, work_ms: int) -> int | None:
         """When they could have done so much work, however it is divided; None: never."""
         if work_ms <= 0:
-            return self._now_ns
+            return int(self._ends[0])
         last = int(np.searchsorted(self._done, min(work_ms, 2**62))) - 1
-        rate = max(0, self._free[last])
+        rate = max(0, int(self._free[last]))
         if not rate:
             return None
-        return self._ends[last] + -(-(work_ms - int(self._done[last])) // rate) * MS
+        return int(self._ends[last]) + -(-(work_ms - int(self._done[last])) // rate) * MS
 
 
 class Outlook:
@@ -73,11 +72,12 @@ class Outlook:
         self._limits: dict[Group, tuple[int | None, int]] = {}
         self._hopeless: dict[int, bool] = {}  # by demand
         self._asked = 0
-        # By group and classes of nodes: places in order, and sums up to each.
+        # By group, classes of nodes and least GPUs: places in order, and sums up to each.
         self._lines: dict[
-            tuple[Group, tuple[int, ...]], tuple[list[Place], list[int], list[int]]
+            tuple[Group, tuple[int, ...], int], tuple[list[Place], list[int], list[int]]
         ] = {}
         self._counted: list[Place] = []
+        self._found: tuple[Place | None, list[tuple[Demand, Lane, int]]] = (None, [])
 
     def classes(self, demand: Demand) -> tuple[int, ...]:
         """Classes of nodes that would do for a demand."""
@@ -87,11 +87,7 @@ class Outlook:
         """Jobs before a place."""
         if self._counted:
             return bisect_left(self._counted, mine)
-        return sum(
-            self._before(mine, demand, lane, entries)
-            for demand in self._queue.waiting.demands.values()
-            for lane, entries in demand.lanes.items()
-        )
+        return sum(jobs for _, _, jobs in self._before(mine))
 
     def room_ns(self, mine: Place, demand: Demand) -> int | None:
         """When the fleet has GPUs for a job and for all that come before it; None: never.
@@ -101,7 +97,7 @@ class Outlook:
         """
         classes = self.classes(demand)
         supply = self._of_fleet(classes)
-        ahead = self._ahead(mine, classes)
+        ahead = self._ahead(mine, demand)
         now_ns = self._view.now_ns
         need = demand.least_gpus
         for group, (gpus, _) in ahead.items():
@@ -128,9 +124,7 @@ class Outlook:
             return None
         place = 0 if limit == "team" else 1
         ahead = [
-            wanted
-            for group, wanted in self._ahead(mine, self.classes(demand)).items()
-            if group[place] == name
+            wanted for group, wanted in self._ahead(mine, demand).items() if group[place] == name
         ]
         fit_ns = supply.free_ns(demand.least_gpus + sum(gpus for gpus, _ in ahead))
         found = _sooner(fit_ns, supply.done_ns(sum(work for _, work in ahead)))
@@ -144,33 +138,40 @@ class Outlook:
         rule = self._view.policy.queue.qos.get(name)
         return rule is not None and rule.most_gpus > 0
 
-    def _ahead(self, mine: Place, classes: tuple[int, ...]) -> Ahead:
-        """What jobs before a place want of some classes of nodes, those that can have it."""
+    def _ahead(self, mine: Place, demand: Demand) -> Ahead:
+        """What jobs before a place want that a job with this demand would use.
+
+        Those alone that need no more than it, where jobs may overtake others: it starts on what
+        is too little for larger ones, and what was promised to one of them is taken off elsewhere.
+        """
         self._asked += 1
+        classes = self.classes(demand)
+        overtakes = self._view.policy.queue.backfill_depth > 0
+        most_gpus = demand.least_gpus if overtakes else self._view.fleet.total_gpus
         if self._asked >= ORDERED_AFTER:
-            return self._ahead_in_order(mine, classes)
+            return self._ahead_in_order(mine, classes, most_gpus)
         found: Ahead = {}
-        for demand in self._queue.waiting.demands.values():
-            if not self._wants(demand, classes):
+        wanted: dict[Demand, bool] = {}
+        for other, lane, jobs in self._before(mine):
+            if other not in wanted:
+                wanted[other] = other.least_gpus <= most_gpus and self._wants(other, classes)
+            if not wanted[other]:
                 continue
-            for lane, entries in demand.lanes.items():
-                group = (lane.team, lane.qos)
-                jobs = self._before(mine, demand, lane, entries)
-                most, _ = self._limit(group)
-                if jobs and (most is None or demand.least_gpus <= most):
-                    gpus, work = found.get(group, (0, 0))
-                    each = demand.gpus
-                    length_ms = demand.length_ns // MS
-                    found[group] = (gpus + jobs * each, work + jobs * each * length_ms)
+            group = (lane.team, lane.qos)
+            most, _ = self._limit(group)
+            if most is None or other.least_gpus <= most:
+                gpus, work = found.get(group, (0, 0))
+                each = jobs * other.gpus
+                found[group] = (gpus + each, work + each * (other.length_ns // MS))
         return found
 
-    def _ahead_in_order(self, mine: Place, classes: tuple[int, ...]) -> Ahead:
+    def _ahead_in_order(self, mine: Place, classes: tuple[int, ...], most_gpus: int) -> Ahead:
         """The same from a line that was put in order once."""
         if not self._counted:
             self._put_in_order()
         found: Ahead = {}
-        for (group, theirs), (places, all_gpus, all_work) in self._lines.items():
-            if theirs != classes and not any(number in classes for number in theirs):
+        for (group, theirs, least), (places, all_gpus, all_work) in self._lines.items():
+            if least > most_gpus or not _meet(theirs, classes):
                 continue
             jobs = bisect_left(places, mine)
             if jobs:
@@ -179,7 +180,7 @@ class Outlook:
         return found
 
     def _put_in_order(self) -> None:
-        rows: dict[tuple[Group, tuple[int, ...]], list[tuple[Place, int, int]]] = {}
+        rows: dict[tuple[Group, tuple[int, ...], int], list[tuple[Place, int, int]]] = {}
         for demand in self._queue.waiting.demands.values():
             classes = self.classes(demand)
             wanted = self._wants(demand, classes)
@@ -190,7 +191,8 @@ class Outlook:
                 self._counted += places
                 most, _ = self._limit((lane.team, lane.qos))
                 if wanted and (most is None or demand.least_gpus <= most):
-                    row = rows.setdefault(((lane.team, lane.qos), classes), [])
+                    key = ((lane.team, lane.qos), classes, demand.least_gpus)
+                    row = rows.setdefault(key, [])
                     row += [(place, gpus, work) for place in places]
         self._counted.sort()
         for key, row in rows.items():
@@ -204,7 +206,7 @@ class Outlook:
     def _wants(self, demand: Demand, classes: tuple[int, ...]) -> bool:
         """Whether jobs with a demand can have, and would use, nodes of some classes."""
         theirs = self.classes(demand)
-        if theirs != classes and not any(number in classes for number in theirs):
+        if not _meet(theirs, classes):
             return False
         found = self._hopeless.get(id(demand))
         if found is None:
@@ -213,14 +215,31 @@ class Outlook:
             found = self._hopeless[id(demand)] = why is not None
         return not found
 
-    def _before(self, mine: Place, demand: Demand, lane: Lane, entries: list[Entry]) -> int:
+    def _before(self, mine: Place) -> list[tuple[Demand, Lane, int]]:
+        """How many in each lane come before a place, by what they ask for; the last is kept."""
+        if self._found[0] != mine:
+            found: list[tuple[Demand, Lane, int]] = []
+            for demand in self._queue.waiting.demands.values():
+                for lane, entries in demand.lanes.items():
+                    jobs = self._count(mine, demand, lane, entries)
+                    if jobs:
+                        found.append((demand, lane, jobs))
+            self._found = (mine, found)
+        return self._found[1]
+
+    def _count(self, mine: Place, demand: Demand, lane: Lane, entries: list[Entry]) -> int:
         """How many of those who wait in one lane for the same come before a place."""
-        low, high = 0, len(entries)
+        of, gpus = self._ranks.of, demand.gpus
+        queued, job = entries[-1]
+        if (-of(lane, queued, gpus), queued, job) < mine:
+            return len(entries)  # often all or none of a lane do
+        low, high = 0, len(entries) - 1
+        middle = 0
         while low < high:
-            middle = (low + high) // 2
             queued, job = entries[middle]
-            before = (-self._ranks.of(lane, queued, demand.gpus), queued, job) < mine
+            before = (-of(lane, queued, gpus), queued, job) < mine
             low, high = (middle + 1, high) if before else (low, middle)
+            middle = (low + high) // 2
         return low
 
     def _limit(self, group: Group) -> tuple[int | None, int]:
@@ -288,3 +307,7 @@ def least_of(demand: Demand) -> Request:
 
 def _sooner(one_ns: int | None, other_ns: int | None) -> int | None:
     return min((at for at in (one_ns, other_ns) if at is not None), default=None)
+
+
+def _meet(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
+    return one == other or any(number in other for number in one)

@@ -130,7 +130,8 @@ async def why(call: Call) -> t.Waits:
         for command in commands:
             if job_of(command.body) == job.id and len(decided) < 20:
                 decided.append(why_of(command.body.reason))
-    return waits(call.leading.core, job, decided)
+    now_ns = call.leading.controller.clock.now_ns()
+    return waits(call.leading.core, job, decided, now_ns)
 
 
 async def cancel(call: Call) -> t.Done:

@@ -217,10 +217,15 @@ async def queue(call: Call) -> QueueOut:
         if job.state == "pending" and job.id not in core.view.pending and call.sees(job.spec.team)
     ]
     rows = []
+    asked, answers = core.sequence, core.queue.answers(core.view)
     for job in [*seen[:QUEUE_SHOWN], *held[:QUEUE_SHOWN]][:QUEUE_SHOWN]:
-        rows.append(QueueRow(job=job_out(core, job), waits=waits(core, job, [])))
+        if asked != core.sequence:
+            asked, answers = core.sequence, core.queue.answers(core.view)
+        now = call.leading.controller.clock.now_ns()
+        rows.append(QueueRow(job=job_out(core, job), waits=waits(core, job, [], now, answers)))
         await asyncio.sleep(0)  # a long queue must not hold up the sockets
-    rows.sort(key=lambda row: -sum(row.waits.priority.values()))
+    in_line = dict.fromkeys(job.id for job in seen)
+    rows.sort(key=lambda row: (row.job.id not in in_line, -sum(row.waits.priority.values())))
     now = call.leading.controller.clock.now_ns()
     return QueueOut(time_ns=now, pending=len(seen) + len(held), rows=rows)
 

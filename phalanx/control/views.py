@@ -13,6 +13,7 @@ from phalanx.cluster.events import Event, Submit, SubmitWorkflow
 from phalanx.cluster.fleet import Fleet, NodeState
 from phalanx.cluster.job import HOUR_NS, Job
 from phalanx.cluster.reasons import Reason
+from phalanx.cluster.why import Answers
 from phalanx.control.api_types import (
     ChangeOut,
     CommandOut,
@@ -88,15 +89,22 @@ def job_detail(core: Core, job: Job) -> JobDetail:
     )
 
 
-def waits(core: Core, job: Job, history: list[Why]) -> Waits:
-    """Why a job is in its state."""
-    pending = core.queue.explain(core.view, job.id) if job.id in core.view.pending else None
+def waits(
+    core: Core, job: Job, history: list[Why], now_ns: int, answers: Answers | None = None
+) -> Waits:
+    """Why a job is in its state; ``answers``: what was asked about others at the same moment."""
+    pending, start_ns = None, None
+    if job.state == "pending":
+        pending = (answers or core.queue.answers(core.view)).of(job.id)
+        start_ns = pending.estimated_start_ns
+    if start_ns is not None:
+        start_ns = max(start_ns, now_ns)  # the core's own time is that of the last event
     return Waits(
         job=job.id,
         state=job.state,
         why=why_of(job.why),
         waits_for=why_of(pending.reason) if pending else None,
-        estimated_start_ns=pending.estimated_start_ns if pending else None,
+        estimated_start_ns=start_ns,
         priority=pending.priority if pending else {},
         history=history,
     )

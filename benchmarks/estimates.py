@@ -1,0 +1,153 @@
+"""How good estimated starts are: a week of six teams, asked at each submission why the job waits.
+
+The simulated fleet of ``phalanx simulate multi-tenant`` with more work than it can do, and a share
+of jobs that wait for other reasons too: teams under a ceiling, a class of service with a limit,
+jobs behind others, arrays with a width. Compared is what was said when a job was submitted with
+when it first got its nodes. Jobs that had room at once are counted and left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from pathlib import Path
+
+from msgspec import Struct, structs
+
+from phalanx.cluster.commands import Command, Form
+from phalanx.cluster.events import Event, SetQuota, Submit
+from phalanx.cluster.job import Array, Dependency, JobSpec
+from phalanx.cluster.policy import Qos
+from phalanx.simulate.draws import Draws
+from phalanx.simulate.load import load_scenario
+from phalanx.simulate.scenario import Scenario
+from phalanx.simulate.workload import submissions
+from phalanx.simulate.world import World
+
+MINUTE_NS = 60 * 10**9
+AT_ONCE_NS = MINUTE_NS
+CEILING_TEAMS = ("team-0", "team-1")
+LIMITED = "batch"
+
+
+class Guess(Struct):
+    """What was said of a job at its submission, and what became of it."""
+
+    code: str
+    asked_ns: int
+    estimate_ns: int | None
+    started_ns: int | None = None
+
+
+class Asking(World):
+    """A world in which somebody asks about every job when it is submitted."""
+
+    def __init__(self, scenario: Scenario, seed: int) -> None:
+        super().__init__(scenario, seed)
+        self.guesses: dict[int, Guess] = {}
+        self._luck = self.draws.stream("estimates")
+        self._last: dict[str, int] = {}  # by user: the last job
+        queue = self.view.policy.queue
+        qos = {**queue.qos, LIMITED: Qos(most_gpus=scenario.fleet.gpus // 8)}
+        self.view.policy = structs.replace(self.view.policy, queue=structs.replace(queue, qos=qos))
+        for team in CEILING_TEAMS:
+            owned = self.view.quotas[team].gpus if team in self.view.quotas else 0
+            limit = SetQuota(team=team, gpus=owned, ceiling=max(owned, scenario.fleet.gpus // 5))
+            self.agenda.at(0, self.tell, limit)
+
+    def take_in(self, jobs: list[tuple[int, JobSpec]]) -> None:
+        """Plays all of the time; jobs get their other reasons to wait on the way."""
+        for time_ns, spec in jobs:
+            self.agenda.at(time_ns, self._submit, spec)
+        self.run([])
+
+    def _submit(self, spec: JobSpec) -> None:
+        chance, small = self._luck.uniform(), spec.gang.gpus(spec.gang.replicas) <= 32
+        if chance < 0.15 and spec.user in self._last:
+            after = Dependency("afterany", self._last[spec.user])
+            if chance < 0.05:
+                after = Dependency("singleton")
+            spec = structs.replace(spec, after=(after,), name=f"{spec.user}-{after.kind}")
+        elif chance < 0.17 and small:
+            spec = structs.replace(spec, array=Array(count=8, width=2))
+        elif chance < 0.3 and small:
+            spec = structs.replace(spec, qos=LIMITED)
+        self.tell(Submit(spec=spec))
+
+    def _ordered(self, event: Event, commands: list[Command]) -> None:
+        super()._ordered(event, commands)
+        if isinstance(event.body, Submit):
+            answers = self.core.queue.answers(self.view)
+            for job in reversed(self.view.jobs.values()):
+                if job.id in self.guesses:
+                    break
+                found = answers.of(job.id)
+                at_ns = found.estimated_start_ns
+                self.guesses[job.id] = Guess(found.reason.code, self.view.now_ns, at_ns)
+                self._last[job.spec.user] = job.id
+        for command in commands:
+            body = command.body
+            if isinstance(body, Form) and self.guesses[body.job].started_ns is None:
+                self.guesses[body.job].started_ns = self.view.now_ns
+
+
+def summarised(code: str, guesses: list[Guess]) -> dict[str, object]:
+    """One row: how far off the estimates were, in minutes."""
+    known = [each for each in guesses if each.estimate_ns is not None]
+    started = [each for each in known if each.started_ns is not None]
+    late = [(each.started_ns or 0) - (each.estimate_ns or 0) for each in started]
+    waited = [(each.started_ns or 0) - each.asked_ns for each in started]
+    off = sorted(abs(each) / MINUTE_NS for each in late)
+    return {
+        "reason": code,
+        "jobs": len(guesses),
+        "no_estimate": len(guesses) - len(known),
+        "started": len(started),
+        "wait_median": statistics.median(waited) / MINUTE_NS if waited else 0.0,
+        "off_median": statistics.median(off) if off else 0.0,
+        "off_p90": off[int(0.9 * (len(off) - 1))] if off else 0.0,
+        "later": sum(each > MINUTE_NS for each in late) / len(late) if late else 0.0,
+        "sooner": sum(each < -MINUTE_NS for each in late) / len(late) if late else 0.0,
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--days", type=float, default=7.0)
+    parser.add_argument("--gpus", type=int, default=2048)
+    parser.add_argument("--load", type=float, default=1.05, help="of all GPU time, asked for")
+    parser.add_argument("--limits", type=float, default=1.5, help="time limits over real lengths")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=Path("runs/estimates.json"))
+    asked = parser.parse_args()
+    changes = [
+        f"days={asked.days}",
+        f"fleet.gpus={asked.gpus}",
+        f"workload.utilisation={asked.load}",
+        f"workload.limit_factor={asked.limits}",
+    ]
+    scenario = load_scenario("multi-tenant", changes)
+    world = Asking(scenario, asked.seed)
+    world.take_in(submissions(scenario, Draws(asked.seed)).jobs)
+    by_code: dict[str, list[Guess]] = {}
+    for guess in world.guesses.values():
+        by_code.setdefault(guess.code, []).append(guess)
+    waits = [guess for guess in world.guesses.values() if guess.code != "next_look"]
+    rows = [summarised(code, found) for code, found in sorted(by_code.items())]
+    rows.append(summarised("all that waited", waits))
+    print(f"{'minutes':16} jobs  none  started  waited   off (median, p90)  later  sooner")
+    for row in rows:
+        print(
+            f"{row['reason']:16}{row['jobs']:5}{row['no_estimate']:6}{row['started']:9}"
+            f"{row['wait_median']:8.0f}{row['off_median']:12.0f}{row['off_p90']:8.0f}"
+            f"{row['later']:7.0%}{row['sooner']:8.0%}"
+        )
+    asked.out.parent.mkdir(parents=True, exist_ok=True)
+    asked.out.write_text(json.dumps(rows))
+    return int(any(found for found in world.checks.found))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
