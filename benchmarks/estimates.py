@@ -1,4 +1,4 @@
-"""How good estimated starts are: a week of six teams, asked at each submission why the job waits.
+"""How good estimated starts are: days of six teams, asked at each submission why the job waits.
 
 The simulated fleet of ``phalanx simulate multi-tenant`` with more work than it can do, and a share
 of jobs that wait for other reasons too: teams under a ceiling, a class of service with a limit,
@@ -115,9 +115,9 @@ def summarised(code: str, guesses: list[Guess]) -> dict[str, object]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--days", type=float, default=7.0)
-    parser.add_argument("--gpus", type=int, default=2048)
-    parser.add_argument("--load", type=float, default=1.05, help="of all GPU time, asked for")
+    parser.add_argument("--days", type=float, default=4.0)
+    parser.add_argument("--gpus", type=int, default=512)
+    parser.add_argument("--load", type=float, default=1.2, help="of all GPU time, asked for")
     parser.add_argument("--limits", type=float, default=1.5, help="time limits over real lengths")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("runs/estimates.json"))

@@ -248,9 +248,11 @@ def next_of_array(ctx: Context, job: Job) -> None:
     elif waiting:
         following = ctx.view.jobs[next(iter(waiting))]
         del waiting[following.id]
-        if following.waiting_for:
+        if following.never:
+            pass  # it was told so
+        elif following.waiting_for:
             following.why = dependencies.waiting(ctx, following)
-        elif not following.never:
+        else:
             let_in(ctx, following)
     if not waiting:
         del ctx.view.array_waiting[job.array_parent]

@@ -483,3 +483,15 @@ def test_whatever_happened_every_pending_job_has_its_reason_and_an_estimate_or_w
     for _ in range(30):
         anything(rng, drive)
     tidy(drive)
+
+
+def test_members_that_can_never_start_go_on_saying_so_when_one_of_them_leaves() -> None:
+    drive = Drive(4)
+    first, other = drive.submit(gang=NODE), drive.submit(gang=NODE)
+    after = (Dependency("afterok", first.id), Dependency("afterany", other.id))
+    array = drive.submit(gang=NODE, array=Array(3, 1), after=after)
+    drive.tell(Cancel(job=first.id))
+    drive.tell(Cancel(job=array.id))
+    for index in (1, 2):
+        assert why(drive, array.id + index).reason.code == "dependency_never"
+    tidy(drive)
