@@ -10,15 +10,18 @@ from __future__ import annotations
 
 import argparse
 import json
+import random
 import statistics
 import sys
+import time
 from pathlib import Path
 
 from msgspec import Struct, structs
 
+from benchmarks.queue import Load
 from phalanx.cluster.commands import Command, Form
 from phalanx.cluster.events import Event, SetQuota, Submit
-from phalanx.cluster.job import Array, Dependency, JobSpec
+from phalanx.cluster.job import HOUR_NS, Array, Dependency, GangShape, Job, JobSpec
 from phalanx.cluster.policy import Qos
 from phalanx.simulate.draws import Draws
 from phalanx.simulate.load import load_scenario
@@ -113,6 +116,59 @@ def summarised(code: str, guesses: list[Guess]) -> dict[str, object]:
     }
 
 
+def chained(load: Load, count: int) -> int:
+    """A chain of jobs that wait for one another; the number of the last."""
+    jobs, now = load.view.jobs, load.view.now_ns
+    last = next(iter(load.view.active))
+    for _ in range(count):
+        number = len(jobs) + 1
+        spec = JobSpec(name="j", gang=GangShape(slot_gpus=1), time_limit_ns=HOUR_NS)
+        jobs[number] = Job(
+            id=number, spec=spec, submitted_ns=now, eligible=False, waiting_for={last: None}
+        )
+        last = number
+    return last
+
+
+def behind_all(load: Load) -> int:
+    """One job that waits for every other one that is in the queue."""
+    jobs, spec = load.view.jobs, JobSpec(name="j", gang=GangShape(slot_gpus=1))
+    number = len(jobs) + 1
+    jobs[number] = Job(
+        id=number, spec=spec, submitted_ns=0, eligible=False, waiting_for=dict(load.view.pending)
+    )
+    return number
+
+
+def cost() -> None:
+    """What questions cost, with 50,000 jobs waiting on 12,500 nodes."""
+    load = Load(12_500, 50_000, quotas=True, seed=1)
+    started = -1
+    while started != load.starts:
+        load.fill()
+        started = load.starts
+        load.look()
+    waiting, rng = list(load.view.pending), random.Random(2)
+    load.queue.explain(load.view, waiting[0])
+
+    def milliseconds(numbers: list[int]) -> float:
+        start = time.process_time()
+        answers = load.queue.answers(load.view)
+        for number in numbers:
+            answers.of(number)
+        return 1e3 * (time.process_time() - start)
+
+    each = [milliseconds([rng.choice(waiting)]) for _ in range(20)]
+    print(f"one question                              {statistics.median(each):8.1f} ms")
+    for count in (60, 1000):
+        page = rng.sample(waiting, count)
+        print(f"{count:5} questions of one moment             {milliseconds(page):8.1f} ms")
+    print(
+        f"behind a chain of 10,000                  {milliseconds([chained(load, 10_000)]):8.1f} ms"
+    )
+    print(f"behind all 50,000 of the queue            {milliseconds([behind_all(load)]):8.1f} ms")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--days", type=float, default=4.0)
@@ -120,8 +176,12 @@ def main() -> int:
     parser.add_argument("--load", type=float, default=1.2, help="of all GPU time, asked for")
     parser.add_argument("--limits", type=float, default=1.5, help="time limits over real lengths")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--cost", action="store_true", help="what a question costs instead")
     parser.add_argument("--out", type=Path, default=Path("runs/estimates.json"))
     asked = parser.parse_args()
+    if asked.cost:
+        cost()
+        return 0
     changes = [
         f"days={asked.days}",
         f"fleet.gpus={asked.gpus}",
