@@ -38,7 +38,8 @@ class HealthState(Struct, kw_only=True):
     withheld: dict[int, str] = {}  # nodes the breaker did not evict, with the cause
     alarms: dict[str, list[int]] = {}  # by detector: times of alarms that a test refuted
     incarnation: dict[int, int] = {}  # of each node's agent
-    drain_deadline: dict[int, int] = {}
+    drain_deadline: dict[int, int] = {}  # node that must be empty: when; 0: at once
+    drain_cause: dict[int, str] = {}  # why
     doomed: dict[int, str] = {}  # quarantined by a person as soon as they are empty
     renewed: dict[int, Node] = {}  # came back as other machines: described so when they are empty
 

@@ -24,6 +24,7 @@ from phalanx.cluster import (
     renewal,
     sense,
     storage,
+    vacate,
 )
 from phalanx.cluster.admit import policy_problems
 from phalanx.cluster.commands import Command, Proposal
@@ -192,6 +193,8 @@ def _on_ready(ctx: Context, fact: GangReady) -> None:
         else:  # fewer may have been asked for while it formed
             wanted = job.wanted_replicas
             elastic.resize(ctx, job, wanted, reason("scale", replicas=wanted))
+        if vacate.wants_to(ctx, job):  # what could take its place may have come meanwhile
+            ctx.look_at_queue(capacity=True)
 
 
 def _on_progress(ctx: Context, fact: Progress) -> None:
@@ -243,8 +246,11 @@ def _schedule(ctx: Context, _about: int, _token: int) -> None:
     if changed:
         renewal.take_over(ctx)
         health.examine_idle(ctx)
+        vacate.move_on(ctx)
         elastic.use_capacity(ctx)
     elastic.lend_pool(ctx)
+    for told in ctx.queue.mend_windows(ctx.view):
+        ctx.notify(told, level="warning")
     for decision in ctx.queue.schedule(ctx.view):
         match decision:
             case Start():
@@ -252,7 +258,8 @@ def _schedule(ctx: Context, _about: int, _token: int) -> None:
                 budget.watch(ctx, ctx.view.jobs[decision.job])
             case Preempt():
                 job = ctx.view.jobs[decision.job]
-                lifecycle.give_way(ctx, job, decision.grace_ns, decision.reason)
+                way = lifecycle.give_way if decision.for_job else vacate.for_window
+                way(ctx, job, decision.grace_ns, decision.reason)
             case Resize():
                 job = ctx.view.jobs[decision.job]
                 elastic.resize(ctx, job, decision.replicas, decision.reason)
@@ -310,6 +317,7 @@ _TIMERS: dict[str, Callable[[Context, int, int], None]] = {
     "kept": left_memory.expire,
     "time_limit": _allocation_timer(lifecycle.time_limit),
     "leave_by": _allocation_timer(lifecycle.must_be_gone),
+    "vacate": vacate.last_call,
     "budget": _allocation_timer(budget.check),
     "test": nodes.no_test,
     "ask": lambda ctx, number, _token: health.ask(ctx, number),

@@ -65,3 +65,4 @@ class QueueState(Struct):
     reserved: dict[int, Reserved] = {}  # by job
     tried_ns: dict[int, int] = {}  # by job: when it last looked for somebody to stop, in vain
     windows: dict[str, tuple[int, ...]] = {}  # nodes of reservations that name only GPUs
+    short: dict[str, None] = {}  # of these: which lack nodes, as was told

@@ -17,6 +17,7 @@ from phalanx.cluster.events import (
     Progress,
     RestoreFailed,
 )
+from phalanx.cluster.horizon import leave_ns
 from phalanx.cluster.job import SECOND_NS, SKIPS_KEPT, Gang, Job, JobState, Phase
 from phalanx.cluster.layout import buddy_shift
 from phalanx.cluster.messages import Source
@@ -50,6 +51,15 @@ def timeouts_of(ctx: Context, job: Job) -> Timeouts:
         return found
     # Nobody knows yet what a step takes: the first one has as long as it may without a hang.
     return structs.replace(found, drain_ns=max(found.drain_ns, found.hang_ns))
+
+
+def last_call_ns(ctx: Context, job: Job, deadline_ns: int) -> int:
+    """When a job must begin to leave so that it is gone, with its state safe, by a deadline.
+
+    Twice the time that it should take: storage may be slow, or the gang just form again.
+    """
+    needs_ns = max(leave_ns(ctx.view, job), timeouts_of(ctx, job).drain_ns)
+    return deadline_ns - 2 * needs_ns
 
 
 def gang_of(job: Job) -> Gang:

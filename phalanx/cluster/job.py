@@ -228,6 +228,7 @@ class Gang(Struct, kw_only=True, omit_defaults=True):
     ending: JobState | None = None  # what a gang becomes that drains, or is to once it has formed
     leave_by_ns: int = 0  # it must be gone then, saved or not; 0: it takes the time that it needs
     ending_why: Reason = Reason("")
+    saves: int = 0  # times that it formed again while it was to leave
 
 
 class Kept(Struct, kw_only=True):

@@ -12,7 +12,7 @@ from msgspec import Struct, structs
 from phalanx.cluster.causes import cause_of
 from phalanx.cluster.context import Context
 from phalanx.cluster.fleet import NodeState
-from phalanx.cluster.gangs import choose_source, gang_of, in_memory
+from phalanx.cluster.gangs import choose_source, gang_of, in_memory, last_call_ns
 from phalanx.cluster.job import Job
 from phalanx.cluster.layout import column_of, column_replicas
 from phalanx.cluster.placement import Refusal, Request, place, replacements, request_of
@@ -70,8 +70,13 @@ def leaving(ctx: Context, job: Job) -> tuple[tuple[int, ...], tuple[int, ...]]:
         verdict = cause_of(name).node
         state = ctx.fleet.state(node)
         if state is NodeState.DRAINING and (name == "host_maintenance" or verdict != "replace"):
-            # Nothing is wrong with it: a gang that leaves as a whole may form there once more.
-            must.update({node: None} if gang.ending is None else {})
+            # Nothing is wrong with it: a gang that leaves as a whole may form there once more,
+            # and one that lost a worker there uses it while there is time.
+            until_ns = last_call_ns(ctx, job, ctx.health.drain_deadline.get(node, 0))
+            stays = gang.ending is not None or (verdict == "keep" and ctx.now_ns < until_ns)
+            must.update({} if stays else {node: None})
+        elif state is NodeState.HEALTHY and name == "host_maintenance" and gang.ending is not None:
+            continue  # it is kept for others soon
         elif state in (NodeState.DEAD, NodeState.QUARANTINED) or verdict == "replace":
             must[node] = None
         elif verdict == "suspect":
@@ -221,10 +226,12 @@ def _shrunk(
     return _reshaped(ctx, job, gone, useful, columns)
 
 
-def ways_without(ctx: Context, job: Job, node: int, cause: str) -> list[Option]:
-    """What a job can do that must be off a node some time from now, cheapest first."""
+def ways_without(
+    ctx: Context, job: Job, nodes: tuple[int, ...], cause: str
+) -> list[Option]:
+    """What a job can do that must be off some nodes some time from now, cheapest first."""
     gang = gang_of(job)
-    without = structs.replace(gang, broken={**gang.broken, node: cause})
+    without = structs.replace(gang, broken={**gang.broken, **dict.fromkeys(nodes, cause)})
     return options(ctx, structs.replace(job, gang=without), saves=True)
 
 

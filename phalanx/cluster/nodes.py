@@ -22,12 +22,11 @@ from phalanx.cluster.events import (
 from phalanx.cluster.fleet import NodeState, bad_node
 from phalanx.cluster.gangs import gang_of, go_order, outstanding, stop_on
 from phalanx.cluster.job import Job
-from phalanx.cluster.ladder import ways_without
-from phalanx.cluster.lifecycle import depart_safely
 from phalanx.cluster.messages import Holding, Inventory
 from phalanx.cluster.reasons import Reason, reason, sentences
 from phalanx.cluster.recovery import broken, degrade
 from phalanx.cluster.renewal import renew
+from phalanx.cluster.vacate import OUT, drain, forget
 
 UNHEARD = ("node_silent", "connection_lost")  # causes after which nobody knows how a node is
 
@@ -38,7 +37,6 @@ sentences(
         "seen": "it speaks again",
         "drain_ordered": "a person wants it empty",
         "notice": "the site takes it away ({cause})",
-        "node_leaves": "it cannot stay on {node} ({what}), and nothing is free to take its place",
         "empty_now": "it holds no work any more",
         "no_such_node": "there is no node {node}",
         "no_such_question": "question {question} is not open",
@@ -48,7 +46,6 @@ sentences(
     }
 )
 
-OUT = (NodeState.DEAD, NodeState.QUARANTINED)
 FORGOTTEN_GENERATION = 2**31 - 1  # of a job that is no longer known: above all that it had
 
 
@@ -66,6 +63,7 @@ def bury(ctx: Context, node: int, cause: str) -> None:
     evict(ctx, node, cause, lost=True)
     why = reason("node_lost", cause=cause, what=cause_of(cause).what)
     ctx.health.testing.pop(node, None)
+    forget(ctx, node)
     ctx.fleet.set_state(node, NodeState.DEAD, ctx.now_ns, why)
     ctx.look_at_queue()
 
@@ -253,6 +251,7 @@ def on_repaired(ctx: Context, fact: NodeRepaired) -> None:
     """Somebody repaired a node: its past counts no more, and it is tested."""
     ctx.health.incidents.pop(fact.node, None)
     if ctx.fleet.state(fact.node) in (*OUT, NodeState.DRAINING):
+        forget(ctx, fact.node)
         why = reason("repaired")
         ctx.fleet.set_state(fact.node, NodeState.SUSPECT, ctx.now_ns, why)
         health.test(ctx, fact.node)
@@ -266,7 +265,7 @@ def on_readmit(ctx: Context, fact: ReadmitNode) -> None:
     if state in (NodeState.HEALTHY, NodeState.SPARE):
         refuse(ctx, fact.request, reason("not_idle", node=fact.node, state=state.name.lower()))
         return
-    ctx.health.drain_deadline.pop(fact.node, None)
+    forget(ctx, fact.node)
     ctx.health.incidents.pop(fact.node, None)
     if fact.tested or state is NodeState.DRAINING:
         health.readmit(ctx, fact.node, reason("vouched"))
@@ -301,37 +300,6 @@ def on_notice(ctx: Context, fact: NodeNotice) -> None:
     """The site takes a node away at a time."""
     why = reason("notice", cause=fact.cause)
     drain(ctx, fact.node, fact.deadline_ns, why, fact.cause)
-
-
-def drain(ctx: Context, node: int, deadline_ns: int, why: Reason, cause: str) -> None:
-    """Gives a node no new work, and moves what it runs elsewhere while there is time."""
-    if ctx.fleet.state(node) in (*OUT, NodeState.DRAINING):
-        return
-    owner = ctx.fleet.spare_for(node)
-    if owner and ctx.fleet.state(node) is NodeState.SPARE:
-        broken(ctx, ctx.view.jobs[owner], node, cause, lost=False)
-    ctx.health.testing.pop(node, None)
-    ctx.health.drain_deadline[node] = deadline_ns
-    ctx.fleet.set_state(node, NodeState.DRAINING, ctx.now_ns, why)
-    for number in list(ctx.fleet.held[node]):
-        move_off(ctx, ctx.view.jobs[number], node, deadline_ns, cause)
-    ctx.look_at_queue(capacity=True)
-
-
-def move_off(ctx: Context, job: Job, node: int, deadline_ns: int, cause: str) -> None:
-    """A job leaves a node: for another that takes over what is in memory, or with a checkpoint."""
-    gang = gang_of(job)
-    if gang.ending is not None:
-        depart_safely(ctx, job, gang.ending, gang.ending_why, by_ns=deadline_ns)
-        return
-    no_time = 0 < deadline_ns < ctx.now_ns + job.saving_ns
-    if no_time or ways_without(ctx, job, node, cause)[0].rung != "requeue":
-        broken(ctx, job, node, cause, lost=False)
-        return
-    job.preemptions += 1
-    name, what = ctx.fleet.nodes[node].name, cause_of(cause).what
-    why = reason("node_leaves", node=name, what=what)
-    depart_safely(ctx, job, "pending", why, by_ns=deadline_ns)
 
 
 def on_answer(ctx: Context, fact: Answer) -> None:

@@ -58,6 +58,7 @@ def on_reservation(ctx: Context, fact: SetReservation) -> None:
     for name in (*over, fact.name):
         ctx.view.reservations.pop(name, None)
         ctx.queue.state.windows.pop(name, None)
+        ctx.queue.state.short.pop(name, None)
     if not removed:
         ctx.view.reservations[fact.name] = wanted
         if wanted.gpus:

@@ -14,7 +14,7 @@ from msgspec import structs
 from phalanx.cluster import windows
 from phalanx.cluster.claims import evict, holds, promise_start, quota_gpus, starves
 from phalanx.cluster.decisions import Decision, Preempt, Reserved, Resize, Start
-from phalanx.cluster.horizon import length_ns
+from phalanx.cluster.horizon import leave_ns, length_ns
 from phalanx.cluster.job import Job, Placement
 from phalanx.cluster.placement import place
 from phalanx.cluster.preemption import Eviction, Offer
@@ -355,7 +355,7 @@ class Pass:
         """Jobs that would still be there when a window opens leave before it does."""
         view, grace = self._view, self._policy.grace_ns
         for window in windows.running(view):
-            if view.now_ns < window.start_ns - grace:
+            if view.now_ns < windows.emptied_from_ns(view, window):
                 continue
             seen: dict[int, None] = {}
             for node in self._queue.window_members(view, window.name):
@@ -365,8 +365,11 @@ class Pass:
                 if job is None or job.state == "draining" or number in self._leaving:
                     continue
                 end_ns = self._queue.horizon(view).end_ns(view, number)
+                if view.now_ns < window.start_ns - leave_ns(view, job):
+                    continue
                 if windows.shuts_out(window, job.spec.team, end_ns):
-                    left = max(window.start_ns - view.now_ns, 1)
+                    # Who is told late has its grace all the same.
+                    left = max(window.start_ns - view.now_ns, grace)
                     why = reason("window_opens", name=window.name)
-                    self._decisions.append(Preempt(number, 0, min(grace, left), why))
+                    self._decisions.append(Preempt(number, 0, left, why))
                     self._leaving[number] = None

@@ -11,6 +11,7 @@ where they cannot be in its way.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from copy import copy
 
 from msgspec import structs
@@ -28,10 +29,10 @@ from phalanx.cluster.decisions import (
     Start,
 )
 from phalanx.cluster.fleet import NodeState
-from phalanx.cluster.horizon import Horizon
+from phalanx.cluster.horizon import Horizon, leave_ns
 from phalanx.cluster.job import Job, Placement
 from phalanx.cluster.passes import Pass
-from phalanx.cluster.reasons import Reason, reason
+from phalanx.cluster.reasons import Reason, reason, sentences
 from phalanx.cluster.request import held_by
 from phalanx.cluster.room import Nodes, set_of_nodes
 from phalanx.cluster.state import Reservation, View
@@ -49,6 +50,14 @@ __all__ = [
     "admit",
     "take",
 ]
+
+
+sentences(
+    {
+        "window_short": 'reservation "{name}" lost nodes, and {less} of its {gpus} GPUs cannot be '
+        "had elsewhere: bring nodes back, or move it",
+    }
+)
 
 
 class Queue:
@@ -87,7 +96,7 @@ class Queue:
     def next_wake_ns(self, view: View) -> int | None:
         """When to look again although nothing happened (a window opens, a promise falls due)."""
         now, policy = view.now_ns, view.policy.queue
-        times = [windows.next_edge_ns(view)]
+        times = [windows.next_edge_ns(view), *self._leaving_times(view)]
         if self.waiting.lanes:
             oldest = (lane.entries[0] for lane in self.waiting.lanes.values())
             times += [at + policy.starving_ns - view.jobs[job].waited_ns for at, job in oldest]
@@ -96,6 +105,15 @@ class Queue:
         if self.state.tried_ns:
             times.append(self._askable_ns(view))
         return min((at for at in times if at is not None and at > now), default=None)
+
+    def _leaving_times(self, view: View) -> Iterator[int]:
+        """When each job on the nodes of a window that opens soon must begin to leave."""
+        for window in windows.running(view):
+            if windows.emptied_from_ns(view, window) <= view.now_ns < window.start_ns:
+                members = self.window_members(view, window.name)
+                there = dict.fromkeys(job for node in members for job in view.fleet.held[node])
+                for number in there:
+                    yield window.start_ns - leave_ns(view, view.jobs[number])
 
     def _askable_ns(self, view: View) -> int | None:
         """When somebody can first be asked to leave who could not when a job last tried."""
@@ -297,14 +315,36 @@ class Queue:
             self.state.windows[name] = self.free_window(view, reservation)
         return self.state.windows[name]
 
-    def free_window(self, view: View, reservation: Reservation) -> tuple[int, ...]:
-        """Nodes for a reservation that names only GPUs, of those that no other one keeps then."""
+    def mend_windows(self, view: View) -> list[Reason]:
+        """Finds nodes for those that windows lost; what to tell of windows that lack some."""
+        told = []
+        for reservation in windows.running(view):
+            name = reservation.name
+            if reservation.nodes or not self.state.windows.get(name):
+                continue
+            members, lacking = windows.mended(
+                view, reservation, self.state.windows[name], self._taken_beside(view, reservation)
+            )
+            self.state.windows[name] = members
+            if not lacking:
+                self.state.short.pop(name, None)
+            elif name not in self.state.short:
+                self.state.short[name] = None
+                told.append(reason("window_short", name=name, gpus=reservation.gpus, less=lacking))
+        return told
+
+    def _taken_beside(self, view: View, reservation: Reservation) -> tuple[int, ...]:
+        """Nodes that other reservations keep for some of the same time."""
         taken = {
             node: None
             for other in windows.beside(view, reservation)
             for node in other.nodes or self.state.windows.get(other.name, ())
         }
-        return windows.choose_nodes(view, reservation, tuple(taken))
+        return tuple(taken)
+
+    def free_window(self, view: View, reservation: Reservation) -> tuple[int, ...]:
+        """Nodes for a reservation that names only GPUs, of those that no other one keeps then."""
+        return windows.choose_nodes(view, reservation, self._taken_beside(view, reservation))
 
     def gate(self, view: View, lane: Lane, gpus: int) -> Reason | None:
         """What keeps a job from starting even if there is room."""

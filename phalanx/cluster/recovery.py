@@ -7,15 +7,30 @@ from phalanx.cluster.causes import cause_of
 from phalanx.cluster.commands import Abort, Rebalance
 from phalanx.cluster.context import Context
 from phalanx.cluster.fleet import NodeState, lowest_bits
-from phalanx.cluster.gangs import form, gang_of, stop_on, timeouts_of, token
+from phalanx.cluster.gangs import (
+    form,
+    gang_of,
+    in_memory,
+    last_call_ns,
+    stop_on,
+    timeouts_of,
+    token,
+)
 from phalanx.cluster.job import SECOND_NS, Job, Placement
 from phalanx.cluster.ladder import Option, degraded_ways, options, slow_ways
 from phalanx.cluster.layout import column_slots, without_columns
-from phalanx.cluster.lifecycle import drop_spare, held_gpus, leave, spare_gpus
+from phalanx.cluster.lifecycle import (
+    depart_safely,
+    drop_spare,
+    held_gpus,
+    leave,
+    spare_gpus,
+)
 from phalanx.cluster.placement import held_by
 from phalanx.cluster.reasons import Reason, reason, sentences
 
 EVIDENCE_KEPT = 5
+MORE_SAVES = 1  # times that a gang which is to leave forms again to save what it has
 
 sentences(
     {
@@ -34,7 +49,10 @@ sentences(
         "(attempt {times} of {tries} failed)",
         "room_never": "no room for the checkpoint of step {step} in {times} attempts: its last "
         "{steps} steps were only in memory and are LOST; its newest checkpoint is step {durable}",
+        "node_leaves": "it cannot stay on {node} ({what}), and nothing is free to take its place",
         "drain_broken": "broke while it was asked to leave ({cause})",
+        "saves_again": "broke while it was asked to leave ({cause}): it forms once more to save its "
+        "newest steps",
     }
 )
 
@@ -53,11 +71,12 @@ def broken(ctx: Context, job: Job, node: int, cause: str, *, lost: bool) -> None
     if lost and node in gang.keepers:
         gang.lost[node] = cause
     if gang.ending is not None:
-        told = reason("drain_broken", cause=cause)
-        ending, why = gang.ending, gang.ending_why
+        again = _saves_again(ctx, job)
+        told = reason("saves_again" if again else "drain_broken", cause=cause)
         ctx.notify(told, job=job.id, level="warning")
-        leave(ctx, job, ending, why)
-        return
+        if not again:
+            leave(ctx, job, gang.ending, gang.ending_why)
+            return
     settle_ns = ctx.now_ns + ctx.policy.recovery.settle_ns
     if cause == "disk_full":  # memory holds the state until somebody made room
         settle_ns += ctx.policy.recovery.room_retry_ns * max(1, job.failures_there)
@@ -73,7 +92,7 @@ def broken(ctx: Context, job: Job, node: int, cause: str, *, lost: bool) -> None
     answer_ns = 0
     if cause == "lost_peer":  # whoever does not answer the abort is the one that is missed
         answer_ns = settle_ns = ctx.now_ns + timeouts_of(ctx, job).abort_ns
-    if gang.phase == "running" or answer_ns:
+    if gang.phase in ("running", "draining") or answer_ns:
         others = tuple([other for other in placement.nodes if other not in gang.broken])
         if answer_ns:  # a spare that died with them must not take their place
             others += placement.spares
@@ -85,6 +104,29 @@ def broken(ctx: Context, job: Job, node: int, cause: str, *, lost: bool) -> None
     # Who is silent is said when answers are due; if nobody is, the gang goes on a little later.
     grace_ns = ctx.policy.timeouts.round_trip_ns if answer_ns else 0
     ctx.wake(settle_ns + grace_ns, "settle", job.id, token(job))
+
+
+def _saves_again(ctx: Context, job: Job) -> bool:
+    """Whether a gang that broke while it was to leave forms once more, to save what it has.
+
+    Not for ever, and only where its nodes still hold the steps and there is time.
+    """
+    gang = gang_of(job)
+    if job.committed <= job.durable or not in_memory(gang):
+        return False
+    if gang.phase == "settling":
+        return True  # it is about to
+    by_ns, saving_ns = gang.leave_by_ns, job.saving_ns + ctx.policy.recovery.settle_ns
+    expected = job.spec.expected
+    if gang.phase == "draining":  # it has to form first
+        saving_ns += expected.join_ns(cold=False) + expected.form_ns + expected.restore_peer_ns
+    late = 0 < by_ns < ctx.now_ns + saving_ns
+    if late or gang.saves >= MORE_SAVES:
+        return False
+    gang.saves += 1
+    if by_ns:
+        ctx.wake(by_ns, "leave_by", job.id, job.started_ns)
+    return True
 
 
 def own_failure(ctx: Context, job: Job, cause: str, detail: str, step: int = 0) -> bool:
@@ -147,6 +189,9 @@ def recover(ctx: Context, job: Job) -> None:
         return
     ctx.ledger.found(job.id, gang.cause)
     found = options(ctx, job)
+    if found[0].rung == "requeue" and _merely_emptied(ctx, job):
+        _leave_in_order(ctx, job)
+        found = options(ctx, job)
     if gang.ending is not None:  # it forms, wherever it can, only to save what it has in memory
         found.sort(key=lambda way: way.rung == "requeue")
     best = found[0]
@@ -168,6 +213,49 @@ def recover(ctx: Context, job: Job) -> None:
         settle_nodes(ctx, gone)
         return
     reshape(ctx, job, best, why)
+
+
+def _merely_emptied(ctx: Context, job: Job) -> bool:
+    """Whether all that is wrong with a gang is that some of its nodes must be empty soon."""
+    gang, fleet = gang_of(job), ctx.fleet
+    if gang.ending is not None or not gang.broken or job.step <= job.durable:
+        return False
+    by_ns = _empty_by_ns(ctx, tuple(gang.broken))
+    if not in_memory(gang) or 0 < by_ns < ctx.now_ns + job.saving_ns:
+        return False
+    return all(
+        fleet.state(node) in (NodeState.DRAINING, NodeState.HEALTHY)
+        and cause == ctx.health.drain_cause.get(node, "host_maintenance")
+        for node, cause in gang.broken.items()
+    )
+
+
+def _leave_in_order(ctx: Context, job: Job) -> None:
+    """What was to take the place of its nodes is gone: a gang forms there again.
+
+    It goes on until it must leave, or saves what it has if that is now.
+    """
+    gang = gang_of(job)
+    nodes = tuple(gang.broken)
+    by_ns = _empty_by_ns(ctx, nodes)
+    last_ns = last_call_ns(ctx, job, by_ns)
+    if ctx.now_ns < last_ns and ctx.policy.recovery.in_place:
+        gang.broken = {}
+        for node in nodes:
+            ctx.wake(last_ns, "vacate", node, ctx.health.drain_deadline.get(node, 0))
+        return
+    job.preemptions += 1
+    names = ", ".join(ctx.fleet.nodes[node].name for node in nodes[:EVIDENCE_KEPT])
+    why = reason("node_leaves", node=names, what=cause_of(gang.cause).what)
+    depart_safely(ctx, job, "pending", why, by_ns=by_ns)
+
+
+def _empty_by_ns(ctx: Context, nodes: tuple[int, ...]) -> int:
+    """When nodes that must be empty have to be; 0: as soon as that loses nothing."""
+    drained = [ctx.health.drain_deadline[n] for n in nodes if n in ctx.health.drain_deadline]
+    if not drained:  # a window opens
+        return ctx.now_ns + ctx.policy.queue.grace_ns
+    return min((by_ns for by_ns in drained if by_ns), default=0)
 
 
 def _parted(ctx: Context, job: Job) -> bool:

@@ -11,8 +11,12 @@ from collections.abc import Iterator
 import numpy as np
 
 from phalanx.cluster.fleet import NodeState
+from phalanx.cluster.job import HOUR_NS
 from phalanx.cluster.room import Nodes
 from phalanx.cluster.state import Reservation, View
+
+LONGEST_LEAVE_NS = HOUR_NS  # that a job is given to save its state before a window opens
+LOST = (NodeState.DEAD, NodeState.QUARANTINED, NodeState.DRAINING)
 
 
 def choose_nodes(
@@ -33,6 +37,32 @@ def choose_nodes(
     enough = np.cumsum(columns.gpus[order])
     count = int(np.searchsorted(enough, reservation.gpus)) + 1
     return tuple(sorted(order[:count].tolist())) if count <= len(order) else ()
+
+
+def mended(
+    view: View, reservation: Reservation, members: tuple[int, ...], taken: tuple[int, ...]
+) -> tuple[tuple[int, ...], int]:
+    """(nodes of a reservation that names only GPUs, without those that are lost; GPUs it lacks).
+
+    Others take the place of what is lost: idle ones first. What cannot be replaced stays, for it
+    may come back.
+    """
+    columns = view.fleet.columns
+    state = columns.state[np.asarray(members, np.int64)]
+    lost = [node for node, is_lost in zip(members, np.isin(state, LOST), strict=True) if is_lost]
+    kept = [node for node in members if node not in lost]
+    lacking = reservation.gpus - sum(view.fleet.nodes[node].gpus for node in kept)
+    if lacking <= 0 or not lost:
+        return members, max(0, lacking)
+    able = (columns.gpus > 0) & (columns.state == NodeState.HEALTHY)
+    able[np.asarray((*members, *taken), np.int64)] = False
+    order = np.flatnonzero(able)
+    order = order[np.lexsort((order, columns.gpus[order] > columns.free_gpus[order]))]
+    count = int(np.searchsorted(np.cumsum(columns.gpus[order]), lacking)) + 1
+    new = order[:count].tolist()
+    lacking -= sum(view.fleet.nodes[node].gpus for node in new)
+    stays = lost if lacking > 0 else []
+    return tuple(sorted((*kept, *new, *stays))), max(0, lacking)
 
 
 def beside(view: View, reservation: Reservation) -> Iterator[Reservation]:
@@ -69,13 +99,21 @@ def closed_nodes(
     return closed, name
 
 
+def emptied_from_ns(view: View, reservation: Reservation) -> int:
+    """When the first may have to begin to leave the nodes of a window."""
+    return reservation.start_ns - max(view.policy.queue.grace_ns, LONGEST_LEAVE_NS)
+
+
 def next_edge_ns(view: View) -> int | None:
     """When a window begins, ends, or must begin to be emptied."""
-    grace = view.policy.queue.grace_ns
     edges = [
         edge
         for reservation in running(view)
-        for edge in (reservation.start_ns - grace, reservation.start_ns, reservation.end_ns)
+        for edge in (
+            emptied_from_ns(view, reservation),
+            reservation.start_ns,
+            reservation.end_ns,
+        )
         if edge > view.now_ns
     ]
     return min(edges, default=None)

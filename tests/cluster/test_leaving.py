@@ -8,12 +8,15 @@ from msgspec import structs
 from phalanx.cluster.commands import Abort, Drain, Notify, Stop
 from phalanx.cluster.core import Core
 from phalanx.cluster.events import (
+    DeviceError,
     DrainNode,
     GangDrained,
     GangJoined,
     GangReady,
+    JobFinished,
     NodeNotice,
     NodeSilent,
+    ReadmitNode,
     SetReservation,
     WorkerExited,
 )
@@ -56,9 +59,14 @@ def formed(drive: Drive, job: Job) -> None:
 def test_a_node_that_must_be_empty_is_left_with_every_step_saved(order, notice_ns):
     drive = Drive(2)
     job = drive.running(190, gang=gang(2), time_limit_ns=10 * HOUR)
-    drive.tell(order(node=0, deadline_ns=drive.now_ns + notice_ns))
+    until_ns = drive.now_ns + notice_ns
+    drive.tell(order(node=0, deadline_ns=until_ns))
+    if notice_ns > HOUR:
+        drive.wait(notice_ns - 10 * 60 * SECOND)
+        assert job.state == "running", "nothing can replace the node, and there is time"
+        drive.wait(9 * 60 * SECOND)
     assert not drive.bodies(Abort) and drive.bodies(Drain)
-    assert drive.bodies(Drain)[-1].deadline_ns <= drive.now_ns + notice_ns
+    assert drive.bodies(Drain)[-1].deadline_ns <= until_ns
     saved(drive, job)
     assert "n0" in str(job.why) and not lost_steps(drive)
 
@@ -112,7 +120,7 @@ def test_a_gang_that_forms_on_a_node_that_must_be_empty_saves_its_steps_first():
     drive.tell(WorkerExited(job=job.id, generation=1, node=node, rank=0, cause="worker_killed"))
     drive.wait(SECOND)
     assert job.gang.phase == "joining"
-    drive.tell(DrainNode(node=1, deadline_ns=drive.now_ns + HOUR))
+    drive.tell(DrainNode(node=1, deadline_ns=drive.now_ns + 100 * SECOND))
     formed(drive, job)
     saved(drive, job)
 
@@ -123,6 +131,141 @@ def test_all_nodes_of_a_job_that_must_be_empty_at_once_lose_nothing():
     for node in job.placement.nodes:  # there is one node to take over, not two
         drive.tell(NodeNotice(node=node, deadline_ns=drive.now_ns + HOUR))
     drive.wait(SECOND)
+    formed(drive, job)
+    assert job.state == "running"
+    drive.wait(HOUR - 60 * SECOND)
+    saved(drive, job)
+    assert not lost_steps(drive)
+
+
+def empty_later(drive: Drive, job: Job) -> int:
+    """A node of a job must be empty in five hours, and nothing can take its place."""
+    node = job.placement.nodes[0]
+    drive.tell(DrainNode(node=node, deadline_ns=drive.now_ns + 5 * HOUR))
+    drive.wait(HOUR)
+    assert job.state == "running" and node in job.placement.nodes
+    return node
+
+
+def test_a_node_that_becomes_free_before_the_deadline_takes_over():
+    drive = Drive(3)
+    other = drive.running(gang=gang(1), name="other")
+    job = drive.running(190, gang=gang(2))
+    node = empty_later(drive, job)
+    drive.tell(JobFinished(job=other.id, generation=other.generation, step=150))
+    drive.wait(3 * SECOND)
+    assert node not in job.placement.nodes
+    drive.run(job)
+    assert (drive.last_restore().step, drive.last_restore().source) == (190, "peer")
+    drive.wait(5 * HOUR)
+    assert job.state == "running" and job.preemptions == 0
+
+
+def test_a_node_that_becomes_free_while_the_gang_forms_takes_over_when_it_runs():
+    drive = Drive(3)
+    other = drive.running(gang=gang(1), name="other")
+    job = drive.running(190, gang=gang(2))
+    node = empty_later(drive, job)
+    died = WorkerExited(job=job.id, generation=1, node=node, rank=0, cause="worker_killed")
+    drive.tell(died)
+    drive.wait(SECOND)
+    assert job.state == "forming" and node in job.placement.nodes, "it is good until the deadline"
+    drive.tell(JobFinished(job=other.id, generation=other.generation, step=150))
+    drive.wait(3 * SECOND)
+    formed(drive, job)
+    drive.wait(3 * SECOND)
+    assert node not in job.placement.nodes
+
+
+def test_a_fault_of_a_node_that_must_be_empty_later_makes_the_job_leave_now():
+    drive = Drive(2)
+    job = drive.running(190, gang=gang(2))
+    node = empty_later(drive, job)
+    drive.tell(DeviceError(node=node, cause="hbm_ecc", job=job.id))
+    drive.wait(2 * SECOND)
+    assert job.state == "pending"
+
+
+def test_a_drain_that_is_taken_back_leaves_the_job_where_it_is():
+    drive = Drive(2)
+    job = drive.running(190, gang=gang(2))
+    node = empty_later(drive, job)
+    drive.tell(ReadmitNode(node=node))
+    drive.wait(6 * HOUR)
+    assert job.state == "running" and not drive.bodies(Drain)
+
+
+def test_of_two_deadlines_for_a_node_the_sooner_counts():
+    drive = Drive(2)
+    job = drive.running(190, gang=gang(2))
+    node = empty_later(drive, job)
+    drive.tell(NodeNotice(node=node, deadline_ns=drive.now_ns + 3 * HOUR))
+    drive.tell(NodeNotice(node=node, deadline_ns=drive.now_ns + 9 * HOUR))
+    drive.wait(3 * HOUR - 60 * SECOND)
+    saved(drive, job)
+    assert not lost_steps(drive)
+
+
+def test_an_elastic_job_keeps_its_replicas_until_the_node_must_be_empty():
+    drive = Drive(2)
+    job = drive.running(190, gang=gang(2, least_replicas=1))
+    node = empty_later(drive, job)
+    drive.wait(4 * HOUR - 60 * SECOND)
+    assert job.placement.replicas == 1 and node not in job.placement.nodes
+    drive.run(job)
+    assert (drive.last_restore().step, drive.last_restore().source) == (190, "peer")
+
+
+def test_a_restored_core_knows_when_a_node_must_be_empty():
+    drive = Drive(2)
+    job = drive.running(190, gang=gang(2))
+    empty_later(drive, job)
+    drive.core = Core.restore(drive.core.snapshot())
+    drive.wait(4 * HOUR - 60 * SECOND)
+    saved(drive, drive.core.view.jobs[job.id])
+
+
+def test_it_is_said_once_that_a_job_stays_on_a_node_that_must_be_empty():
+    drive = Drive(2)
+    job = drive.running(190, gang=gang(2))
+    empty_later(drive, job)
+    for _ in range(3):
+        drive.train(job, 10)
+        drive.wait(HOUR)
+    told = [note.reason.code for note in drive.bodies(Notify)]
+    assert told.count("stays_on") == 1
+
+
+def test_a_replacement_that_is_gone_before_the_swap_leaves_the_gang_where_it_was():
+    drive = Drive(3)
+    job = drive.running(190, gang=gang(2))
+    node, other = job.placement.nodes[0], 3 - sum(job.placement.nodes)
+    drive.tell(DrainNode(node=node, deadline_ns=drive.now_ns + HOUR))
+    assert job.gang.phase == "settling"
+    drive.tell(NodeSilent(node=other))
+    drive.wait(SECOND)
+    formed(drive, job)
+    assert job.state == "running" and node in job.placement.nodes and not lost_steps(drive)
+    drive.wait(HOUR - 60 * SECOND)
+    saved(drive, job)
+
+
+@pytest.mark.parametrize("time", ["enough", "too-little"])
+def test_a_gang_that_breaks_while_it_leaves_forms_once_more_to_save_its_steps(time):
+    drive = Drive(2)
+    job = drive.running(190, gang=gang(2))
+    left_ns = 5 * 60 * SECOND if time == "enough" else 10 * SECOND
+    drive.tell(NodeNotice(node=0, deadline_ns=drive.now_ns + left_ns))
+    drive.wait(max(0, left_ns - 110 * SECOND))
+    assert job.state == "draining"
+    node = job.placement.nodes[1]
+    died = WorkerExited(job=job.id, generation=1, node=node, rank=8, cause="worker_killed")
+    drive.tell(died)
+    drive.wait(SECOND)
+    if time == "too-little":
+        assert job.state == "pending" and lost_steps(drive) == [90]
+        return
+    assert job.state == "forming" and not lost_steps(drive)
     formed(drive, job)
     saved(drive, job)
     assert not lost_steps(drive)

@@ -291,6 +291,9 @@ def test_a_gang_that_forms_at_its_time_limit_saves_what_it_has_in_memory(ready: 
         drive.tell(GangDrained(job=job.id, generation=2, step=job.step))
     else:
         dies(drive, job)
+        drive.wait(2 * SECOND)
+        assert job.state == "forming" and job.generation == 3, "it tries once more, not for ever"
+        dies(drive, job)
     assert job.state == "pending" and "time limit" in str(job.why)
 
 

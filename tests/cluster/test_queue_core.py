@@ -89,9 +89,34 @@ def test_a_maintenance_window_empties_its_node_in_time() -> None:
     )
     assert isinstance(drive.sent[-1].body, Accept)
     drive.wait(HOUR - 30 * SECOND)
+    assert job.placement.nodes != (node,), "the other node is free: it moves there"
+    drive.run(job)
+    assert drive.last_restore().source == "peer" and job.preemptions == 0
+
+
+def test_a_job_that_a_window_shuts_out_saves_its_steps_before_it_opens() -> None:
+    drive = Drive(1)
+    slow = structs.replace(EXPECTED, flush_ns=20 * 60 * SECOND)  # far more than the grace
+    job = drive.running(gang=NODE, expected=slow)
+    start = drive.now_ns + 3 * HOUR
+    drive.tell(SetReservation(name="fan", start_ns=start, end_ns=start + HOUR, nodes=(0,)))
+    drive.wait(2 * HOUR)
+    assert job.state == "running"
+    drive.wait(HOUR - 20 * 60 * SECOND)
     assert job.state == "draining" and "fan" in str(job.why)
+    assert drive.bodies(Drain)[-1].deadline_ns == start
     drained(drive, job)
-    assert job.state == "forming" and job.placement.nodes != (node,)
+    assert job.state == "pending" and job.durable == job.step
+
+
+def test_who_learns_of_a_window_too_late_has_the_grace_to_save_its_steps() -> None:
+    drive = Drive(1)
+    job = drive.running(gang=NODE)
+    now = drive.now_ns
+    drive.tell(SetReservation(name="fan", start_ns=now + SECOND, end_ns=now + HOUR, nodes=(0,)))
+    drive.wait(2 * SECOND)
+    assert job.state == "draining"
+    assert drive.bodies(Drain)[-1].deadline_ns >= now + Policy().queue.grace_ns
 
 
 def test_a_submission_that_can_never_run_is_refused() -> None:
