@@ -226,9 +226,7 @@ def _shrunk(
     return _reshaped(ctx, job, gone, useful, columns)
 
 
-def ways_without(
-    ctx: Context, job: Job, nodes: tuple[int, ...], cause: str
-) -> list[Option]:
+def ways_without(ctx: Context, job: Job, nodes: tuple[int, ...], cause: str) -> list[Option]:
     """What a job can do that must be off some nodes some time from now, cheapest first."""
     gang = gang_of(job)
     without = structs.replace(gang, broken={**gang.broken, **dict.fromkeys(nodes, cause)})

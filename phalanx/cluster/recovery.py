@@ -51,8 +51,8 @@ sentences(
         "{steps} steps were only in memory and are LOST; its newest checkpoint is step {durable}",
         "node_leaves": "it cannot stay on {node} ({what}), and nothing is free to take its place",
         "drain_broken": "broke while it was asked to leave ({cause})",
-        "saves_again": "broke while it was asked to leave ({cause}): it forms once more to save its "
-        "newest steps",
+        "saves_again": "broke while it was asked to leave ({cause}): it forms once more to save"
+        " its newest steps",
     }
 )
 

@@ -28,6 +28,8 @@ RULES = {
     "array": "no more members of an array run than its width allows",
     "dependency": "a job starts after what it waits for, and waits for ever only if it must",
     "window": "reserved nodes are used by those they are reserved for",
+    "partition": "nodes of a partition are used by those whom its rules let in",
+    "emptied": "a node that must be empty by a time is",
     "limit": "no job outlasts its time limit or its budget by more than it takes to leave",
     "starved": "no job waits for ever",
     "quarantined": "a quarantined node holds no work",
@@ -75,12 +77,13 @@ class Invariants:
         self._placements: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}
         self._claims: dict[int, dict[int, int]] = {}  # node: job: mask
         self._tail: list[Event] = []
+        self._site = SiteRules(core, self.add)
         self.watch(core)
 
     def watch(self, core: Core) -> None:
         """This core is the one from now on; it may know events that the last one did not handle."""
         self.core = core
-        self._site = SiteRules(core, self.add)
+        self._site.core = core
         self._placements, self._claims = {}, {}
         for number in core.view.active:
             self._gang(core.view.jobs[number], seen=True)
@@ -97,6 +100,7 @@ class Invariants:
         """The core has taken in an event."""
         for command in commands:
             self._ordered(command)
+        self._site.heard(event)
         known = [self.core.view.jobs.get(number) for number in _touched(event, commands)]
         touched = [job for job in known if job is not None]
         for job in touched:  # one event may take a node from one job and give it to another
@@ -179,6 +183,7 @@ class Invariants:
             self._placements.pop(job.id, None)
             return
         self._placements[job.id] = (nodes, masks)
+        self._site.placed(job)
         if not before[0] and not seen:
             self._site.started(job)
         shape = job.spec.gang

@@ -257,6 +257,8 @@ class ChaosPart(Section, frozen=True, kw_only=True):
     busy: Fraction = 0.5
     """Seeds with a busy site: teams with quotas, classes of service that preempt, time limits,
     budgets, arrays, dependencies, and people who reserve nodes and change all of it."""
+    partitioned: Fraction = 0.5
+    """Busy sites on which some nodes are a partition for some teams, or for short jobs only."""
     kinds: tuple[str, ...] = ()
     """Kinds of faults to inject; empty: all (``phalanx simulate faults`` lists them)."""
 

@@ -10,7 +10,10 @@ from collections.abc import Callable, Mapping
 from itertools import chain
 
 from phalanx.cluster.core import Core
+from phalanx.cluster.events import DrainNode, Event, NodeNotice
+from phalanx.cluster.fleet import NodeState
 from phalanx.cluster.job import ENDED, SECOND_NS, Job, JobSpec
+from phalanx.cluster.policy import Partition
 from phalanx.cluster.state import Reservation, View
 from phalanx.cluster.timeouts import derive
 
@@ -37,6 +40,11 @@ def held_by(view: View, whose: Callable[[JobSpec], str]) -> dict[str, int]:
     return held
 
 
+def _let_in(rule: Partition, spec: JobSpec) -> bool:
+    short = not rule.most_time_ns or 0 < spec.time_limit_ns <= rule.most_time_ns
+    return short and (not rule.teams or spec.team in rule.teams)
+
+
 class SiteRules:
     """Looks at jobs when they start, and at all of them now and then."""
 
@@ -44,6 +52,26 @@ class SiteRules:
         self.core = core
         self._complain = complain
         self._seen_ns: dict[str, tuple[Reservation, int]] = {}  # windows, since when they are known
+        self._empty_by_ns: dict[int, int] = {}  # nodes that were to be empty by a time
+
+    def heard(self, event: Event) -> None:
+        """The core was told something: when a node must be empty counts, the soonest."""
+        body = event.body
+        if isinstance(body, DrainNode | NodeNotice) and body.deadline_ns:
+            known_ns = self._empty_by_ns.get(body.node, body.deadline_ns)
+            self._empty_by_ns[body.node] = min(known_ns, body.deadline_ns)
+
+    def placed(self, job: Job) -> None:
+        """A job has other nodes than before: all must be in partitions that let it in."""
+        fleet, policy, placement = self.core.view.fleet, self.core.view.policy.queue, job.placement
+        assert placement is not None
+        if not policy.partitions and not job.spec.partition:
+            return
+        for node in placement.nodes + placement.spares:
+            name = fleet.nodes[node].partition
+            rule = policy.partitions.get(name)
+            if job.spec.partition not in ("", name) or (rule and not _let_in(rule, job.spec)):
+                self._complain("partition", f'job {job.id} has node {node} of "{name}"')
 
     def started(self, job: Job) -> None:
         """A job got its nodes."""
@@ -63,6 +91,7 @@ class SiteRules:
         """Looks at everything that runs."""
         self._classes()
         self._windows()
+        self._emptied()
         for number in self.core.view.active:
             self._limits(self.core.view.jobs[number])
 
@@ -125,6 +154,16 @@ class SiteRules:
             for number in holders:
                 if view.jobs[number].spec.team not in window.teams:
                     self._complain("window", f"job {number} is still on nodes of {window.name}")
+
+    def _emptied(self) -> None:
+        """Nodes that were to be empty by a time are, unless somebody took that back."""
+        fleet = self.core.view.fleet
+        for node, by_ns in list(self._empty_by_ns.items()):
+            if fleet.state(node) is not NodeState.DRAINING:
+                del self._empty_by_ns[node]
+            elif fleet.held[node] and self.core.view.now_ns > by_ns + 3 * MINUTE_NS:
+                told = f"jobs {list(fleet.held[node])} are still on node {node}"
+                self._complain("emptied", told)
 
     def _limits(self, job: Job) -> None:
         """Nobody goes on for longer than it takes to leave."""

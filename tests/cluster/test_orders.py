@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import pytest
+from msgspec import structs
 
-from phalanx.cluster.commands import Accept, Refuse
+from phalanx.cluster.commands import Accept, Notify, Refuse
 from phalanx.cluster.core import Core
 from phalanx.cluster.events import (
+    CheckResult,
+    DrainNode,
     EventBody,
     GangDrained,
     Hold,
+    NodeRepaired,
+    NodeSilent,
+    QuarantineNode,
     RaiseBudget,
     Requeue,
     SetQuota,
     SetReservation,
     WorkerExited,
 )
+from phalanx.cluster.fleet import NodeState
 from phalanx.cluster.job import Job
 from phalanx.cluster.policy import Policy, QueuePolicy, Quota
+from phalanx.cluster.reasons import reason
 from phalanx.config import ConfigError
-from tests.cluster.drive import SECOND, Drive, fleet_of
+from tests.cluster.drive import SECOND, SHAPE, Drive, fleet_of
 
 HOUR = 3600 * SECOND
 
@@ -129,6 +137,79 @@ def test_nodes_of_a_reservation_are_chosen_when_it_is_made() -> None:
     drive.tell(window(gpus=16))
     before = drive.core.snapshot()
     assert len(members(drive, "w")) == 2 and drive.core.snapshot() == before
+
+
+def short_of_nodes(drive: Drive) -> list[str]:
+    notes = [note.reason for note in drive.bodies(Notify)]
+    return [str(told) for told in notes if told.code == "window_short"]
+
+
+@pytest.mark.parametrize("loss", [NodeSilent, QuarantineNode, DrainNode])
+def test_a_reservation_of_gpus_finds_another_node_for_one_that_it_lost(loss) -> None:
+    drive = Drive(4)
+    drive.tell(window(gpus=16, teams=("A",)))
+    lost, kept = members(drive, "w")
+    busy = drive.running(gang=structs.replace(SHAPE, replicas=1))
+    (idle,) = {0, 1, 2, 3} - {lost, kept, *busy.placement.nodes}
+    drive.tell(loss(node=lost))
+    drive.wait(SECOND)
+    assert members(drive, "w") == tuple(sorted((kept, idle))), "one that nothing runs on"
+    assert not short_of_nodes(drive)
+    drive.wait(HOUR - drive.now_ns)
+    job = drive.submit(team="A")
+    assert job.state == "forming" and set(job.placement.nodes) == {kept, idle}
+
+
+def test_a_lost_node_of_a_reservation_is_not_replaced_by_one_that_another_keeps() -> None:
+    drive = Drive(4)
+    drive.tell(window(name="a", gpus=16, teams=("A",)))
+    drive.tell(window(name="b", gpus=16, teams=("B",)))
+    before = members(drive, "b")
+    drive.tell(NodeSilent(node=members(drive, "a")[0]))
+    drive.wait(SECOND)
+    assert members(drive, "b") == before and not set(members(drive, "a")) & set(before)
+    assert len(short_of_nodes(drive)) == 1
+
+
+def test_it_is_told_once_that_a_reservation_lacks_nodes_and_again_when_it_does_anew() -> None:
+    drive = Drive(2)
+    drive.tell(window(gpus=16, start_ns=HOUR, end_ns=9 * HOUR, teams=("A",)))
+    for _ in range(2):
+        drive.tell(NodeSilent(node=1))
+        for _ in range(3):
+            drive.submit(name="waits", gang=structs.replace(SHAPE, replicas=1))
+    assert len(short_of_nodes(drive)) == 1
+    assert "8 of its 16 GPUs cannot be had" in short_of_nodes(drive)[0]
+    drive.tell(NodeRepaired(node=1))
+    drive.tell(CheckResult(node=1, check="full", passed=True))
+    drive.wait(SECOND)
+    drive.tell(NodeSilent(node=1))
+    drive.wait(SECOND)
+    assert len(short_of_nodes(drive)) == 2
+
+
+def test_asking_why_chooses_no_nodes_for_a_reservation() -> None:
+    drive = Drive(3)
+    drive.tell(window(gpus=16, start_ns=SECOND, end_ns=HOUR, teams=("A",)))
+    job = drive.submit(team="B", gang=structs.replace(SHAPE, replicas=2))
+    assert job.state == "pending"
+    lost = members(drive, "w")[0]
+    drive.core.view.fleet.set_state(lost, NodeState.DEAD, drive.now_ns, reason("x"))
+    before = drive.core.snapshot()
+    drive.core.queue.explain(drive.core.view, job.id)
+    assert drive.core.snapshot() == before
+
+
+def test_a_restored_core_replaces_nodes_of_reservations_in_the_same_way() -> None:
+    drive = Drive(4)
+    drive.tell(window(gpus=16, teams=("A",)))
+    again = Core.restore(drive.core.snapshot())
+    seen = len(drive.log)
+    drive.tell(NodeSilent(node=members(drive, "w")[0]))
+    drive.wait(SECOND)
+    for event in drive.log[seen:]:
+        again.handle(event)
+    assert again.snapshot() == drive.core.snapshot()
 
 
 def test_a_core_is_not_made_with_rules_that_make_no_sense() -> None:

@@ -10,6 +10,7 @@ import sys
 import msgspec
 import pytest
 
+from phalanx.cluster.request import barred_from
 from phalanx.simulate.chaos.faults import KINDS
 from phalanx.simulate.chaos.runner import play
 from phalanx.simulate.load import load_scenario
@@ -86,6 +87,31 @@ def test_a_busy_site_has_all_that_people_can_ask_for() -> None:
     assert {"finished", "time_limit"} <= set(ended)
 
 
+def test_partitions_of_a_busy_site_are_used_and_closed_to_some() -> None:
+    scenario = load_scenario("chaos", ["chaos.busy=1", "chaos.partitioned=1"])
+    named, closed = 0, 0
+    for seed in range(12):
+        world, _ = play(scenario, seed)
+        assert world.checks.found == []
+        rules = world.policy.queue.partitions
+        specs = [one.spec for one in world.wanted]
+        named += sum(spec.partition in rules for spec in specs if spec.partition)
+        closed += sum(bool(barred_from(world.policy.queue, spec)) for spec in specs)
+    assert named and closed
+
+
+def test_jobs_stay_on_nodes_that_must_be_empty_later_and_leave_in_time() -> None:
+    kinds = json.dumps(["drain_by", "maintenance"])
+    scenario = load_scenario("chaos", [f"chaos.kinds={kinds}", "chaos.faults=20", "chaos.busy=0"])
+    stayed, told = 0, []
+    for seed in range(8):
+        world, _ = play(scenario, seed, loud=True)
+        assert world.checks.found == []
+        told += [line for line in world.story.lines() if "it goes on there until" in line]
+        stayed += len(told)
+    assert stayed
+
+
 # What each of these once broke, on busy sites: a gang that had to leave and missed several nodes;
 # an elastic job that grew above what its class of service may hold.
 BUSY_ONCE_BROKEN = (217, 368, 568)
@@ -93,7 +119,10 @@ BUSY_ONCE_BROKEN = (217, 368, 568)
 
 @pytest.mark.parametrize("seed", BUSY_ONCE_BROKEN)
 def test_busy_seeds_that_once_failed_are_clean(seed: int) -> None:
-    assert run_seed(load_scenario("chaos", ["chaos.busy=1"]), seed).found == []
+    later = ("site_order", "drain_by", "maintenance")
+    kinds = json.dumps([kind for kind in KINDS if kind not in later])
+    then = [f"chaos.kinds={kinds}", "chaos.busy=1", "chaos.partitioned=0"]
+    assert run_seed(load_scenario("chaos", then), seed).found == []
 
 
 # What each of these once broke. The first six: a committed step was lost, because nodes that were
@@ -106,7 +135,8 @@ ONCE_BROKEN = (5541, 5605, 6006, 6465, 6488, 11045, 13074, 14547, 18377, 17119, 
 @pytest.mark.parametrize("seed", ONCE_BROKEN)
 def test_seeds_that_once_failed_are_clean(seed: int) -> None:
     # Of the kinds that there were then: with another number of kinds, a seed draws other faults.
-    kinds = [kind for kind in KINDS if kind not in ("peer_link", "site_order")]
+    later = ("peer_link", "site_order", "drain_by", "maintenance")
+    kinds = [kind for kind in KINDS if kind not in later]
     scenario = load_scenario("chaos", [f"chaos.kinds={json.dumps(kinds)}", "chaos.busy=0"])
     assert run_seed(scenario, seed).found == []
 

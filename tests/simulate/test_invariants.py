@@ -10,10 +10,10 @@ from msgspec import structs
 from phalanx.cluster import gangs
 from phalanx.cluster.commands import Command, Form, Restore
 from phalanx.cluster.core import Core
-from phalanx.cluster.events import Event, Tick
+from phalanx.cluster.events import DrainNode, Event, Tick
 from phalanx.cluster.fleet import Held, NodeState
 from phalanx.cluster.job import Array, Dependency, GangShape
-from phalanx.cluster.policy import Qos, Quota, StoragePolicy
+from phalanx.cluster.policy import Partition, Qos, Quota, StoragePolicy
 from phalanx.cluster.queue import Queue
 from phalanx.cluster.reasons import reason
 from phalanx.cluster.state import Reservation, View
@@ -153,6 +153,24 @@ def stays_on_reserved_nodes(drive: Drive, checks: Invariants) -> None:
     drive.core.ledger.advance(view, view.now_ns)
 
 
+def in_a_partition_for_others(drive: Drive, checks: Invariants) -> None:
+    drive.submit(gang=ONE)
+    view = drive.core.view
+    rules = structs.replace(view.policy.queue, partitions={"default": Partition(teams=("others",))})
+    view.policy = structs.replace(view.policy, queue=rules)
+
+
+def stays_where_it_must_not(drive: Drive, checks: Invariants) -> None:
+    node = drive.core.view.jobs[1].placement.nodes[0]
+    view = drive.core.view
+    view.fleet.set_state(node, NodeState.DRAINING, drive.now_ns, reason("x"))
+    drain = DrainNode(node=node, deadline_ns=drive.now_ns + SECOND)
+    checks.after(Event(drive.core.sequence, drive.now_ns, drain), [])
+    view.now_ns += 3600 * SECOND  # and nobody had it emptied
+    drive.core.ledger.advance(view, view.now_ns)
+    checks.sweep()
+
+
 def outlasts_its_limit(drive: Drive, checks: Invariants) -> None:
     job = drive.core.view.jobs[1]
     job.spec = structs.replace(job.spec, time_limit_ns=SECOND)
@@ -177,6 +195,8 @@ SITE_BROKEN = [
     ("dependency", beside_its_namesake),
     ("window", on_reserved_nodes),
     ("window", stays_on_reserved_nodes),
+    ("partition", in_a_partition_for_others),
+    ("emptied", stays_where_it_must_not),
     ("limit", outlasts_its_limit),
     ("limit", outlasts_its_budget),
     ("quota", above_its_class),

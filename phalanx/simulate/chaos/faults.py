@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from phalanx.cluster.events import Corruption
+from phalanx.cluster.events import Corruption, NodeNotice
 from phalanx.cluster.messages import Heartbeat
 from phalanx.simulate.chaos.network import CONTROLLER
 from phalanx.simulate.chaos.people import People
@@ -43,6 +43,8 @@ KINDS = {
     "message_storm": "messages are lost and doubled ten times as often",
     "controller_crash": "the controller dies somewhere inside its next events",
     "failover": "a second controller takes over while the first one is alive",
+    "drain_by": "somebody wants a node empty by a time, or changes it",
+    "maintenance": "the site says when it takes a node away, and does; it comes back later",
     "people": "somebody drains, quarantines, readmits, requeues or scales",
     "site_order": "somebody changes a quota, a reservation or a budget, holds or cancels a job",
 }
@@ -313,6 +315,20 @@ class Injector:
 
     def _people(self) -> None:
         self.people.about_nodes_and_gangs()
+
+    def _drain_by(self) -> None:
+        self.people.wants_empty(self._busy().node)
+
+    def _maintenance(self) -> None:
+        host, at_ns = self._busy(), self.world.agenda.now_ns + SECOND * (5 + self.luck.below(400))
+        self.world.leader.tell(NodeNotice(node=host.node, deadline_ns=at_ns))
+        self.world.agenda.at(at_ns, self._taken_away, host)
+        self.people.readmit_at(host.node, at_ns)
+
+    def _taken_away(self, host: Host) -> None:
+        if self.world.agenda.now_ns < self.until_ns:
+            host.crash()
+            self._later(20, 240, host.boot)
 
     def _site_order(self) -> None:
         self.people.about_the_site()

@@ -55,6 +55,24 @@ class People:
                 replicas = job.spec.gang.floor + luck.below(job.spec.gang.ceiling)
                 leader.tell(Scale(job=job.id, replicas=replicas, request="scale"))
 
+    def wants_empty(self, node: int) -> None:
+        """Somebody wants a node empty by a time, now and then sooner after all."""
+        now, luck = self.world.agenda.now_ns, self.luck
+        by_ns = now + SECOND * (5 + luck.below(400))
+        self.world.leader.tell(DrainNode(node=node, deadline_ns=by_ns, request="drain"))
+        if luck.chance(0.3):
+            sooner = DrainNode(node=node, deadline_ns=now + (by_ns - now) // 2, request="drain")
+            self.world.agenda.after((by_ns - now) // 3, self._drain, sooner)
+        self.readmit_at(node, by_ns)
+
+    def _drain(self, order: DrainNode) -> None:
+        self.world.leader.tell(order)
+
+    def readmit_at(self, node: int, time_ns: int) -> None:
+        """A node that was to be empty by a time is given back some time later."""
+        delay = SECOND * (240 + self.luck.below(181))
+        self.world.agenda.at(time_ns + delay, self._readmit, node)
+
     def _readmit_later(self, node: int) -> None:
         delay = SECOND * (60 + self.luck.below(181))
         self.world.agenda.after(delay, self._readmit, node)

@@ -14,6 +14,7 @@ from phalanx.cluster.fleet import Fleet, Node
 from phalanx.cluster.job import Array, Expected, GangShape, JobSpec
 from phalanx.cluster.policy import (
     HealthPolicy,
+    Partition,
     Policy,
     Qos,
     QueuePolicy,
@@ -23,6 +24,7 @@ from phalanx.cluster.policy import (
     StoragePolicy,
     TimeoutPolicy,
 )
+from phalanx.cluster.request import may_use
 from phalanx.simulate.draws import Stream
 from phalanx.simulate.scenario import ChaosPart
 from phalanx.simulate.shape import ns
@@ -32,6 +34,7 @@ MINUTE = 60 * SECOND
 NODE_GPUS = 4
 FEW_GPUS = 2 * NODE_GPUS  # that the jobs of class "few" may hold together
 SHORT_NS = 10 * MINUTE  # limit of class "short"
+LAB = "lab"  # a partition with rules of its own
 
 
 Kind = Literal["afterok", "afterany", "singleton"]
@@ -50,14 +53,15 @@ class Wanted(Struct, frozen=True):
         return self.spec.array.count if self.spec.array else 1
 
 
-def make_fleet(count: int) -> Fleet:
-    """Nodes in racks of two and leaves of four."""
+def make_fleet(count: int, lab: int = 0) -> Fleet:
+    """Nodes in racks of two and leaves of four; the last ones are those of the lab."""
     return Fleet(
         Node(
             name=f"n{number}",
             gpus=NODE_GPUS,
             kind="h100",
             rails=2,
+            partition=LAB if number >= count - lab else "default",
             rack=f"rack-{number // 2}",
             leaf=f"leaf-{number // 4}",
         )
@@ -82,9 +86,25 @@ def make_policy(spares: int, flushes: int, queue: QueuePolicy) -> Policy:
     )
 
 
-def busy_queue(gpus: int) -> QueuePolicy:
+def lab_nodes(count: int) -> int:
+    """Nodes that a partition with rules of its own may have: the others are enough for any job."""
+    return count // 4
+
+
+def lab_rules(luck: Stream) -> Partition:
+    """Whom the lab is for, or for how long; or both."""
+    kind = luck.below(3)
+    return Partition(
+        priority=luck.below(2) * 50,
+        teams=("team-0", "team-2") if kind != 1 else (),
+        most_time_ns=SHORT_NS if kind != 0 else 0,
+    )
+
+
+def busy_queue(gpus: int, partitions: dict[str, Partition]) -> QueuePolicy:
     """Teams that own GPUs, classes of service with rights and limits, short times."""
     return QueuePolicy(
+        partitions=partitions,
         quotas={
             "team-0": Quota(gpus=gpus // 2),
             "team-1": Quota(gpus=gpus // 4, ceiling=gpus - NODE_GPUS, weight=2),
@@ -138,6 +158,15 @@ def usual_jobs(luck: Stream, part: ChaosPart, nodes: int) -> list[JobSpec]:
         )
         found.append(spec)
     return found
+
+
+def to_the_lab(luck: Stream, wanted: Wanted, rule: Partition, lab: int) -> Wanted:
+    """A job that may use the lab and fits there wants nothing else, now and then."""
+    spec = wanted.spec
+    fits = spec.gang.slots(spec.gang.replicas) + spec.spares <= lab
+    if not (fits and may_use(rule, spec) and luck.chance(0.6)):
+        return wanted
+    return structs.replace(wanted, spec=structs.replace(spec, partition=LAB))
 
 
 def busy_jobs(luck: Stream, usual: list[JobSpec], nodes: int) -> list[Wanted]:

@@ -28,14 +28,18 @@ from phalanx.simulate.chaos.host import Host
 from phalanx.simulate.chaos.lineage import Lineage
 from phalanx.simulate.chaos.network import Network
 from phalanx.simulate.chaos.site import (
+    LAB,
     MINUTE,
     NODE_GPUS,
     SECOND,
     Wanted,
     busy_jobs,
     busy_queue,
+    lab_nodes,
+    lab_rules,
     make_fleet,
     make_policy,
+    to_the_lab,
     usual_jobs,
 )
 from phalanx.simulate.chaos.stores import LogStore, Remote
@@ -75,9 +79,12 @@ class ChaosWorld:
         one_writer = draws.stream("storage").chance(0.5)
         site = draws.stream("site")
         self.busy = site.chance(part.busy)
-        queue = busy_queue(count * NODE_GPUS) if self.busy else QueuePolicy()
+        rooms = draws.stream("partitions")
+        lab = lab_nodes(count) if self.busy and rooms.chance(part.partitioned) else 0
+        partitions = {LAB: lab_rules(rooms)} if lab else {}
+        queue = busy_queue(count * NODE_GPUS, partitions) if self.busy else QueuePolicy()
         self.policy = make_policy(shape.below(2), 1 if one_writer else 0, queue)
-        core = Core(make_fleet(count), self.policy)
+        core = Core(make_fleet(count, lab), self.policy)
         self.checks = Invariants(core, SWEEP_EVENTS, REPLAY_EVENTS)
         self.complain = self.checks.add
         self.lineage = Lineage(self.complain)
@@ -86,6 +93,8 @@ class ChaosWorld:
         self.workers = Workers(self)
         usual = usual_jobs(shape, part, count)
         found = busy_jobs(site, usual, count) if self.busy else [Wanted(spec) for spec in usual]
+        if lab:
+            found = [to_the_lab(rooms, wanted, partitions[LAB], lab) for wanted in found]
         self.wanted = found
         self.cancelled: dict[int, None] = {}  # jobs that somebody cancelled
         limits = derive(self.policy.timeouts, usual[0].expected)
