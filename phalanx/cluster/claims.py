@@ -21,13 +21,14 @@ from phalanx.cluster.job import Job
 from phalanx.cluster.policy import QueuePolicy
 from phalanx.cluster.preemption import Eviction, choose
 from phalanx.cluster.request import Request
-from phalanx.cluster.room import room_of, set_of_nodes
+from phalanx.cluster.room import Nodes, room_of, set_of_nodes
 from phalanx.cluster.state import View
-from phalanx.cluster.waiting import Ranks, base_parts
+from phalanx.cluster.waiting import Demand, Lane, Ranks, base_parts
 
 if TYPE_CHECKING:
     from phalanx.cluster.queue import Queue
 
+Saved = dict[tuple[str, str], int]  # by limit ("team" or "qos", and its name): who starves by it
 MOST_DOUBLED = 40  # times: more would be longer than anything lasts
 
 
@@ -150,6 +151,39 @@ def evict(
     if not shrinkable and view.fleet.idle_gpus[NodeState.HEALTHY] + freed < gpus:
         return None
     return choose(view, request, shrinkable, stoppable)
+
+
+def gated(queue: Queue, view: View, number: int, lane: Lane, demand: Demand, saved: Saved) -> bool:
+    """Whether a limit keeps a job from starting, or is kept free for one that starves."""
+    if queue.gate(view, lane, demand.least_gpus) is not None:
+        return True
+    savers = (saved.get(("team", lane.team)), saved.get(("qos", lane.qos)))
+    return any(saver not in (None, number) for saver in savers)
+
+
+def collector(queue: Queue, view: View, saved: Saved) -> int:
+    """The job that gets every node that becomes free; 0: none does.
+
+    Whoever has waited twice as long as starving takes: a promise goes by time limits, and what
+    ends before its own may be far too generous.
+    """
+    limit = view.now_ns - 2 * view.policy.queue.starving_ns
+    late = [lane.entries[0] for lane in queue.waiting.lanes.values()]
+    for _, number in sorted(entry for entry in late if entry[0] <= limit):
+        lane, demand, _ = queue.waiting.where[number]
+        promise = queue.state.reserved.get(number)
+        # Only who would start at last if nothing else did: others would wait for nothing.
+        feasible = promise is not None and promise.sure and not promise.asked
+        if feasible and not gated(queue, view, number, lane, demand, saved):
+            return number
+    return 0
+
+
+def collected(queue: Queue, view: View, number: int) -> Nodes:
+    """Nodes that a job could use at once, were they enough."""
+    room, demand = room_of(view.fleet), queue.waiting.where[number][1]
+    suiting = demand.suiting(room, len(view.fleet.classes))
+    return room.with_free(suiting, demand.request.shape.slot_gpus)
 
 
 def starves(view: View, job: Job) -> bool:

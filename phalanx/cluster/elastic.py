@@ -24,7 +24,7 @@ from phalanx.cluster.lifecycle import held_gpus, known, spare_gpus
 from phalanx.cluster.placement import Refusal, place, request_of
 from phalanx.cluster.reasons import Reason, reason, sentences
 from phalanx.cluster.recovery import occupy
-from phalanx.cluster.room import room_of, set_of_nodes
+from phalanx.cluster.room import Room, room_of, set_of_nodes
 from phalanx.cluster.spares import is_full, spare_nodes
 
 sentences(
@@ -148,7 +148,7 @@ def _within_limits(ctx: Context, job: Job, columns: int, needed: int) -> int:
     """How many of some columns the ceilings of a job's team and class of service allow."""
     assert job.placement is not None
     ctx.queue.sync(ctx.view)
-    left = ctx.queue.allowance(ctx.view, job.spec.team, job.spec.qos)
+    left = ctx.queue.growth_allowance(ctx.view, job.spec.team, job.spec.qos)
     node = max((known.gpus for known in ctx.fleet.classes), default=0)
     each = node if job.spec.gang.whole_nodes else job.spec.gang.slot_gpus
     spares = len(job.placement.spares)  # they are counted already, and used first
@@ -306,7 +306,7 @@ def fill_spares(ctx: Context, job: Job) -> None:
     columns = ctx.fleet.columns
     idle = (columns.state == NodeState.HEALTHY) & (columns.free_gpus == columns.gpus)
     ctx.queue.sync(ctx.view)
-    left = ctx.queue.allowance(ctx.view, job.spec.team, job.spec.qos)
+    left = ctx.queue.growth_allowance(ctx.view, job.spec.team, job.spec.qos)
     node_gpus = max((known.gpus for known in ctx.fleet.classes), default=0)
     allowed = left // node_gpus if node_gpus else job.spec.spares
     wanted = min(job.spec.spares - len(placement.spares), int(idle.sum()), allowed)
@@ -329,30 +329,56 @@ def fill_spares(ctx: Context, job: Job) -> None:
 def fill_pool(ctx: Context) -> None:
     """Keeps the fleet's own spares at the number that the policy wants."""
     policy = ctx.policy.spares
-    if not policy.nodes or is_full(ctx.fleet, policy) or missing_nodes(ctx) > 0:
+    if not policy.nodes or is_full(ctx.fleet, policy):
         return
     closed = ctx.queue.closed_to(ctx.view, None)
+    left = _beyond_need(ctx)
     for node in spare_nodes(ctx.fleet, policy, closed):
-        if ctx.fleet.state(node) is NodeState.HEALTHY and not ctx.fleet.held[node]:
-            why = reason("spare_of_fleet")
-            ctx.fleet.set_state(node, NodeState.SPARE, ctx.now_ns, why)
+        if ctx.fleet.state(node) is not NodeState.HEALTHY or ctx.fleet.held[node]:
+            continue
+        kind = int(ctx.fleet.columns.node_class[node])
+        using = [classes for classes in left if kind in classes]
+        if all(left[classes] > 0 for classes in using):
+            for classes in using:
+                left[classes] -= 1
+            ctx.fleet.set_state(node, NodeState.SPARE, ctx.now_ns, reason("spare_of_fleet"))
 
 
-def missing_nodes(ctx: Context) -> int:
-    """Nodes that the largest waiting job lacks even if everything else ended."""
-    if not ctx.view.pending:
-        return 0
-    return ctx.queue.most_nodes(ctx.view) - room_of(ctx.fleet).healthy.bit_count()
+def _beyond_need(ctx: Context) -> dict[tuple[int, ...], int]:
+    """By classes of nodes that some waiting jobs can use: how many are more than one needs.
+
+    Of the jobs that can use the same nodes the largest counts; below 0: it would lack some even
+    if everything else ended.
+    """
+    room, kinds = room_of(ctx.fleet), len(ctx.fleet.classes)
+    ctx.queue.sync(ctx.view)
+    needed: dict[tuple[int, ...], int] = {}
+    for demand in ctx.queue.waiting.demands.values():
+        classes = demand.suiting(room, kinds)
+        needed[classes] = max(needed.get(classes, 0), demand.least_slots)
+    return {classes: _there(room, classes) - count for classes, count in needed.items()}
+
+
+def _there(room: Room, classes: tuple[int, ...]) -> int:
+    """Healthy nodes of some classes."""
+    members = 0
+    for kind in classes:
+        members |= room.members[kind]
+    return (members & room.healthy).bit_count()
 
 
 def lend_pool(ctx: Context) -> None:
     """Gives pool spares up for a job that cannot start without them: they are there to be used."""
-    if not ctx.policy.spares.nodes:
-        return
-    missing = missing_nodes(ctx)
-    if missing <= 0:
+    if not ctx.policy.spares.nodes or not ctx.view.pending:
         return
     columns = ctx.fleet.columns
-    pool = (columns.state == NodeState.SPARE) & (columns.spare_for == 0)
-    for node in np.flatnonzero(pool)[:missing].tolist():
-        ctx.fleet.set_state(node, NodeState.HEALTHY, ctx.now_ns, reason("lent"))
+    pool = np.flatnonzero((columns.state == NodeState.SPARE) & (columns.spare_for == 0)).tolist()
+    needs = _beyond_need(ctx) if pool else {}
+    lacking = {classes: -left for classes, left in needs.items() if left < 0}
+    for node in pool if lacking else ():
+        kind = int(columns.node_class[node])
+        using = [classes for classes, count in lacking.items() if kind in classes and count > 0]
+        if using:
+            for classes in using:
+                lacking[classes] -= 1
+            ctx.fleet.set_state(node, NodeState.HEALTHY, ctx.now_ns, reason("lent"))

@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING
 from msgspec import structs
 
 from phalanx.cluster import windows
-from phalanx.cluster.claims import evict, holds, promise_start, quota_gpus, starves
+from phalanx.cluster.claims import (
+    collected,
+    collector,
+    evict,
+    gated,
+    holds,
+    promise_start,
+    quota_gpus,
+    starves,
+)
 from phalanx.cluster.decisions import Decision, Preempt, Reserved, Resize, Start
 from phalanx.cluster.horizon import leave_ns, length_ns
 from phalanx.cluster.job import Job, Placement
@@ -79,34 +88,17 @@ class Pass:
         return self._decisions
 
     def _collect(self) -> None:
-        """Whoever has waited twice as long as starving takes gets what becomes free, one by one.
-
-        A promise goes by time limits, and what ends before its own may be far too generous.
-        """
-        waiting, view = self._queue.waiting, self._view
-        limit = view.now_ns - 2 * self._policy.starving_ns
-        late = [lane.entries[0] for lane in waiting.lanes.values()]
-        for _, number in sorted(entry for entry in late if entry[0] <= limit):
-            lane, demand, _ = waiting.where[number]
-            promise = self._queue.state.reserved.get(number)
-            # Only who would start at last if nothing else did: others would wait for nothing.
-            feasible = promise is not None and promise.sure and not promise.asked
-            if not feasible or self._gated(number, lane, demand):
-                continue
-            self._collector = number
-            if not self._try(view.jobs[number], lane, demand, "first_in_line"):
-                room = room_of(view.fleet)
-                suiting = demand.suiting(room, len(view.fleet.classes))
-                self._collected = room.with_free(suiting, demand.request.shape.slot_gpus)
-                self._collected &= ~self._leaving_for_others()
+        """Whoever has waited far too long gets what becomes free, one by one."""
+        queue, view = self._queue, self._view
+        number = self._collector = collector(queue, view, self._saved)
+        if not number:
             return
+        lane, demand, _ = queue.waiting.where[number]
+        if not self._try(view.jobs[number], lane, demand, "first_in_line"):
+            self._collected = collected(queue, view, number) & ~self._leaving_for_others()
 
     def _gated(self, number: int, lane: Lane, demand: Demand) -> bool:
-        """Whether a limit keeps a job from starting, or is kept free for one that starves."""
-        if self._queue.gate(self._view, lane, demand.least_gpus) is not None:
-            return True
-        savers = (self._saved.get(("team", lane.team)), self._saved.get(("qos", lane.qos)))
-        return any(saver not in (None, number) for saver in savers)
+        return gated(self._queue, self._view, number, lane, demand, self._saved)
 
     def _leaving_for_others(self) -> Nodes:
         """Nodes that others leave for somebody: not for the collector."""
@@ -364,7 +356,7 @@ class Pass:
                 job = view.jobs.get(number)
                 if job is None or job.state == "draining" or number in self._leaving:
                     continue
-                end_ns = self._queue.horizon(view).end_ns(view, number)
+                end_ns = self._queue.gone_ns(view, number)
                 if view.now_ns < window.start_ns - leave_ns(view, job):
                     continue
                 if windows.shuts_out(window, job.spec.team, end_ns):

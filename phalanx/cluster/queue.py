@@ -18,7 +18,7 @@ from msgspec import structs
 
 from phalanx.cluster import fairshare, windows
 from phalanx.cluster.admit import admit
-from phalanx.cluster.claims import askable_times, starves
+from phalanx.cluster.claims import askable_times, collected, collector, starves
 from phalanx.cluster.decisions import (
     Decision,
     Pending,
@@ -155,9 +155,14 @@ class Queue:
         return front.first_priority()
 
     def closed_to(self, view: View, job: Job | None) -> Nodes:
-        """Nodes promised to others than a job (None: to anybody): not for it to grow on."""
+        """Nodes promised to others than a job (None: to anybody): not for it to grow on.
+
+        Nor are those that are being collected for somebody who has waited far too long.
+        """
         self.sync(view)
-        closed = self.window_nodes(view, job.spec.team if job else "", None)[0]
+        late = collector(self, view, self.saved_for(view))
+        kept = collected(self, view, late) if late else 0
+        closed = kept | self.window_nodes(view, job.spec.team if job else "", None)[0]
         for other in self.state.reserved:
             if job is None or other != job.id:
                 closed |= self.promised(other)
@@ -169,17 +174,23 @@ class Queue:
         A promise that is not firm yields to a job that would come before the promised one.
         """
         self.sync(view)
-        end_ns = self.horizon(view).end_ns(view, job.id)
+        end_ns = self.gone_ns(view, job.id)
         closed = self.window_nodes(view, job.spec.team, end_ns)[0]
         ranks = Ranks(view, self.state.usage, self.state.held)
         mine = self.priority(view, job, job.queued_ns)
         for other, promise in self.state.reserved.items():
-            if end_ns <= promise.start_ns or other not in self.waiting.where:
+            in_time = end_ns is not None and end_ns <= promise.start_ns
+            if in_time or other not in self.waiting.where:
                 continue
             lane, demand, queued_ns = self.waiting.where[other]
             if promise.firm or mine < ranks.of(lane, queued_ns, demand.gpus):
                 closed |= self.promised(other)
         return closed
+
+    def gone_ns(self, view: View, job: int) -> int | None:
+        """When a running job will be gone; None: it should be by now, and nobody knows."""
+        end_ns = self.horizon(view).end_ns(view, job)
+        return end_ns if end_ns > view.now_ns else None
 
     def promised_ns(self, nodes: tuple[int, ...]) -> int | None:
         """When the first of those starts who were promised some of these nodes."""
@@ -190,12 +201,6 @@ class Queue:
             if mine & self.promised(number)
         ]
         return min(starts, default=None)
-
-    def most_nodes(self, view: View) -> int:
-        """Nodes that the largest waiting job needs at the least."""
-        self.sync(view)
-        asked = [demand.request for demand in self.waiting.demands.values()]
-        return max((one.shape.slots(one.shape.floor) for one in asked), default=0)
 
     # What the pass and ``why`` share.
 
@@ -401,6 +406,24 @@ class Queue:
             left = min(left, quota.ceiling - self.state.held.get(team, 0))
         if rule is not None and rule.most_gpus:
             left = min(left, rule.most_gpus - self.qos_gpus.get(qos, 0))
+        return max(0, left)
+
+    def growth_allowance(self, view: View, team: str, qos: str) -> int:
+        """GPUs that running jobs of a team and class may take more.
+
+        What a job that starves under the same limit needs, if it can have it at all, is not theirs.
+        """
+        left, quota = self.allowance(view, team, qos), view.quotas.get(team)
+        rule = view.policy.queue.qos.get(qos)
+        for lane in self.waiting.lanes.values():
+            of_team = lane.team == team and quota is not None and quota.ceiling
+            of_class = lane.qos == qos and rule is not None and rule.most_gpus
+            number = lane.entries[0][1]
+            if (of_team or of_class) and starves(view, view.jobs[number]):
+                gpus = self.waiting.where[number][1].least_gpus
+                why = self.gate(view, lane, gpus)
+                if why is None or self._can_pass(view, lane, why, gpus):
+                    left -= gpus
         return max(0, left)
 
     def most_replicas(self, view: View, job: Job, demand: Demand) -> int:

@@ -10,7 +10,14 @@ from collections.abc import Callable, Mapping
 from itertools import chain
 
 from phalanx.cluster.core import Core
-from phalanx.cluster.events import DrainNode, Event, NodeNotice
+from phalanx.cluster.events import (
+    DrainNode,
+    Event,
+    NodeNotice,
+    NodeRepaired,
+    NodeSilent,
+    ReadmitNode,
+)
 from phalanx.cluster.fleet import NodeState
 from phalanx.cluster.job import ENDED, SECOND_NS, Job, JobSpec
 from phalanx.cluster.policy import Partition
@@ -57,6 +64,8 @@ class SiteRules:
     def heard(self, event: Event) -> None:
         """The core was told something: when a node must be empty counts, the soonest."""
         body = event.body
+        if isinstance(body, ReadmitNode | NodeRepaired | NodeSilent):
+            self._empty_by_ns.pop(body.node, None)
         if isinstance(body, DrainNode | NodeNotice) and body.deadline_ns:
             known_ns = self._empty_by_ns.get(body.node, body.deadline_ns)
             self._empty_by_ns[body.node] = min(known_ns, body.deadline_ns)

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import random
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from phalanx.cluster.events import JobFinished
+from phalanx.cluster.job import GangShape, Job
+from phalanx.cluster.policy import Policy, QueuePolicy, Quota
+from tests.cluster.drive import Drive
 from tests.cluster.fleets import fleet_of
 from tests.cluster.site import HOUR, MINUTE, Site, policy_of
 
@@ -57,3 +62,49 @@ def test_nobody_waits_for_a_job_that_cannot_come() -> None:
     crowd(site, random.Random(1), 60 * HOUR, limit=2 * HOUR)
     assert large not in site.started
     assert sum(at > 50 * HOUR for at in site.started.values()) > 10
+
+
+def node_job(drive: Drive, hours: int, **fields: object) -> Job:
+    return drive.running(1, gang=gang(1), time_limit_ns=hours * HOUR, **fields)
+
+
+def gang(nodes: int, least: int = 0) -> GangShape:
+    return GangShape(replicas=nodes, least_replicas=least, tensor=8, slot_gpus=8, slot_cpus=8)
+
+
+def ends(drive: Drive, job: Job) -> None:
+    drive.tell(JobFinished(job=job.id, generation=job.generation, step=job.step))
+    drive.wait(MINUTE)
+
+
+@pytest.mark.parametrize("wish", ["growth", "spare"])
+def test_what_is_collected_for_a_job_is_not_taken_by_one_that_runs(wish: str) -> None:
+    drive = Drive(5, Policy(queue=QueuePolicy(starving_ns=HOUR)))
+    first, second = (node_job(drive, 200) for _ in range(2))
+    for _ in range(2):
+        node_job(drive, 100)  # whose nodes the late one is promised
+    wants = {"gang": gang(2, least=1)} if wish == "growth" else {"gang": gang(1), "spares": 1}
+    runs = drive.running(1, time_limit_ns=300 * HOUR, **wants)
+    late = drive.submit(gang=gang(2), time_limit_ns=HOUR, priority=-1000)
+    assert late.state == "pending" and runs.placement.replicas == 1
+    drive.wait(3 * HOUR)
+    ends(drive, first)
+    assert runs.placement.replicas == 1 and not runs.placement.spares
+    ends(drive, second)
+    assert late.state == "forming"
+
+
+@pytest.mark.parametrize("wish", ["growth", "spare"])
+def test_what_is_saved_under_a_limit_is_not_taken_by_one_that_runs(wish: str) -> None:
+    rules = QueuePolicy(starving_ns=HOUR, quotas={"t": Quota(gpus=0, ceiling=24)})
+    drive = Drive(6, Policy(queue=rules))
+    first, second = (node_job(drive, 200, team="t") for _ in range(2))
+    wants = {"gang": gang(2, least=1)} if wish == "growth" else {"gang": gang(1), "spares": 1}
+    runs = drive.running(1, time_limit_ns=300 * HOUR, team="t", **wants)
+    late = drive.submit(gang=gang(2), time_limit_ns=HOUR, team="t")
+    assert late.state == "pending" and runs.placement.replicas == 1
+    drive.wait(2 * HOUR)
+    ends(drive, first)
+    assert runs.placement.replicas == 1 and not runs.placement.spares
+    ends(drive, second)
+    assert late.state == "forming"

@@ -11,6 +11,7 @@ from phalanx.cluster.events import (
     Defragment,
     GangDrained,
     JobFinished,
+    NodeSilent,
     NoProgress,
     Requeue,
     Scale,
@@ -107,6 +108,32 @@ def test_a_job_that_a_window_shuts_out_saves_its_steps_before_it_opens() -> None
     assert drive.bodies(Drain)[-1].deadline_ns == start
     drained(drive, job)
     assert job.state == "pending" and job.durable == job.step
+
+
+def test_a_job_that_should_have_ended_before_a_window_leaves_when_it_opens() -> None:
+    drive = Drive(1)
+    steps = structs.replace(EXPECTED, steps=200)  # and the last of them take far too long
+    job = drive.running(gang=NODE, expected=steps)
+    start = drive.now_ns + HOUR
+    drive.tell(SetReservation(name="fan", start_ns=start, end_ns=start + HOUR, nodes=(0,)))
+    drive.wait(HOUR - SECOND)
+    assert job.state == "running"
+    drive.wait(2 * SECOND)
+    assert job.state == "draining" and "fan" in str(job.why)
+
+
+def test_a_job_that_is_late_takes_no_node_of_a_window_for_one_that_it_lost() -> None:
+    drive = Drive(2)
+    steps = structs.replace(EXPECTED, steps=200)
+    job = drive.running(gang=NODE, expected=steps)
+    (node,) = job.placement.nodes
+    drive.wait(HOUR)
+    now = drive.now_ns
+    reserved = SetReservation(name="w", start_ns=now, end_ns=now + HOUR, nodes=(1 - node,))
+    drive.tell(structs.replace(reserved, teams=("others",)))
+    drive.tell(NodeSilent(node=node))
+    drive.wait(10 * SECOND)
+    assert job.state == "pending"
 
 
 def test_who_learns_of_a_window_too_late_has_the_grace_to_save_its_steps() -> None:

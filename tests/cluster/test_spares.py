@@ -6,6 +6,7 @@ from phalanx.cluster.commands import Check, Form
 from phalanx.cluster.events import (
     CheckResult,
     DeviceError,
+    JobFinished,
     NodeRepaired,
     NodeSilent,
     Requeue,
@@ -28,6 +29,31 @@ def test_many_workers_taken_by_one_incident_are_one_failure_of_the_job():
         drive.tell(exited)
     drive.wait(SECOND)
     assert job.state == "forming" and job.failures_there == 1
+
+
+def test_a_pool_spare_is_lent_to_the_job_that_only_it_suits():
+    nodes = [Node(name=f"n{i}", kind="h100") for i in range(3)]
+    lab = Node(name="lab", kind="h100", partition="lab")
+    drive = Drive(fleet=Fleet([*nodes, lab]), policy=Policy(spares=SparePolicy(nodes=4)))
+    assert all(drive.core.view.fleet.state(node) is NodeState.SPARE for node in range(4))
+    one = GangShape(replicas=1, tensor=8, slot_gpus=8)
+    job = drive.submit(gang=one, partition="lab")
+    assert job.state == "forming" and job.placement.nodes == (3,)
+    others = [drive.core.view.fleet.state(node) for node in range(3)]
+    assert others == [NodeState.SPARE] * 3, "they would not help it"
+
+
+def test_the_pool_takes_no_node_that_a_waiting_job_could_not_do_without():
+    nodes = [Node(name=f"n{i}", kind="h100") for i in range(2)]
+    labs = [Node(name=f"lab{i}", kind="h100", partition="lab") for i in range(2)]
+    drive = Drive(fleet=Fleet([*nodes, *labs]), policy=Policy(spares=SparePolicy(nodes=1)))
+    one = GangShape(replicas=1, tensor=8, slot_gpus=8)
+    both = GangShape(replicas=2, tensor=8, slot_gpus=8)
+    first = drive.running(gang=one, partition="lab")
+    waits = drive.submit(gang=both, partition="lab")
+    drive.tell(JobFinished(job=first.id, generation=first.generation, step=first.step))
+    drive.wait(SECOND)
+    assert waits.state == "forming"
 
 
 def test_a_spare_is_never_a_node_that_the_job_works_on():
