@@ -221,7 +221,7 @@ def _on_finished(ctx: Context, fact: JobFinished) -> None:
 
 
 def _on_defragment(ctx: Context, fact: Defragment) -> None:
-    moves = defragment(ctx.view)
+    moves = defragment(ctx.view, lambda job: ctx.queue.kept_from(ctx.view, job))
     why = reason("moves", count=len(moves))
     ctx.emit((), Proposal(reason=why, request=fact.request, moves=moves))
 

@@ -8,12 +8,13 @@ again, and nothing moves onto what is being emptied.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections.abc import Callable
 
 from phalanx.cluster.constraints import parse
 from phalanx.cluster.fleet import NodeState
 from phalanx.cluster.job import Job
 from phalanx.cluster.request import barred_from
-from phalanx.cluster.room import Room, room_of
+from phalanx.cluster.room import Nodes, Room, room_of
 from phalanx.cluster.state import View
 
 MOST_MOVES = 64  # of one proposal: the best ones; ask again when they are made
@@ -22,9 +23,16 @@ SPARSE_PPM = 250_000  # a leaf with at most this share of its nodes in use is wo
 Move = tuple[int, int, int]
 
 
-def defragment(view: View) -> tuple[Move, ...]:
-    """Moves (job, from node, to node) that would make whole nodes and leaves free."""
-    plan = _Plan(view)
+def _nothing(_job: Job) -> Nodes:
+    return 0
+
+
+def defragment(view: View, kept_from: Callable[[Job], Nodes] = _nothing) -> tuple[Move, ...]:
+    """Moves (job, from node, to node) that would make whole nodes and leaves free.
+
+    ``kept_from``: nodes that are kept for others before a running job will have ended.
+    """
+    plan = _Plan(view, kept_from)
     for node in plan.partly_used():
         plan.empty([node])
     for leaf in plan.sparse_leaves():
@@ -35,8 +43,9 @@ def defragment(view: View) -> tuple[Move, ...]:
 class _Plan:
     """The fleet as it would be after the moves so far."""
 
-    def __init__(self, view: View) -> None:
+    def __init__(self, view: View, kept_from: Callable[[Job], Nodes]) -> None:
         self._view, self._fleet = view, view.fleet
+        self._kept_from = kept_from
         self._room: Room = room_of(view.fleet)
         self.moves: list[Move] = []
         self._closed: dict[int, None] = {}  # nodes being emptied, or emptied
@@ -95,6 +104,7 @@ class _Plan:
         classes = self._room.suiting(shape, parse(spec.constraint), spec.partition, barred)
         held = self._fleet.held[source][job.id]
         gpus = held.gpus.bit_count()
+        kept = self._kept_from(job)
         for index in range(bisect_left(self._targets, (gpus, -1)), len(self._targets)):
             free, node = self._targets[index]
             room = self._free.get(
@@ -103,6 +113,8 @@ class _Plan:
             fits = room[1] >= held.cpus and room[2] >= held.memory_bytes
             suits = int(self._fleet.columns.node_class[node]) in classes
             if node in self._closed or not fits or not suits or job.id in self._fleet.held[node]:
+                continue
+            if kept >> node & 1:
                 continue
             del self._targets[index]
             if free > gpus:

@@ -25,6 +25,16 @@ sentences(
 )
 
 
+def array_width(spec: JobSpec) -> int:
+    """Members of a job's array that may be in the queue or run at a time; 1 without an array.
+
+    They share a name: where only one job of it may run, they run one after another.
+    """
+    if spec.array is None or any(dependency.kind == "singleton" for dependency in spec.after):
+        return 1
+    return spec.array.width or spec.array.count
+
+
 def awaited(ctx: Context, spec: JobSpec) -> tuple[dict[int, None], Reason | None]:
     """Jobs that a submission must wait for, and why it can never be satisfied, if so."""
     found: dict[int, None] = {}

@@ -117,7 +117,10 @@ class Expected(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Dependency(Struct, frozen=True):
-    """This job waits for others. singleton: for every job of the same name and user."""
+    """This job waits for others. singleton: for every job of the same name and user.
+
+    The members of an array that is a singleton run one after another.
+    """
 
     kind: Literal["afterok", "afterany", "singleton"]
     job: int = 0

@@ -79,7 +79,7 @@ def create(ctx: Context, spec: JobSpec) -> int:
     """Makes the job, or all jobs of an array; returns the (first) number."""
     first = ctx.next_job
     count = spec.array.count if spec.array else 1
-    width = (spec.array.width if spec.array else 0) or count
+    width = dependencies.array_width(spec)
     waiting_for, never = dependencies.awaited(ctx, spec)
     for index in range(count):
         job = Job(

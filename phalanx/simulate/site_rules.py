@@ -111,7 +111,7 @@ class SiteRules:
                 same = [
                     other
                     for other in self.core.view.active
-                    if other < (job.array_parent or job.id)
+                    if other < job.id
                     and jobs[other].spec.name == job.spec.name
                     and jobs[other].spec.user == job.spec.user
                 ]

@@ -131,6 +131,29 @@ def test_who_waits_for_a_job_that_can_never_start_is_told_and_freed_by_its_cance
     assert patient.state == "forming"
 
 
+def test_members_of_a_singleton_array_run_one_after_another():
+    drive = Drive(8)
+    first = drive.submit(
+        name="nightly", user="ada", gang=ONE, after=(Dependency("singleton"),), array=Array(4, 3)
+    )
+    later = drive.submit(name="nightly", user="ada", gang=ONE, after=(Dependency("singleton"),))
+    jobs = [drive.core.view.jobs[first.id + index] for index in range(4)]
+
+    def running() -> list[int]:
+        return [job.array_index for job in jobs if job.placement is not None]
+
+    assert running() == [0] and "at most 1 jobs at a time" in str(jobs[1].why)
+    drive.tell(Cancel(job=jobs[2].id))  # its turn had not come
+    drive.wait(SECOND)
+    assert running() == [0]
+    for index, following in ((0, [1]), (1, [3]), (3, [])):
+        assert later.placement is None
+        drive.tell(Cancel(job=jobs[index].id))
+        drive.wait(SECOND)
+        assert running() == following
+    assert later.placement is not None
+
+
 def test_a_singleton_waits_for_its_namesakes():
     drive = Drive()
     spec = {"name": "nightly", "user": "ada", "gang": ONE, "after": (Dependency("singleton"),)}

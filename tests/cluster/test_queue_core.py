@@ -110,15 +110,13 @@ def test_a_job_that_a_window_shuts_out_saves_its_steps_before_it_opens() -> None
     assert job.state == "pending" and job.durable == job.step
 
 
-def test_a_job_that_should_have_ended_before_a_window_leaves_when_it_opens() -> None:
+def test_a_job_that_should_have_ended_long_ago_leaves_a_window_all_the_same() -> None:
     drive = Drive(1)
     steps = structs.replace(EXPECTED, steps=200)  # and the last of them take far too long
     job = drive.running(gang=NODE, expected=steps)
     start = drive.now_ns + HOUR
     drive.tell(SetReservation(name="fan", start_ns=start, end_ns=start + HOUR, nodes=(0,)))
-    drive.wait(HOUR - SECOND)
-    assert job.state == "running"
-    drive.wait(2 * SECOND)
+    drive.wait(HOUR - 30 * SECOND)
     assert job.state == "draining" and "fan" in str(job.why)
 
 
@@ -165,6 +163,23 @@ def test_a_proposal_to_defragment_names_the_move_that_frees_a_node() -> None:
     assert isinstance(command.body, Proposal)
     (move,) = command.body.moves
     assert set(move[1:]) == {*second.placement.nodes, *third.placement.nodes}
+
+
+@pytest.mark.parametrize("hours", [0, 1, 9])
+def test_no_job_is_proposed_to_move_onto_nodes_that_a_window_closes_before_it_ends(hours) -> None:
+    drive = Drive(2)
+    half = {"gang": GangShape(replicas=4, slot_gpus=4), "time_limit_ns": hours * HOUR}
+    first, second, third = (drive.running(**half) for _ in "abc")
+    drive.tell(JobFinished(job=first.id, generation=first.generation, step=first.step))
+    start = drive.now_ns + 4 * HOUR
+    reserved = SetReservation(name="w", start_ns=start, end_ns=start + HOUR, gpus=16)
+    drive.tell(structs.replace(reserved, gpus=0, nodes=second.placement.nodes))
+    (command,) = drive.tell(Defragment(request="d"))
+    targets = [move[2] for move in command.body.moves]
+    if hours == 1:  # both would be gone in time
+        assert len(targets) == 1
+    else:
+        assert targets == list(third.placement.nodes), "only away from the node that is closed"
 
 
 CONTESTED = structs.replace(
