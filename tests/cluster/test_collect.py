@@ -94,17 +94,15 @@ def test_what_is_collected_for_a_job_is_not_taken_by_one_that_runs(wish: str) ->
     assert late.state == "forming"
 
 
-@pytest.mark.parametrize("wish", ["growth", "spare"])
-def test_what_is_saved_under_a_limit_is_not_taken_by_one_that_runs(wish: str) -> None:
+def test_what_is_saved_under_a_limit_is_not_taken_by_one_that_grows() -> None:
     rules = QueuePolicy(starving_ns=HOUR, quotas={"t": Quota(gpus=0, ceiling=24)})
     drive = Drive(6, Policy(queue=rules))
     first, second = (node_job(drive, 200, team="t") for _ in range(2))
-    wants = {"gang": gang(2, least=1)} if wish == "growth" else {"gang": gang(1), "spares": 1}
-    runs = drive.running(1, time_limit_ns=300 * HOUR, team="t", **wants)
+    runs = drive.running(1, gang=gang(2, least=1), time_limit_ns=300 * HOUR, team="t")
     late = drive.submit(gang=gang(2), time_limit_ns=HOUR, team="t")
     assert late.state == "pending" and runs.placement.replicas == 1
     drive.wait(2 * HOUR)
     ends(drive, first)
-    assert runs.placement.replicas == 1 and not runs.placement.spares
+    assert runs.placement.replicas == 1
     ends(drive, second)
     assert late.state == "forming"
