@@ -127,7 +127,7 @@ def no_answer(ctx: Context, job: Job, nodes: tuple[int, ...]) -> None:
         assert gang.ending is not None
         ending, why = gang.ending, gang.ending_why
         tell_bare(ctx, job)
-        leave(ctx, job, ending, why)
+        leave(ctx, job, ending, why, keep_memory=True)
         return
     if gang.attempts == 0:
         gang.unanswered = nodes

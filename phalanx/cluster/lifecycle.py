@@ -337,7 +337,7 @@ def must_be_gone(ctx: Context, job: Job) -> None:
     """The time is over that a gang had to form and save its state before it leaves."""
     gang = gang_of(job)
     if gang.ending is not None and gang.phase != "draining" and ctx.now_ns >= gang.leave_by_ns > 0:
-        leave(ctx, job, gang.ending, gang.ending_why)
+        leave(ctx, job, gang.ending, gang.ending_why, keep_memory=True)
 
 
 def give_way(ctx: Context, job: Job, grace_ns: int, why: Reason) -> None:

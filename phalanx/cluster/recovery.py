@@ -75,7 +75,7 @@ def broken(ctx: Context, job: Job, node: int, cause: str, *, lost: bool) -> None
         told = reason("saves_again" if again else "drain_broken", cause=cause)
         ctx.notify(told, job=job.id, level="warning")
         if not again:
-            leave(ctx, job, gang.ending, gang.ending_why)
+            leave(ctx, job, gang.ending, gang.ending_why, keep_memory=True)
             return
     settle_ns = ctx.now_ns + ctx.policy.recovery.settle_ns
     if cause == "disk_full":  # memory holds the state until somebody made room
@@ -206,10 +206,8 @@ def recover(ctx: Context, job: Job) -> None:
     if best.rung == "requeue":
         job.preemptions += 1
         gone = tuple(gang.broken)
-        if gang.ending is not None:
-            leave(ctx, job, gang.ending, gang.ending_why)
-        else:
-            leave(ctx, job, "pending", why, keep_memory=True)
+        ending, told = (gang.ending, gang.ending_why) if gang.ending else ("pending", why)
+        leave(ctx, job, ending, told, keep_memory=True)
         settle_nodes(ctx, gone)
         return
     reshape(ctx, job, best, why)

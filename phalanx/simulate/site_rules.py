@@ -17,6 +17,7 @@ from phalanx.cluster.events import (
     NodeRepaired,
     NodeSilent,
     ReadmitNode,
+    SetReservation,
 )
 from phalanx.cluster.fleet import NodeState
 from phalanx.cluster.job import ENDED, SECOND_NS, Job, JobSpec
@@ -60,10 +61,12 @@ class SiteRules:
         self._complain = complain
         self._seen_ns: dict[str, tuple[Reservation, int]] = {}  # windows, since when they are known
         self._empty_by_ns: dict[int, int] = {}  # nodes that were to be empty by a time
+        self._new = ""  # the window of this event: what was due before it may have come first
 
     def heard(self, event: Event) -> None:
         """The core was told something: when a node must be empty counts, the soonest."""
         body = event.body
+        self._new = body.name if isinstance(body, SetReservation) else ""
         if isinstance(body, ReadmitNode | NodeRepaired | NodeSilent):
             self._empty_by_ns.pop(body.node, None)
         if isinstance(body, DrainNode | NodeNotice) and body.deadline_ns:
@@ -90,7 +93,7 @@ class SiteRules:
         assert placement is not None
         for window in self.core.view.reservations.values():
             open_now = window.start_ns <= now < window.end_ns
-            if open_now and job.spec.team not in window.teams:
+            if open_now and job.spec.team not in window.teams and window.name != self._new:
                 taken = set(placement.nodes).intersection(self._nodes(window))
                 if taken:
                     told = f"job {job.id} starts on nodes {sorted(taken)} of {window.name}"
