@@ -9,7 +9,7 @@ from msgspec import structs
 from phalanx.cluster import dependencies
 from phalanx.cluster.constraints import parse, unknown
 from phalanx.cluster.context import Context
-from phalanx.cluster.job import HOUR_NS, SECOND_NS, JobSpec
+from phalanx.cluster.job import LONGEST_NS, MOST_PRIORITY, SECOND_NS, JobSpec
 from phalanx.cluster.queue import admit
 from phalanx.cluster.reasons import Reason, in_gpu_hours, reason, sentences
 from phalanx.cluster.timeouts import derive
@@ -17,7 +17,6 @@ from phalanx.config import ConfigError
 from phalanx.config.check_text import name_problems
 
 MOST_ARRAY = 100_000
-LONGEST_NS = 10 * 365 * 24 * HOUR_NS  # of any time of a job: sums of them stay far from 64 bits
 
 sentences(
     {
@@ -77,6 +76,8 @@ def _bad_fields(spec: JobSpec) -> Iterator[tuple[str, object, str]]:
         both = expected.exposed_ns + expected.bubble_ns
         rule = f"together with the bubble {both} ns, more than a step of {expected.step_ns} ns"
         yield "expected.exposed_ns", expected.exposed_ns, rule
+    if abs(spec.priority) > MOST_PRIORITY:
+        yield "priority", spec.priority, f"must be within +-{MOST_PRIORITY}"
     for name in ("time_limit_ns", "retries", "budget_gpu_seconds", "spares"):
         if getattr(spec, name) < 0:
             yield name, getattr(spec, name), "must not be negative"

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from msgspec import structs
 
-from phalanx.cluster.job import Job, JobSpec
+from phalanx.cluster.job import LONGEST_NS, MOST_PRIORITY, Job, JobSpec
 from phalanx.cluster.placement import never_fits
 from phalanx.cluster.policy import MILLION, Policy, QueuePolicy, Quota
 from phalanx.cluster.reasons import Reason, reason, sentences
@@ -161,17 +161,22 @@ def _room(view: View, request: Request) -> Reason | None:
     return reason("partitions_barred", partitions=", ".join(request.barred), why=str(found))
 
 
-def _below(key: str, value: int, bound: int) -> Iterator[Problem]:
-    if value < bound:
-        rule = "must not be negative" if bound == 0 else f"must be at least {bound}"
-        yield problem(key, value, rule, f"set {bound} or more")
+def _outside(key: str, value: int, least: int, most: int = 0) -> Iterator[Problem]:
+    """What is wrong with a number; ``most`` 0: as large as makes sense for one of its kind."""
+    if value < least:
+        rule = "must not be negative" if least == 0 else f"must be at least {least}"
+        yield problem(key, value, rule, f"set {least} or more")
+    most = most or (LONGEST_NS if key.endswith("_ns") else MOST_PRIORITY)
+    if value > most:
+        told = f"{most} (ten years)" if most == LONGEST_NS else str(most)
+        yield problem(key, value, f"must not be above {told}", f"set {most} or less")
 
 
 def quota_problems(key: str, quota: Quota) -> Iterator[Problem]:
     """What is wrong with the quota of a team."""
-    yield from _below(f"{key}.gpus", quota.gpus, 0)
-    yield from _below(f"{key}.ceiling", quota.ceiling, 0)
-    yield from _below(f"{key}.weight", quota.weight, 1)
+    yield from _outside(f"{key}.gpus", quota.gpus, 0)
+    yield from _outside(f"{key}.ceiling", quota.ceiling, 0)
+    yield from _outside(f"{key}.weight", quota.weight, 1)
     if 0 < quota.ceiling < quota.gpus:
         rule = f"must not be below the {quota.gpus} GPUs that the team owns"
         yield problem(f"{key}.ceiling", quota.ceiling, rule, f"set 0 or at least {quota.gpus}")
@@ -215,10 +220,8 @@ def policy_problems(policy: Policy) -> list[Problem]:
         if isinstance(value, int) and not isinstance(value, bool)
     }
     for key, value in (numbers | {"ended_jobs": policy.ended_jobs}).items():
-        found.extend(_below(key, value, LEAST.get(key, 0)))
-        most = MILLION if key in SHARES else MOST
-        if value > most:
-            found.append(problem(key, value, f"must not be above {most}", f"set {most} or less"))
+        most = MILLION if key in SHARES else LONGEST_NS if key.endswith("_ns") else MOST
+        found.extend(_outside(key, value, LEAST.get(key, 0), most))
     return found
 
 
@@ -226,7 +229,7 @@ def _queue_problems(policy: QueuePolicy) -> list[Problem]:
     found: list[Problem] = []
 
     def least(key: str, value: int, bound: int) -> None:
-        found.extend(_below(key, value, bound))
+        found.extend(_outside(key, value, bound))
 
     for team, quota in policy.quotas.items():
         if not team:
@@ -235,7 +238,9 @@ def _queue_problems(policy: QueuePolicy) -> list[Problem]:
     for name, qos in policy.qos.items():
         for field in ("most_gpus_per_job", "most_gpus", "most_time_ns"):
             least(f"queue.qos.{name}.{field}", getattr(qos, field), 0)
+        least(f"queue.qos.{name}.priority", qos.priority, -MOST_PRIORITY)
     for name, partition in policy.partitions.items():
+        least(f"queue.partitions.{name}.priority", partition.priority, -MOST_PRIORITY)
         least(f"queue.partitions.{name}.most_time_ns", partition.most_time_ns, 0)
     for field in ("half_life_ns", "age_full_ns", "reservations", "unbounded_ns"):
         least(f"queue.{field}", getattr(policy, field), 1)

@@ -13,6 +13,8 @@ from phalanx.plan.traffic import AxisTraffic
 
 SECOND_NS = 1_000_000_000
 HOUR_NS = 3600 * SECOND_NS
+LONGEST_NS = 10 * 365 * 24 * HOUR_NS  # of any time: sums of them stay far from 64 bits
+MOST_PRIORITY = 10**9  # and of all that is weighed with it
 DURABLES_KEPT = 8  # checkpoints of a job that the core remembers, to roll back to
 SKIPS_KEPT = 16  # ranges of samples; older ones are in every checkpoint that is left
 
@@ -61,6 +63,10 @@ class GangShape(Struct, frozen=True, kw_only=True, omit_defaults=True):
     def gpus(self, replicas: int) -> int:
         """GPUs that this many replicas occupy."""
         return self.replica_ranks * replicas if self.slot_gpus else 0
+
+    def ranks(self, replicas: int) -> int:
+        """Ranks of this many replicas; the last slot may hold fewer than its GPUs."""
+        return self.replica_ranks * replicas if self.slot_gpus else replicas
 
     def replica_slots(self, replica: int, replicas: int) -> tuple[int, ...]:
         """Slots that hold ranks of one replica, out of ``replicas``."""

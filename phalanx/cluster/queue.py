@@ -300,16 +300,23 @@ class Queue:
 
     def window_nodes(self, view: View, team: str, end_ns: int | None) -> tuple[Nodes, str]:
         """Nodes that windows close to a job of a team that ends then, and a window's name."""
-        if not view.reservations:
-            return 0, ""
-        sets: dict[str, Nodes] = {}
-        for reservation in windows.running(view):
+        closed, named = 0, ""
+        for name, nodes in self.shut_windows(view, team, end_ns):
+            closed, named = closed | nodes, named or name
+        return closed, named
+
+    def shut_windows(
+        self, view: View, team: str, end_ns: int | None
+    ) -> Iterator[tuple[str, Nodes]]:
+        """Windows that shut out a job of a team that ends then (None: nobody knows), with nodes."""
+        for reservation in windows.running(view) if view.reservations else ():
+            if not windows.shuts_out(reservation, team, end_ns):
+                continue
             nodes = self.window_members(view, reservation.name)
             kept = self._window_sets.get(reservation.name)
             if kept is None or kept[0] != nodes:
                 kept = self._window_sets[reservation.name] = (nodes, set_of_nodes(nodes))
-            sets[reservation.name] = kept[1]
-        return windows.closed_nodes(view, sets, team, end_ns)
+            yield reservation.name, kept[1]
 
     def window_members(self, view: View, name: str) -> tuple[int, ...]:
         """Nodes of a reservation; those of one that names only GPUs are chosen once."""

@@ -12,7 +12,6 @@ import numpy as np
 
 from phalanx.cluster.fleet import NodeState
 from phalanx.cluster.job import HOUR_NS
-from phalanx.cluster.room import Nodes
 from phalanx.cluster.state import Reservation, View
 
 LONGEST_LEAVE_NS = HOUR_NS  # that a job is given to save its state before a window opens
@@ -85,18 +84,6 @@ def shuts_out(reservation: Reservation, team: str, end_ns: int | None) -> bool:
     if team in reservation.teams:
         return False
     return end_ns is None or end_ns > reservation.start_ns
-
-
-def closed_nodes(
-    view: View, sets: dict[str, Nodes], team: str, end_ns: int | None
-) -> tuple[Nodes, str]:
-    """(nodes that windows close to a job, the name of one of them)."""
-    closed, name = 0, ""
-    for reservation in running(view):
-        if shuts_out(reservation, team, end_ns):
-            closed |= sets.get(reservation.name, 0)
-            name = name or reservation.name
-    return closed, name
 
 
 def emptied_from_ns(view: View, reservation: Reservation) -> int:

@@ -38,11 +38,10 @@ class TraceQuery(t.In, frozen=True):
 async def records(call: Call) -> AsyncIterator[bytes]:
     """Lines of JSON, one a rank and step, from the rings of the nodes that run the job."""
     job, asked, hub = call.job(), call.query, call.leading.hub
-    nodes = _running(call)
+    nodes, world = _running(call)
     slot_ranks = max(1, job.spec.gang.slot_gpus)
-    if asked.rank >= slot_ranks * len(nodes):
-        text = f"job {job.id} has ranks 0 to {slot_ranks * len(nodes) - 1}"
-        raise ApiError(404, "no_such_rank", text)
+    if asked.rank >= world:
+        raise ApiError(404, "no_such_rank", f"job {job.id} has ranks 0 to {world - 1}")
     if asked.rank >= 0:
         nodes = nodes[asked.rank // slot_ranks :][:1]
     last = asked.last or max(job.step, 1 << 53)
@@ -65,10 +64,11 @@ async def records(call: Call) -> AsyncIterator[bytes]:
 
 async def trace(call: Call) -> AsyncIterator[bytes]:
     """The newest trace of a rank, as torch's profiler wrote it on its node."""
-    job, rank, nodes = call.job(), call.path.rank, _running(call)
+    job, rank = call.job(), call.path.rank
+    nodes, world = _running(call)
     slot = rank // max(1, job.spec.gang.slot_gpus)
     folder = call.leading.chronicle.run_of(job).folder
-    if slot >= len(nodes) or not folder:
+    if rank >= world or not folder:
         raise ApiError(404, "no_such_trace", f"rank {rank} of job {job.id} has no trace")
     parts = call.leading.hub.logs.trace(nodes[slot], job.id, rank, folder, call.query.after_ns)
     first = await anext(parts)
@@ -85,11 +85,12 @@ async def trace(call: Call) -> AsyncIterator[bytes]:
     return all_parts()
 
 
-def _running(call: Call) -> tuple[int, ...]:
+def _running(call: Call) -> tuple[tuple[int, ...], int]:
+    """Nodes of a gang that runs, by slot, and how many ranks it has."""
     job = call.job()
     if job.placement is None or job.gang is None or job.gang.phase != "running":
         raise ApiError(409, "not_running", f"job {job.id} does not run now")
-    return tuple(job.placement.nodes)
+    return job.placement.nodes, job.spec.gang.ranks(job.placement.replicas)
 
 
 class ProfileIn(t.In, frozen=True):
@@ -111,9 +112,8 @@ class ProfileOut(t.Out, frozen=True):
 async def profile(call: Call) -> ProfileOut:
     """Has ranks of a running job trace their next steps."""
     job = call.job()
-    nodes, hub = _running(call), call.leading.hub
+    (nodes, world), hub = _running(call), call.leading.hub
     slot_ranks = max(1, job.spec.gang.slot_gpus)
-    world = slot_ranks * len(nodes)
     ranks = sorted(set(call.body.ranks)) or list(range(0, world, slot_ranks))[:8]
     if ranks[-1] >= world:
         raise ApiError(400, "bad_request", f"rank {ranks[-1]}: the gang has {world}")

@@ -18,7 +18,7 @@ from phalanx.cluster.events import (
     Submit,
     SubmitWorkflow,
 )
-from phalanx.cluster.job import JobSpec
+from phalanx.cluster.job import Job, JobSpec
 from phalanx.control import api_types as t
 from phalanx.control.endpoints import EVERYBODY, WRITERS, ApiError, Call, Endpoint, wrong_team
 from phalanx.control.payload import encode_payload
@@ -177,12 +177,19 @@ async def logs(call: Call) -> AsyncIterator[bytes]:
     nodes = call.leading.controller.memory.placed.get(job.id, ())
     if not nodes:
         raise ApiError(409, "not_started", f"job {job.id} has not started: {job.why}")
-    slot = max(query.rank, 0) // max(job.spec.gang.slot_gpus, 1)
-    if slot >= len(nodes):
-        ranks = len(nodes) * max(job.spec.gang.slot_gpus, 1)
+    slot, ranks = max(query.rank, 0) // max(job.spec.gang.slot_gpus, 1), _ranks(job, len(nodes))
+    if query.rank >= ranks:
         raise ApiError(404, "no_such_rank", f"job {job.id} has ranks 0 to {ranks - 1}")
     read = call.leading.hub.logs.read
     return read(nodes[slot], job.id, query.rank, query.tail_bytes, query.follow)
+
+
+def _ranks(job: Job, slots: int) -> int:
+    """Ranks of a job on so many nodes, also of one that has left them."""
+    shape = job.spec.gang
+    replicas = job.placement.replicas if job.placement is not None else job.wanted_replicas
+    full = slots * max(1, shape.slot_gpus)
+    return shape.ranks(replicas) if shape.slots(replicas) == slots else full
 
 
 async def events(call: Call) -> t.EventList:

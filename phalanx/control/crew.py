@@ -23,7 +23,7 @@ from phalanx.cluster.messages import (
 from phalanx.control.ears import Ears
 from phalanx.control.hands import Here, Place
 from phalanx.control.hooks import Hook, run_hook, told
-from phalanx.control.keeper_watch import what_is_kept
+from phalanx.control.keeper_watch import ward_ranks, what_is_kept
 from phalanx.control.log_keeping import note_ranks, noted_ranks
 from phalanx.control.payload import Script, Train, decode_payload
 from phalanx.control.places import Places
@@ -127,7 +127,7 @@ class Crew:
                 await self._ears.listen(here, self.processes.user(here))
                 if not await self._prepare(here, action):
                     return
-                await self.processes.ensure_keeper(here, len(action.ranks))
+                await self.processes.ensure_keeper(here, ward_ranks(form, action.ranks))
                 if here.job not in self.jobs:  # it was stopped while the keeper came up
                     self.zygote.signal(here.keeper_key, signal.SIGKILL)
                     here.close()

@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from phalanx.checkpoint.wire import FromKeeper, Noted, Watch
+from phalanx.cluster.commands import Form
 from phalanx.cluster.messages import KeeperFound, LocalFact, Sealed, WardSealed
 
 _LENGTH = struct.Struct("<I")
@@ -20,12 +21,12 @@ TELL_SECONDS = 0.3  # for a keeper to say what it holds; it does so at once
 
 
 class KeeperWatch:
-    """One connection to a keeper; ``slot_ranks`` is how many ranks each node of the job has."""
+    """One connection to a keeper; ``ward_ranks``: how many ranks its node keeps snapshots for."""
 
     def __init__(
-        self, path: Path, job: int, slot_ranks: int, fact: Callable[[LocalFact], None]
+        self, path: Path, job: int, ward_ranks: int, fact: Callable[[LocalFact], None]
     ) -> None:
-        self.path, self.job, self.slot_ranks = path, job, slot_ranks
+        self.path, self.job, self.ward_ranks = path, job, ward_ranks
         self.lost = True
         self._fact = fact
         self._task: asyncio.Task[None] | None = None
@@ -77,11 +78,24 @@ class KeeperWatch:
             return
         ward = self._ward.setdefault(note.generation, {})
         ward[note.rank] = max(note.step, ward.get(note.rank, -1))
-        if len(ward) >= self.slot_ranks:
+        if len(ward) >= self.ward_ranks:
             step = min(ward.values())
             self._fact(WardSealed(job=self.job, generation=note.generation, step=step))
         for old in [g for g in self._ward if g < note.generation - 1]:
             del self._ward[old]
+
+
+def ward_ranks(form: Form, ranks: tuple[int, ...]) -> int:
+    """Ranks of the slot whose snapshots the node with these ranks keeps; 0: it keeps none.
+
+    The last slot may have fewer ranks than the others.
+    """
+    if not form.buddy_shift or not ranks:
+        return 0
+    each = form.slot_gpus or 1
+    world = form.world or each * len(form.nodes)
+    ward = (ranks[0] // each - form.buddy_shift) % len(form.nodes)
+    return min(each, world - ward * each)
 
 
 def ask(writer: asyncio.StreamWriter) -> None:

@@ -49,14 +49,14 @@ class Metrics:
         known = self.steps.gangs.get(job.id)
         if known is not None and known.generation == job.generation:
             return
-        slot_ranks = max(1, shape.slot_gpus)
-        self.steps.begin(job.id, job.generation, placement.nodes, slot_ranks)
+        slot_ranks, world = max(1, shape.slot_gpus), shape.ranks(placement.replicas)
+        self.steps.begin(job.id, job.generation, placement.nodes, slot_ranks, world)
         if self.recorder is not None:
             self.recorder.begin(
                 RecordedGang(
                     job=job.id,
                     generation=job.generation,
-                    world=len(placement.nodes) * slot_ranks,
+                    world=world,
                     gpus=shape.gpus(placement.replicas),
                     planned_step_seconds=planned_ns(job) / NS,
                     node_names=names,

@@ -87,12 +87,12 @@ class Processes:
 
     # Keepers.
 
-    async def ensure_keeper(self, here: Here, slot_ranks: int) -> None:
+    async def ensure_keeper(self, here: Here, ward_ranks: int) -> None:
         """There is a keeper of the job, and it is listened to."""
         if here.watch is not None and not here.watch.lost:
-            here.watch.slot_ranks = slot_ranks or here.watch.slot_ranks
+            here.watch.ward_ranks = ward_ranks or here.watch.ward_ranks
             return
-        if await self.watch(here, slot_ranks):
+        if await self.watch(here, ward_ranks):
             return
         here.keeper_socket.unlink(missing_ok=True)
         order = Spawn(
@@ -106,12 +106,12 @@ class Processes:
             lease_seconds=self.lease_seconds,
         )
         await self._zygote.spawn(order)
-        if not await self.watch(here, slot_ranks, seconds=KEEPER_SECONDS):
+        if not await self.watch(here, ward_ranks, seconds=KEEPER_SECONDS):
             raise ZygoteError("no keeper comes up")
 
-    async def watch(self, here: Here, slot_ranks: int, seconds: float = 0.0) -> bool:
+    async def watch(self, here: Here, ward_ranks: int, seconds: float = 0.0) -> bool:
         """Listen to a job's keeper; whether there is one."""
-        watch = KeeperWatch(here.keeper_socket, here.job, slot_ranks, self._fact)
+        watch = KeeperWatch(here.keeper_socket, here.job, ward_ranks, self._fact)
         if await watch.open(seconds):
             here.watch = watch
             return True

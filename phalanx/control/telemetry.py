@@ -35,7 +35,9 @@ class JobTelemetry:
     @property
     def world(self) -> int:
         form = self.here.form
-        return len(form.nodes) * (form.slot_gpus or 1) if form is not None else 0
+        if form is None:
+            return 0
+        return form.world or len(form.nodes) * (form.slot_gpus or 1)
 
     def collect(self, node: int, now_ns: int, skew_ns: int, *, last: bool) -> NodeRecords | None:
         """What is new; ``last``: nothing will follow, so nothing waits for company."""

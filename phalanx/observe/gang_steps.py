@@ -41,11 +41,13 @@ class GangStep(Struct, kw_only=True):
 class Gang:
     """One generation of a job."""
 
-    def __init__(self, job: int, generation: int, nodes: Sequence[int], slot_ranks: int) -> None:
+    def __init__(
+        self, job: int, generation: int, nodes: Sequence[int], slot_ranks: int, world: int
+    ) -> None:
         self.job, self.generation = job, generation
         self.nodes = {node: slot for slot, node in enumerate(nodes)}
         self.slot_ranks = slot_ranks
-        self.world = min(len(nodes) * slot_ranks, MOST_RANKS)
+        self.world = min(world, MOST_RANKS)
         self.newest = [0] * len(nodes)  # step, by slot
         self.open: dict[int, GangStep] = {}
         self.done = 0  # steps up to this one are given out
@@ -56,7 +58,7 @@ class Gang:
         """Takes in a node's words; returns how many of its steps cannot be meant."""
         slot = self.nodes.get(message.node)
         first = 0 if slot is None else slot * self.slot_ranks
-        own = range(first, first + self.slot_ranks)
+        own = range(first, min(first + self.slot_ranks, self.world))
         if slot is None or any(rank not in own for rank in message.ranks):
             return len(message.steps)
         matrices = unpack(message)
@@ -145,9 +147,15 @@ class GangSteps:
         self.refused = 0  # steps and messages that cannot be meant
         self.lost_bytes = 0  # that agents could not read in time
 
-    def begin(self, job: int, generation: int, nodes: Sequence[int], slot_ranks: int) -> None:
-        """A gang runs from now on; the one before it is over."""
-        self.gangs[job] = Gang(job, generation, nodes, max(1, slot_ranks))
+    def begin(
+        self, job: int, generation: int, nodes: Sequence[int], slot_ranks: int, world: int = 0
+    ) -> None:
+        """A gang runs from now on; the one before it is over.
+
+        ``world``: its ranks; 0: all nodes have ``slot_ranks``, the last one too.
+        """
+        each = max(1, slot_ranks)
+        self.gangs[job] = Gang(job, generation, nodes, each, world or len(nodes) * each)
 
     def end(self, job: int) -> list[GangStep]:
         """A job is over and nobody will tell more of it."""

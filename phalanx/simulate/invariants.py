@@ -7,6 +7,7 @@ job on GPUs is taken from its placement, not from the fleet's own books, so that
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import islice
 
 import msgspec
 import numpy as np
@@ -257,7 +258,8 @@ class Invariants:
     def _ask_why(self) -> None:
         """People ask at any time; what that does later is for ``replay`` to find."""
         core = self.core
-        for number in list(core.view.pending)[:ASKED]:
+        waiting = (number for number, job in core.view.jobs.items() if job.state == "pending")
+        for number in list(islice(waiting, ASKED)):
             before = msgspec.json.encode(core.queue.state)
             core.queue.explain(core.view, number)
             if msgspec.json.encode(core.queue.state) != before:

@@ -391,6 +391,32 @@ def test_rules_of_the_queue_that_make_no_sense_are_named() -> None:
     assert policy_problems(Policy()) == []
 
 
+@pytest.mark.parametrize("key", [k for k in QueuePolicy.__struct_fields__ if k.endswith("_ns")])
+def test_times_of_the_queue_above_ten_years_are_refused(key: str) -> None:
+    (found,) = policy_problems(Policy(queue=QueuePolicy(**{key: 3 * 10**18})))
+    assert found.key == f"queue.{key}" and "ten years" in found.rule
+
+
+def test_absurd_weights_priorities_and_numbers_of_the_queue_are_refused() -> None:
+    absurd = 10**30
+    names = ("age_weight", "fair_share_weight", "size_weight", "quota_weight", "backfill_depth")
+    rules = QueuePolicy(
+        quotas={"a": Quota(gpus=absurd, ceiling=absurd, weight=absurd)},
+        qos={"normal": Qos(priority=-absurd, most_gpus=absurd, most_time_ns=absurd)},
+        partitions={"p": Partition(priority=absurd, most_time_ns=absurd)},
+        reservations=absurd,
+        starving_reservations=absurd,
+        **dict.fromkeys(names, absurd),
+    )
+    keys = {one.key for one in policy_problems(Policy(queue=rules))}
+    assert {f"queue.{name}" for name in (*names, "reservations", "starving_reservations")} <= keys
+    assert {f"queue.quotas.a.{name}" for name in ("gpus", "ceiling", "weight")} <= keys
+    assert {
+        f"queue.qos.normal.{name}" for name in ("priority", "most_gpus", "most_time_ns")
+    } <= keys
+    assert {f"queue.partitions.p.{name}" for name in ("priority", "most_time_ns")} <= keys
+
+
 @pytest.mark.parametrize(
     "part",
     [

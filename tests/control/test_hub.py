@@ -333,10 +333,15 @@ def test_what_a_node_cannot_give_is_said_in_its_place(server: ServerProcess) -> 
         agents = await agents_of(server, "d0", "d1", partition="detail")
         for agent in agents:
             agent.steps_until = 1 << 40  # it goes on and on
-        job = (await ask(server, "POST", "/v1/jobs", gang("detail")))["jobs"][0]
+        uneven = gang("detail")
+        uneven["spec"]["gang"]["replicas"] = 3
+        job = (await ask(server, "POST", "/v1/jobs", uneven))["jobs"][0]
         await until(server, f"/v1/jobs/{job}", lambda a: a["job"]["phase"] == "running")
         records = await ask(server, "GET", f"/v1/jobs/{job}/records")
         assert records.count("it is played") == 2  # a line a node
+        for path in ("records", "logs"):  # nodes have two ranks, the last one has one
+            found = await asyncio.to_thread(server.call, "GET", f"/v1/jobs/{job}/{path}?rank=3")
+            assert found[0] == 404 and "has ranks 0 to 2" in found[1]["error"]["message"]
         status, body = await asyncio.to_thread(server.call, "GET", f"/v1/jobs/{job}/traces/1")
         assert (status, body["error"]["code"]) == (404, "no_such_trace")
         status, body = await asyncio.to_thread(

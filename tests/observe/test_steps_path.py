@@ -11,9 +11,13 @@ import numpy as np
 import pytest
 from msgspec import structs
 
+from phalanx.cluster.commands import Form
 from phalanx.cluster.events import LossSpike, Progress, SlowRank
-from phalanx.cluster.job import GangShape, Placement
+from phalanx.cluster.job import GangShape, Job, JobSpec, Placement
+from phalanx.cluster.reasons import Reason
 from phalanx.cluster.watch import Watch
+from phalanx.control.fleet_pace import slowness
+from phalanx.control.keeper_watch import ward_ranks
 from phalanx.control.metrics import Metrics
 from phalanx.observe.gang_steps import GangSteps
 from phalanx.observe.node_records import Said, merge, unpack
@@ -232,6 +236,56 @@ def test_what_a_slow_rank_costs_its_gang_goes_into_the_ledger() -> None:
     steps = told.straggler_ns / 1e8  # a tenth of a second each, since it was found
     assert 10 <= steps <= 30
     assert metrics.with_stragglers(progress) == progress  # once
+
+
+def uneven() -> tuple[Metrics, Watch, list[object]]:
+    """Three ranks on nodes of two: the last node has one."""
+    watch, found = Watch(), list[object]()
+    metrics = Metrics(watch, found.extend)
+    shape = GangShape(replicas=3, slot_gpus=2)
+    placement = Placement(nodes=(0, 1), gpus=(), replicas=3)
+    job = Job(id=1, spec=JobSpec(name="j", gang=shape), submitted_ns=0, generation=1)
+    job.placement = placement
+    watch.begin(1, 1, shape, placement, lambda step_ns: 60 * SECOND_NS, NOW)
+    metrics.begin(job, ["a", "b"])
+    return metrics, watch, found
+
+
+def test_a_gang_that_does_not_fill_its_last_node_has_the_ranks_that_it_has() -> None:
+    metrics, watch, found = uneven()
+    assert metrics.steps.gangs[1].world == 3
+    for step in range(1, 25):
+        for node, ranks in ((0, (0, 1)), (1, (2,))):
+            own = {rank: 0.6 if rank == 2 else 0.4 for rank in ranks}
+            parts = {rank: StepParts(peer_wait=0.7 - own[rank], own=own[rank]) for rank in ranks}
+            each = {r: [said(step, r, step_seconds=0.7, parts=parts[r])] for r in ranks}
+            message = merge(node, 1, 1, each)
+            assert message is not None
+            metrics.receive(message, NOW)
+    assert metrics.steps.refused == 0
+    slow = [event for event in found if isinstance(event, SlowRank)]
+    assert [(event.rank, event.node) for event in slow] == [(2, 1)]
+    assert slowness(watch, 2) == [1.0, 1.5]
+    claims = merge(1, 1, 1, {3: [said(30, 3)]})  # a rank that the gang does not have
+    assert claims is not None
+    metrics.receive(claims, NOW)
+    assert metrics.steps.refused == 1
+
+
+def test_a_node_keeps_as_many_snapshots_as_its_ward_has_ranks() -> None:
+    form = Form(
+        reason=Reason("x"),
+        job=1,
+        generation=1,
+        nodes=(0, 1),
+        gpus=(),
+        slot_gpus=4,
+        world=5,
+        buddy_shift=1,
+    )
+    assert ward_ranks(form, (0, 1, 2, 3)) == 1 and ward_ranks(form, (4,)) == 4
+    assert ward_ranks(form, ()) == 0
+    assert ward_ranks(structs.replace(form, buddy_shift=0), (0, 1, 2, 3)) == 0
 
 
 def test_ranks_that_only_flicker_are_not_called_slow() -> None:
