@@ -368,17 +368,21 @@ def _there(room: Room, classes: tuple[int, ...]) -> int:
 
 
 def lend_pool(ctx: Context) -> None:
-    """Gives pool spares up for a job that cannot start without them: they are there to be used."""
+    """Gives pool spares up for a job that cannot start without them: they are there to be used.
+
+    So is one that a reservation keeps for some teams, once their time has come.
+    """
     if not ctx.policy.spares.nodes or not ctx.view.pending:
         return
     columns = ctx.fleet.columns
     pool = np.flatnonzero((columns.state == NodeState.SPARE) & (columns.spare_for == 0)).tolist()
     needs = _beyond_need(ctx) if pool else {}
     lacking = {classes: -left for classes, left in needs.items() if left < 0}
-    for node in pool if lacking else ():
+    reserved = ctx.queue.open_windows(ctx.view) if pool else 0
+    for node in pool if lacking or reserved else ():
         kind = int(columns.node_class[node])
         using = [classes for classes, count in lacking.items() if kind in classes and count > 0]
-        if using:
+        if using or reserved >> node & 1:
             for classes in using:
                 lacking[classes] -= 1
             ctx.fleet.set_state(node, NodeState.HEALTHY, ctx.now_ns, reason("lent"))

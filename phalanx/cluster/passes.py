@@ -357,9 +357,9 @@ class Pass:
                 if job is None or job.state == "draining" or number in self._leaving:
                     continue
                 end_ns = self._queue.gone_ns(view, number)
-                if view.now_ns < window.start_ns - leave_ns(view, job):
+                if not windows.shuts_out(window, job.spec.team, end_ns):
                     continue
-                if windows.shuts_out(window, job.spec.team, end_ns):
+                if view.now_ns >= window.start_ns - leave_ns(view, job):
                     # Who is told late has its grace all the same.
                     left = max(window.start_ns - view.now_ns, grace)
                     why = reason("window_opens", name=window.name)

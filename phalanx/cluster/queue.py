@@ -113,7 +113,9 @@ class Queue:
                 members = self.window_members(view, window.name)
                 there = dict.fromkeys(job for node in members for job in view.fleet.held[node])
                 for number in there:
-                    yield window.start_ns - leave_ns(view, view.jobs[number])
+                    job = view.jobs[number]
+                    if job.spec.team not in window.teams:
+                        yield window.start_ns - leave_ns(view, job)
 
     def _askable_ns(self, view: View) -> int | None:
         """When somebody can first be asked to leave who could not when a job last tried."""
@@ -304,6 +306,14 @@ class Queue:
         for name, nodes in self.shut_windows(view, team, end_ns):
             closed, named = closed | nodes, named or name
         return closed, named
+
+    def open_windows(self, view: View) -> Nodes:
+        """Nodes that are reserved for some teams now."""
+        nodes = 0
+        for window in windows.running(view) if view.reservations else ():
+            if window.teams and window.start_ns <= view.now_ns:
+                nodes |= set_of_nodes(self.window_members(view, window.name))
+        return nodes
 
     def shut_windows(
         self, view: View, team: str, end_ns: int | None

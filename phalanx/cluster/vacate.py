@@ -32,9 +32,10 @@ def drain(ctx: Context, node: int, deadline_ns: int, why: Reason, cause: str) ->
     ``deadline_ns``: when it must be empty; 0: now. Of several orders the soonest counts.
     """
     state, health = ctx.fleet.state(node), ctx.health
+    again = state is NodeState.DRAINING
     if state in OUT:
         return
-    if state is NodeState.DRAINING:
+    if again:
         known_ns = health.drain_deadline.get(node, 0)
         if not known_ns or deadline_ns >= known_ns:
             return
@@ -46,7 +47,11 @@ def drain(ctx: Context, node: int, deadline_ns: int, why: Reason, cause: str) ->
         ctx.fleet.set_state(node, NodeState.DRAINING, ctx.now_ns, why)
     health.drain_deadline[node], health.drain_cause[node] = deadline_ns, cause
     for number in list(ctx.fleet.held[node]):
-        _move_off(ctx, ctx.view.jobs[number], node)
+        job = ctx.view.jobs[number]
+        if _move_off(ctx, job, node) and not again:
+            facts = {"node": ctx.fleet.nodes[node].name, "what": cause_of(cause).what}
+            left_s = (deadline_ns - last_call_ns(ctx, job, deadline_ns)) // SECOND_NS
+            ctx.notify(reason("stays_on", seconds=left_s, **facts), job=job.id, node=node)
     ctx.look_at_queue(capacity=True)
 
 
@@ -56,31 +61,29 @@ def forget(ctx: Context, node: int) -> None:
     ctx.health.drain_cause.pop(node, None)
 
 
-def _move_off(ctx: Context, job: Job, node: int, *, due: bool = False) -> None:
+def _move_off(ctx: Context, job: Job, node: int, *, due: bool = False) -> bool:
     """A job leaves a node: for another that takes over what is in memory, or with a checkpoint.
 
-    Where no other node is free it stays until it is ``due`` to leave.
+    Where no other node is free it stays until it is ``due`` to leave. True: it does.
     """
     gang, deadline_ns = gang_of(job), ctx.health.drain_deadline[node]
     cause = ctx.health.drain_cause[node]
     if gang.ending is not None:
         depart_safely(ctx, job, gang.ending, gang.ending_why, by_ns=deadline_ns)
-        return
+        return False
     best = ways_without(ctx, job, (node,), cause)[0].rung
-    name, what = ctx.fleet.nodes[node].name, cause_of(cause).what
     last_ns = last_call_ns(ctx, job, deadline_ns)
     if not due and ctx.now_ns < last_ns and best != "swap":
         ctx.wake(last_ns, "vacate", node, deadline_ns)
-        left_s = (deadline_ns - last_ns) // SECOND_NS
-        ctx.notify(reason("stays_on", node=name, what=what, seconds=left_s), job=job.id, node=node)
-        return
+        return True
     no_time = 0 < deadline_ns < ctx.now_ns + job.saving_ns
     if no_time or best != "requeue":
         broken(ctx, job, node, cause, lost=False)
-        return
+        return False
     job.preemptions += 1
-    why = reason("node_leaves", node=name, what=what)
+    why = reason("node_leaves", node=ctx.fleet.nodes[node].name, what=cause_of(cause).what)
     depart_safely(ctx, job, "pending", why, by_ns=deadline_ns)
+    return False
 
 
 def last_call(ctx: Context, node: int, deadline_ns: int) -> None:

@@ -51,8 +51,8 @@ def mended(
     lost = [node for node, is_lost in zip(members, np.isin(state, LOST), strict=True) if is_lost]
     kept = [node for node in members if node not in lost]
     lacking = reservation.gpus - sum(view.fleet.nodes[node].gpus for node in kept)
-    if lacking <= 0 or not lost:
-        return members, max(0, lacking)
+    if lacking <= 0:
+        return members, 0
     able = (columns.gpus > 0) & (columns.state == NodeState.HEALTHY)
     able[np.asarray((*members, *taken), np.int64)] = False
     order = np.flatnonzero(able)

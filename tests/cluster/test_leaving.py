@@ -234,6 +234,8 @@ def test_it_is_said_once_that_a_job_stays_on_a_node_that_must_be_empty():
     for _ in range(3):
         drive.train(job, 10)
         drive.wait(HOUR)
+    for seconds in range(5):  # a notice that is said again and again, a little sooner
+        drive.tell(NodeNotice(node=job.placement.nodes[0], deadline_ns=10 * HOUR - seconds))
     told = [note.reason.code for note in drive.bodies(Notify)]
     assert told.count("stays_on") == 1
 

@@ -13,6 +13,7 @@ from phalanx.cluster.events import (
     EventBody,
     GangDrained,
     Hold,
+    NodeJoined,
     NodeRepaired,
     NodeSilent,
     QuarantineNode,
@@ -24,7 +25,8 @@ from phalanx.cluster.events import (
 )
 from phalanx.cluster.fleet import NodeState
 from phalanx.cluster.job import Job
-from phalanx.cluster.policy import Policy, QueuePolicy, Quota
+from phalanx.cluster.messages import Inventory
+from phalanx.cluster.policy import Policy, QueuePolicy, Quota, SparePolicy
 from phalanx.cluster.reasons import reason
 from phalanx.config import ConfigError
 from tests.cluster.drive import SECOND, SHAPE, Drive, fleet_of
@@ -186,6 +188,29 @@ def test_it_is_told_once_that_a_reservation_lacks_nodes_and_again_when_it_does_a
     drive.tell(NodeSilent(node=1))
     drive.wait(SECOND)
     assert len(short_of_nodes(drive)) == 2
+
+
+def test_a_reservation_of_gpus_finds_more_nodes_when_one_comes_back_smaller() -> None:
+    drive = Drive(4)
+    drive.tell(window(gpus=16, teams=("A",)))
+    smaller, kept = members(drive, "w")
+    new = structs.replace(drive.core.view.fleet.nodes[smaller], gpus=4)
+    drive.tell(NodeJoined(node=new, inventory=Inventory(1)))
+    drive.wait(SECOND)
+    found = members(drive, "w")
+    gpus = [drive.core.view.fleet.nodes[node].gpus for node in found]
+    assert sum(gpus) >= 16 and {smaller, kept} <= set(found) and not short_of_nodes(drive)
+
+
+def test_a_pool_spare_that_is_reserved_for_a_team_is_lent_to_it() -> None:
+    drive = Drive(3, Policy(spares=SparePolicy(nodes=1)))
+    (spare,) = (n for n in range(3) if drive.core.view.fleet.state(n) is NodeState.SPARE)
+    drive.tell(window(gpus=0, nodes=(spare,), start_ns=HOUR, end_ns=9 * HOUR, teams=("A",)))
+    drive.wait(HOUR)
+    one = structs.replace(SHAPE, replicas=1)
+    others = [drive.running(gang=one, team="B") for _ in range(2)]
+    job = drive.submit(gang=one, team="A")
+    assert len(others) == 2 and job.state == "forming" and job.placement.nodes == (spare,)
 
 
 def test_asking_why_chooses_no_nodes_for_a_reservation() -> None:

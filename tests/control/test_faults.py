@@ -17,7 +17,7 @@ from phalanx.cluster.messages import Fault, LocalFact, SiteNotice
 from phalanx.control.agent_config import FaultOptions
 from phalanx.control.faults import FaultSources
 from phalanx.control.faults.gpu_watch import event_fault, gpu_faults
-from phalanx.control.faults.host import NoticeSource, oom_kills, own_group, parse_notice
+from phalanx.control.faults.host import Notice, NoticeSource, oom_kills, own_group, parse_notice
 from phalanx.control.faults.kernel_log import (
     KernelLog,
     OomKill,
@@ -304,3 +304,13 @@ def test_a_kernel_log_that_is_a_device_is_waited_for(tmp_path: Path) -> None:
 
     asyncio.run(listen())
     assert causes(heard) == {"gpu_unavailable"}
+
+
+def test_a_notice_is_told_again_only_when_the_node_goes_sooner() -> None:
+    heard: list[LocalFact] = []
+    sources = FaultSources(FaultOptions(), heard.append, links=False)
+    second = 10**9
+    for at_ns in (100 * second, 100 * second, 160 * second, 100 * second - 1, 40 * second):
+        sources.report(Notice(deadline_ns=at_ns, cause="host_maintenance"))
+    told = [fact.deadline_ns for fact in heard if isinstance(fact, SiteNotice)]
+    assert told == [100 * second, 40 * second]

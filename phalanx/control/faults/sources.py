@@ -18,6 +18,7 @@ from phalanx.hardware import count_cuda
 
 SAME_SECONDS = 60.0  # a fault that is said again within this time is the same one
 GPU_SECONDS = 30.0
+SOONER_NS = 1_000_000_000  # a notice that comes this much nearer is another one
 TAIL_SECONDS = 0.2  # between looks at a log that is a plain file
 
 log = logging.getLogger("phalanx.agent")
@@ -36,7 +37,7 @@ class FaultSources:
         self._group = GroupLook(Path(options.cgroup))
         self._tasks: list[asyncio.Task[None]] = []
         self._said: dict[tuple[str, int, int, str], float] = {}
-        self._noticed = False
+        self._notice: Notice | None = None  # as it was told
 
     async def start(self) -> None:
         """Begin to listen; what is not there is left out."""
@@ -84,10 +85,11 @@ class FaultSources:
         if isinstance(found, OomKill):
             return  # told with the end of the process, if it is one of ours
         if isinstance(found, Notice):
-            if not self._noticed:
+            told = self._notice
+            if told is None or found.deadline_ns < told.deadline_ns - SOONER_NS:
                 log.warning("the site takes this node away: %s", found)
                 self._fact(SiteNotice(deadline_ns=found.deadline_ns, cause=found.cause))
-            self._noticed = True
+                self._notice = found
             return
         now = time.monotonic()
         key = found.cause, found.gpu, found.rail, found.detail.partition(":")[0]
