@@ -64,6 +64,10 @@ class Stream:
         """A positive number whose logarithm is normal."""
         return median * math.exp(sigma * self.normal())
 
+    def factor(self, sigma: float) -> float:
+        """A lognormal factor whose mean is one."""
+        return self.lognormal(math.exp(-(sigma**2) / 2), sigma)
+
     def choice(self, options: Sequence[T]) -> T:
         """One of some."""
         return options[self.below(len(options))]

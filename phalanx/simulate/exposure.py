@@ -9,39 +9,34 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from phalanx.simulate.incidents import (
+    GROUPS,
     PLACE_OF,
+    Floats,
+    Rates,
     causes_of,
     expected_interruptions,
-    lemons,
 )
-from phalanx.simulate.models import Cause
-from phalanx.simulate.shape import job_nodes
+from phalanx.simulate.rates import Cause
 
 if TYPE_CHECKING:
     from phalanx.simulate.world import World
-
-Floats = NDArray[np.float64]
 
 LOOKS = 500  # over the whole time
 MOST_BETWEEN_NS = 1800 * 10**9
 
 
 class Exposure:
-    """The mean chance of each cause to hit a job."""
+    """Faults a day that would have hit a job, at each look."""
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._causes = causes_of(world.scenario)
-        self._hits = np.zeros(len(self._causes))
+        self._rates = Rates(world.scenario, world.fleet, world.draws)
+        self._causes = [(cause, self._rates.per_day(cause)) for cause in causes_of(world.scenario)]
+        self._hits_per_day = 0.0  # summed over looks
         self._looks = 0
         self._every = max(1, min(world.end_ns // LOOKS, MOST_BETWEEN_NS))
-        faults, nodes = world.scenario.faults, len(world.fleet)
-        weights = np.ones(nodes)
-        weights[lemons(world.scenario, nodes, world.draws)] = faults.lemon_factor
-        self._weights = weights / weights.sum()
 
     def start(self) -> None:
         """Looks from now on."""
@@ -54,28 +49,37 @@ class Exposure:
         held = (columns.gpus - columns.free_gpus).astype(float)
         held[list(self._world.broken)] = 0  # what is broken does not break again
         shares = held / np.maximum(1, columns.gpus)
-        self._hits += [
-            self._chance(cause, (held > 0).astype(float), shares) for cause in self._causes
-        ]
+        busy = (held > 0).astype(float)
+        self._hits_per_day += sum(
+            self._per_day(cause, rates, busy, shares) for cause, rates in self._causes
+        )
         self._looks += 1
 
-    def _chance(self, cause: Cause, busy: Floats, shares: Floats) -> float:
-        """That a fault of this cause hits a job now."""
+    def _per_day(self, cause: Cause, rates: Floats, busy: Floats, shares: Floats) -> float:
+        """Faults of this cause that would hit a job now."""
+        if cause.scope == "scattered":
+            return sum(self._scattered(cause, rates, busy, name) for name in GROUPS)
         if cause.scope in PLACE_OF:
-            place = getattr(self._world.fleet.columns, PLACE_OF[cause.scope])
+            place = self._rates.place(cause)
             busy = (np.bincount(place, busy) > 0).astype(float)[place]
-        elif cause.scope == "node" and cause.symptom == "exit":
+        elif cause.symptom == "exit":
             busy = shares  # one GPU of the node fails
-        alone = float(np.dot(self._weights, busy))
-        together = cause.nodes if cause.scope == "scattered" else 1
-        return 1 - (1 - alone) ** together
+        return float(np.dot(rates, busy))
+
+    def _scattered(self, cause: Cause, rates: Floats, busy: Floats, name: str) -> float:
+        """Its first node is taken by the rates, the others anywhere in the group."""
+        nodes = self._rates.group(name)
+        total = float(rates[nodes].sum())
+        if not total:
+            return 0.0
+        first = float(np.dot(rates[nodes], busy[nodes])) / total
+        other = float(busy[nodes].mean())
+        together = min(cause.nodes, nodes.stop - nodes.start)
+        missed: float = (1 - first) * (1 - other) ** (together - 1)
+        return total * (1 - missed)
 
     def expected(self, days: float) -> float:
         """Interruptions that the rates give for what jobs held."""
         if self._world.scenario.workload.kind == "one-job":
             return expected_interruptions(self._world.scenario)
-        chances = self._hits / max(1, self._looks)
-        # Rates are of the nodes that jobs run on; spares break as often.
-        scale = len(self._world.fleet) / job_nodes(self._world.scenario)
-        rates = [cause.per_day * scale for cause in self._causes]
-        return days * float(np.dot(rates, chances)) if rates else 0.0
+        return days * self._hits_per_day / max(1, self._looks)

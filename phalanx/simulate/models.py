@@ -11,11 +11,12 @@ from typing import Annotated, Literal
 from msgspec import Meta, structs
 
 from phalanx.cluster.causes import CAUSES
-from phalanx.config.errors import ConfigError, did_you_mean, problem
+from phalanx.config.errors import ConfigError, Problem, did_you_mean, problem
 from phalanx.config.load import read_table
-from phalanx.config.section import Count, NonNegative, Positive, Section
+from phalanx.config.section import Section
 from phalanx.config.tree import build, mistakes
-from phalanx.plan.failures import NODE_GPUS, failures_per_day
+from phalanx.plan.failures import NODE_GPUS
+from phalanx.simulate.scenario import MOST_RATE, Hours, Rate
 
 Symptom = Literal[
     "exit",  # a worker ends or a device reports an error
@@ -25,6 +26,10 @@ Symptom = Literal[
     "corruption",  # wrong numbers, found when replicas are compared
 ]
 Scope = Literal["node", "rack", "power", "leaf", "scattered"]
+Weight = Annotated[float, Meta(ge=0, le=1e9)]
+Gpus = Annotated[int, Meta(ge=1, le=10**9)]
+Days = Annotated[float, Meta(ge=1e-3, le=1e6)]
+Together = Annotated[int, Meta(ge=1, le=10**6)]
 
 
 class CauseRow(Section, frozen=True, kw_only=True):
@@ -32,18 +37,23 @@ class CauseRow(Section, frozen=True, kw_only=True):
 
     name: str
     """A cause of the core's table."""
-    count: NonNegative = 0.0
+    count: Weight | None = None
     """How often it was counted in gpus and days of the model."""
-    share: NonNegative = 0.0
+    share: Weight | None = None
     """Or its part of the model's rate (shares are scaled to sum to one)."""
     symptom: Symptom = "exit"
     """How it shows."""
     scope: Scope = "node"
     """What fails together."""
-    nodes: Count = 1
+    nodes: Together = 1
     """Nodes of a "scattered" fault."""
-    repair_hours: NonNegative = 24.0
+    repair_hours: Hours = 24.0
     """Mean time until the node can be tested again; 0: nothing is broken."""
+
+    @property
+    def weight(self) -> float:
+        """Its part of the model's rate, of what all rows have."""
+        return self.count or self.share or 0.0
 
 
 class ModelFile(Section, frozen=True, kw_only=True):
@@ -57,11 +67,11 @@ class ModelFile(Section, frozen=True, kw_only=True):
     """What of it is not published."""
     correlation: Literal["included", "excluded"] = "included"
     """Whether faults of whole domains are already in the rate."""
-    gpus: Count | None = None
+    gpus: Gpus | None = None
     """GPUs that were watched, for counts."""
-    days: Positive | None = None
+    days: Days | None = None
     """Days that they were watched, for counts."""
-    per_1000_node_days: Annotated[float, Meta(ge=0)] | None = None
+    per_1000_node_days: Rate | None = None
     """Rate of all causes together, for shares; nodes of eight GPUs."""
     like: str = ""
     """Model whose causes are used."""
@@ -69,17 +79,6 @@ class ModelFile(Section, frozen=True, kw_only=True):
     """Faults of nodes."""
     domain: tuple[CauseRow, ...] = ()
     """Faults of domains, added where correlation is excluded."""
-
-
-class Cause(Section, frozen=True, kw_only=True):
-    """A cause with its rate in a fleet."""
-
-    name: str
-    per_day: float  # in the whole fleet
-    symptom: Symptom
-    scope: Scope
-    nodes: int
-    repair_hours: float
 
 
 def model_names() -> list[str]:
@@ -91,6 +90,11 @@ def model_names() -> list[str]:
 @cache
 def model(name: str) -> ModelFile:
     """A model by name, or from a file."""
+    return _read(name, ())
+
+
+def _read(name: str, readers: tuple[str, ...]) -> ModelFile:
+    """A model; ``readers``: those whose causes are said to be like its own."""
     known = model_names()
     if name in known:
         text = resources.files("phalanx.simulate").joinpath("faults", f"{name}.toml").read_text()
@@ -103,31 +107,82 @@ def model(name: str) -> ModelFile:
     if found:
         raise ConfigError.of([structs.replace(one, key=f"{name}: {one.key}") for one in found])
     file = build(ModelFile, table)
-    if file.like:
-        file = structs.replace(file, cause=model(file.like).cause)
+    if file.like in (*readers, name):
+        rule = "says that its causes are like its own, in a circle"
+        raise ConfigError(f"{name}: like", file.like, rule, "name a model with causes, e.g. llama3")
     _check(name, file)
+    if file.like:
+        # Its counts are of other GPUs and days: they divide this model's rate.
+        file = structs.replace(file, cause=_read(file.like, (*readers, name)).cause)
+        _check_rate(name, file)
     return file
 
 
 def _check(name: str, file: ModelFile) -> None:
+    rows = (*file.cause, *file.domain)
     problems = [
-        problem(f"{name}: cause", row.name, "is not in the table of causes", _near(row.name))
-        for row in (*file.cause, *file.domain)
+        problem(f"{name}: cause", row.name, "is not in the table of causes", near(row.name))
+        for row in rows
         if row.name not in CAUSES
     ]
-    counted = file.gpus is not None and file.days is not None
-    if not counted and file.per_1000_node_days is None:
-        fix = "give gpus and days for counts, or per_1000_node_days for shares"
-        problems.append(problem(name, "", "says nothing about how often faults happen", fix))
-    if not any(row.count or row.share for row in file.cause):
-        problems.append(
-            problem(f"{name}: cause", "", "no cause has a count or a share", "add share = 1")
-        )
+    problems += _weights(name, file)
+    if file.like and file.cause:
+        rule = "cannot stand beside causes of the model's own"
+        problems.append(problem(f"{name}: like", file.like, rule, "leave one of them out"))
+    if not file.like and not any(row.weight for row in file.cause):
+        rule, fix = "no cause has a count or a share", "add share = 1"
+        problems.append(problem(f"{name}: cause", "", rule, fix))
+    if file.domain and file.correlation == "included":
+        rule = "faults of domains are in the rate already (correlation is included)"
+        fix = 'set correlation = "excluded", or leave [[domain]] out'
+        problems.append(problem(f"{name}: domain", file.domain[0].name, rule, fix))
+    if file.domain and not any(row.weight for row in file.domain):
+        rule = "no domain has a share"
+        problems.append(problem(f"{name}: domain", "", rule, "add share = 1"))
     if problems:
         raise ConfigError.of(problems)
+    if not file.like:
+        _check_rate(name, file)
 
 
-def _near(name: str) -> str:
+def _weights(name: str, file: ModelFile) -> list[Problem]:
+    """Rows must be weighed the way the model's rate is given."""
+    counted = file.gpus is not None and file.days is not None
+    problems = []
+    if (counted or file.gpus or file.days) and file.per_1000_node_days is not None:
+        rule = "cannot be given together with gpus and days: counts give the rate"
+        value = file.per_1000_node_days
+        problems.append(problem(f"{name}: per_1000_node_days", value, rule, "leave one out"))
+    elif not counted and file.per_1000_node_days is None:
+        fix = "give gpus and days for counts, or per_1000_node_days for shares"
+        problems.append(problem(name, "", "says nothing about how often faults happen", fix))
+    if counted and file.like:
+        fix = "give per_1000_node_days"
+        rule = "has counts of other GPUs and days"
+        problems.append(problem(f"{name}: like", file.like, rule, fix))
+    for key, rows, wanted in (
+        ("cause", file.cause, "count" if counted else "share"),
+        ("domain", file.domain, "share"),
+    ):
+        other = "share" if wanted == "count" else "count"
+        for row in rows:
+            if getattr(row, wanted) is None or getattr(row, other) is not None:
+                why = "gpus and days" if wanted == "count" else "a rate"
+                rule = f"needs a {wanted} and nothing else, because the model has {why}"
+                fix = f"{wanted} = …; 0 where it never happens"
+                problems.append(problem(f"{name}: {key}", row.name, rule, fix))
+    return problems
+
+
+def _check_rate(name: str, file: ModelFile) -> None:
+    rate = rate_of(file)
+    if rate > MOST_RATE:
+        rule = f"is more than {MOST_RATE:,.0f} faults in 1000 node-days"
+        raise ConfigError(f"{name}: count", f"{rate:g}", rule, "check count, gpus and days")
+
+
+def near(name: str) -> str:
+    """The cause that was meant."""
     return did_you_mean(name, list(CAUSES))
 
 
@@ -136,56 +191,4 @@ def rate_of(file: ModelFile) -> float:
     if file.per_1000_node_days is not None:
         return file.per_1000_node_days
     assert file.gpus is not None and file.days is not None
-    return sum(row.count for row in file.cause) / (file.gpus / NODE_GPUS * file.days) * 1000
-
-
-def causes_in(
-    file: ModelFile,
-    *,
-    gpus: int,
-    node_gpus: int,
-    per_1000: float | None = None,
-    own: dict[str, float] | None = None,
-    domains: bool = True,
-) -> list[Cause]:
-    """Every cause with its rate in a fleet of this many GPUs.
-
-    ``per_1000`` scales all rates so that they sum to it; ``own`` sets those of single causes.
-    """
-    nodes = gpus / node_gpus
-    # A node with more GPUs has more that can break: rates are of nodes of eight.
-    per_day = rate_of(file) / 1000 * gpus / NODE_GPUS
-    rows = [
-        (row, per_day * weight / total)
-        for row, weight, total in _weighted(file.cause)
-        if row.name not in (own or {})
-    ]
-    if domains and file.correlation == "excluded" and file.domain:
-        added = failures_per_day(gpus, 0.0)
-        rows += [(row, added * weight / total) for row, weight, total in _weighted(file.domain)]
-    if per_1000 is not None:
-        sum_now = sum(rate for _, rate in rows)
-        wanted = per_1000 / 1000 * nodes
-        rows = [(row, rate * wanted / sum_now) for row, rate in rows] if sum_now else rows
-    known = {row.name: row for row in file.cause}
-    for name, rate in (own or {}).items():
-        if name not in CAUSES:
-            raise ConfigError(f"faults.causes.{name}", rate, "no such cause", _near(name))
-        rows.append((known.get(name, CauseRow(name=name)), rate / 1000 * nodes))
-    return [
-        Cause(
-            name=row.name,
-            per_day=rate,
-            symptom=row.symptom,
-            scope=row.scope,
-            nodes=row.nodes,
-            repair_hours=row.repair_hours,
-        )
-        for row, rate in rows
-        if rate > 0
-    ]
-
-
-def _weighted(rows: tuple[CauseRow, ...]) -> list[tuple[CauseRow, float, float]]:
-    total = sum(row.count or row.share for row in rows)
-    return [(row, row.count or row.share, total) for row in rows if row.count or row.share]
+    return sum(row.weight for row in file.cause) / (file.gpus / NODE_GPUS * file.days) * 1000

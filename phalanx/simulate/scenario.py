@@ -20,7 +20,9 @@ Seconds = Annotated[float, Meta(ge=0, le=MOST_SECONDS)]
 SomeSeconds = Annotated[float, Meta(ge=1e-3, le=MOST_SECONDS)]
 Minutes = Annotated[float, Meta(gt=0, le=10_000)]
 Spread = Annotated[float, Meta(ge=0, le=2)]
-Rate = Annotated[float, Meta(ge=0, le=1e6)]
+MOST_RATE = 1e6  # faults in 1000 node-days
+Rate = Annotated[float, Meta(ge=0, le=MOST_RATE)]
+Hours = Annotated[float, Meta(ge=0, le=1e5)]
 
 
 class FleetPart(Section, frozen=True, kw_only=True):
@@ -138,7 +140,7 @@ class DetectionPart(Section, frozen=True, kw_only=True):
 class RepairPart(Section, frozen=True, kw_only=True):
     """From a fault until the node can be tested again."""
 
-    hours: Annotated[float, Meta(ge=0, le=1e5)] | None = None
+    hours: Hours | None = None
     """Every cause; "none": as the fault model says for each."""
     spread: Spread = 0.5
     """Sigma of the lognormal repair time (its mean is kept); 0: always the same."""
@@ -154,9 +156,16 @@ class FaultPart(Section, frozen=True, kw_only=True):
     model: str = "llama3"
     """A published model by name, or a TOML file of the same form."""
     per_1000_node_days: Rate | None = None
-    """Rate of all faults together, correlated ones included; "none": as the model says."""
+    """Rate of all faults together, those of domains and of faults.causes included: what is not
+    set by name shares the rest. 0: only what is set by name happens; "none": as the model says.
+    Counted are nodes of this fleet (fleet.node_gpus); rates in a model are of nodes of eight."""
     causes: dict[str, Rate] = field(default_factory=dict)
-    """Rates of single causes per 1000 node-days, over those of the model."""
+    """Rates of single causes per 1000 node-days: faults.causes.power is all faults of that cause,
+    wherever they come from; faults.causes.power@rack those of whole racks (@node, @power, @leaf,
+    @scattered likewise), in models that have none of them too."""
+    domain_per_1000_node_days: Rate | None = None
+    """Rate of all faults of whole racks, feeds, leaf switches and roll-outs together, where the
+    model's rate leaves them out; "none": as published for the number of GPUs."""
     domains: bool = True
     """Add faults of whole racks, feeds and fabrics where the model's rate leaves them out."""
     lemon_share: Below1 = 0.0
