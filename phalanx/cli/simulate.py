@@ -128,7 +128,7 @@ def compare(
             worlds = {base.name: ()} | _variants(variant, base.name)
         if len(worlds) == 1:
             rule = "has no variants to compare with"
-            fix = f'name one with --with "NAME: KEY=VALUE"; keys: phalanx simulate keys {scenario}'
+            fix = 'name one with --with "NAME: KEY=VALUE"; phalanx simulate keys lists keys'
             raise ConfigError("scenario", scenario, rule, fix)
         chosen = {name: load_scenario(scenario, [*changes, *more]) for name, more in worlds.items()}
         numbers = _numbers(seed, seeds)
@@ -236,10 +236,14 @@ def faults(json: Json = False) -> None:
 
 def _changes(gpus: int | None, days: float | None, overrides: list[str] | None) -> list[str]:
     found = list(overrides or [])
-    if gpus is not None:
-        found.append(f"fleet.gpus={gpus}")
-    if days is not None:
-        found.append(f"days={days}")
+    for flag, key, value in (("--gpus", "fleet.gpus", gpus), ("--days", "days", days)):
+        if value is None:
+            continue
+        for override in overrides or []:
+            if override.partition("=")[0].strip() == key:
+                rule = f"says the same as --set {override}"
+                raise ConfigError(flag, value, rule, "leave one of them out")
+        found.append(f"{key}={value}")
     return found
 
 

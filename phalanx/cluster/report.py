@@ -12,7 +12,17 @@ from collections.abc import Iterable
 from msgspec import Struct
 
 from phalanx.cluster.job import HOUR_NS
-from phalanx.cluster.ledger import BUCKETS, ESTIMATED, TRAINING, Account, Buckets, Ledger, add
+from phalanx.cluster.ledger import (
+    BUCKETS,
+    ESTIMATED,
+    LOST,
+    ROUTINE,
+    TRAINING,
+    Account,
+    Buckets,
+    Ledger,
+    add,
+)
 from phalanx.cluster.policy import MILLION, PricePolicy
 
 COMPUTING = ("productive", "exposed_communication", "bubble")
@@ -98,7 +108,19 @@ def _collect(accounts: list[Account], ledger: Ledger) -> tuple[Buckets, dict[str
         for cause, lost in account.by_cause.items():
             for bucket, gpu_ns in lost.items():
                 add(causes.setdefault(cause, {}), bucket, gpu_ns)
+        for cause, bucket, gpu_ns in _not_settled(account, ledger):
+            add(causes.setdefault(cause, {}), bucket, gpu_ns)
     return buckets, causes
+
+
+def _not_settled(account: Account, ledger: Ledger) -> Iterable[tuple[str, str, int]]:
+    """Losses that are in no bucket yet, with the cause that is known so far."""
+    lost_ns = (ledger.now_ns - account.settled_ns) * account.gpus
+    if lost_ns and not account.running and account.bucket in LOST:
+        yield ROUTINE.get(account.bucket, account.cause), account.bucket, lost_ns
+    if account.open is not None:
+        span = account.open
+        yield span.cause, "detection", (span.to_ns - span.from_ns) * span.gpus
 
 
 def _share(buckets: Buckets, causes: dict[str, Buckets], price: PricePolicy) -> Share:

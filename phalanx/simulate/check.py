@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from phalanx.cluster.fleet_file import MOST_NODES
 from phalanx.config.errors import Problem, did_you_mean, problem
@@ -10,7 +10,7 @@ from phalanx.config.numbers import nearest_multiple
 from phalanx.hardware.gpus import gpus_by_key
 from phalanx.hardware.tables import nearest
 from phalanx.simulate.chaos.faults import KINDS
-from phalanx.simulate.scenario import Scenario
+from phalanx.simulate.scenario import Scenario, WorkloadPart
 
 # What chaos has in place of the sections that it does not look at.
 INSTEAD = {
@@ -24,10 +24,18 @@ ONE_JOBS = ("tensor", "context", "pipeline", "least_replicas", "steps")  # of jo
 OWN = ("name", "about", "chaos", "variants")
 
 
-def problems_of(scenario: Scenario) -> list[Problem]:
-    """Everything that is wrong."""
-    found = _chaos(scenario) if scenario.chaos is not None else _world(scenario)
-    return list(found)
+# Of workload.*, by its kind.
+READ = {
+    "one-job": ("kind", "file"),
+    "csv": ("kind", "file", "least_gpus"),
+}
+
+
+def problems_of(scenario: Scenario, given: Collection[str] = ()) -> list[Problem]:
+    """Everything that is wrong; ``given``: keys that somebody set for this very world."""
+    if scenario.chaos is not None:
+        return list(_chaos(scenario))
+    return [*_world(scenario), *_without_effect(scenario, given)]
 
 
 def _chaos(scenario: Scenario) -> Iterator[Problem]:
@@ -71,19 +79,43 @@ def _world(scenario: Scenario) -> Iterator[Problem]:
     if job.exposed_share + job.bubble_share >= 1:
         rule = f"leaves nothing of a step beside job.exposed_share = {job.exposed_share:g}"
         yield problem("job.bubble_share", job.bubble_share, rule, "lower one of them")
-    yield from _unread(scenario)
+    idle, watts = fleet.idle_watts_per_gpu, fleet.watts_per_gpu
+    if idle is not None and watts is not None and idle > watts:
+        rule = f"is more than fleet.watts_per_gpu = {watts:g}"
+        yield problem("fleet.idle_watts_per_gpu", idle, rule, "lower it")
     if load.file and load.kind != "csv":
         rule = f"is read only where workload.kind is csv, and it is {load.kind}"
         yield problem("workload.file", load.file, rule, "set workload.kind=csv")
 
 
-def _unread(scenario: Scenario) -> Iterator[Problem]:
+def _unread(scenario: Scenario, given: Collection[str]) -> Iterator[Problem]:
     """Settings that this kind of workload does not look at."""
-    one_job = scenario.workload.kind == "one-job"
-    section, part = ("workload", scenario.workload) if one_job else ("job", scenario.job)
-    names = [name for name in part.__struct_fields__ if name not in ("kind", "file")]
-    for name in names if one_job else ONE_JOBS:
-        value = getattr(part, name)
-        if value != getattr(type(part)(), name):
-            rule = f"means nothing where workload.kind is {scenario.workload.kind}"
-            yield problem(f"{section}.{name}", value, rule, "leave it out")
+    kind = scenario.workload.kind
+    names = [("workload", name) for name in WorkloadPart.__struct_fields__]
+    names = [entry for entry in names if kind in READ and entry[1] not in READ[kind]]
+    if kind != "one-job":
+        names += [("job", name) for name in ONE_JOBS]
+    for section, name in names:
+        part = getattr(scenario, section)
+        value, key = getattr(part, name), f"{section}.{name}"
+        if key in given or value != getattr(type(part)(), name):
+            rule = f"means nothing where workload.kind is {kind}"
+            yield problem(key, value, rule, "leave it out")
+
+
+def _without_effect(scenario: Scenario, given: Collection[str]) -> Iterator[Problem]:
+    """Settings for this world that would change nothing in it."""
+    yield from _unread(scenario, given)
+    load, policy, job = scenario.workload, scenario.policy, scenario.job
+    if "workload.starved_days" in given and load.kind == "multi-tenant" and load.utilisation >= 1:
+        rule = (
+            f"is not looked at where workload.utilisation is {load.utilisation:g}: somebody waits"
+        )
+        fix = "leave it out, or ask for less than 1"
+        yield problem("workload.starved_days", load.starved_days, rule, fix)
+    if not policy.rebalance and job.micro_batches < 2:
+        rule = f"changes nothing: job.micro_batches is {job.micro_batches}, too few to give away"
+        yield problem("policy.rebalance", False, rule, "leave it out, or set job.micro_batches")
+    if not policy.shrink and not job.least_replicas:
+        rule = "changes nothing: no job has fewer replicas that it can go on with"
+        yield problem("policy.shrink", False, rule, "leave it out, or set job.least_replicas")

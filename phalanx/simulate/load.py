@@ -8,10 +8,10 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from phalanx.config.errors import ConfigError, did_you_mean
+from phalanx.config.errors import ConfigError, Problem, did_you_mean
 from phalanx.config.load import overridden, read_table
 from phalanx.config.tree import build, mistakes
-from phalanx.simulate.check import problems_of
+from phalanx.simulate.check import READ, problems_of
 from phalanx.simulate.incidents import causes_of
 from phalanx.simulate.scenario import Scenario
 
@@ -24,12 +24,15 @@ def scenario_names() -> list[str]:
 
 def load_scenario(name: str, overrides: Sequence[str] = ()) -> Scenario:
     """A scenario by name, or from a TOML file; every mistake is refused with the nearest fix."""
-    merged, problems = overridden(_table(name), overrides, Scenario)
-    problems += mistakes(Scenario, merged)
+    table = _table(name)
+    given = {override.partition("=")[0].strip() for override in overrides}
+    merged, problems = overridden(table, overrides, Scenario)
+    merged = _meant(table, merged, given)
+    problems += mistakes(Scenario, merged) or _hidden(table, overrides)
     if problems:
         raise ConfigError.of(problems)
     scenario = build(Scenario, merged)
-    problems = problems_of(scenario)
+    problems = problems_of(scenario, given)
     if problems:
         raise ConfigError.of(problems)
     if scenario.chaos is None:
@@ -37,6 +40,29 @@ def load_scenario(name: str, overrides: Sequence[str] = ()) -> Scenario:
         for variant, changes in scenario.variants.items():
             _check_variant(merged, variant, changes)
     return scenario
+
+
+def _hidden(table: dict[str, Any], overrides: Sequence[str]) -> list[Problem]:
+    """Mistakes in values that a later one of the same key hides."""
+    last = {override.partition("=")[0].strip(): override for override in overrides}
+    hidden = [one for one in overrides if last[one.partition("=")[0].strip()] is not one]
+    return [
+        found
+        for override in hidden
+        for found in mistakes(Scenario, overridden(table, [override], Scenario)[0])
+    ]
+
+
+def _meant(table: dict[str, Any], merged: dict[str, Any], given: set[str]) -> dict[str, Any]:
+    """Without what a scenario says about its own kind of workload, where another one is asked."""
+    part = merged.get("workload")
+    if not isinstance(part, dict):
+        return merged
+    kind, before = part.get("kind", "one-job"), table.get("workload", {}).get("kind", "one-job")
+    if kind == before or kind not in READ:
+        return merged
+    kept = {k: v for k, v in part.items() if k in READ[kind] or f"workload.{k}" in given}
+    return {**merged, "workload": kept}
 
 
 def _check_variant(table: dict[str, Any], variant: str, changes: Sequence[str]) -> None:

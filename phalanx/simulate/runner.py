@@ -79,8 +79,10 @@ def _queued(scenario: Scenario, world: World) -> tuple[int, str]:
         return 0, ""
     until = job.ended_ns if job.ended else world.end_ns
     queued_ns = max(0, until - job.submitted_ns - world.record.held_ns)
-    waiting = f"job {job.spec.name} waits: {job.why}" if job.state == "pending" else ""
-    return queued_ns, waiting
+    if job.state != "pending":
+        return queued_ns, ""
+    why = world.core.queue.explain(world.view, job.id).reason
+    return queued_ns, f"job {job.spec.name} waits: {why}"
 
 
 def _ettr(scenario: Scenario, fleet: Share, queued_ns: int) -> float:

@@ -37,7 +37,13 @@ class FleetPart(Section, frozen=True, kw_only=True):
     node_gpus: Annotated[int, Meta(ge=1, le=63)] = 8
     """GPUs in a node."""
     kind: str = "h100"
-    """Kind of GPU."""
+    """Kind of GPU: what it costs and draws, and what jobs are given."""
+    dollars_per_gpu_hour: Annotated[float, Meta(ge=0, le=10_000)] | None = None
+    """Price of a GPU with its share of host and network; "none": the catalogue's for fleet.kind."""
+    watts_per_gpu: Annotated[float, Meta(ge=0, le=100_000)] | None = None
+    """Drawn in training, at the meter of the building; "none": in the usual server of the kind."""
+    idle_watts_per_gpu: Annotated[float, Meta(ge=0, le=100_000)] | None = None
+    """Drawn while no step is made; "none": a quarter of watts_per_gpu."""
     rails: Count = 8
     """Network planes of a node."""
     rack_nodes: Count = 2
@@ -63,6 +69,9 @@ class JobPart(Section, frozen=True, kw_only=True):
     """Data-parallel replicas it can shrink to; 0: it needs all of them."""
     step_seconds: SomeSeconds = 5.0
     """A healthy step, stalls of checkpoints left out."""
+    micro_batches: Natural = 8
+    """Micro-batches of a replica in a step: a replica that computes slowly can give some of them to
+    others (policy.rebalance); 0 or 1: it has none to give."""
     exposed_share: Below1 = 0.0
     """Part of a step that waits for communication (estimated, for the ledger)."""
     bubble_share: Below1 = 0.0
@@ -109,8 +118,8 @@ class RestartPart(Section, frozen=True, kw_only=True):
     restore_remote_seconds: Seconds = 120.0
     """Restoring from remote storage."""
     spread: Spread = 0.1
-    """Sigma of the lognormal factor on each phase; 0: always the same. The core's deadlines allow
-    for three of them."""
+    """Sigma of the lognormal factor on each phase (its mean is one); 0: always the same. The core's
+    deadlines allow for three of them."""
 
 
 class DetectionPart(Section, frozen=True, kw_only=True):
@@ -205,7 +214,7 @@ class PolicyPart(Section, frozen=True, kw_only=True):
     degraded: bool = True
     """Go on after the loss of a network card."""
     rebalance: bool = True
-    """Give a slow replica less work."""
+    """Give micro-batches of a replica that computes slowly to others (job.micro_batches)."""
     peer_memory: bool = True
     """Restore from the memory of nodes."""
     quarantine_breaker_share: Fraction = 0.02

@@ -9,6 +9,7 @@ from phalanx.cluster.job import Expected, GangShape, JobSpec
 from phalanx.cluster.policy import (
     HealthPolicy,
     Policy,
+    PricePolicy,
     QueuePolicy,
     Quota,
     RecoveryPolicy,
@@ -17,7 +18,8 @@ from phalanx.cluster.policy import (
 )
 from phalanx.config.errors import ConfigError
 from phalanx.config.numbers import divisors, nearest_multiple
-from phalanx.simulate.scenario import Scenario
+from phalanx.hardware.clusters import ClusterFile, make_cluster
+from phalanx.simulate.scenario import FleetPart, Scenario
 
 SECOND_NS = 10**9
 ENDLESS_STEPS = 1 << 40
@@ -81,6 +83,23 @@ def make_policy(scenario: Scenario) -> Policy:
             degraded=part.degraded,
             peer_memory=part.peer_memory,
         ),
+        price=price_of(scenario.fleet),
+    )
+
+
+def price_of(part: FleetPart) -> PricePolicy:
+    """What a GPU costs and draws: as was set, or as the catalogue has it with its usual server."""
+    usual, known = PricePolicy(), make_cluster(part.kind, ClusterFile(gpu=part.kind, gpus=1))
+    dollars, watts, idle = part.dollars_per_gpu_hour, part.watts_per_gpu, part.idle_watts_per_gpu
+    watts = known.watts_per_gpu if watts is None else watts
+    if idle is None:
+        idle = watts * usual.idle_watts_per_gpu / usual.watts_per_gpu
+    return PricePolicy(
+        micro_dollars_per_gpu_hour=round(
+            1e6 * (known.price_per_gpu_hour if dollars is None else dollars)
+        ),
+        watts_per_gpu=round(watts),
+        idle_watts_per_gpu=round(idle),
     )
 
 
@@ -100,6 +119,7 @@ def expected_of(scenario: Scenario, steps: int = 0) -> Expected:
         step_ns=step,
         exposed_ns=round(step * job.exposed_share),
         bubble_ns=round(step * job.bubble_share),
+        micro_batches=job.micro_batches,
         snapshot_steps=check.memory_steps,
         snapshot_ns=ns(check.memory_stall_seconds),
         checkpoint_steps=max(1, every) if check.interval_seconds else 0,

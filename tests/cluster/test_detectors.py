@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import numpy as np
@@ -153,6 +154,8 @@ def test_a_loss_that_jumps_is_a_spike_and_one_that_falls_is_not():
     assert all(loss_spike(losses[:end]) is None for end in range(1, 61))
     assert loss_spike([*losses, 4.5]) is not None
     assert loss_spike([*losses, None]) is not None
+    assert loss_spike([*losses, math.nan]) == loss_spike([*losses, None])
+    assert loss_spike([*losses, math.nan, 4.5]) == loss_spike([*losses, None, 4.5])
 
 
 def test_whoever_is_behind_in_the_collectives_holds_up_a_gang():

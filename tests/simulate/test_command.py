@@ -17,6 +17,9 @@ from phalanx.simulate.scenario import Scenario
 
 SMALL = ["--days", "2", "--gpus", "512", "--set", "faults.per_1000_node_days=100"]
 
+BUSY = ["multi-tenant", "--set", "workload.utilisation=1.2"]
+TRACE = ["--set", "workload.kind=csv", "--set", "workload.file=trace.csv"]
+
 
 def simulate(*args: str) -> Result:
     return CliRunner().invoke(app, ["simulate", *args])
@@ -77,7 +80,7 @@ def test_a_story_can_be_had_as_json() -> None:
         (["chaos", "--set", "chaos.loss=0.9"], 1, "VIOLATION"),
         (["llama3-54d", "--gpus", "512", "--set", "job.tensor=16"], 2, "NVLink domain"),
         (
-            ["llama3-54d", *SMALL, "--set", "faults.causes.software_bug=1000000"],
+            ["llama3-54d", *SMALL[:4], "--set", "faults.causes.software_bug=1000000"],
             1,
             "job run failed",
         ),
@@ -114,6 +117,7 @@ def test_a_job_that_waits_for_nodes_loses_time_and_says_what_for() -> None:
     done = simulate("llama3-54d", *often, *forever, "--json")
     one = msgspec.json.decode(done.stdout)["seeds"][0]
     assert one["interruptions"] and one["waiting"].startswith("job run waits: ")
+    assert "it needs 8 nodes" in one["waiting"]
     assert one["queued_seconds"] > 86400 and one["ettr"] <= one["goodput"] / 0.8
     text = " ".join(simulate("llama3-54d", *often, *forever).stdout.split())
     assert "the job had no nodes for" in text and "job run waits" in text
@@ -170,6 +174,32 @@ def test_a_scenario_shown_is_a_scenario_that_loads(tmp_path: Path) -> None:
         assert load_scenario(str(path)) == load_scenario(name)
 
 
+def test_dollars_and_energy_follow_the_kind_of_gpu_and_what_is_set() -> None:
+    def bill(*changes: str) -> tuple[float, float, float]:
+        settings = [word for change in changes for word in ("--set", change)]
+        done = simulate("llama3-54d", "--days", "1", "--gpus", "64", *settings, "--json")
+        one = msgspec.json.decode(done.stdout)["seeds"][0]
+        return one["gpu_hours"], one["dollars"], one["megawatt_hours"]
+
+    hours, h100, energy = bill()
+    _, a100, less = bill("fleet.kind=a100")
+    assert a100 < h100 and less < energy
+    _, cheap, cold = bill(
+        *("fleet.dollars_per_gpu_hour=0.5", "fleet.watts_per_gpu=100"),
+        "fleet.idle_watts_per_gpu=100",
+    )
+    assert cheap == pytest.approx(0.5 * hours, abs=1)
+    assert cold == pytest.approx(100 * hours / 1e6, rel=1e-3)
+
+
+def test_a_scenario_of_many_teams_lends_its_fleet_to_a_trace_of_jobs(tmp_path: Path) -> None:
+    """What it says about generated jobs is not meant for them, and not shown either."""
+    path = tmp_path / "mine.toml"
+    path.write_text(simulate("show", "multi-tenant", *TRACE).stdout)
+    assert load_scenario(str(path)).workload.kind == "csv"
+    assert load_scenario("multi-tenant", ["workload.kind=one-job"]).fleet.gpus == 2048
+
+
 @pytest.mark.parametrize(
     ("args", "told"),
     [
@@ -206,6 +236,31 @@ def test_a_scenario_shown_is_a_scenario_that_loads(tmp_path: Path) -> None:
         (["multi-tenant", "--set", "workload.file=x.csv"], "workload.kind=csv"),
         (["llama3-54d", "--set", "workload.jobs_per_day=5"], "means nothing"),
         (["multi-tenant", "--set", "job.tensor=16"], "means nothing"),
+        (["multi-tenant", *TRACE, "--set", "workload.teams=6"], "means nothing"),
+        (["multi-tenant", *TRACE, "--set", "workload.utilisation=0.5"], "means nothing"),
+        (["llama3-54d", "--gpus", "1024", "--set", "fleet.gpus=eight"], "leave one of them out"),
+        (["llama3-54d", "--days", "0.1", "--set", "days=nan"], "leave one of them out"),
+        (["llama3-54d", "--set", "days=nan", "--set", "days=0.1"], "days"),
+        (["llama3-54d", "--set", "policy.shrink=false"], "job.least_replicas"),
+        (
+            ["llama3-54d", "--set", "policy.rebalance=false", "--set", "job.micro_batches=1"],
+            "too few to give away",
+        ),
+        (
+            [*BUSY, "--set", "workload.starved_days=3"],
+            "somebody waits",
+        ),
+        (
+            [
+                "llama3-54d",
+                "--set",
+                "fleet.watts_per_gpu=90",
+                "--set",
+                "fleet.idle_watts_per_gpu=99",
+            ],
+            "is more than fleet.watts_per_gpu",
+        ),
+        (["compare", "chaos"], "phalanx simulate keys lists"),
         (["chaos", "--days", "3"], "chaos.fault_minutes"),
         (["chaos", "--gpus", "64"], "chaos.nodes"),
         (["chaos", "--set", "restart.seconds=3"], "restart.seconds"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import isfinite
 
 import numpy as np
 
@@ -39,16 +40,18 @@ def starved(data_wait_ns: int, passed_ns: int) -> int | None:
 def loss_spike(losses: Sequence[float | None]) -> int | None:
     """How far (parts per million of the usual loss) the last loss is above; None: it is not.
 
-    A loss that is no finite number (None) is a spike by itself.
+    A loss that is no finite number (or None) is a spike by itself.
     """
     if not losses:
         return None
-    if losses[-1] is None:
+    last = losses[-1]
+    if last is None or not isfinite(last):
         return MILLION
-    known = [scaled(loss) for loss in losses[-SPIKE_WINDOW - 1 : -1] if loss is not None]
+    before = losses[-SPIKE_WINDOW - 1 : -1]
+    known = [scaled(loss) for loss in before if loss is not None and isfinite(loss)]
     if len(known) < SPIKE_WINDOW // 2:
         return None
     center, spread = middle_and_spread(np.asarray(known, np.int64))
-    above = scaled(losses[-1]) - center
+    above = scaled(last) - center
     limit = max(SPIKE_DEVIATIONS * spread, LEAST_SPIKE_PPM * abs(center) // MILLION)
     return min(MOST_PPM, above * MILLION // max(1, abs(center))) if above > limit else None
