@@ -322,4 +322,4 @@ class Gangs:
         sigma = self.world.scenario.restart.spread
         if not sigma:
             return 1.0
-        return self._luck.at(job << 24 ^ generation << 1 ^ phase).lognormal(1.0, sigma)
+        return self._luck.at(job << 24 ^ generation << 1 ^ phase).factor(sigma)

@@ -49,3 +49,11 @@ def test_draws_have_the_distribution_they_claim() -> None:
     assert abs(sum(normal) / count) < tolerance
     assert abs(sum(x * x for x in normal) / count - 1) < 1.5 * tolerance
     assert all(abs(share / count - 1 / 6) < 0.38 * tolerance for share in bins)
+
+
+def test_a_spread_factor_keeps_the_mean() -> None:
+    stream = Draws(4).stream("factor")
+    for sigma in (0.0, 0.5, 1.0):
+        factors = [stream.factor(sigma) for _ in range(40_000)]
+        deviation = math.sqrt(math.exp(sigma**2) - 1)
+        assert abs(sum(factors) / len(factors) - 1) <= 5 * deviation / 200 + 1e-12
