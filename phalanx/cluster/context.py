@@ -90,6 +90,11 @@ class Context:
         """The time of the event in hand."""
         return self.view.now_ns
 
+    @property
+    def storage_away(self) -> bool:
+        """Whether remote storage gives nothing just now, as far as one was told."""
+        return self.flush.bytes_per_second == 0
+
     def emit(self, target: tuple[int, ...], body: CommandBody) -> Command:
         """Adds a command to the answer."""
         command = Command(self.sequence, len(self.commands), self.epoch, target, body)

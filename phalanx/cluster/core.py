@@ -215,9 +215,14 @@ def _on_drained(ctx: Context, fact: GangDrained) -> None:
 
 def _on_finished(ctx: Context, fact: JobFinished) -> None:
     job = ctx.live(fact.job, fact.generation)
-    if job is not None:
-        job.step = max(job.step, fact.step)
-        lifecycle.leave(ctx, job, "done", reason("finished"))
+    if job is None:
+        return
+    if fact.step < job.committed:
+        rule = f"job {job.id} has committed step {job.committed}"
+        ctx.notify(sense.nonsense(fact, "step", fact.step, rule), job=job.id, level="warning")
+        return
+    job.step = max(job.step, fact.step)
+    lifecycle.leave(ctx, job, "done", reason("finished"))
 
 
 def _on_defragment(ctx: Context, fact: Defragment) -> None:

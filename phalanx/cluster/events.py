@@ -253,7 +253,10 @@ class GangDrained(Body, frozen=True, tag=True):
 
 
 class RestoreFailed(Body, frozen=True, tag=True):
-    """A source was refused (corrupt, gone); the next one is used."""
+    """A source was refused (corrupt, gone); the next one is used.
+
+    ``there``: steps of durable checkpoints up to this one that exist; None: nobody looked.
+    """
 
     job: int
     generation: int
@@ -261,6 +264,7 @@ class RestoreFailed(Body, frozen=True, tag=True):
     source: Source
     step: int
     detail: str = ""
+    there: tuple[int, ...] | None = None
 
 
 class Progress(Body, frozen=True, tag=True):
@@ -353,7 +357,7 @@ class FlushWanted(Body, frozen=True, tag=True):
 
 
 class StorageSlow(Body, frozen=True, tag=True):
-    """Remote storage gives this many bytes a second now (0: nothing)."""
+    """Remote storage gives this many bytes a second now (0: nothing; -1: what the policy says)."""
 
     bytes_per_second: int
 

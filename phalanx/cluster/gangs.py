@@ -32,6 +32,7 @@ sentences(
         "form": "generation {generation} forms after: {cause}",
         "restore": "all slots have joined; step {step} comes from {source}",
         "fresh": "all slots have joined; there is nothing to restore",
+        "from_nothing": "nothing is left to restore: it begins again, after {steps} steps",
         "go": "all ranks have restored step {step}",
         "recovered": "goes on from step {step}: {rung} after {cause} on {node}",
         "drain": "it must leave: {why}",
@@ -171,6 +172,8 @@ def restore(ctx: Context, job: Job) -> None:
     gang, placement = gang_of(job), job.placement
     assert placement is not None
     gang.restored, gang.source = choose_source(ctx, job, gang.memory_step)
+    if gang.source == "none" and job.step:
+        ctx.notify(reason("from_nothing", steps=job.step), job=job.id, level="error")
     gang.deadline_ns = enter(ctx, job, "restoring", timeouts_of(ctx, job).restore_ns)
     ctx.emit(placement.nodes, restore_order(job))
 
@@ -364,9 +367,16 @@ def on_restore_failed(ctx: Context, fact: RestoreFailed) -> None:
     if job is None or gang_of(job).phase != "restoring" or fact.source == "none":
         return
     gang = gang_of(job)
+    if fact.source == "remote" and ctx.storage_away:
+        return  # the checkpoint may be good: it is tried again when the time for this one is over
     if fact.source == "remote":
         # Never tried again: the checkpoint before it, or a fresh start.
-        job.durables = [step for step in job.durables if step != fact.step]
+        there = None if fact.there is None else dict.fromkeys(fact.there)
+        job.durables = [
+            step
+            for step in job.durables
+            if step != fact.step and (there is None or step > fact.step or step in there)
+        ]
     else:
         gang.refused = (*gang.refused, fact.source)
     restore(ctx, job)

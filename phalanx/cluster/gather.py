@@ -241,6 +241,7 @@ class Gather:
                 source=message.source,
                 step=message.step,
                 detail=message.detail,
+                there=message.there,
             )
         ]
 

@@ -15,7 +15,7 @@ SECOND_NS = 1_000_000_000
 HOUR_NS = 3600 * SECOND_NS
 LONGEST_NS = 10 * 365 * 24 * HOUR_NS  # of any time: sums of them stay far from 64 bits
 MOST_PRIORITY = 10**9  # and of all that is weighed with it
-DURABLES_KEPT = 8  # checkpoints of a job that the core remembers, to roll back to
+DURABLES_KEPT = 2048  # checkpoints of a job that the core remembers, to roll back to
 SKIPS_KEPT = 16  # ranges of samples; older ones are in every checkpoint that is left
 
 
@@ -315,9 +315,11 @@ class Job(Struct, kw_only=True, omit_defaults=True):
         return self.durables[-1] if self.durables else 0
 
     def add_durable(self, step: int) -> None:
-        """A checkpoint of this step is complete."""
+        """A checkpoint of this step is complete. Of too many, the older half is thinned out."""
         if step > self.durable:
-            self.durables = [*self.durables[1 - DURABLES_KEPT :], step]
+            self.durables = [*self.durables, step]
+            if len(self.durables) > DURABLES_KEPT:
+                del self.durables[1 : DURABLES_KEPT // 2 : 2]
 
     @property
     def saving_ns(self) -> int:

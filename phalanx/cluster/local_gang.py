@@ -199,6 +199,7 @@ class LocalGang(Struct, kw_only=True):
                 source=fact.source,
                 step=fact.step,
                 detail=fact.refused,
+                there=fact.there,
             )
             return [refused]
         rank.restored, rank.step, rank.committed = True, fact.step, fact.step

@@ -127,6 +127,7 @@ class Refused(Message, frozen=True, tag=True):
     source: Source
     step: int
     detail: str = ""
+    there: tuple[int, ...] | None = None  # durable checkpoints up to this step; None: not looked
 
 
 class Steps(Message, frozen=True, tag=True):
@@ -239,6 +240,7 @@ class Restored(Message, frozen=True, tag=True):
     step: int
     source: Source = "none"
     refused: str = ""
+    there: tuple[int, ...] | None = None  # with it: durable checkpoints up to this step
     skipped: tuple[int, int] = (0, 0)  # samples [first, past) of the batch that was to be left out
 
 

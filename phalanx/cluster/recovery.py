@@ -143,12 +143,16 @@ def own_failure(ctx: Context, job: Job, cause: str, detail: str, step: int = 0) 
     here = max(ctx.ledger.accounts[job.id].step, step)
     words = f"{cause} at step {here}" + (f": {detail}" if detail else "")
     job.evidence = (*job.evidence[1 - EVIDENCE_KEPT :], words)
+    if gang.phase == "restoring" and gang.source == "remote" and ctx.storage_away:
+        return False  # nobody could have restored it
     if domain == "software" and gang.phase in ("joining", "restoring"):
         # The step was not even tried: whatever disturbs the formation may pass.
         job.failed_formations += 1
     else:
-        job.failures_there = job.failures_there + 1 if here <= job.failed_step else 1
-        job.failed_step, job.failed_formations = here, 0
+        again = job.failed_step >= 0 and abs(here - job.failed_step) <= _unseen_steps(ctx, job)
+        job.failures_there = job.failures_there + 1 if again else 1
+        job.failed_step = job.failed_step if again else here
+        job.failed_formations = 0
     if domain == "user":
         job.retries_used += 1
     why: Reason | None = None
@@ -167,6 +171,12 @@ def own_failure(ctx: Context, job: Job, cause: str, detail: str, step: int = 0) 
         return False
     leave(ctx, job, "failed", why)
     return True
+
+
+def _unseen_steps(ctx: Context, job: Job) -> int:
+    """Steps that a report may be behind: two failures of one step can be so far apart."""
+    step_ns = job.step_ns or job.spec.expected.step_ns
+    return max(1, 2 * ctx.policy.timeouts.heartbeat_ns // max(1, step_ns))
 
 
 def _no_room(ctx: Context, job: Job, step: int) -> Reason | None:

@@ -10,8 +10,22 @@ from msgspec import Struct, structs
 
 from phalanx.cluster.commands import Refuse
 from phalanx.cluster.context import Context
-from phalanx.cluster.events import Corruption, DeviceError, EventBody, Progress
+from phalanx.cluster.events import (
+    Corruption,
+    DataStarved,
+    DeviceError,
+    EventBody,
+    JobFinished,
+    LossSpike,
+    NoProgress,
+    Progress,
+    SlowRank,
+    StorageSlow,
+    ThroughputRegression,
+    WorkerExited,
+)
 from phalanx.cluster.fleet import MOST_RAILS
+from phalanx.cluster.policy import MILLION
 from phalanx.cluster.reasons import Reason, reason, sentences
 
 MOST = 1 << 62
@@ -48,21 +62,38 @@ def _progress(fact: Progress) -> Reason | None:
     for key in Progress.__struct_fields__:
         value = getattr(fact, key)
         if not 0 <= value <= MOST:
-            return _why(fact, key, value, f"must be 0 to {MOST}")
-    return _why(fact, "committed", fact.committed, f"must not be above its step {fact.step}")
+            return nonsense(fact, key, value, f"must be 0 to {MOST}")
+    return nonsense(fact, "committed", fact.committed, f"must not be above its step {fact.step}")
+
+
+# What is measured or counted, by kind of event: (field, least, most).
+RANGES: dict[type[EventBody], tuple[tuple[str, int, int], ...]] = {
+    DeviceError: (("rail", -1, MOST_RAILS - 1),),
+    WorkerExited: (("step", -1, MOST), ("rank", -1, MOST)),
+    NoProgress: (("step", 0, MOST),),
+    SlowRank: (("slowdown_ppm", 1, MOST), ("rank", 0, MOST)),
+    ThroughputRegression: (("slowdown_ppm", 1, MOST), ("step", 0, MOST)),
+    DataStarved: (("share_ppm", 0, MILLION),),
+    LossSpike: (("step", 0, MOST),),
+    Corruption: (("step", 0, MOST), ("clean_step", 0, MOST)),
+    JobFinished: (("step", 0, MOST),),
+    StorageSlow: (("bytes_per_second", -1, MOST),),
+}
 
 
 def _others(body: EventBody) -> Reason | None:
-    if isinstance(body, DeviceError) and not -1 <= body.rail < MOST_RAILS:
-        return _why(body, "rail", body.rail, f"must be -1 to {MOST_RAILS - 1}")
+    for key, least, most in RANGES.get(type(body), ()):
+        value = getattr(body, key)
+        if not least <= value <= most:
+            return nonsense(body, key, value, f"must be {least} to {most}")
     checked: EventBody = body
     if isinstance(body, Corruption):  # fingerprints have 64 bits, all other numbers 62
         for node, fingerprint in body.claims:
             if not -(1 << 63) <= fingerprint < 1 << 64:  # as an integer with a sign, or without
-                return _why(body, "claims", (node, fingerprint), "a fingerprint has 64 bits")
+                return nonsense(body, "claims", (node, fingerprint), "a fingerprint has 64 bits")
         checked = structs.replace(body, claims=tuple((node, 0) for node, _ in body.claims))
     found = _walk(checked, "")
-    return None if found is None else _why(body, *found)
+    return None if found is None else nonsense(body, *found)
 
 
 def _walk(value: object, key: str) -> tuple[str, object, str] | None:
@@ -98,7 +129,8 @@ def _readable(text: str) -> bool:
     return True
 
 
-def _why(body: EventBody, key: str, value: object, rule: str) -> Reason:
+def nonsense(body: EventBody, key: str, value: object, rule: str) -> Reason:
+    """That a field of an event cannot be as it is."""
     shown = ascii(value)
     shown = shown if len(shown) <= SHOWN else f"{shown[:SHOWN]}..."
     return reason("nonsense", kind=type(body).__name__, key=key, value=shown, rule=rule)

@@ -15,7 +15,8 @@ from phalanx.cluster.reasons import reason, sentences
 sentences(
     {
         "flush": "{writing} of {most} jobs write to remote storage",
-        "storage_down": "remote storage takes nothing; checkpoints wait",
+        "storage_down": "remote storage gives and takes nothing; checkpoints wait",
+        "storage_back": "remote storage is back",
     }
 )
 
@@ -36,9 +37,12 @@ def written(ctx: Context, job: int) -> None:
 
 def on_slow(ctx: Context, fact: StorageSlow) -> None:
     """Storage became slower or faster: later grants are given accordingly."""
+    was_away = ctx.storage_away
     ctx.flush.bytes_per_second = fact.bytes_per_second
-    if not fact.bytes_per_second:
+    if ctx.storage_away and not was_away:
         ctx.notify(reason("storage_down"), level="warning")
+    elif was_away and not ctx.storage_away:
+        ctx.notify(reason("storage_back"))
     grant(ctx)
 
 
@@ -60,7 +64,7 @@ def grant(ctx: Context) -> None:
     """Gives leave to those who wait, as far as storage carries them."""
     policy, state = ctx.policy.storage, ctx.flush
     total = policy.bytes_per_second if state.bytes_per_second < 0 else state.bytes_per_second
-    if state.bytes_per_second == 0:
+    if ctx.storage_away:
         return
     for number in list(state.waiting):
         if policy.flushes and len(state.writing) >= policy.flushes:

@@ -223,7 +223,11 @@ class AgentOrders:
                 self._changed.wait()
 
     def restored(
-        self, point: RestorePoint, refused: str = "", skipped: tuple[int, int] = (0, 0)
+        self,
+        point: RestorePoint,
+        refused: str = "",
+        skipped: tuple[int, int] = (0, 0),
+        there: tuple[int, ...] | None = None,
     ) -> None:
         """Tells the agent what became of the restore."""
         self._step = point.step
@@ -234,6 +238,7 @@ class AgentOrders:
             step=point.step,
             source=point.source,  # type: ignore[arg-type]
             refused=refused,
+            there=there,
             skipped=skipped,
         )
         with self._changed:

@@ -173,7 +173,7 @@ def _found(body: EventBody) -> Found | None:
         case NodeSilent(connection_lost=lost):
             text = "its connection broke" if lost else "it said nothing for too long"
             return ("node_lost", text, {"connection_lost": lost}, {"devices": _LOAD})
-        case StorageSlow():
+        case StorageSlow(bytes_per_second=rate) if rate >= 0:
             picture = {"series": ["checkpoint_seconds"]}
             return ("slow_storage", "the checkpoint store is slow", _facts(body), picture)
     return None

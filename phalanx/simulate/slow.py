@@ -148,10 +148,9 @@ class SlowNodes:
         length = int(self._storage.exponential(self.world.scenario.faults.storage_minutes * 60e9))
         now = self.world.agenda.now_ns
         self.world.gangs.brownouts.add(now, now + length)
-        usual = self.world.view.policy.storage.bytes_per_second
         self.world.tell(fact.StorageSlow(bytes_per_second=0))
-        self.world.agenda.after(length, self._storage_back, usual)
+        self.world.agenda.after(length, self._storage_back)
 
-    def _storage_back(self, bytes_per_second: int) -> None:
-        self.world.tell(fact.StorageSlow(bytes_per_second=bytes_per_second))
+    def _storage_back(self) -> None:
+        self.world.tell(fact.StorageSlow(bytes_per_second=-1))
         self._plan_storage()

@@ -47,6 +47,7 @@ from phalanx.train.trainer import Trainer
 from phalanx.train.worker import choose_device, prepare
 
 log = logging.getLogger(__name__)
+STEPS_TOLD = 256  # checkpoints that are named when one could not be restored
 
 
 class Member:
@@ -200,7 +201,8 @@ class Member:
             laps.end("load")
             if not problem:
                 return point
-            self._orders.restored(point, problem)
+            there = None if point.source == "peer" else self._durable_steps(point.step)
+            self._orders.restored(point, problem, there=there)
 
     def _load(self, point: RestorePoint, trainer: Trainer, checkpointer: Checkpointer) -> str:
         if point.source == "none":
@@ -218,6 +220,11 @@ class Member:
         trainer.restore(manifest)
         trainer.unsaved = point.source == "peer"
         return ""
+
+    def _durable_steps(self, most: int) -> tuple[int, ...]:
+        """The newest checkpoints up to a step, so that none is ordered that retention removed."""
+        steps = sorted(_step(path) for path in list_checkpoints(self.folder.checkpoints))
+        return tuple(step for step in steps if step <= most)[-STEPS_TOLD:]
 
     def _load_durable(
         self, step: int, trainer: Trainer, checkpointer: Checkpointer

@@ -51,11 +51,16 @@ class Orders(Protocol):
         """What to restore; waits until everybody has joined. Raises ``GenerationOver``."""
 
     def restored(
-        self, point: RestorePoint, refused: str = "", skipped: tuple[int, int] = (0, 0)
+        self,
+        point: RestorePoint,
+        refused: str = "",
+        skipped: tuple[int, int] = (0, 0),
+        there: tuple[int, ...] | None = None,
     ) -> None:
         """The step is loaded and sealed again, or why it could not be.
 
-        ``skipped``: samples of the batch that was to be left out.
+        ``skipped``: samples of the batch that was to be left out; ``there``: with ``refused``, the
+        durable checkpoints up to that step.
         """
 
     def go(self) -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from msgspec import structs
 
@@ -22,10 +24,11 @@ from phalanx.cluster.events import (
     RestoreFailed,
     Scale,
     SlowRank,
+    StorageSlow,
     WorkerExited,
 )
 from phalanx.cluster.fleet import Fleet, Node, NodeState
-from phalanx.cluster.job import GangShape, Job
+from phalanx.cluster.job import DURABLES_KEPT, Expected, GangShape, Job
 from phalanx.cluster.messages import Inventory
 from phalanx.cluster.policy import Policy, RecoveryPolicy, SparePolicy
 from tests.cluster.drive import EXPECTED, SECOND, SHAPE, Drive
@@ -242,6 +245,95 @@ def test_steps_that_are_made_again_after_a_corruption_are_not_the_same_step_fail
         drive.wait(SECOND)
         drive.run(job)
     assert job.state == "running" and job.step == 150
+
+
+def test_hangs_at_different_steps_are_not_the_same_step_failing():
+    drive = Drive(8)
+    job = drive.running(steps=900, expected=Expected(step_ns=5 * SECOND))
+    for step in (500, 100, 60, 20):  # nothing is saved: each time it begins again
+        drive.tell(NoProgress(job=job.id, generation=job.generation, step=job.step))
+        drive.wait(SECOND)
+        drive.run(job, -1)
+        drive.train(job, step)
+    assert job.state == "running"
+    told = [str(each.reason) for each in drive.bodies(Notify)]
+    assert any("it begins again, after 900 steps" in each for each in told)
+
+
+def test_a_step_that_fails_between_two_reports_is_known_again():
+    drive = Drive(8)
+    job = drive.running(steps=150, retries=100)
+    for step in (151, 149, 150):  # the last report before the step that fails came sooner or later
+        failure = exited(job, cause="software_bug")
+        drive.tell(structs.replace(failure, step=step))
+        drive.wait(SECOND)
+        if job.state == "forming":
+            drive.run(job)
+    assert job.state == "failed" and "failed 3 times in a row" in str(job.why)
+
+
+def test_a_job_goes_back_to_the_newest_clean_checkpoint_however_old():
+    drive = Drive(8)
+    job = drive.submit()
+    drive.run(job)
+    for _ in range(40):
+        drive.train(job, 100)
+    drive.tell(Corruption(job=job.id, generation=job.generation, step=4000, clean_step=350))
+    drive.wait(SECOND)
+    drive.tell(GangJoined(job=job.id, generation=job.generation, step=4000))
+    assert drive.last_restore().step == 300 and drive.last_restore().source != "none"
+
+
+def test_checkpoints_that_retention_removed_are_not_tried_one_by_one():
+    drive = Drive(8)
+    job = drive.submit()
+    drive.run(job)
+    for _ in range(40):
+        drive.train(job, 100)
+    drive.tell(Corruption(job=job.id, generation=job.generation, step=4000, clean_step=3550))
+    drive.wait(SECOND)
+    drive.tell(GangJoined(job=job.id, generation=job.generation, step=4000))
+    told = {"job": job.id, "generation": job.generation, "node": 0, "step": 3500}
+    for source in ("disk", "remote"):
+        drive.tell(RestoreFailed(**told, source=source, there=(1000, 2000)))
+    assert drive.last_restore().step == 2000
+
+
+def test_of_very_many_checkpoints_the_older_half_is_thinned_and_none_is_lost_for_good():
+    drive = Drive(8)
+    job = drive.submit()
+    steps = range(10, 10 * (DURABLES_KEPT * 3 + 1), 10)
+    for step in steps:
+        job.add_durable(step)
+    assert len(job.durables) <= DURABLES_KEPT and job.durables[0] == 10
+    recent = list(steps[-DURABLES_KEPT // 2 :])
+    assert job.durables[-len(recent) :] == recent
+    gaps = [late - early for early, late in pairwise(job.durables)]
+    assert max(gaps) < steps[-1] // 4
+
+
+def test_a_job_outlasts_an_outage_of_the_storage_that_it_restores_from():
+    drive = Drive(8, Policy(recovery=RecoveryPolicy(failed_formations=2, peer_memory=False)))
+    job = drive.running(steps=150)
+    drive.tell(StorageSlow(bytes_per_second=0))
+    drive.tell(exited(job, cause="worker_killed"))
+    for _ in range(5_000):  # whoever joined can restore nothing, for hours
+        drive.wait(5 * SECOND)
+        assert job.state == "forming"
+        if job.gang.phase == "joining":
+            drive.tell(GangJoined(job=job.id, generation=job.generation, step=-1))
+            told = {"job": job.id, "generation": job.generation, "node": 0, "step": 100}
+            for source in ("disk", "remote"):
+                if job.gang.source == source:
+                    drive.tell(RestoreFailed(**told, source=source))
+    assert job.generation > 5
+    drive.tell(StorageSlow(bytes_per_second=-1))
+    drive.wait(SECOND)
+    drive.run(job)
+    assert job.state == "running" and job.gang.restored == 100
+    told = [str(each.reason) for each in drive.bodies(Notify)]
+    assert sum("storage gives and takes nothing" in each for each in told) == 1
+    assert "remote storage is back" in told
 
 
 def test_a_driver_that_fails_is_not_the_jobs_failure():

@@ -12,15 +12,20 @@ from phalanx.cluster.commands import Notify, Refuse
 from phalanx.cluster.core import Core
 from phalanx.cluster.events import (
     Corruption,
+    DataStarved,
     DeviceError,
     EventBody,
     GangReady,
+    JobFinished,
     NodeJoined,
+    NoProgress,
     Progress,
     SetQuota,
     SetReservation,
+    SlowRank,
     Submit,
     SubmitWorkflow,
+    ThroughputRegression,
 )
 from phalanx.cluster.fleet import Node
 from phalanx.cluster.fleet_file import read_fleet
@@ -38,6 +43,28 @@ TEXTS = ["", "x", NO_TEXT, "a" * 5000, "thermal", "xid", "user_error"]
 def progress(**fields: int) -> Progress:
     usual = {"job": 1, "generation": 1, "step": 200, "committed": 200, "durable": 100}
     return Progress(**{**usual, "at_ns": 0, **fields})
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "told"),
+    [
+        (SlowRank, {"node": 0, "rank": 0, "part": "compute", "slowdown_ppm": -1_000_000}, "1 to"),
+        (DataStarved, {"share_ppm": -3}, "share_ppm = -3: must be 0 to 1000000"),
+        (DataStarved, {"share_ppm": 2_000_000}, "must be 0 to 1000000"),
+        (ThroughputRegression, {"step": 3, "slowdown_ppm": 0}, "slowdown_ppm = 0"),
+        (NoProgress, {"step": -4}, "step = -4"),
+        (JobFinished, {"step": 3}, "step = 3: job 1 has committed step 150"),
+    ],
+)
+def test_findings_that_cannot_be_are_told_and_change_nothing(
+    kind: type[EventBody], fields: dict[str, Any], told: str
+) -> None:
+    drive = Drive()
+    job = drive.running()
+    commands = drive.tell(kind(job=job.id, generation=job.generation, **fields))
+    assert [type(command.body) for command in commands] == [Notify]
+    assert told in str(commands[0].body.reason)
+    assert job.state == "running"
 
 
 @pytest.mark.parametrize(
