@@ -51,6 +51,8 @@ sentences(
     }
 )
 
+MOST_HOPELESS = 8  # demands without any prospect that do not keep the next job from a promise
+
 
 class Pass:
     """The work of one ``schedule``."""
@@ -113,19 +115,27 @@ class Pass:
         for lane in self._queue.waiting.lanes.values():
             front.add(lane, lane.entries)
         left = max(1, self._policy.reservations)
+        hopeless: dict[int, None] = {}  # demands that no end of what runs would make room for
+        looks = self._policy.backfill_depth
         while (found := front.pop()) is not None:
             number, lane, demand, source = found
+            if id(demand) in hopeless:
+                looks -= 1
+                if looks < 0:
+                    return
+                front.go_on(source, started=False)
+                continue
             if self._gated(number, lane, demand):
                 continue  # its lane waits; what else it holds is looked at behind the others
             job = self._view.jobs[number]
             code = "first_in_line"
             started = self._try(job, lane, demand, code)
             if not started and not self._claims(job, demand):
-                if left == 0:
-                    return
-                left -= 1
-                self._reserve(job, demand, firm=False)
-                if left == 0:
+                if self._reserve(job, demand, firm=False):
+                    left -= 1
+                else:
+                    hopeless[id(demand)] = None
+                if left == 0 or len(hopeless) == MOST_HOPELESS:
                     return
             front.go_on(source, started)
 
@@ -252,20 +262,21 @@ class Pass:
                 high = middle - 1
         return best
 
-    def _reserve(self, job: Job, demand: Demand, *, firm: bool) -> None:
-        """Promises a blocked job its start."""
+    def _reserve(self, job: Job, demand: Demand, *, firm: bool) -> bool:
+        """Promises a blocked job its start. False: nobody can say when there will be room."""
         old = self._queue.state.reserved.get(job.id)
         if old is not None and (old.firm or not firm) and holds(self._queue, self._view, old):
             self._binds(job.id)
-            return
+            return True
         request = structs.replace(demand.request, job=job.id)
         found = promise_start(self._queue, self._view, job, request, self._bind, firm)
         if found is None:
             self._queue.break_promise(job.id)
             self._binds(job.id, yes=False)
-            return
+            return False
         self._queue.promise(found)
         self._binds(job.id)
+        return True
 
     def _starving(self) -> None:
         """Jobs that waited too long get a promise that nobody overrides.

@@ -155,3 +155,17 @@ def test_why_does_not_repeat_a_promise_whose_node_is_gone() -> None:
     drive.wait(SECOND)  # and the queue was looked at without being asked to
     assert waits.id not in drive.core.queue.state.reserved
     assert "at the latest" not in says(drive, waits)
+
+
+def test_a_job_that_nothing_could_make_room_for_takes_no_promise_from_the_next() -> None:
+    drive = Drive(4)
+    drive.tell(QuarantineNode(node=3, request="q"))
+    runs = drive.running(1, gang=gang(2), time_limit_ns=HOUR)
+    hopeless = [drive.submit(gang=gang(4), time_limit_ns=HOUR, priority=500) for _ in range(3)]
+    waits = drive.submit(gang=gang(3), time_limit_ns=HOUR)
+    reserved = drive.core.queue.state.reserved
+    assert waits.id in reserved and not any(job.id in reserved for job in hopeless)
+    later = drive.submit(gang=gang(1), time_limit_ns=2 * HOUR)
+    assert later.state == "pending"  # it would be in the way
+    finish(drive, runs)
+    assert waits.state == "forming"
