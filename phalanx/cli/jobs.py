@@ -173,7 +173,9 @@ def why_job(
         start = "no estimated start"
         if found.estimated_start_ns is not None:
             start = f"estimated start: {when(found.estimated_start_ns)}"
-        print(plain(f"it waits: {found.waits_for.text}; {start}"))
+        told = found.waits_for.text
+        verb = "it" if told.startswith(("waits ", "can never ")) else "it waits:"
+        print(plain(f"{verb} {told}; {start}"))
         parts = ", ".join(f"{name} {value}" for name, value in found.priority.items())
         print(f"priority {sum(found.priority.values())}: {parts}")
     for each in found.history:

@@ -1,8 +1,6 @@
-"""How soon GPUs come free, and how much of them is wanted before a job's turn.
+"""When it is a job's turn for GPUs: what becomes free, and what is wanted before it.
 
-Counts alone: which nodes they are is for placement. Supply is what runs, by its ends; demand is the
-line before a job, by GPUs and by work. Times within are integer milliseconds: their products with
-GPUs stay within 64 bits.
+Counts alone: which nodes they are is for placement.
 """
 
 from __future__ import annotations
@@ -15,52 +13,24 @@ import numpy as np
 from msgspec import structs
 
 from phalanx.cluster.fleet import NodeState
-from phalanx.cluster.horizon import NEVER_NS
+from phalanx.cluster.job import SECOND_NS
 from phalanx.cluster.placement import never_fits
 from phalanx.cluster.request import Request
 from phalanx.cluster.room import room_of
 from phalanx.cluster.state import View
+from phalanx.cluster.supply import Supply, Wanted
 from phalanx.cluster.waiting import Demand, Entry, Lane, Ranks
 
 if TYPE_CHECKING:
     from phalanx.cluster.queue import Queue
 
-MS = 1_000_000
 ORDERED_AFTER = 16  # questions: from then on the whole line is put in order, once
-ROUNDS = 3  # in which what limits hold back is found
 
 Place = tuple[int, int, int]  # in the line: -priority, queued_ns, job
 Group = tuple[str, str]  # team and class of service
-Ahead = dict[Group, tuple[int, int]]  # GPUs and GPU-milliseconds wanted before a place
-
-
-class Supply:
-    """GPUs that become free as what runs ends."""
-
-    def __init__(self, now_ns: int, free: int, ends: list[tuple[int, int]]) -> None:
-        known = np.asarray(ends, np.int64).reshape(-1, 2)
-        known = known[known[:, 0] < NEVER_NS]
-        known = known[np.argsort(known[:, 0], kind="stable")]
-        self._ends = np.concatenate(([now_ns], np.maximum(known[:, 0], now_ns)))
-        self._free = np.cumsum(np.concatenate(([free], known[:, 1])))
-        rates = np.maximum(self._free, 0)
-        # By the time of each end: what those GPUs could have done since now.
-        self._done = np.concatenate(([0], np.cumsum(rates[:-1] * np.diff(self._ends // MS))))
-
-    def free_ns(self, gpus: int) -> int | None:
-        """When so many are free at a time; None: never."""
-        found = int(np.searchsorted(self._free, gpus))
-        return int(self._ends[found]) if found < len(self._ends) else None
-
-    def done_ns(self, work_ms: int) -> int | None:
-        """When they could have done so much work, however it is divided; None: never."""
-        if work_ms <= 0:
-            return int(self._ends[0])
-        last = int(np.searchsorted(self._done, min(work_ms, 2**62))) - 1
-        rate = max(0, int(self._free[last]))
-        if not rate:
-            return None
-        return int(self._ends[last]) + -(-(work_ms - int(self._done[last])) // rate) * MS
+ANYBODY: Group = ("", "")  # whom no limit holds back
+# Team, class and length as in ``Wanted``; classes of nodes that would do; the least GPUs.
+LineKey = tuple[tuple[str, str, int], tuple[int, ...], int]
 
 
 class Outlook:
@@ -72,10 +42,8 @@ class Outlook:
         self._limits: dict[Group, tuple[int | None, int]] = {}
         self._hopeless: dict[int, bool] = {}  # by demand
         self._asked = 0
-        # By group, classes of nodes and least GPUs: places in order, and sums up to each.
-        self._lines: dict[
-            tuple[Group, tuple[int, ...], int], tuple[list[Place], list[int], list[int]]
-        ] = {}
+        # Places in order, and sums of GPUs and of work up to each.
+        self._lines: dict[LineKey, tuple[list[Place], list[int], list[int]]] = {}
         self._counted: list[Place] = []
         self._found: tuple[Place | None, list[tuple[Demand, Lane, int]]] = (None, [])
 
@@ -92,43 +60,31 @@ class Outlook:
     def room_ns(self, mine: Place, demand: Demand) -> int | None:
         """When the fleet has GPUs for a job and for all that come before it; None: never.
 
-        Either all of them fit beside what still runs, or the work before it is done as fast as
-        GPUs become free: the sooner of both. What limits hold back is in nobody's way.
+        Either all of them fit beside what still runs, or those before it begin as fast as GPUs
+        become free: the sooner of both. What limits hold back is in nobody's way.
         """
-        classes = self.classes(demand)
-        supply = self._of_fleet(classes)
+        supply = self._of_fleet(self.classes(demand))
         ahead = self._ahead(mine, demand)
-        now_ns = self._view.now_ns
-        need = demand.least_gpus
-        for group, (gpus, _) in ahead.items():
+        gpus, limits = 0, {}
+        wanted: dict[Group, int] = {}
+        for (team, qos, _), (more, _) in ahead.items():
+            wanted[team, qos] = wanted.get((team, qos), 0) + more
+        for group, count in wanted.items():
             most, held = self._limit(group)
-            need += gpus if most is None else min(gpus, max(0, most - held))
-        at_ns = supply.free_ns(need)
-        done_ns = supply.done_ns(sum(work for _, work in ahead.values()))
-        for _ in range(ROUNDS):
-            if done_ns is None:
-                break
-            span = (done_ns - now_ns) // MS
-            work = 0
-            for group, (_, wanted) in ahead.items():
-                most, _ = self._limit(group)
-                work += wanted if most is None else min(wanted, most * span)
-            done_ns = supply.done_ns(work)
-        return _sooner(at_ns, done_ns)
+            gpus += count if most is None else min(count, max(0, most - held))
+            if most is not None:
+                limits[group] = most
+        return supply.started_ns(demand.least_gpus, gpus, ahead, limits)
 
     def limit_ns(self, mine: Place, demand: Demand, limit: str, name: str) -> int | None:
         """When a limit ("team" or "qos") has room for a job, behind those before it under it."""
         supply = self._of_limit(limit, name)
-        alone_ns = supply.free_ns(demand.least_gpus)
-        if alone_ns is None:
-            return None
         place = 0 if limit == "team" else 1
-        ahead = [
-            wanted for group, wanted in self._ahead(mine, demand).items() if group[place] == name
-        ]
-        fit_ns = supply.free_ns(demand.least_gpus + sum(gpus for gpus, _ in ahead))
-        found = _sooner(fit_ns, supply.done_ns(sum(work for _, work in ahead)))
-        return None if found is None else max(alone_ns, found)
+        ahead = {
+            key: wanted for key, wanted in self._ahead(mine, demand).items() if key[place] == name
+        }
+        gpus = sum(gpus for gpus, _ in ahead.values())
+        return supply.started_ns(demand.least_gpus, gpus, ahead, {})
 
     def limited(self, limit: str, name: str) -> bool:
         """Whether there is a limit for a team or a class of service."""
@@ -138,7 +94,7 @@ class Outlook:
         rule = self._view.policy.queue.qos.get(name)
         return rule is not None and rule.most_gpus > 0
 
-    def _ahead(self, mine: Place, demand: Demand) -> Ahead:
+    def _ahead(self, mine: Place, demand: Demand) -> Wanted:
         """What jobs before a place want that a job with this demand would use.
 
         Those alone that need no more than it, where jobs may overtake others: it starts on what
@@ -150,50 +106,51 @@ class Outlook:
         most_gpus = demand.least_gpus if overtakes else self._view.fleet.total_gpus
         if self._asked >= ORDERED_AFTER:
             return self._ahead_in_order(mine, classes, most_gpus)
-        found: Ahead = {}
+        found: Wanted = {}
         wanted: dict[Demand, bool] = {}
         for other, lane, jobs in self._before(mine):
             if other not in wanted:
                 wanted[other] = other.least_gpus <= most_gpus and self._wants(other, classes)
             if not wanted[other]:
                 continue
-            group = (lane.team, lane.qos)
-            most, _ = self._limit(group)
+            group, most = self._group(lane)
             if most is None or other.least_gpus <= most:
-                gpus, work = found.get(group, (0, 0))
+                seconds = _seconds(other)
+                key = (*group, seconds.bit_length())
+                gpus, work = found.get(key, (0, 0))
                 each = jobs * other.gpus
-                found[group] = (gpus + each, work + each * (other.length_ns // MS))
+                found[key] = (gpus + each, work + each * seconds)
         return found
 
-    def _ahead_in_order(self, mine: Place, classes: tuple[int, ...], most_gpus: int) -> Ahead:
+    def _ahead_in_order(self, mine: Place, classes: tuple[int, ...], most_gpus: int) -> Wanted:
         """The same from a line that was put in order once."""
         if not self._counted:
             self._put_in_order()
-        found: Ahead = {}
-        for (group, theirs, least), (places, all_gpus, all_work) in self._lines.items():
+        found: Wanted = {}
+        for (key, theirs, least), (places, all_gpus, all_work) in self._lines.items():
             if least > most_gpus or not _meet(theirs, classes):
                 continue
             jobs = bisect_left(places, mine)
             if jobs:
-                gpus, work = found.get(group, (0, 0))
-                found[group] = (gpus + all_gpus[jobs], work + all_work[jobs])
+                gpus, work = found.get(key, (0, 0))
+                found[key] = (gpus + all_gpus[jobs], work + all_work[jobs])
         return found
 
     def _put_in_order(self) -> None:
-        rows: dict[tuple[Group, tuple[int, ...], int], list[tuple[Place, int, int]]] = {}
+        rows: dict[LineKey, list[tuple[Place, int, int]]] = {}
         for demand in self._queue.waiting.demands.values():
             classes = self.classes(demand)
             wanted = self._wants(demand, classes)
-            gpus, work = demand.gpus, demand.gpus * (demand.length_ns // MS)
+            gpus, seconds = demand.gpus, _seconds(demand)
             for lane, entries in demand.lanes.items():
                 of = self._ranks.of
                 places = [(-of(lane, queued, gpus), queued, job) for queued, job in entries]
                 self._counted += places
-                most, _ = self._limit((lane.team, lane.qos))
+                group, most = self._group(lane)
                 if wanted and (most is None or demand.least_gpus <= most):
-                    key = ((lane.team, lane.qos), classes, demand.least_gpus)
-                    row = rows.setdefault(key, [])
-                    row += [(place, gpus, work) for place in places]
+                    kind = (*group, seconds.bit_length())
+                    row = rows.setdefault((kind, classes, demand.least_gpus), [])
+                    row += [(place, gpus, gpus * seconds) for place in places]
         self._counted.sort()
         for key, row in rows.items():
             row.sort()
@@ -241,6 +198,12 @@ class Outlook:
             low, high = (middle + 1, high) if before else (low, middle)
             middle = (low + high) // 2
         return low
+
+    def _group(self, lane: Lane) -> tuple[Group, int | None]:
+        """(whose demand that of a lane is added to, what they may hold together)."""
+        group = (lane.team, lane.qos)
+        most, _ = self._limit(group)
+        return (group if most is not None else ANYBODY), most
 
     def _limit(self, group: Group) -> tuple[int | None, int]:
         """(the most that jobs of a group may hold, what counts towards it); None: any number."""
@@ -305,8 +268,9 @@ def least_of(demand: Demand) -> Request:
     return structs.replace(asked, replicas=min(asked.shape.floor, asked.replicas), spares=0)
 
 
-def _sooner(one_ns: int | None, other_ns: int | None) -> int | None:
-    return min((at for at in (one_ns, other_ns) if at is not None), default=None)
+def _seconds(demand: Demand) -> int:
+    """How long jobs with a demand hold their nodes."""
+    return -(-demand.length_ns // SECOND_NS)
 
 
 def _meet(one: tuple[int, ...], other: tuple[int, ...]) -> bool:

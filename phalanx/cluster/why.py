@@ -24,8 +24,8 @@ sentences(
         " {gpus}",
         "at_qos_limit": "jobs of class of service {qos} hold {held} GPUs and may hold {most}; this"
         " job needs {gpus}",
-        "promised": "{problem}; {nodes} are kept for it, and it starts in {span} at the latest",
-        "promised_about": "{problem}; {nodes} are kept for it, and it starts in about {span} (some"
+        "promised": "{problem}; {kept} kept for it, and it starts in {span} at the latest",
+        "promised_about": "{problem}; {kept} kept for it, and it starts in about {span} (some"
         " that runs there has no time limit)",
         "others_leave": "{jobs} jobs are asked to leave for it, and it starts in about {span}",
         "saved_for": "what {what} may hold is saved for job {job}, which has waited {span}",
@@ -132,7 +132,10 @@ class Answers:
         if why.code != "waits_for_room":
             return why
         code = "promised" if promise.sure else "promised_about"
-        return reason(code, problem=why.facts["problem"], nodes=len(promise.nodes), span=span)
+        count = len(promise.nodes)
+        kept = f"{count} are" if count > 1 else "a node is"
+        facts = {"problem": why.facts["problem"], "nodes": count, "kept": kept}
+        return reason(code, **facts, span=span)
 
     def _with_guests(self, team: str, why: Reason) -> Reason:
         """The reason of a job that has a right to its GPUs: who may keep them for a while."""
