@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from phalanx.cluster.context import Context
 from phalanx.cluster.events import Step
 from phalanx.cluster.job import Job, JobSpec
 from phalanx.cluster.reasons import Reason, reason, sentences
+
+if TYPE_CHECKING:
+    from phalanx.cluster.context import Context
 
 sentences(
     {

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct, structs
 
 from phalanx.cluster.admit import never_starts
-from phalanx.cluster.claims import promise_start
+from phalanx.cluster.claims import collected, collector, promise_start
 from phalanx.cluster.decisions import Reserved
 from phalanx.cluster.horizon import bound_ns
 from phalanx.cluster.job import Job
@@ -34,6 +34,8 @@ sentences(
         " (its time limit: {limit})",
         "kept_for_others": "there is room, but it is promised to job {job} in {span}, before this"
         " job would be sure to have ended (its time limit: {limit})",
+        "collected_for": "there is room, but what becomes free is collected for job {job}, which"
+        " has waited {span}",
         "next_look": "it has room and starts at the next look at the queue",
         "beyond_depth": "there is room, but {ahead} jobs are ahead of it and the queue looks at"
         " {depth} at a time",
@@ -71,6 +73,7 @@ class Line:
         self.ranks = Ranks(view, queue.state.usage, queue.state.held)
         self._outlook = Outlook(queue, view, self.ranks)
         self._saved = queue.saved_for(view)  # by limit: the job that starves under it
+        self._collector = collector(queue, view, self._saved)  # it gets all that becomes free
         self._spots: dict[int, Spot] = {}
         self._obstacles: dict[int, tuple[Reason, bool]] = {}
         self._alike: dict[tuple[Key, str, str, int], When] = {}
@@ -130,8 +133,11 @@ class Line:
         before = [] if saver else self.savers(job)
         times = [self._start(view.jobs[number], saver=True) for _, number in before]
         if gate is None and not before:
-            if self.has(job.id) and self.obstacle(job)[1]:
+            why, now = self.obstacle(job) if self.has(job.id) else (None, False)
+            if now:
                 return view.now_ns
+            if why is not None and why.code == "collected_for":
+                times.append(queue.state.reserved[self._collector].start_ns)
             promise = self.promise(job.id)
             if promise is not None:
                 return promise.start_ns
@@ -161,15 +167,23 @@ class Line:
         bound = bound_ns(view, job)
         end_ns = None if bound is None else view.now_ns + bound
         limit = span_of(job.spec.time_limit_ns) if job.spec.time_limit_ns else "none"
-        closed, name = queue.window_nodes(view, job.spec.team, end_ns)
-        if closed and self._refused(structs.replace(request, closed=closed)):
-            return reason("waits_for_window", name=name, limit=limit), False
+        closed = 0
+        for name, nodes in queue.shut_windows(view, job.spec.team, end_ns):
+            closed |= nodes
+            if self._refused(structs.replace(request, closed=closed)):
+                return reason("waits_for_window", name=name, limit=limit), False
         for other, promise in queue.state.reserved.items():
             if other != job.id and (end_ns is None or end_ns > promise.start_ns):
                 closed |= queue.promised(other)
                 if self._refused(structs.replace(request, closed=closed)):
                     span = span_of(max(0, promise.start_ns - view.now_ns))
                     return reason("kept_for_others", job=other, span=span, limit=limit), False
+        if self._collector not in (0, job.id):
+            closed |= collected(queue, view, self._collector)
+            if self._refused(structs.replace(request, closed=closed)):
+                late = view.jobs[self._collector]
+                span = span_of(late.waited_ns + view.now_ns - late.queued_ns)
+                return reason("collected_for", job=late.id, span=span), False
         depth = view.policy.queue.backfill_depth
         if ahead > depth:
             return reason("beyond_depth", ahead=ahead, depth=depth), False

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from phalanx.cluster.claims import on_loan, stays_until_ns
 from phalanx.cluster.decisions import Pending
+from phalanx.cluster.dependencies import array_width
 from phalanx.cluster.estimate import Estimates
 from phalanx.cluster.job import Job
 from phalanx.cluster.line import Nobody, When
@@ -87,7 +88,7 @@ class Answers:
         before = self._estimates.before_in_array(job)
         if before is None:
             return job.why
-        width = job.spec.array.width if job.spec.array else 0
+        width = array_width(job.spec)
         if blame:
             return reason("array_open", width=width, blame=blame)
         return reason("array_turn", width=width, ahead=before)

@@ -495,3 +495,33 @@ def test_members_that_can_never_start_go_on_saying_so_when_one_of_them_leaves() 
     for index in (1, 2):
         assert why(drive, array.id + index).reason.code == "dependency_never"
     tidy(drive)
+
+
+def test_what_is_collected_for_a_job_that_waited_and_waited_is_told_to_the_others() -> None:
+    drive = Drive(4, Policy(queue=QueuePolicy(starving_ns=HOUR)))
+    ended = drive.running(1, gang=NODE, time_limit_ns=200 * HOUR)
+    for hours in (100, 100, 300):
+        drive.running(1, gang=NODE, time_limit_ns=hours * HOUR)
+    late = drive.submit(gang=nodes(2), time_limit_ns=HOUR)  # promised the nodes of the 100 hours
+    drive.wait(3 * HOUR)
+    finish(drive, ended)
+    drive.wait(SECOND)
+    short = drive.submit(gang=NODE, time_limit_ns=HOUR, priority=100)
+    found = why(drive, short)
+    assert short.state == "pending" and found.reason.code == "collected_for"
+    assert f"collected for job {late.id}, which has waited 3 h" in str(found.reason)
+    assert found.estimated_start_ns >= why(drive, late).estimated_start_ns > drive.now_ns
+    tidy(drive)
+
+
+def test_members_of_a_singleton_array_are_told_that_they_run_one_by_one() -> None:
+    drive = Drive(4)
+    after = (Dependency("singleton"),)
+    first = drive.submit(gang=NODE, time_limit_ns=HOUR, array=Array(3), after=after)
+    found = [why(drive, first.id + index) for index in (1, 2)]
+    assert [one.reason.facts["width"] for one in found] == [1, 1]
+    each = length_ns(drive.core.view, first)
+    assert [one.estimated_start_ns for one in found] == [
+        ends(drive, first),
+        ends(drive, first) + each,
+    ]
