@@ -63,7 +63,7 @@ def ends(drive: Drive, job: Job) -> int:
 def finish(drive: Drive, job: Job) -> None:
     if job.state == "forming":
         drive.run(job)
-    drive.tell(JobFinished(job=job.id, generation=job.generation, step=10), SECOND)
+    drive.tell(JobFinished(job=job.id, generation=job.generation, step=job.step), SECOND)
 
 
 def tidy(drive: Drive) -> None:
