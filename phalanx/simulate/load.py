@@ -5,15 +5,19 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Sequence
 from importlib import resources
+from math import isclose
 from pathlib import Path
 from typing import Any
+
+from msgspec import structs
 
 from phalanx.config.errors import ConfigError, Problem, did_you_mean
 from phalanx.config.load import overridden, read_table
 from phalanx.config.tree import build, mistakes
 from phalanx.simulate.check import READ, problems_of
 from phalanx.simulate.incidents import causes_of
-from phalanx.simulate.scenario import Scenario
+from phalanx.simulate.scenario import MOST_LOAD, Scenario
+from phalanx.simulate.workload import load_of
 
 
 def scenario_names() -> list[str]:
@@ -27,7 +31,7 @@ def load_scenario(name: str, overrides: Sequence[str] = ()) -> Scenario:
     table = _table(name)
     given = {override.partition("=")[0].strip() for override in overrides}
     merged, problems = overridden(table, overrides, Scenario)
-    merged = _meant(table, merged, given)
+    merged = _load_meant(_meant(table, merged, given), given)
     problems += mistakes(Scenario, merged) or _hidden(table, overrides)
     if problems:
         raise ConfigError.of(problems)
@@ -35,6 +39,7 @@ def load_scenario(name: str, overrides: Sequence[str] = ()) -> Scenario:
     problems = problems_of(scenario, given)
     if problems:
         raise ConfigError.of(problems)
+    scenario = _with_load(scenario, merged)
     if scenario.chaos is None:
         causes_of(scenario)  # an unknown model or cause is refused here
         for variant, changes in scenario.variants.items():
@@ -63,6 +68,35 @@ def _meant(table: dict[str, Any], merged: dict[str, Any], given: set[str]) -> di
         return merged
     kept = {k: v for k, v in part.items() if k in READ[kind] or f"workload.{k}" in given}
     return {**merged, "workload": kept}
+
+
+def _load_meant(merged: dict[str, Any], given: set[str]) -> dict[str, Any]:
+    """Jobs a day and load are two words for one thing: what is given replaces the scenario's."""
+    keys = ("workload.jobs_per_day", "workload.utilisation")
+    part = merged.get("workload")
+    if not isinstance(part, dict) or len(given.intersection(keys)) != 1:
+        return merged
+    other = "utilisation" if keys[0] in given else "jobs_per_day"
+    return {**merged, "workload": {k: v for k, v in part.items() if k != other}}
+
+
+def _with_load(scenario: Scenario, merged: dict[str, Any]) -> Scenario:
+    """The scenario with the load that its jobs a day give."""
+    load = scenario.workload
+    if scenario.chaos is not None or load.kind != "multi-tenant" or load.jobs_per_day is None:
+        return scenario
+    found = load_of(scenario)
+    most = load.jobs_per_day * MOST_LOAD / found
+    if found > MOST_LOAD:
+        rule = f"asks for {found:.2f} times the GPU time that there is"
+        raise ConfigError("workload.jobs_per_day", load.jobs_per_day, rule, f"at most {most:.0f}")
+    known = merged["workload"]
+    if "utilisation" in known and not isclose(load.utilisation, found, rel_tol=0.01):
+        rule = (
+            f"contradicts workload.jobs_per_day = {load.jobs_per_day:g}, which asks for {found:.3f}"
+        )
+        raise ConfigError("workload.utilisation", load.utilisation, rule, "leave one of them out")
+    return structs.replace(scenario, workload=structs.replace(load, utilisation=found))
 
 
 def _check_variant(table: dict[str, Any], variant: str, changes: Sequence[str]) -> None:

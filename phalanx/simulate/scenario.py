@@ -20,6 +20,7 @@ Seconds = Annotated[float, Meta(ge=0, le=MOST_SECONDS)]
 SomeSeconds = Annotated[float, Meta(ge=1e-3, le=MOST_SECONDS)]
 Minutes = Annotated[float, Meta(gt=0, le=10_000)]
 Spread = Annotated[float, Meta(ge=0, le=2)]
+MOST_LOAD = 2.0  # of all GPU time
 MOST_RATE = 1e6  # faults in 1000 node-days
 Rate = Annotated[float, Meta(ge=0, le=MOST_RATE)]
 Hours = Annotated[float, Meta(ge=0, le=1e5)]
@@ -230,14 +231,16 @@ class WorkloadPart(Section, frozen=True, kw_only=True):
     """One job on all GPUs, a generated mix of teams, or a recorded trace."""
     file: str = ""
     """Recorded trace: CSV with submit_time, duration, gpu_num and, if there, user and team."""
-    jobs_per_day: Annotated[float, Meta(gt=0, le=1e6)] = 1000.0
-    """Submissions a day; fewer at night and on weekends."""
+    jobs_per_day: Annotated[float, Meta(gt=0, le=1e6)] | None = None
+    """Submissions a day, fewer at night and on weekends: the load follows from it; "none": as many
+    as give workload.utilisation."""
     least_gpus: Natural = 1
     """Smaller jobs are left out."""
     teams: Count = 6
     """Teams that submit; they own equal parts of the fleet."""
-    utilisation: Annotated[float, Meta(gt=0, le=2)] = 0.8
-    """Wanted load: lengths of jobs are scaled to it; 0.8 asks for 80 % of all GPU time."""
+    utilisation: Annotated[float, Meta(gt=0, le=MOST_LOAD)] = 0.8
+    """Wanted load, reached by the number of jobs: 0.8 asks for 80 % of all GPU time, from the first
+    hour on (jobs that would be under way then are submitted at the beginning)."""
     largest_share: Annotated[float, Meta(gt=0, le=1)] = 0.25
     """Largest job as a part of the fleet."""
     limit_factor: Annotated[float, Meta(ge=0, le=1000)] = 0.0

@@ -8,7 +8,9 @@ import pytest
 
 from phalanx.config import ConfigError
 from phalanx.simulate.draws import Draws
+from phalanx.simulate.gangs import USER_ERROR
 from phalanx.simulate.load import load_scenario
+from phalanx.simulate.scenario import Scenario
 from phalanx.simulate.workload import Submission, submissions
 
 
@@ -29,18 +31,65 @@ def test_most_jobs_are_small_and_few_large_ones_use_most_of_the_time() -> None:
     assert large > 0.5
 
 
-def test_the_load_is_the_one_that_was_asked_for() -> None:
-    scenario = load_scenario("multi-tenant", ["days=20", "workload.utilisation=0.7"])
-    total = sum(gpus * seconds for gpus, seconds in asked(submissions(scenario, Draws(2)).jobs))
-    assert total / (scenario.fleet.gpus * 20 * 86400) == pytest.approx(0.7, abs=0.02)
+def inside(scenario: Scenario, jobs: list[Submission]) -> float:
+    """What jobs ask for between the first and the last day, as a part of all GPU time."""
+    end, total = scenario.days * 86400, 0.0
+    for time, spec in jobs:
+        error = spec.payload.removeprefix(USER_ERROR)
+        steps = int(error) if error else spec.expected.steps
+        seconds = min(steps * spec.expected.step_ns / 1e9, end - time / 1e9)
+        total += spec.gang.gpus(spec.gang.replicas) * seconds
+    return total / (scenario.fleet.gpus * end)
+
+
+@pytest.mark.parametrize("days", [1, 20])
+@pytest.mark.parametrize("load", [0.3, 0.9])
+def test_the_load_within_the_days_is_the_one_that_was_asked_for(days: int, load: float) -> None:
+    scenario = load_scenario("multi-tenant", [f"days={days}", f"workload.utilisation={load}"])
+    for seed in range(3):
+        assert inside(scenario, submissions(scenario, Draws(seed)).jobs) == pytest.approx(
+            load, rel=0.02
+        )
+
+
+def test_lengths_of_jobs_do_not_depend_on_the_load_and_end_at_the_longest() -> None:
+    def lengths(*changes: str) -> list[float]:
+        scenario = load_scenario("multi-tenant", ["days=30", *changes])
+        jobs = submissions(scenario, Draws(1)).jobs
+        return sorted(seconds for _, seconds in asked(jobs))
+
+    busy, idle = lengths("workload.utilisation=1.5"), lengths("workload.jobs_per_day=60")
+    for found in (busy, idle):
+        assert found[-1] <= 14 * 86400
+        assert found[len(found) // 2] == pytest.approx(500, rel=0.25)
 
 
 def test_jobs_come_at_the_rate_given_and_less_at_night() -> None:
     scenario = load_scenario("multi-tenant", ["days=70", "workload.jobs_per_day=400"])
-    jobs = submissions(scenario, Draws(3)).jobs
-    assert len(jobs) == pytest.approx(70 * 400, rel=0.05)
-    hours = [int(time / 3.6e12) % 24 for time, _ in jobs]
+    jobs = [time for time, _ in submissions(scenario, Draws(3)).jobs if time]
+    assert len(jobs) == 70 * 400
+    hours = [int(time / 3.6e12) % 24 for time in jobs]
     assert hours.count(3) < 0.7 * hours.count(15)
+
+
+def test_jobs_a_day_give_the_load_that_is_told() -> None:
+    scenario = load_scenario("multi-tenant", ["days=365", "workload.jobs_per_day=300"])
+    told = scenario.workload.utilisation
+    assert inside(scenario, submissions(scenario, Draws(4)).jobs) == pytest.approx(told, rel=0.15)
+    half = load_scenario("multi-tenant", ["workload.jobs_per_day=300", "fleet.gpus=4096"])
+    assert half.workload.utilisation != told
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        (["workload.jobs_per_day=300", "workload.utilisation=0.9"], "contradicts"),
+        (["workload.jobs_per_day=300000"], "times the GPU time"),
+    ],
+)
+def test_a_load_that_cannot_be_is_refused(changes: list[str], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        load_scenario("multi-tenant", changes)
 
 
 def test_another_rate_of_faults_does_not_change_the_jobs() -> None:

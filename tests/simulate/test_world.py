@@ -251,7 +251,7 @@ def test_many_jobs_share_a_fleet_without_violations() -> None:
 
 
 def test_expected_interruptions_count_what_jobs_held() -> None:
-    busy = ["days=2", "faults.per_1000_node_days=300", "workload.jobs_per_day=300"]
+    busy = ["days=2", "faults.per_1000_node_days=300"]
     for load in ("0.3", "0.9"):
         changes = [*busy, "fleet.gpus=512", f"workload.utilisation={load}"]
         scenario = load_scenario("multi-tenant", changes)
@@ -263,7 +263,7 @@ def test_expected_interruptions_count_what_jobs_held() -> None:
 
 
 def test_a_queue_that_lets_jobs_wait_too_long_is_caught_in_a_scenario() -> None:
-    small = ["fleet.gpus=64", "workload.jobs_per_day=400", "days=1"]
+    small = ["fleet.gpus=64", "days=1"]
     assert run_seed(load_scenario("multi-tenant", small), 0).found == []
     told = run_seed(load_scenario("multi-tenant", [*small, "workload.starved_days=1e-4"]), 0).found
     assert told and all(one.startswith("starved") for one in told)
