@@ -2,6 +2,8 @@
 
 A job's time is settled up to the end of its last reported step. After a failure the time since
 then stays open until the survivors say how far they came; then it splits into steps and detection.
+Only steps that are kept count as training: what a rollback throws away is moved to ``recompute``
+at once, under its cause, and a step that is made again counts like any other.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ BUCKETS = (
     "residual",
 )
 ESTIMATED = ("exposed_communication", "bubble")
-TRAINING = ("productive", "data_wait", "exposed_communication", "bubble", "straggler")
+TRAINING = ("productive", "data_wait", "exposed_communication", "bubble")  # of kept steps
 LOST = ("detection", "restart", "recompute", "straggler", "checkpoint_stall")
 # What is lost without an incident has a cause of its own.
 ROUTINE = {"straggler": "straggler", "checkpoint_stall": "checkpoint"}
@@ -64,7 +66,8 @@ class Account(Struct, kw_only=True, omit_defaults=True):
     bucket: str = "restart"  # of the time that passes while it is not running
     cause: str = "start"
     step: int = 0  # last one that was settled in this generation
-    reached: int = 0  # highest step ever settled: later ones are new, earlier ones recomputed
+    reached: int = 0  # last step that is kept
+    kept_steps: int = 0  # whose time is in the buckets of training
     open: Open | None = None
     allocated_gpu_ns: int = 0
     changed_ns: int = 0  # of gpus + spare_gpus, for allocated_gpu_ns
@@ -161,8 +164,22 @@ class Ledger:
         account = self.accounts[job]
         self._settle(account)
         self._close(account)
+        self.roll_back(job, step)
         account.running = True
-        account.step = step
+        account.step = account.reached = step
+
+    def roll_back(self, job: int, step: int) -> None:
+        """Later steps are lost: their time, as that of the mean step, was not productive."""
+        account = self.accounts.get(job)
+        if account is None or step >= account.reached:
+            return
+        lost, kept = min(account.reached - step, account.kept_steps), account.kept_steps
+        for bucket in TRAINING if lost else ():
+            moved = account.buckets.get(bucket, 0) * lost // kept
+            add(account.buckets, bucket, -moved)
+            self._add(account, "recompute", moved)
+        account.kept_steps -= lost
+        account.reached = step
 
     def progress(self, job: Job, fact: Progress) -> None:
         """Settles the time up to the end of a step."""
@@ -316,23 +333,18 @@ class Ledger:
                 self._add(account, bucket, taken * gpus)
                 left -= taken
         steps = max(0, fact.step - account.step)
-        repeated = max(0, min(fact.step, account.reached) - account.step)
-        account.step = fact.step
-        account.reached = max(account.reached, fact.step)
+        account.step = account.reached = max(account.step, fact.step)
+        account.kept_steps += steps
         if not steps:
             self._add(account, "residual", left * gpus)
             return
-        if repeated:
-            recompute = left * repeated // steps
-            self._add(account, "recompute", recompute * gpus)
-            left -= recompute
-        expected, new = job.spec.expected, steps - repeated
+        expected = job.spec.expected
         for bucket, step_ns in (
             ("exposed_communication", expected.exposed_ns),
             ("bubble", expected.bubble_ns),
         ):
             if step_ns:
-                taken = min(step_ns * new, left)
+                taken = min(step_ns * steps, left)
                 self._add(account, bucket, taken * gpus)
                 left -= taken
         self._add(account, "productive", left * gpus)

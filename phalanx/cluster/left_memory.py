@@ -110,6 +110,8 @@ def tell_given_up(ctx: Context, job: Job, *, again: bool = True) -> None:
         facts = {"steps": last - job.durable, "first": job.durable + 1, "last": last}
         told = reason("given_up" if again else "lost_steps", **facts)
         ctx.notify(told, job=job.id, level="error")
+    if again and not job.ended:
+        ctx.ledger.roll_back(job.id, job.durable)
 
 
 def holds(job: Job | None, node: int) -> bool:

@@ -1,8 +1,8 @@
 """What the ledger says, for people: hours, dollars, energy, effective time and goodput.
 
-``ettr``: time of steps that were kept, over the time that workers held their GPUs.
-``goodput``: what those steps computed (data waits and stragglers left out), over all GPU time that
-was held, idle spares included; for the fleet, over all GPU time there was.
+``ettr``: time of steps that are kept, what slow nodes added left out, over the time that workers
+held their GPUs. ``goodput``: what those steps computed (data waits left out too), over all GPU time
+that was held, idle spares included; for the fleet, over all GPU time there was.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from typing import TYPE_CHECKING
 
 from phalanx.cluster import commands as order
@@ -10,7 +11,7 @@ from phalanx.cluster.commands import Command
 from phalanx.cluster.job import Job
 from phalanx.cluster.timeouts import derive
 from phalanx.simulate.harm import Harm
-from phalanx.simulate.runs import Brownouts, Run
+from phalanx.simulate.runs import Brownouts, Run, full_step_ns
 from phalanx.simulate.shape import ns
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ class Gangs:
         self.runs: dict[int, Run] = {}
         self.memory: dict[int, int] = {}  # by job: step in the memory of its nodes
         self.durable: dict[int, int] = {}
+        self.saved: dict[int, list[int]] = {}  # by job: durable steps that the core was told of
+        self.clean: dict[int, int] = {}  # by job: last step before numbers that were found wrong
         self.wiped: dict[int, dict[int, None]] = {}  # by job: nodes that lost their memory
         self.living: dict[int, dict[int, None]] = {}  # by job: nodes with started workers
         self.brownouts = Brownouts()
@@ -60,6 +63,8 @@ class Gangs:
             generation=body.generation,
             nodes=body.nodes,
             expected=job.spec.expected,
+            full_ns=full_step_ns(job.spec, job.placement.replicas if job.placement else 0),
+            formed_ns=self.world.agenda.now_ns,
         )
         self.runs[body.job] = run
         self._join(run, body, again=False)
@@ -113,6 +118,7 @@ class Gangs:
         run = self.runs.get(body.job)
         if run is None or run.generation != body.generation or run.phase == "running":
             return
+        self.world.checks.restores(body)
         run.phase = "restoring"
         run.token += 1
         blockers = self.harm.blockers(run)
@@ -137,7 +143,7 @@ class Gangs:
         if run.token != token or self.runs.get(run.job) is not run:
             return
         run.phase = "running"
-        run.base = run.reported = run.stalls_reported = step
+        run.base = run.reported = run.stalls_reported = run.memory = step
         run.base_ns = self.world.agenda.now_ns
         run.factor_ppm = self.world.slow.factor_ppm(run.nodes)
         down = self._down_since.pop(run.job, None)
@@ -145,9 +151,13 @@ class Gangs:
             self.world.record.recovered(run.base_ns - down)
         self.memory[run.job] = step
         self.durable[run.job] = min(self.durable.get(run.job, 0), step)
+        saved = self.saved.get(run.job, [])
+        del saved[bisect_right(saved, step) :]  # a branch that is given up
+        self.clean.pop(run.job, None)
         self.wiped[run.job] = {}
         self.world.tell(fact.GangReady(job=run.job, generation=run.generation, step=step))
         self._go_on(run)
+        self.world.slow.watch(run)
         for node, incident in self.world.broken.items():
             if incident.symptom == "corruption" and run.job in self.world.fleet.held[node]:
                 self.harm.corrupts(run, node)
@@ -155,6 +165,14 @@ class Gangs:
     def _go_on(self, run: Run) -> None:
         """Plans what will happen if nothing goes wrong."""
         agenda = self.world.agenda
+        for node, step in run.corrupted.items():
+            if step <= (run.last or step):
+                agenda.at(run.done_ns(step), self.harm.compared, run, run.token, node, step)
+        if run.last:
+            written = run.done_ns(run.last) + run.expected.checkpoint_ns
+            done = self.brownouts.end_ns(written, self._flush_ns)
+            agenda.at(done, self._drained, run, run.token, run.last)
+            return
         agenda.after(self._report_ns, self._report_later, run, run.token)
         if run.expected.steps:
             agenda.at(run.done_ns(run.expected.steps), self._finished, run, run.token)
@@ -176,11 +194,9 @@ class Gangs:
         run, now = self.runs.get(body.job), self.world.agenda.now_ns
         if run is None or run.generation != body.generation or run.phase != "running":
             return
-        step = run.step(now) + 1
-        written = run.done_ns(step) + run.expected.checkpoint_ns
-        done = self.brownouts.end_ns(written, self._flush_ns)
+        run.last = run.last or run.step(now) + 1
         run.token += 1
-        self.world.agenda.at(done, self._drained, run, run.token, step)
+        self._go_on(run)
 
     def _drained(self, run: Run, token: int, step: int) -> None:
         if run.token != token or self.runs.get(run.job) is not run:
@@ -188,7 +204,7 @@ class Gangs:
         self.report(run)
         run.stopped_ns = self.world.agenda.now_ns
         run.phase = "stopped"
-        self.durable[run.job] = step
+        self._save(run.job, step)
         self.world.tell(fact.GangDrained(job=run.job, generation=run.generation, step=step))
 
     def on_stop(self, body: order.Stop, command: Command) -> None:
@@ -214,7 +230,12 @@ class Gangs:
         self._had.pop(job, None)
         known, now = self.world.view.jobs.get(job), self.world.agenda.now_ns
         if known is not None:
-            self.world.record.left(known, now - self._since.pop(job, now))
+            account = self.world.core.ledger.accounts.get(job)
+            kept = account.reached if account is not None else 0
+            self.world.record.left(known, now - self._since.pop(job, now), kept)
+        if known is None or known.ended:
+            self.durable.pop(job, None)
+            self.saved.pop(job, None)
 
     def on_rebalance(self, body: order.Rebalance, command: Command) -> None:
         """A slow replica has less to do: the others wait for a fraction of before."""
@@ -225,9 +246,11 @@ class Gangs:
 
     def change_pace(self, run: Run, now_ns: int, factor_ppm: int) -> None:
         """A running gang goes on faster or slower."""
+        if run.last and run.step(now_ns) >= run.last:
+            return  # it makes no more steps
         if factor_ppm != run.factor_ppm:
             self.report(run)
-            run.rebase(now_ns, factor_ppm)
+            run.rebase(now_ns, factor_ppm, self._replicate_ns)
             run.token += 1
             self._go_on(run)
 
@@ -243,20 +266,27 @@ class Gangs:
 
     # Reports and ends.
 
-    def report(self, run: Run) -> None:
-        """Tells the core how far a gang is, if that is news."""
+    def report(self, run: Run, most: int | None = None) -> None:
+        """Tells the core how far a gang is, if that is news; of checkpoints only up to ``most``."""
         now = self.world.agenda.now_ns
-        durable = self._durable(run, now)
+        durable = self._durable(run, now, most)
         told = run.report(now, run.committed(now, self._replicate_ns), durable)
         if told is not None:
-            self.durable[run.job] = durable
+            self._save(run.job, durable)
             self.world.tell(told)
 
-    def _durable(self, run: Run, now_ns: int) -> int:
+    def _save(self, job: int, step: int) -> None:
+        """A checkpoint is durable, and the core is told so."""
+        self.durable[job] = step
+        saved = self.saved.setdefault(job, [])
+        if step > (saved[-1] if saved else 0):
+            saved.append(step)
+
+    def _durable(self, run: Run, now_ns: int, most: int | None = None) -> int:
         before = self.durable.get(run.job, 0)
         if run.phase not in ("running", "stopped"):
             return before
-        return run.durable(now_ns, self._flush_ns, self.brownouts, before)
+        return run.durable(now_ns, self._flush_ns, self.brownouts, before, most)
 
     def _report_later(self, run: Run, token: int) -> None:
         if run.token == token and self.runs.get(run.job) is run and run.phase == "running":
@@ -270,7 +300,8 @@ class Gangs:
                 self.report(run)
 
     def close(self) -> None:
-        """The end of time: everything that still runs is counted."""
+        """The end of time: everything is counted up to now, and whatever still runs."""
+        self.world.tell(fact.Tick())
         self.report_all()
         for job in list(self._since):
             self._leave(job)
@@ -312,8 +343,9 @@ class Gangs:
         """How long a gang may be without a step."""
         waits = [0]
         for job in jobs:
-            expected = self.world.view.jobs[job].spec.expected
-            limits = derive(self.world.view.policy.timeouts, expected, expected.step_ns)
+            expected, run = self.world.view.jobs[job].spec.expected, self.runs.get(job)
+            step_ns = expected.step_ns if run is None else run.full_ns
+            limits = derive(self.world.view.policy.timeouts, expected, step_ns)
             waits.append(limits.hang_ns)
         return max(waits)
 

@@ -71,6 +71,14 @@ class Harm:
             self.gangs.report(run)
             self.exit(run, peer, "lost_peer")
 
+    def back(self, node: int, cause: str) -> None:
+        """A node that nobody missed yet is there again, and says that its workers are gone."""
+        for job in self.world.jobs_on([node]):
+            run = self.gangs.runs.get(job)
+            if run is not None and node in run.nodes and node not in self.gangs.living.get(job, ()):
+                self.gangs.report(run)
+                self.exit(run, node, cause)
+
     def asked(self, body: order.Abort, nodes: tuple[int, ...]) -> None:
         """Nodes must confirm that they left a collective: the dead ones do not."""
         asked = set(nodes)
@@ -121,13 +129,18 @@ class Harm:
         step = run.step(now)
         found = (step // every + 1) * every
         run.clean = min(run.clean, step // every * every)
-        self.world.agenda.at(run.done_ns(found), self._compared, run, run.token, node, found)
+        # Every checkpoint is told in truth: the last clean one must not get lost between reports.
+        self.gangs.report(run, run.clean)
+        run.corrupted[node] = min(found, run.corrupted.get(node, found))
+        self.world.agenda.at(run.done_ns(found), self.compared, run, run.token, node, found)
 
-    def _compared(self, run: Run, token: int, node: int, step: int) -> None:
+    def compared(self, run: Run, token: int, node: int, step: int) -> None:
+        """Replicas differ after a step, and a vote tells whose numbers are wrong."""
         if run.token != token or self.gangs.runs.get(run.job) is not run:
             return
         self.gangs.report(run)
         self.gangs.stop_steps(run)
+        self.gangs.clean[run.job] = max(0, run.clean)
         self.world.tell(
             fact.Corruption(
                 job=run.job,

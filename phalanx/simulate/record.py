@@ -57,11 +57,11 @@ class Record:
         """A gang makes steps again after this long."""
         self._down_ns.append(down_ns)
 
-    def left(self, job: Job, held_ns: int) -> None:
-        """A job has held its nodes for this long."""
+    def left(self, job: Job, held_ns: int, step: int) -> None:
+        """A job has held its nodes for this long, and keeps its steps up to this one."""
         size = _class(job.spec.gang.gpus(job.spec.gang.replicas))
         self._held_ns[size] = self._held_ns.get(size, 0) + held_ns
-        self.steps = max(self.steps, job.step)
+        self.steps = max(self.steps, step)
         if job.ended:
             self.ended[job.state] = self.ended.get(job.state, 0) + 1
             if job.state == "failed":

@@ -9,8 +9,9 @@ from concurrent.futures import ProcessPoolExecutor
 from typing import TypeVar
 
 from phalanx.cluster.job import HOUR_NS
+from phalanx.cluster.ledger import TRAINING
 from phalanx.cluster.policy import DAY_NS
-from phalanx.cluster.report import UNHELD, Share, report
+from phalanx.cluster.report import Share, report
 from phalanx.simulate.draws import Draws
 from phalanx.simulate.result import Report, SeedResult, rounded, summarise
 from phalanx.simulate.scenario import Scenario
@@ -85,11 +86,14 @@ def _queued(scenario: Scenario, world: World) -> tuple[int, str]:
     return queued_ns, f"job {job.spec.name} waits: {why}"
 
 
-def _ettr(scenario: Scenario, fleet: Share, queued_ns: int) -> float:
-    """Of one job the time in the queue counts as well: a policy without spares buys nothing."""
-    held = fleet.gpu_ns - sum(fleet.buckets[name] for name in UNHELD)
-    whole = held + queued_ns * scenario.fleet.gpus
-    return fleet.ettr_ppm / 1e6 * held / whole if whole else 0.0
+def _ettr(scenario: Scenario, fleet: Share, world: World) -> float:
+    """Of one job all its GPUs count all the time: waiting, or running with fewer, buys nothing."""
+    job = next(iter(world.view.jobs.values()), None)
+    if scenario.workload.kind != "one-job" or job is None:
+        return fleet.ettr_ppm / 1e6
+    until = job.ended_ns if job.ended else world.end_ns
+    whole = (until - job.submitted_ns) * scenario.fleet.gpus
+    return sum(fleet.buckets[name] for name in TRAINING) / whole if whole else 0.0
 
 
 def _result(scenario: Scenario, seed: int, world: World) -> SeedResult:
@@ -105,7 +109,7 @@ def _result(scenario: Scenario, seed: int, world: World) -> SeedResult:
         seed=seed,
         interruptions=len(hits),
         expected_interruptions=world.exposure.expected(world.end_ns / DAY_NS),
-        ettr=_ettr(scenario, fleet, queued_ns),
+        ettr=_ettr(scenario, fleet, world),
         goodput=fleet.goodput_ppm / 1e6,
         violations=len(world.checks.found),
         wall_seconds=0.0,

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from phalanx.cluster import events as fact
 from phalanx.cluster.policy import DAY_NS
 from phalanx.simulate.shape import ns
 
 if TYPE_CHECKING:
+    from phalanx.simulate.runs import Run
     from phalanx.simulate.world import World
+
+# What a rank that is slow for a cause shows.
+PARTS: dict[str, Literal["compute", "communication"]] = {
+    "slow_compute": "compute",
+    "slow_network": "communication",
+}
 
 
 class SlowNodes:
@@ -66,15 +73,24 @@ class SlowNodes:
         self._set(node, excess)
         self._causes[node] = "slow_network" if network else "slow_compute"
         self.world.agenda.after(int(length), self._recovers, node)
-        part = "communication" if network else "compute"
         for job in self.world.jobs_on([node]):
             run = self.world.gangs.runs.get(job)
             if run is not None and run.phase == "running":
-                step_ns = run.pace().step_ns
-                wait = self.world.scenario.detection.slow_steps * step_ns
-                self.world.agenda.after(wait, self._found, job, run.generation, node, part, excess)
+                self._plan_found(run, node)
 
-    def _found(self, job: int, generation: int, node: int, part: str, excess: int) -> None:
+    def watch(self, run: Run) -> None:
+        """A gang makes steps: those of its nodes that are slow will be found."""
+        gang = set(run.nodes) if self._slow else ()
+        for node in self._slow:
+            # A dead network card has told an error of its own.
+            if node in gang and self._causes[node] in PARTS:
+                self._plan_found(run, node)
+
+    def _plan_found(self, run: Run, node: int) -> None:
+        wait = self.world.scenario.detection.slow_steps * run.pace().step_ns
+        self.world.agenda.after(wait, self._found, run.job, run.generation, node)
+
+    def _found(self, job: int, generation: int, node: int) -> None:
         run = self.world.gangs.runs.get(job)
         current = run is not None and run.generation == generation and run.phase == "running"
         if run is None or not current or node not in self._slow or node not in run.nodes:
@@ -88,8 +104,8 @@ class SlowNodes:
                 generation=generation,
                 node=node,
                 rank=run.nodes.index(node) * width,
-                part="communication" if part == "communication" else "compute",
-                slowdown_ppm=excess,
+                part=PARTS[self._causes[node]],
+                slowdown_ppm=self._slow[node],
             )
         )
 

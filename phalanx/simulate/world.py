@@ -22,17 +22,17 @@ from phalanx.simulate.driver import Driver
 from phalanx.simulate.exposure import Exposure
 from phalanx.simulate.gangs import Gangs
 from phalanx.simulate.incidents import Incident, Incidents
-from phalanx.simulate.invariants import Invariants
 from phalanx.simulate.people import People
 from phalanx.simulate.record import Record
 from phalanx.simulate.scenario import Scenario
 from phalanx.simulate.shape import make_fleet, make_policy, ns
 from phalanx.simulate.slow import SlowNodes
 from phalanx.simulate.story import Story
+from phalanx.simulate.world_rules import WorldRules
 
 OUT = (NodeState.DEAD, NodeState.QUARANTINED)
 LOOK_NS = 600 * 10**9  # whether all jobs of a trace have ended is asked this often
-STARVED_LOOK_NS = 6 * 3600 * 10**9  # between two looks
+RULES_LOOK_NS = 6 * 3600 * 10**9  # what takes long to go wrong is asked this often
 
 
 class World:
@@ -49,7 +49,7 @@ class World:
         self.broken: dict[int, Incident] = {}
         self.incidents = 0
         self.record = Record()
-        self.checks = Invariants(self.core)
+        self.checks = WorldRules(self)
         self.story = Story(loud)
         self.driver = Driver(self.core, self.agenda, self._ordered, self.checks)
         self.tell = self.driver.tell
@@ -78,14 +78,11 @@ class World:
         self.slow.start()
         self.people.start()
         self.exposure.start()
-        load = self.scenario.workload
-        if load.kind == "multi-tenant" and load.starved_days and load.utilisation < 1:
-            self.agenda.after(
-                STARVED_LOOK_NS, self._look_for_starved, ns(load.starved_days * 86400)
-            )
+        self.agenda.after(RULES_LOOK_NS, self._look_at_rules)
         self._play(len(jobs))
+        self.checks.look()
         self.gangs.close()
-        self.checks.sweep()
+        self.checks.close()
 
     def _play(self, jobs: int) -> None:
         """All of the time; of a recorded trace only until its last job has ended."""
@@ -100,9 +97,9 @@ class World:
         ended = sum(self.record.refused.values()) + sum(self.record.ended.values())
         return ended >= jobs
 
-    def _look_for_starved(self, bound_ns: int) -> None:
-        self.checks.starved(bound_ns)
-        self.agenda.after(STARVED_LOOK_NS, self._look_for_starved, bound_ns)
+    def _look_at_rules(self) -> None:
+        self.checks.look()
+        self.agenda.after(RULES_LOOK_NS, self._look_at_rules)
 
     def _ordered(self, event: Event, commands: list[Command]) -> None:
         """Carries out what the core orders, after the event and never inside it."""
@@ -200,6 +197,8 @@ class World:
         self.story.say(self.agenda.now_ns, f"repaired {node} ({incident.cause})")
         if self.fleet.state(node) in OUT:
             self.tell(fact.NodeRepaired(node=node))
+        elif incident.symptom in ("silent", "cut"):
+            self.gangs.harm.back(node, incident.cause)
 
     def _on_check(self, body: order.Check, command: Command) -> None:
         delay = ns(self.scenario.repair.check_seconds)
