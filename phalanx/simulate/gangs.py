@@ -293,6 +293,13 @@ class Gangs:
             self.report(run)
             self.world.agenda.after(self._report_ns, self._report_later, run, token)
 
+    def report_of(self, nodes: list[int]) -> None:
+        """Tells the core about the gangs on some nodes."""
+        for job in self.world.jobs_on(nodes):
+            run = self.runs.get(job)
+            if run is not None and run.phase in ("running", "stopped"):
+                self.report(run)
+
     def report_all(self) -> None:
         """Tells the core about every gang, at the end."""
         for run in list(self.runs.values()):

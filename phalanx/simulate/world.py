@@ -186,6 +186,7 @@ class World:
         """The core gives up a node that says nothing, unless it has already."""
         gone = self.broken.get(node) is incident or not incident.repair_ns
         if gone and self.fleet.state(node) is not NodeState.DEAD:
+            self.gangs.report_of([node])  # whoever leaves now is heard no more
             self.tell(fact.NodeSilent(node=node))
 
     def _device_error(self, node: int, incident: Incident) -> None:
