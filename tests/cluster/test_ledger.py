@@ -90,6 +90,61 @@ def test_a_failure_costs_detection_restart_and_recompute_under_its_cause():
     }
 
 
+def killed(drive: Drive, job) -> None:
+    drive.tell(
+        WorkerExited(
+            job=job.id,
+            generation=job.generation,
+            node=job.placement.nodes[0],
+            rank=0,
+            cause="worker_killed",
+        )
+    )
+    drive.wait(SECOND)
+
+
+def test_what_a_rollback_throws_away_is_not_productive_even_if_nobody_makes_it_again():
+    drive = Drive()
+    expected = structs.replace(EXPECTED, exposed_ns=SECOND // 2, bubble_ns=SECOND)
+    job = drive.submit(expected=expected)
+    drive.run(job)
+    drive.train(job, 80, data_wait_ns=20 * SECOND)
+    before = share(drive, job)
+    killed(drive, job)
+    drive.run(job, 20)
+    after = share(drive, job)
+    training = ("productive", "data_wait", "exposed_communication", "bubble")
+    for bucket in training:
+        assert after.buckets[bucket] == before.buckets[bucket] // 4
+    moved = sum(before.buckets[bucket] - after.buckets[bucket] for bucket in training)
+    assert after.buckets["recompute"] == after.by_cause["worker_killed"]["recompute"] == moved
+    assert sum(after.buckets.values()) == after.gpu_ns
+    drive.core.ledger.check(drive.core.view)
+
+
+def test_a_job_that_begins_again_for_ever_has_no_effective_time_however_much_it_computes():
+    drive = Drive()
+    job = drive.submit()
+    drive.run(job)
+    for steps in (50, 60):
+        drive.train(job, steps)
+        killed(drive, job)
+        drive.run(job, 0)
+    found = share(drive, job)
+    assert found.ettr_ppm == 0 and found.buckets["productive"] == 0
+    assert found.buckets["recompute"] == 110 * STEP * 16
+
+
+def test_slow_nodes_make_no_time_effective():
+    drive = Drive()
+    job = drive.running(steps=0)
+    drive.train(job, 10, straggler_ns=5 * STEP)
+    found = share(drive, job)
+    held = found.gpu_ns - found.buckets["idle_spare"]
+    assert found.buckets["straggler"] == 5 * STEP * 16
+    assert found.ettr_ppm == 5 * STEP * 16 * 10**6 // held
+
+
 def test_idle_spares_quarantined_and_unallocated_nodes_are_counted_apart():
     drive = Drive(6)
     job = drive.running(spares=1)

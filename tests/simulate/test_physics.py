@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 
 from phalanx.cluster.commands import Restore
@@ -125,7 +123,7 @@ SLOW = (
 
 def test_slowness_costs_its_time_less_what_is_done_in_it() -> None:
     lost, effective = [], []
-    for factor in (1, 2, 10, 1000, 100_000):
+    for factor in (1, 2, 10, 1000, 10_000):
         result, _ = clean(*SLOW, f"faults.slow_factor={factor}")
         lost.append((factor, result.buckets.get("straggler", 0.0)))
         effective.append(result.ettr)
@@ -183,13 +181,16 @@ def rules(world: World) -> list[str]:
     return [violation.rule for violation in world.checks.found]
 
 
+def restore(step: int) -> Restore:
+    return Restore(reason=Reason("x"), job=1, generation=2, step=step, source="remote")
+
+
 def test_a_restore_of_less_than_is_durable_breaks_a_rule() -> None:
     world = one_job()
     saved = world.gangs.saved[1]
-    why = Reason("x")
-    world.checks.restores(Restore(why, 1, 2, saved[-1], "remote"))
+    world.checks.restores(restore(saved[-1]))
     assert rules(world) == []
-    world.checks.restores(Restore(why, 1, 2, 0, "none"))
+    world.checks.restores(restore(0))
     assert rules(world) == ["committed"]
 
 
@@ -197,9 +198,9 @@ def test_a_restore_of_wrong_numbers_breaks_a_rule() -> None:
     world = one_job()
     saved = world.gangs.saved[1]
     world.gangs.clean[1] = saved[-2]
-    world.checks.restores(Restore(Reason("x"), 1, 2, saved[-2], "remote"))
+    world.checks.restores(restore(saved[-2]))
     assert rules(world) == []
-    world.checks.restores(Restore(Reason("x"), 1, 2, saved[-1], "remote"))
+    world.checks.restores(restore(saved[-1]))
     assert rules(world) == ["committed"]
 
 
@@ -236,4 +237,3 @@ def test_a_job_that_waits_while_nothing_runs_breaks_a_rule() -> None:
     world.agenda.now_ns += 6 * 3600 * 10**9
     world.checks.look()
     assert rules(world) == ["liveness"]
-    assert math.isclose(world.agenda.now_ns / 3600e9, 6)

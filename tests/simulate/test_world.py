@@ -235,11 +235,11 @@ def test_the_log_of_a_long_run_replays_to_the_same_state() -> None:
 
     scenario = load_scenario("llama3-54d", [*PLAIN, "days=10"])
     world = World(scenario, 1)
-    world.checks = world.driver.checks = Invariants(world.core, 100, 150)
+    checks = world.driver.checks = Invariants(world.core, 100, 150)
     world.run(submissions(scenario, world.draws).jobs)
-    world.checks.replay()
+    checks.replay()
     assert world.driver.events > 600
-    assert world.checks.found == []
+    assert checks.found == []
 
 
 def test_many_jobs_share_a_fleet_without_violations() -> None:
