@@ -36,7 +36,8 @@ class Timeline:
 
     def _take(self) -> None:
         now = dict(fleet_share(self.world.core.ledger, self.world.view.policy.price).buckets)
-        passed = {name: now[name] - self._last.get(name, 0) for name in now}
+        # Steps that are thrown away leave their bucket again, and may be of earlier intervals.
+        passed = {name: max(0, now[name] - self._last.get(name, 0)) for name in now}
         total = max(1, sum(passed.values()))
         self.days.append(self.world.agenda.now_ns / DAY_NS)
         self.shares.append({name: amount / total for name, amount in passed.items()})
