@@ -251,7 +251,6 @@ def _schedule(ctx: Context, _about: int, _token: int) -> None:
     if changed:
         renewal.take_over(ctx)
         health.examine_idle(ctx)
-        vacate.move_on(ctx)
         elastic.use_capacity(ctx)
     elastic.lend_pool(ctx)
     for told in ctx.queue.mend_windows(ctx.view):
@@ -269,6 +268,7 @@ def _schedule(ctx: Context, _about: int, _token: int) -> None:
                 job = ctx.view.jobs[decision.job]
                 elastic.resize(ctx, job, decision.replicas, decision.reason)
     if changed:
+        vacate.move_on(ctx)
         elastic.use_the_rest(ctx)
     later = ctx.queue.next_wake_ns(ctx.view)
     if later is not None:
@@ -278,7 +278,7 @@ def _schedule(ctx: Context, _about: int, _token: int) -> None:
 def _queue_asked(ctx: Context, _about: int, asked_ns: int) -> None:
     if ctx.queue_wake_ns == asked_ns:
         ctx.queue_wake_ns = None
-        ctx.look_at_queue()
+        ctx.look_at_queue(capacity=bool(ctx.view.reservations))  # the time of one may be over
 
 
 def _gang_timer(then: Callable[[Context, Job], None]) -> Callable[[Context, int, int], None]:

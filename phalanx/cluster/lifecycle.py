@@ -214,8 +214,7 @@ def leave(
 def end(ctx: Context, job: Job, state: JobState, why: Reason) -> None:
     """The end of a job that holds nothing any more; lets in those that waited for it."""
     if job.id in ctx.view.pending:
-        del ctx.view.pending[job.id]
-        ctx.queue.on_withdrawn(ctx.view, job)
+        withdraw(ctx, job)
     job.state, job.why, job.eligible = state, why, False
     left_memory.give_up(ctx, job)
     job.ended_ns = ctx.now_ns
@@ -227,6 +226,13 @@ def end(ctx: Context, job: Job, state: JobState, why: Reason) -> None:
             let_in(ctx, other)
     next_of_array(ctx, job)
     forget_oldest(ctx, job)
+
+
+def withdraw(ctx: Context, job: Job) -> None:
+    """Takes a job out of the queue: what it was promised is for others."""
+    del ctx.view.pending[job.id]
+    ctx.queue.on_withdrawn(ctx.view, job)
+    ctx.look_at_queue(capacity=True)
 
 
 def forget_oldest(ctx: Context, job: Job) -> None:
@@ -361,8 +367,7 @@ def hold(ctx: Context, fact: Hold) -> None:
     if changed and fact.held and job.id in ctx.view.pending:
         job.eligible = False
         job.waited_ns += ctx.now_ns - job.queued_ns
-        del ctx.view.pending[job.id]
-        ctx.queue.on_withdrawn(ctx.view, job)
+        withdraw(ctx, job)
         job.why = reason("held")
     elif changed and not fact.held and job.state == "pending" and not blocked(ctx, job):
         let_in(ctx, job)

@@ -32,7 +32,7 @@ def on_quota(ctx: Context, fact: SetQuota) -> None:
         nodes.refuse(ctx, fact.request, why)
         return
     ctx.view.quotas[fact.team] = quota
-    ctx.look_at_queue()
+    ctx.look_at_queue(capacity=True)
     nodes.accept(ctx, fact.request)
 
 
@@ -63,7 +63,7 @@ def on_reservation(ctx: Context, fact: SetReservation) -> None:
         ctx.view.reservations[fact.name] = wanted
         if wanted.gpus:
             ctx.queue.state.windows[fact.name] = ctx.queue.free_window(ctx.view, wanted)
-    ctx.look_at_queue()
+    ctx.look_at_queue(capacity=True)
     nodes.accept(ctx, fact.request)
 
 

@@ -215,7 +215,7 @@ def recover(ctx: Context, job: Job) -> None:
     )
     if best.rung == "requeue":
         job.preemptions += 1
-        gone = tuple(gang.broken)
+        gone = _doubtful(ctx, job, tuple(gang.broken))
         ending, told = (gang.ending, gang.ending_why) if gang.ending else ("pending", why)
         leave(ctx, job, ending, told, keep_memory=True)
         settle_nodes(ctx, gone)
@@ -295,7 +295,7 @@ def reshape(ctx: Context, job: Job, option: Option, why: Reason) -> None:
     """Gives a gang its new nodes and forms the next generation on them."""
     placement = job.placement
     assert placement is not None
-    gone = option.leaving
+    gone, doubtful = option.leaving, _doubtful(ctx, job, option.leaving)
     nodes, masks = list(placement.nodes), list(placement.gpus)
     for slot, node in option.incoming:
         nodes[slot] = node
@@ -333,7 +333,7 @@ def reshape(ctx: Context, job: Job, option: Option, why: Reason) -> None:
     alive = tuple(n for n in gone if ctx.fleet.state(n) is not NodeState.DEAD)
     stop_on(ctx, job, alive, keep_snapshots=True)
     form(ctx, job, why, cold=option.cold)
-    settle_nodes(ctx, gone)
+    settle_nodes(ctx, doubtful)
     ctx.look_at_queue(capacity=True)
 
 
@@ -389,6 +389,16 @@ def _without_stopping(ctx: Context, job: Job, node: int, cause: str, ways: list[
             micro_batches=best.micro_batches,
         )
         ctx.emit(placement.nodes, order)
+
+
+def _doubtful(ctx: Context, job: Job, nodes: tuple[int, ...]) -> tuple[int, ...]:
+    """Nodes that a gang leaves; those that are merely kept for others need no test."""
+    known = gang_of(job).broken
+    return tuple(
+        node
+        for node in nodes
+        if known.get(node) != "host_maintenance" or ctx.fleet.state(node) is not NodeState.HEALTHY
+    )
 
 
 def settle_nodes(ctx: Context, nodes: tuple[int, ...]) -> None:

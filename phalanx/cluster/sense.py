@@ -14,9 +14,11 @@ from phalanx.cluster.events import (
     Corruption,
     DataStarved,
     DeviceError,
+    DrainNode,
     EventBody,
     JobFinished,
     LossSpike,
+    NodeNotice,
     NoProgress,
     Progress,
     SlowRank,
@@ -78,6 +80,8 @@ RANGES: dict[type[EventBody], tuple[tuple[str, int, int], ...]] = {
     Corruption: (("step", 0, MOST), ("clean_step", 0, MOST)),
     JobFinished: (("step", 0, MOST),),
     StorageSlow: (("bytes_per_second", -1, MOST),),
+    DrainNode: (("deadline_ns", 0, MOST),),
+    NodeNotice: (("deadline_ns", 0, MOST),),
 }
 
 

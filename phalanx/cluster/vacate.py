@@ -100,7 +100,10 @@ def _waits(ctx: Context, node: int) -> bool:
 
 
 def move_on(ctx: Context) -> None:
-    """Nodes became free: those who stay on one that must be empty later move there now."""
+    """Nodes became free, and the queue left them: who stays on one that must be empty moves there.
+
+    Before the queue has looked, it could give the same nodes to others until the gang has stopped.
+    """
     for node in [node for node in ctx.health.drain_deadline if _waits(ctx, node)]:
         cause = ctx.health.drain_cause[node]
         for number in list(ctx.fleet.held[node]):
@@ -119,7 +122,7 @@ def wants_to(ctx: Context, job: Job) -> bool:
 
 
 def for_window(ctx: Context, job: Job, grace_ns: int, why: Reason) -> None:
-    """A window is about to open on nodes of a job: it moves to free ones, or leaves."""
+    """A window is about to open on nodes of a job: it goes on elsewhere, or smaller, or leaves."""
     gang, placement = gang_of(job), job.placement
     assert placement is not None
     members = dict.fromkeys(ctx.queue.window_members(ctx.view, str(why.facts["name"])))
@@ -128,7 +131,7 @@ def for_window(ctx: Context, job: Job, grace_ns: int, why: Reason) -> None:
     if gang.phase == "settling" and all(gang.broken.get(node) == cause for node in nodes):
         return  # it moves already
     runs = gang.phase == "running" and gang.ending is None
-    if runs and nodes and ways_without(ctx, job, nodes, cause)[0].rung == "swap":
+    if runs and nodes and ways_without(ctx, job, nodes, cause)[0].rung != "requeue":
         for node in nodes:
             broken(ctx, job, node, cause, lost=False)
         return

@@ -179,6 +179,27 @@ def test_a_node_that_becomes_free_while_the_gang_forms_takes_over_when_it_runs()
     assert node not in job.placement.nodes
 
 
+def test_a_node_that_goes_to_a_waiting_job_does_not_stop_the_one_that_would_move_there():
+    drive = Drive(3)
+    other = drive.running(gang=gang(1), name="other")
+    job = drive.running(190, gang=gang(2))
+    waits = drive.submit(gang=gang(1), priority=1000, name="waits")
+    node = empty_later(drive, job)
+    drive.tell(JobFinished(job=other.id, generation=other.generation, step=150))
+    drive.wait(3 * SECOND)
+    assert waits.state == "forming"
+    assert job.state == "running" and job.generation == 1 and node in job.placement.nodes
+
+
+@pytest.mark.parametrize("order", [DrainNode, NodeNotice])
+def test_a_node_cannot_be_wanted_empty_before_there_was_time(order):
+    drive = Drive(2)
+    job = drive.running(190, gang=gang(2))
+    (command,) = drive.tell(order(node=0, deadline_ns=-5))
+    assert "deadline_ns = -5: must be 0 to" in str(command.body.reason)
+    assert job.state == "running"
+
+
 def test_a_fault_of_a_node_that_must_be_empty_later_makes_the_job_leave_now():
     drive = Drive(2)
     job = drive.running(190, gang=gang(2))

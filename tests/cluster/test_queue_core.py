@@ -8,8 +8,10 @@ from msgspec import structs
 from phalanx.cluster.commands import Accept, Drain, Proposal, Refuse
 from phalanx.cluster.core import Core
 from phalanx.cluster.events import (
+    Cancel,
     Defragment,
     GangDrained,
+    Hold,
     JobFinished,
     NodeSilent,
     NoProgress,
@@ -93,6 +95,51 @@ def test_a_maintenance_window_empties_its_node_in_time() -> None:
     assert job.placement.nodes != (node,), "the other node is free: it moves there"
     drive.run(job)
     assert drive.last_restore().source == "peer" and job.preemptions == 0
+
+
+def test_an_elastic_job_leaves_the_nodes_of_a_window_and_goes_on_with_the_others() -> None:
+    drive = Drive(2)
+    job = drive.running(gang=structs.replace(NODE, replicas=2, least_replicas=1))
+    kept, node = job.placement.nodes
+    start = drive.now_ns + HOUR
+    drive.tell(SetReservation(name="fan", start_ns=start, end_ns=start + HOUR, nodes=(node,)))
+    drive.wait(HOUR - 30 * SECOND)
+    assert job.placement.nodes == (kept,) and job.placement.replicas == 1
+    drive.run(job)
+    assert drive.last_restore().source == "peer" and job.preemptions == 0
+    drive.wait(HOUR + 60 * SECOND)
+    assert job.placement.replicas == 2, "the window is over"
+
+
+@pytest.mark.parametrize("order", [Cancel, Hold])
+def test_what_was_promised_to_a_job_that_is_withdrawn_is_used_at_once(order) -> None:
+    drive = Drive(4)
+    drive.running(10, gang=structs.replace(NODE, replicas=2), time_limit_ns=10 * HOUR)
+    large = structs.replace(NODE, replicas=4)
+    first = drive.submit(gang=large, time_limit_ns=HOUR, priority=100)
+    small = drive.submit(gang=NODE)
+    assert (first.state, small.state) == ("pending", "pending")
+    drive.tell(order(job=first.id))
+    drive.wait(SECOND)
+    assert small.state == "forming"
+
+
+@pytest.mark.parametrize("order", [Cancel, Hold])
+def test_an_elastic_job_grows_on_what_was_promised_to_one_that_is_withdrawn(order) -> None:
+    drive = Drive(3)
+    whole = structs.replace(NODE, replicas=3, least_replicas=1)
+    job = drive.running(10, gang=whole, time_limit_ns=10 * HOUR)
+    drive.tell(Scale(job=job.id, replicas=1))
+    drive.run(job)
+    drive.wait(15 * 60 * SECOND)
+    three = structs.replace(NODE, replicas=3)
+    waits = drive.submit(gang=three, time_limit_ns=HOUR, priority=100)
+    drive.tell(Scale(job=job.id, replicas=3))
+    drive.wait(15 * 60 * SECOND)
+    assert job.placement.replicas == 1 and waits.state == "pending"
+    drive.tell(order(job=waits.id))
+    drive.wait(SECOND)
+    assert job.placement.replicas == 3
 
 
 def test_a_job_that_a_window_shuts_out_saves_its_steps_before_it_opens() -> None:
