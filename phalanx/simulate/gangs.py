@@ -238,11 +238,11 @@ class Gangs:
             self.saved.pop(job, None)
 
     def on_rebalance(self, body: order.Rebalance, command: Command) -> None:
-        """A slow replica has less to do: the others wait for a fraction of before."""
+        """A slow replica has less to do, and the others more."""
         run = self.runs.get(body.job)
         if run is not None and run.phase == "running" and body.micro_batches:
-            slower = run.factor_ppm // max(1, len(body.micro_batches))
-            self.change_pace(run, self.world.agenda.now_ns, slower)
+            run.shares = body.micro_batches
+            self.change_pace(run, self.world.agenda.now_ns, self.world.slow.pace_ppm(run))
 
     def change_pace(self, run: Run, now_ns: int, factor_ppm: int) -> None:
         """A running gang goes on faster or slower."""

@@ -84,6 +84,7 @@ class Run(Struct, kw_only=True):
     stalls_reported: int = 0  # step up to which stalls were told
     clean: int = 1 << 62  # last step before numbers went wrong
     corrupted: dict[int, int] = {}  # node with wrong numbers: step at which that is seen
+    shares: tuple[int, ...] = ()  # micro-batches by replica, where they are not even
     last: int = 0  # step after which it leaves, if it was asked to
 
     def pace(self) -> Pace:

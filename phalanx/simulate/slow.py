@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Literal
 
 from phalanx.cluster import events as fact
-from phalanx.cluster.policy import DAY_NS
+from phalanx.cluster.policy import DAY_NS, MILLION
+from phalanx.simulate.draws import Stream
+from phalanx.simulate.incidents import on_nodes
 from phalanx.simulate.shape import ns
 
 if TYPE_CHECKING:
     from phalanx.simulate.runs import Run
     from phalanx.simulate.world import World
 
+Arrivals = Iterator[tuple[int, int, Stream]]  # when, to which node, and the luck of the rest
 # What a rank that is slow for a cause shows.
 PARTS: dict[str, Literal["compute", "communication"]] = {
     "slow_compute": "compute",
@@ -25,45 +29,57 @@ class SlowNodes:
     def __init__(self, world: World) -> None:
         self.world = world
         self._slow: dict[int, int] = {}  # node: how much longer its steps take, ppm
-        self._times = world.draws.stream("slow", "time")
-        self._each = world.draws.stream("slow", "each")
-        self._rail_times = world.draws.stream("rail", "time")
-        self._rail_each = world.draws.stream("rail", "each")
+        faults = world.scenario.faults
+        given = world.scenario, world.fleet, world.draws
+        self._slows_next = on_nodes(*given, "slow", faults.slow_per_1000_node_days)
+        self._rails_next = on_nodes(*given, "rail", faults.rail_per_1000_node_days)
         self._storage = world.draws.stream("storage")
         self._causes: dict[int, str] = {}
-        self._number = 0
         self.found = 0
 
     def start(self) -> None:
         """Plans the first of everything."""
-        faults, nodes = self.world.scenario.faults, len(self.world.fleet)
-        self._slow_per_day = faults.slow_per_1000_node_days * nodes / 1000
-        self._rail_per_day = faults.rail_per_1000_node_days * nodes / 1000
-        self._plan_slow()
-        self._plan_rail()
+        self._plan(self._slows_next, self._slows)
+        self._plan(self._rails_next, self._rail_dies)
         self._plan_storage()
 
     def factor_ppm(self, nodes: tuple[int, ...]) -> int:
         """How much longer a step of a gang on these nodes takes: its slowest node decides."""
-        if not self._slow:
-            return 0
-        gang = set(nodes)
-        return max((ppm for node, ppm in self._slow.items() if node in gang), default=0)
+        return max(self._among(nodes).values(), default=0)
+
+    def _among(self, nodes: tuple[int, ...]) -> dict[int, int]:
+        """Those of some nodes that are slow."""
+        gang = set(nodes) if self._slow else ()
+        return {node: ppm for node, ppm in self._slow.items() if node in gang}
+
+    def pace_ppm(self, run: Run) -> int:
+        """How much longer its steps take: that of its slowest node, or of its slowest replica.
+
+        Where a slow replica was given fewer micro-batches, each is slow for as many as it has.
+        """
+        if not run.shares:
+            return self.factor_ppm(run.nodes)
+        shape = self.world.view.jobs[run.job].spec.gang
+        replicas = len(run.shares)
+        slow = dict.fromkeys(range(replicas), 0)
+        for node, ppm in self._among(run.nodes).items():
+            for replica in shape.slot_replicas(run.nodes.index(node), replicas):
+                slow[replica] = max(slow[replica], ppm)
+        longest = max(run.shares[replica] * (MILLION + ppm) for replica, ppm in slow.items())
+        even = -(-sum(run.shares) // replicas)
+        return max(0, longest // even - MILLION)
 
     def cause(self, node: int) -> str:
         """What a check finds slow about a node; "": nothing."""
         return self._causes.get(node, "") if node in self._slow else ""
 
-    def _plan_slow(self) -> None:
-        if self._slow_per_day:
-            delay = self._times.exponential(DAY_NS / self._slow_per_day)
-            self.world.agenda.after(int(delay), self._slows)
+    def _plan(self, what: Arrivals, then: Callable[[int, Stream], None]) -> None:
+        found = next(what, None)
+        if found is not None and found[0] <= self.world.end_ns:
+            self.world.agenda.at(found[0], then, found[1], found[2])
 
-    def _slows(self) -> None:
-        self._plan_slow()
-        luck = self._each.at(self._number)
-        self._number += 1
-        node = luck.below(len(self.world.fleet))
+    def _slows(self, node: int, luck: Stream) -> None:
+        self._plan(self._slows_next, self._slows)
         faults = self.world.scenario.faults
         network = luck.chance(faults.slow_share_network)
         if node in self.world.broken or node in self._slow:
@@ -80,10 +96,8 @@ class SlowNodes:
 
     def watch(self, run: Run) -> None:
         """A gang makes steps: those of its nodes that are slow will be found."""
-        gang = set(run.nodes) if self._slow else ()
-        for node in self._slow:
-            # A dead network card has told an error of its own.
-            if node in gang and self._causes[node] in PARTS:
+        for node in self._among(run.nodes):
+            if self._causes[node] in PARTS:  # a dead network card has told an error of its own
                 self._plan_found(run, node)
 
     def _plan_found(self, run: Run, node: int) -> None:
@@ -126,20 +140,14 @@ class SlowNodes:
         for job in jobs:
             run = gangs.runs.get(job)
             if run is not None and run.phase == "running":
-                gangs.change_pace(run, now, self.factor_ppm(run.nodes))
+                gangs.change_pace(run, now, self.pace_ppm(run))
 
     # Network cards.
 
-    def _plan_rail(self) -> None:
-        if self._rail_per_day:
-            delay = self._rail_times.exponential(DAY_NS / self._rail_per_day)
-            self.world.agenda.after(int(delay), self._rail_dies)
-
-    def _rail_dies(self) -> None:
-        self._plan_rail()
-        node = self._rail_each.below(len(self.world.fleet))
+    def _rail_dies(self, node: int, luck: Stream) -> None:
+        self._plan(self._rails_next, self._rail_dies)
         rails = self.world.scenario.fleet.rails
-        rail = self._rail_each.below(rails)
+        rail = luck.below(rails)
         if node in self.world.broken or node in self._slow or rails < 2:
             return
         exposed = self.world.scenario.job.exposed_share
@@ -149,7 +157,7 @@ class SlowNodes:
         error = fact.DeviceError(node=node, cause="nic", rail=rail)
         self.world.agenda.after(delay, self.world.tell, error)
         hours = self.world.scenario.repair.hours
-        repair = self._rail_each.exponential((24.0 if hours is None else hours) * 3600e9)
+        repair = luck.exponential((24.0 if hours is None else hours) * 3600e9)
         self.world.agenda.after(int(repair), self._recovers, node)
 
     # Storage.

@@ -237,3 +237,23 @@ def test_a_job_that_waits_while_nothing_runs_breaks_a_rule() -> None:
     world.agenda.now_ns += 6 * 3600 * 10**9
     world.checks.look()
     assert rules(world) == ["liveness"]
+
+
+def test_fewer_micro_batches_for_a_slow_replica_cost_what_the_slowest_replica_takes() -> None:
+    slow = (
+        "fleet.spare_nodes=0",
+        "job.pipeline=1",
+        "job.micro_batches=8",
+        "detection.slow_steps=10",
+        "faults.slow_per_1000_node_days=1",
+        "faults.slow_share_network=0",
+        "faults.slow_minutes=100000",
+        "faults.slow_factor=1.5",
+    )
+    borne, _ = clean(*slow, "policy.rebalance=false", seed=2)
+    shared, _ = clean(*slow, seed=2)
+    # One of 128 replicas is slow. Six micro-batches of it last as long as nine of the others, of
+    # which some have to make nine: a step takes 9/8 of its time instead of 3/2.
+    third = borne.buckets["straggler"] * (1 / 9) / (1 / 3)
+    assert shared.buckets["straggler"] == pytest.approx(third, rel=0.02)
+    assert shared.ettr == pytest.approx(kept_share(shared), rel=1e-3)
