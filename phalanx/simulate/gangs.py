@@ -64,6 +64,7 @@ class Gangs:
             nodes=body.nodes,
             expected=job.spec.expected,
             full_ns=full_step_ns(job.spec, job.placement.replicas if job.placement else 0),
+            shares=body.micro_batches,
             formed_ns=self.world.agenda.now_ns,
         )
         self.runs[body.job] = run
@@ -145,7 +146,7 @@ class Gangs:
         run.phase = "running"
         run.base = run.reported = run.stalls_reported = run.memory = step
         run.base_ns = self.world.agenda.now_ns
-        run.factor_ppm = self.world.slow.factor_ppm(run.nodes)
+        run.factor_ppm = self.world.slow.pace_ppm(run)
         down = self._down_since.pop(run.job, None)
         if down is not None:
             self.world.record.recovered(run.base_ns - down)

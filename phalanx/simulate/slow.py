@@ -55,19 +55,23 @@ class SlowNodes:
     def pace_ppm(self, run: Run) -> int:
         """How much longer its steps take: that of its slowest node, or of its slowest replica.
 
-        Where a slow replica was given fewer micro-batches, each is slow for as many as it has.
+        Where a slow replica was given fewer micro-batches, each is slow for as many as it has;
+        that helps against slow computing, not against a slow network.
         """
         if not run.shares:
             return self.factor_ppm(run.nodes)
         shape = self.world.view.jobs[run.job].spec.gang
         replicas = len(run.shares)
-        slow = dict.fromkeys(range(replicas), 0)
+        slow, least = dict.fromkeys(range(replicas), 0), 0
         for node, ppm in self._among(run.nodes).items():
+            if self._causes[node] != "slow_compute":
+                least = max(least, ppm)
+                continue
             for replica in shape.slot_replicas(run.nodes.index(node), replicas):
                 slow[replica] = max(slow[replica], ppm)
         longest = max(run.shares[replica] * (MILLION + ppm) for replica, ppm in slow.items())
         even = -(-sum(run.shares) // replicas)
-        return max(0, longest // even - MILLION)
+        return max(least, longest // even - MILLION)
 
     def cause(self, node: int) -> str:
         """What a check finds slow about a node; "": nothing."""
@@ -86,8 +90,8 @@ class SlowNodes:
             return
         excess = round((faults.slow_factor - 1) * 1e6)
         length = luck.exponential(faults.slow_minutes * 60e9)
-        self._set(node, excess)
         self._causes[node] = "slow_network" if network else "slow_compute"
+        self._set(node, excess)
         self.world.agenda.after(int(length), self._recovers, node)
         for job in self.world.jobs_on([node]):
             run = self.world.gangs.runs.get(job)
@@ -107,7 +111,7 @@ class SlowNodes:
     def _found(self, job: int, generation: int, node: int) -> None:
         run = self.world.gangs.runs.get(job)
         current = run is not None and run.generation == generation and run.phase == "running"
-        if run is None or not current or node not in self._slow or node not in run.nodes:
+        if run is None or not current or node not in run.nodes or self.cause(node) not in PARTS:
             return
         self.found += 1
         self.world.gangs.report(run)
@@ -151,8 +155,8 @@ class SlowNodes:
         if node in self.world.broken or node in self._slow or rails < 2:
             return
         exposed = self.world.scenario.job.exposed_share
-        self._set(node, max(1, round(exposed * 1e6 / (rails - 1))))
         self._causes[node] = "nic"
+        self._set(node, max(1, round(exposed * 1e6 / (rails - 1))))
         delay = ns(self.world.scenario.detection.exit_seconds)
         error = fact.DeviceError(node=node, cause="nic", rail=rail)
         self.world.agenda.after(delay, self.world.tell, error)
