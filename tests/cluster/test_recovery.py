@@ -663,6 +663,23 @@ def test_a_slow_rank_is_dealt_with_in_the_cheapest_way(slowdown_ppm, spares, run
         assert sum(shares) == 4 * 16 and shares[2] == min(shares) < 16
 
 
+def test_a_second_slow_replica_leaves_the_first_one_the_less_that_it_was_given():
+    shape = GangShape(replicas=4, tensor=8, slot_gpus=8, slot_cpus=8)
+    drive = Drive(4)
+    job = drive.running(gang=shape, expected=SLOW)
+    for slot in (2, 0):
+        node = job.placement.nodes[slot]
+        slow = SlowRank(
+            job=job.id, generation=1, node=node, rank=8 * slot, part="compute", slowdown_ppm=500_000
+        )
+        drive.tell(slow)
+        drive.wait(SECOND)
+    first, second = (order.micro_batches for order in drive.bodies(Rebalance))
+    assert second[2] == first[2] < 16 and second[0] < 16
+    assert sum(first) == sum(second) == 4 * 16
+    assert min(second[1], second[3]) > max(first)
+
+
 def test_a_slow_network_gets_no_less_work_because_that_would_not_help():
     drive = Drive(2)
     job = drive.running(expected=SLOW)
