@@ -110,9 +110,15 @@ class Gangs:
         run.phase = "joined"
         step = self.memory.get(run.job, -1) if run.expected.snapshot_steps else -1
         empty = tuple(self.wiped.get(run.job, ()))
-        self.world.tell(
-            fact.GangJoined(job=run.job, generation=run.generation, step=step, empty=empty)
+        joined = fact.GangJoined(
+            job=run.job,
+            generation=run.generation,
+            step=step,
+            empty=empty,
+            # What became durable too late to be reported is found on the storage.
+            durable=self.durable.get(run.job, 0),
         )
+        self.world.tell(joined)
 
     def on_restore(self, body: order.Restore, command: Command) -> None:
         """Everybody loads a step."""

@@ -167,6 +167,17 @@ def test_slow_nodes_cost_straggler_time_until_they_are_found() -> None:
 BY_KIND = ("detection.seconds=none", "restart.seconds=0", "checkpoint.memory_steps=1")
 
 
+def test_a_checkpoint_that_became_durable_too_late_to_be_told_is_found_by_the_next_gang() -> None:
+    from phalanx.simulate.workload import submissions
+    from phalanx.simulate.world import World
+
+    scenario = load_scenario("llama3-54d", [*PLAIN, "faults.per_1000_node_days=0", "days=0.005"])
+    world = World(scenario, 0)
+    world.gangs.durable[1] = 100  # of its one job, which has told nothing
+    world.run(submissions(scenario, world.draws).jobs)
+    assert 100 < world.view.jobs[1].step < 200 and world.checks.found == []
+
+
 def test_peers_find_a_dead_node_before_its_heartbeats_do() -> None:
     deaths = ("faults.per_1000_node_days=0", "faults.causes.power=40", *BY_KIND)
     quiet, told = run(*deaths), run(*deaths, "detection.peer_seconds=1")
