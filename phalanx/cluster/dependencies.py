@@ -100,6 +100,16 @@ def remember(ctx: Context, job: Job) -> None:
     ctx.namesakes.setdefault((job.spec.name, job.spec.user), {})[job.id] = None
 
 
+def withdrawn(ctx: Context, job: Job) -> None:
+    """A job waits for nobody any more: those it waited for need not know of it."""
+    for number in job.waiting_for:
+        others = ctx.dependants[number]
+        del others[job.id]
+        if not others:
+            del ctx.dependants[number]
+    job.waiting_for = {}
+
+
 def ended(ctx: Context, job: Job) -> list[Job]:
     """A job has ended. Returns those that wait for nothing any more because of it."""
     key = (job.spec.name, job.spec.user)

@@ -218,7 +218,7 @@ def end(ctx: Context, job: Job, state: JobState, why: Reason) -> None:
     job.state, job.why, job.eligible = state, why, False
     left_memory.give_up(ctx, job)
     job.ended_ns = ctx.now_ns
-    job.waiting_for = {}
+    dependencies.withdrawn(ctx, job)
     level: Level = "error" if state == "failed" else "info"
     ctx.notify(why, job=job.id, level=level)
     for other in dependencies.ended(ctx, job):

@@ -34,7 +34,7 @@ from phalanx.cluster.job import Job, Placement
 from phalanx.cluster.passes import Pass
 from phalanx.cluster.reasons import Reason, reason, sentences
 from phalanx.cluster.request import held_by
-from phalanx.cluster.room import Nodes, set_of_nodes
+from phalanx.cluster.room import Nodes, room_of, set_of_nodes
 from phalanx.cluster.state import Reservation, View
 from phalanx.cluster.waiting import Demand, Front, Lane, Ranks, Waiting, base_parts, gpus_of
 from phalanx.cluster.why import Answers
@@ -395,10 +395,19 @@ class Queue:
                 continue
             demand = self.waiting.where[number][1]
             why = self.gate(view, lane, demand.least_gpus)
-            if why is not None and self._can_pass(view, lane, why, demand.least_gpus):
+            if why is None or not self._has_nodes(view, demand):
+                continue
+            if self._can_pass(view, lane, why, demand.least_gpus):
                 limit = "team" if why.code == "at_ceiling" else "qos"
                 found.setdefault((limit, getattr(lane, limit)), number)
         return found
+
+    def _has_nodes(self, view: View, demand: Demand) -> bool:
+        """Whether a demand would have nodes if nothing ran: for others nothing need be saved."""
+        room, able = room_of(view.fleet), 0
+        for number in demand.suiting(room, len(view.fleet.classes)):
+            able |= room.members[number]
+        return (able & room.healthy).bit_count() >= demand.least_slots
 
     def _can_pass(self, view: View, lane: Lane, why: Reason, gpus: int) -> bool:
         """Whether those who hold what a limit allows will leave: nobody waits for the others."""

@@ -9,6 +9,7 @@ from phalanx.cluster.commands import Flush
 from phalanx.cluster.context import Context
 from phalanx.cluster.events import FlushWanted, StorageSlow
 from phalanx.cluster.gangs import gang_of
+from phalanx.cluster.job import HOUR_NS, Job
 from phalanx.cluster.policy import MILLION
 from phalanx.cluster.reasons import reason, sentences
 
@@ -19,6 +20,8 @@ sentences(
         "storage_back": "remote storage is back",
     }
 )
+
+LONGEST_FLUSH_NS = 24 * HOUR_NS  # whoever needs longer asks again
 
 
 def on_wanted(ctx: Context, fact: FlushWanted) -> None:
@@ -39,6 +42,10 @@ def on_slow(ctx: Context, fact: StorageSlow) -> None:
     """Storage became slower or faster: later grants are given accordingly."""
     was_away = ctx.storage_away
     ctx.flush.bytes_per_second = fact.bytes_per_second
+    for number, until in list(ctx.flush.writing.items()) if not ctx.storage_away else ():
+        end_ns = _end_ns(ctx, ctx.view.jobs[number])
+        if end_ns < until:  # whoever began at another rate keeps nobody waiting for that long
+            _allow(ctx, number, end_ns)
     if ctx.storage_away and not was_away:
         ctx.notify(reason("storage_down"), level="warning")
     elif was_away and not ctx.storage_away:
@@ -63,7 +70,6 @@ def expired(ctx: Context, job: int) -> None:
 def grant(ctx: Context) -> None:
     """Gives leave to those who wait, as far as storage carries them."""
     policy, state = ctx.policy.storage, ctx.flush
-    total = policy.bytes_per_second if state.bytes_per_second < 0 else state.bytes_per_second
     if ctx.storage_away:
         return
     for number in list(state.waiting):
@@ -74,20 +80,35 @@ def grant(ctx: Context) -> None:
         if job.gang is None or gang_of(job).phase not in ("running", "draining"):
             continue
         assert job.placement is not None
-        share = total // max(1, policy.flushes) if total else 0
-        expected = job.spec.expected
-        usual = expected.checkpoint_bytes * 10**9 // share if share else expected.checkpoint_ns
-        slack = ctx.policy.timeouts.slack_ppm
-        until = ctx.now_ns + usual * slack // MILLION + ctx.policy.timeouts.least_hang_ns
-        state.writing[number] = until
-        ctx.wake(until, "flush", number)
+        until = _end_ns(ctx, job)
+        _allow(ctx, number, until)
         ctx.emit(
             job.placement.nodes,
             Flush(
                 reason=reason("flush", writing=len(state.writing), most=policy.flushes),
                 job=number,
                 generation=job.generation,
-                bytes_per_second=share,
+                bytes_per_second=_share(ctx),
                 until_ns=until,
             ),
         )
+
+
+def _share(ctx: Context) -> int:
+    """Bytes a second for each job that writes; 0: not limited."""
+    policy, told = ctx.policy.storage, ctx.flush.bytes_per_second
+    total = policy.bytes_per_second if told < 0 else told
+    return max(1, total // max(1, policy.flushes)) if total else 0
+
+
+def _end_ns(ctx: Context, job: Job) -> int:
+    """When a checkpoint that a job begins to write now will be written at the latest."""
+    expected, timeouts, share = job.spec.expected, ctx.policy.timeouts, _share(ctx)
+    usual = expected.checkpoint_bytes * 10**9 // share if share else expected.checkpoint_ns
+    allowed = usual * timeouts.slack_ppm // MILLION + timeouts.least_hang_ns
+    return ctx.now_ns + min(allowed, LONGEST_FLUSH_NS)
+
+
+def _allow(ctx: Context, job: int, until_ns: int) -> None:
+    ctx.flush.writing[job] = until_ns
+    ctx.wake(until_ns, "flush", job)

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phalanx.cluster.events import JobFinished
+from phalanx.cluster.events import JobFinished, QuarantineNode
+from phalanx.cluster.fleet import Fleet, Node
 from phalanx.cluster.job import GangShape, Job
 from phalanx.cluster.policy import Policy, QueuePolicy, Quota
 from tests.cluster.drive import Drive
@@ -106,3 +107,17 @@ def test_what_is_saved_under_a_limit_is_not_taken_by_one_that_grows() -> None:
     assert runs.placement.replicas == 1
     ends(drive, second)
     assert late.state == "forming"
+
+
+def test_nothing_is_saved_under_a_limit_for_a_job_whose_nodes_are_away() -> None:
+    rules = QueuePolicy(starving_ns=HOUR, quotas={"t": Quota(gpus=0, ceiling=16)})
+    fleet = Fleet(Node(name=f"n{i}", kind="a100" if i < 2 else "h100") for i in range(5))
+    drive = Drive(policy=Policy(queue=rules), fleet=fleet)
+    node_job(drive, 300, team="t", constraint="h100")
+    late = drive.submit(gang=gang(2), time_limit_ns=HOUR, team="t", constraint="a100")
+    assert late.state == "pending"
+    for node in (0, 1):
+        drive.tell(QuarantineNode(node=node, request="q"))
+    drive.wait(2 * HOUR)
+    other = drive.submit(gang=gang(1), time_limit_ns=HOUR, team="t", constraint="h100")
+    assert other.state == "forming"

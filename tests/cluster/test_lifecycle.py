@@ -208,6 +208,24 @@ def workflow(*steps: tuple[str, tuple[str, ...]]) -> SubmitWorkflow:
     )
 
 
+@pytest.mark.parametrize("succeeds", [True, False])
+def test_a_cancelled_job_that_was_forgotten_is_not_told_that_what_it_waited_for_ended(
+    succeeds: bool,
+) -> None:
+    drive = Drive(policy=Policy(ended_jobs=1))
+    first = drive.running()
+    waits = drive.submit(after=(Dependency(kind="afterok", job=first.id),))
+    drive.tell(Cancel(job=waits.id))
+    drive.tell(Cancel(job=drive.submit().id))
+    assert waits.id not in drive.core.view.jobs
+    if succeeds:
+        drive.tell(JobFinished(job=first.id, generation=1, step=first.step))
+    else:
+        drive.tell(Cancel(job=first.id))
+        drive.wait(3600 * SECOND)
+    assert first.ended
+
+
 def test_a_workflow_runs_in_the_order_of_its_dependencies():
     drive = Drive()
     drive.tell(workflow(("evaluate", ("train",)), ("train", ("prepare",)), ("prepare", ())))

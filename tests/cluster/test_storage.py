@@ -104,3 +104,15 @@ def test_nobody_writes_while_storage_is_down():
     assert granted(drive) == []
     drive.tell(StorageSlow(bytes_per_second=GIB // 4))
     assert [order.bytes_per_second for order in drive.bodies(Flush)] == [GIB // 4]
+
+
+def test_leave_that_was_given_while_storage_was_slow_does_not_outlast_that():
+    drive, (first, second) = two_jobs()
+    drive.tell(StorageSlow(bytes_per_second=1))
+    wants(drive, first)
+    wants(drive, second)
+    (grant,) = drive.bodies(Flush)
+    assert grant.until_ns - drive.now_ns <= 86_400 * SECOND
+    drive.tell(StorageSlow(bytes_per_second=-1))
+    drive.wait(3600 * SECOND)
+    assert granted(drive) == [first.id, second.id]
