@@ -110,13 +110,14 @@ class Gangs:
         run.phase = "joined"
         step = self.memory.get(run.job, -1) if run.expected.snapshot_steps else -1
         empty = tuple(self.wiped.get(run.job, ()))
+        durable, clean = self.durable.get(run.job, 0), self.clean.get(run.job)
         joined = fact.GangJoined(
             job=run.job,
             generation=run.generation,
             step=step,
             empty=empty,
             # What became durable too late to be reported is found on the storage.
-            durable=self.durable.get(run.job, 0),
+            durable=0 if clean is not None and durable > clean else durable,
         )
         self.world.tell(joined)
 
@@ -201,6 +202,7 @@ class Gangs:
         run, now = self.runs.get(body.job), self.world.agenda.now_ns
         if run is None or run.generation != body.generation or run.phase != "running":
             return
+        self.report(run)  # it may be made to leave before it has saved, and is heard no more
         run.last = run.last or run.step(now) + 1
         run.token += 1
         self._go_on(run)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from phalanx.cluster.commands import Restore
-from phalanx.cluster.events import Submit
+from phalanx.cluster.events import Event, GangJoined, Submit
 from phalanx.cluster.job import Expected, GangShape, JobSpec
 from phalanx.cluster.reasons import Reason
 from phalanx.simulate.harm import Harm
@@ -257,3 +257,12 @@ def test_fewer_micro_batches_for_a_slow_replica_cost_what_the_slowest_replica_ta
     third = borne.buckets["straggler"] * (1 / 9) / (1 / 3)
     assert shared.buckets["straggler"] == pytest.approx(third, rel=0.02)
     assert shared.ettr == pytest.approx(kept_share(shared), rel=1e-3)
+
+
+def test_a_gang_that_joins_tells_which_checkpoint_the_storage_has() -> None:
+    scenario = load_scenario("llama3-54d", [*QUIET, *DEATHS, "repair.hours=1"])
+    _, world, _ = played(scenario, 1, loud=True)
+    bodies = [entry.body for entry, _, _ in world.story.entries if isinstance(entry, Event)]
+    joined = [body for body in bodies if isinstance(body, GangJoined)]
+    assert joined[0].durable == 0
+    assert len(joined) > 1 and all(body.durable > 0 for body in joined[1:])
