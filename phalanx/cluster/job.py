@@ -295,6 +295,8 @@ class Job(Struct, kw_only=True, omit_defaults=True):
     unsaved_since: int = -1  # the durable step after which missing checkpoints were said
     failed_step: int = -1  # step of the last failure that was the job's own
     failures_there: int = 0
+    rollback: int = -1  # while it waits: what its gang had not gone back to yet
+    skip_step: int = 0  # and not left out
     kept: Kept | None = None  # while it waits: what nodes hold for it in memory
     dispute: Dispute | None = None  # a step that replicas disagreed on, and nobody knew who erred
     failed_formations: int = 0  # in a row, before a step was tried

@@ -133,6 +133,7 @@ def start(ctx: Context, decision: Start) -> None:
     job.started_ns = ctx.now_ns
     job.waited_ns += ctx.now_ns - job.queued_ns
     job.gang = left_memory.taken_up(ctx, job)
+    job.gang.rollback, job.gang.skip_step = job.rollback, job.skip_step
     left_memory.displace(ctx, job, placement.nodes + placement.spares)
     ctx.ledger.start(job, held_gpus(ctx, job), spare_gpus(ctx, placement), "start")
     if job.spec.time_limit_ns:
@@ -174,6 +175,7 @@ def release(ctx: Context, job: Job) -> None:
             ctx.fleet.set_state(node, NodeState.HEALTHY, ctx.now_ns, reason("job_left"))
     job.ran_ns += ctx.now_ns - job.started_ns
     job.placement = None
+    job.rollback, job.skip_step = gang_of(job).rollback, gang_of(job).skip_step
     job.gang = None
     del ctx.view.active[job.id]
     storage.left(ctx, job.id)

@@ -284,6 +284,24 @@ def test_a_job_goes_back_to_the_newest_clean_checkpoint_however_old():
     assert drive.last_restore().step == 300 and drive.last_restore().source != "none"
 
 
+def test_a_job_that_waits_for_nodes_after_a_corruption_still_goes_back_behind_it():
+    drive = Drive(2)
+    job = drive.running(steps=100)
+    for steps in (100, 100, 100, 50):
+        drive.train(job, steps)
+    wrong = job.placement.nodes[0]
+    told = {"job": job.id, "generation": job.generation, "step": 450, "clean_step": 350}
+    drive.tell(Corruption(**told, nodes=(wrong,)))
+    drive.wait(SECOND)
+    assert job.state == "pending"
+    drive.tell(NodeRepaired(node=wrong))
+    drive.tell(CheckResult(node=wrong, check="full", passed=True))
+    drive.wait(SECOND)
+    # Whoever joins finds the newest checkpoint, which has the wrong numbers.
+    drive.tell(GangJoined(job=job.id, generation=job.generation, step=-1, durable=400))
+    assert drive.last_restore().step == 300
+
+
 def test_checkpoints_that_retention_removed_are_not_tried_one_by_one():
     drive = Drive(8)
     job = drive.submit()
