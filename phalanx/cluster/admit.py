@@ -69,8 +69,7 @@ def never_starts(view: View, job: Job) -> Reason | None:
     if why is None and rule is not None:
         why = _too_long(spec, f"partition {spec.partition}", rule.most_time_ns)
     if why is None:
-        gpus = gpus_of(view, job, least)
-        why = _too_many(gpus, _shared_limits(view, spec)) or _room(view, request)
+        why = beyond_limits(view, job, least) or _room(view, request)
     if why is None:
         return None
     change = CHANGES.get(why.code, MORE_NODES)
@@ -120,6 +119,11 @@ def _too_long(spec: JobSpec, what: str, most: int) -> Reason | None:
         wanted = spec.time_limit_ns // 10**9
         return reason("time_limit_too_long", what=what, wanted=wanted, most=most // 10**9)
     return None
+
+
+def beyond_limits(view: View, job: Job, replicas: int) -> Reason | None:
+    """Which limit, shared with others, is below what so many replicas of a job need."""
+    return _too_many(gpus_of(view, job, replicas), _shared_limits(view, job.spec))
 
 
 def _limits(view: View, job: Job, gpus: int) -> Reason | None:

@@ -6,6 +6,7 @@ import numpy as np
 from msgspec import structs
 
 from phalanx.cluster import storage
+from phalanx.cluster.admit import beyond_limits
 from phalanx.cluster.commands import Accept, Refuse
 from phalanx.cluster.context import Context
 from phalanx.cluster.events import Scale
@@ -31,6 +32,7 @@ sentences(
     {
         "grow": "{added} more replicas: nodes for them are free",
         "scale": "{replicas} replicas were asked for",
+        "scaled_in_part": "accepted, but {why}: it gets no more until that limit is raised",
         "not_elastic": "job {job} runs with {least} to {most} replicas",
         "not_divisible": "job {job} has {replicas} replicas that share nodes: they come and leave"
         " {together} at a time",
@@ -59,7 +61,9 @@ def on_scale(ctx: Context, fact: Scale) -> None:
         ctx.queue.on_pending(ctx.view, job)
         ctx.look_at_queue()
     resize(ctx, job, fact.replicas, reason("scale", replicas=fact.replicas))
-    ctx.emit((), Accept(reason=reason("accepted"), request=fact.request, job=job.id))
+    limit = beyond_limits(ctx.view, job, fact.replicas)
+    told = reason("accepted") if limit is None else reason("scaled_in_part", why=str(limit))
+    ctx.emit((), Accept(reason=told, request=fact.request, job=job.id))
 
 
 def _cannot_scale(job: Job, replicas: int) -> Reason | None:

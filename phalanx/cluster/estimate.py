@@ -58,9 +58,12 @@ class Estimates:
 
     def start(self, number: int) -> When:
         """When a pending job will probably start."""
-        if self._view.jobs[number].held:
-            return Nobody(number, reason("held"))
-        return self.if_released(number)
+        found = self.if_released(number)
+        if not self._view.jobs[number].held:
+            return found
+        if isinstance(found, Nobody) and found.job == number:
+            return found  # to release it would not help
+        return Nobody(number, reason("held"))
 
     def if_released(self, number: int) -> When:
         """The same as if no person held this very job."""

@@ -139,7 +139,8 @@ def no_answer(ctx: Context, job: Job, nodes: tuple[int, ...]) -> None:
     missing = nodes or gang.unanswered
     if not missing and own_failure(ctx, job, "no_answer", f"while it was {gang.phase}"):
         return
-    ctx.notify(reason("stuck", nodes=names(ctx.fleet, missing)), job=job.id, level="warning")
+    shown = names(ctx.fleet, missing) or "nobody knows which of its nodes"
+    ctx.notify(reason("stuck", nodes=shown), job=job.id, level="warning")
     for node in missing:
         health.incident(ctx, node, "stuck")
         if _stuck_before(ctx, node) or health.allowed(ctx, node, "stuck"):

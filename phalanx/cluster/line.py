@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from phalanx.cluster.queue import Queue
 
 LAST = 2**62  # the number of a job that comes now: behind all others of this moment
+ITSELF = 0  # in place of a job's number: whoever asks is to blame
 
 sentences(
     {
@@ -103,6 +104,19 @@ class Line:
         gone = self._queue.promised(number) & ~room_of(self._view.fleet).healthy
         return None if gone else found  # one of its nodes is gone: the next look finds another
 
+    def is_next(self, job: Job) -> bool:
+        """Whether nobody can take what a job was promised: it starves, and has for the longest.
+
+        Under a limit that is shared with others, those may have used that up.
+        """
+        lane, promise = self.spot(job).lane, self.promise(job.id)
+        if promise is None or not promise.firm:
+            return False
+        if self._outlook.limited("team", lane.team) or self._outlook.limited("qos", lane.qos):
+            return False
+        oldest = min(known.entries[0] for known in self._queue.waiting.lanes.values())
+        return oldest[1] == job.id
+
     def savers(self, job: Job) -> list[tuple[str, int]]:
         """(what, for which job) is saved that this one would need: others starve under limits."""
         team, qos = job.spec.team, job.spec.qos
@@ -120,8 +134,13 @@ class Line:
         key = (spot.demand.key, spec.team, spec.qos, spot.lane.base)
         found = self._alike.get(key)
         if found is None:
-            found = self._alike[key] = self._start(job)
-        return Nobody(job.id, found.why) if isinstance(found, Nobody) else found
+            found = self._start(job)
+            if isinstance(found, Nobody) and found.job == job.id:
+                found = Nobody(ITSELF, found.why)
+            self._alike[key] = found
+        if isinstance(found, Nobody) and found.job == ITSELF:
+            return Nobody(job.id, found.why)
+        return found
 
     def _start(self, job: Job, *, saver: bool = False) -> When:
         """``saver``: for whom others wait, and who waits for none of them."""
@@ -160,9 +179,8 @@ class Line:
         view, queue, spot = self._view, self._queue, self.spot(job)
         ahead = self._outlook.jobs_ahead(spot.place)
         request = structs.replace(least_of(spot.demand), job=job.id)
-        if self._refused(request):
-            found = place(view.fleet, structs.replace(spot.demand.request, job=job.id))
-            assert isinstance(found, Refusal)
+        found = place(view.fleet, request)
+        if isinstance(found, Refusal):
             return reason("waits_for_room", problem=str(found.reason), ahead=ahead), False
         bound = bound_ns(view, job)
         end_ns = None if bound is None else view.now_ns + bound

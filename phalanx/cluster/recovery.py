@@ -36,7 +36,7 @@ sentences(
     {
         "recover": "{rung} after {cause} on {node}: estimated loss {loss} GPU-seconds; "
         "next best: {other}",
-        "same_step": "step {step} failed {times} times in a row; last: {evidence}",
+        "same_step": "failed {times} times in a row at about step {step}; last: {evidence}",
         "no_formation": "could not form {times} times in a row; last: {evidence}",
         "parted": "ranks lost each other {times} times at step {step}; last: {evidence}",
         "cannot_run": "{evidence}; it is not tried again",

@@ -26,10 +26,11 @@ sentences(
         "at_qos_limit": "jobs of class of service {qos} hold {held} GPUs and may hold {most}; this"
         " job needs {gpus}",
         "promised": "{problem}; {kept} kept for it, and it starts in {span} at the latest",
-        "promised_about": "{problem}; {kept} kept for it, and it starts in about {span} (some"
-        " that runs there has no time limit)",
+        "promised_about": "{problem}; {kept} kept for it, and it starts in about {span} ({doubt})",
         "others_leave": "{jobs} jobs are asked to leave for it, and it starts in about {span}",
         "saved_for": "what {what} may hold is saved for job {job}, which has waited {span}",
+        "saved_open": "what {what} may hold is saved for job {job}, which has waited {span};"
+        " {blame}",
         "guests_stay": "{problem}; jobs that run on what team {team} lent: {guests}, and the first"
         " can be asked to leave in {span}",
         "held_open": "held by a person: nobody can say when it starts until it is released{then}",
@@ -40,6 +41,9 @@ sentences(
         " its turn: {blame}",
     }
 )
+
+
+OVERTAKEN = "others may still go before it"
 
 
 class Answers:
@@ -80,6 +84,10 @@ class Answers:
                 span = span_of(max(0, when - self._view.now_ns))
                 then = f" (released now, it would start in about {span})"
             return reason("held_open", then=then)
+        if isinstance(when, Nobody):
+            for what, saver in self._estimates.line.savers(job):
+                if saver == when.job:
+                    return self._saved("saved_open", what, saver, blame=self._blame(when))
         if self._estimates.line.has(job.id):
             return self._in_line(job)
         blame = self._blame(when) if isinstance(when, Nobody) else ""
@@ -117,10 +125,8 @@ class Answers:
         gate = queue.gate(view, spot.lane, spot.demand.least_gpus)
         if gate is not None:
             return gate
-        for what, other in line.savers(job):
-            saver = view.jobs[other]
-            span = span_of(saver.waited_ns + view.now_ns - saver.queued_ns)
-            return reason("saved_for", what=what, job=other, span=span)
+        for what, saver in line.savers(job):
+            return self._saved("saved_for", what, saver)
         why, now = line.obstacle(job)
         if why.code == "waits_for_room" and line.ranks.entitled(spot.lane.team, spot.demand.gpus):
             why = self._with_guests(spot.lane.team, why)
@@ -132,11 +138,20 @@ class Answers:
             return reason("others_leave", jobs=len(promise.asked), span=span)
         if why.code != "waits_for_room":
             return why
-        code = "promised" if promise.sure else "promised_about"
         count = len(promise.nodes)
         kept = f"{count} are" if count > 1 else "a node is"
-        facts = {"problem": why.facts["problem"], "nodes": count, "kept": kept}
-        return reason(code, **facts, span=span)
+        facts = {"problem": why.facts["problem"], "nodes": count, "kept": kept, "span": span}
+        if not promise.sure:
+            return reason("promised_about", **facts, doubt="some that runs there has no time limit")
+        if not line.is_next(job):
+            return reason("promised_about", **facts, doubt=OVERTAKEN)
+        return reason("promised", **facts)
+
+    def _saved(self, code: str, what: str, saver: int, **facts: str) -> Reason:
+        """What is saved for a job that starves."""
+        job = self._view.jobs[saver]
+        span = span_of(job.waited_ns + self._view.now_ns - job.queued_ns)
+        return reason(code, what=what, job=saver, span=span, **facts)
 
     def _with_guests(self, team: str, why: Reason) -> Reason:
         """The reason of a job that has a right to its GPUs: who may keep them for a while."""

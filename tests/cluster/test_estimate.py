@@ -19,6 +19,8 @@ from phalanx.cluster.events import (
     JobFinished,
     NodeJoined,
     NodeSilent,
+    QuarantineNode,
+    Scale,
     SetQuota,
     SetReservation,
     Submit,
@@ -39,6 +41,7 @@ NOBODY_CODES = (
     "dependency_never",
     "dependency_stuck",
     "dependency_open",
+    "saved_open",
     "array_open",
     "never_as_is",
     "nodes_away",
@@ -145,6 +148,31 @@ def test_what_is_saved_for_another_job_is_there_when_that_one_has_started() -> N
     assert first == 3 * HOUR and found.estimated_start_ns >= first
     site.play(20 * HOUR)
     assert site.started[small] == 4 * HOUR >= found.estimated_start_ns
+
+
+def test_what_is_saved_for_a_job_that_nobody_can_tell_of_says_so_of_each_that_waits() -> None:
+    fleet = Fleet(Node(name=f"n{i}", gpus=8, domain=f"d{i // 2}") for i in range(6))
+    queue = QueuePolicy(starving_ns=HOUR, quotas={"a": Quota(gpus=16, ceiling=16)})
+    drive = Drive(policy=Policy(queue=queue), fleet=fleet)
+    asks = {"team": "a", "time_limit_ns": 9 * HOUR}
+    runs = drive.submit(gang=NODE, **asks)
+    wide = drive.submit(gang=GangShape(replicas=1, tensor=16, slot_gpus=8), **asks)
+    drive.run(runs)
+    for node in {1, 3, 5} - {*runs.placement.nodes}:  # nodes enough are left, and no two of one domain
+        drive.tell(QuarantineNode(node=node))
+    drive.wait(HOUR)
+    small = drive.submit(gang=NODE, **asks)
+    after = (Dependency("afterany", runs.id),)
+    behind = [drive.submit(gang=NODE, after=after, **asks) for _ in range(2)]
+    assert why(drive, wide).estimated_start_ns is None
+    for job in (small, *behind):
+        found = why(drive, job)
+        assert found.estimated_start_ns is None and found.reason.code == "saved_open"
+        assert str(found.reason) == (
+            f"what team a may hold is saved for job {wide.id}, which has waited 1 h; nobody can say"
+            f" when job {wide.id} starts"
+        )
+    tidy(drive)
 
 
 def test_after_a_running_job_it_is_its_end() -> None:
@@ -287,6 +315,28 @@ def test_a_limit_below_what_a_job_needs_is_told_until_it_is_raised_again() -> No
     tidy(drive)
     drive.tell(SetQuota(team="a", gpus=0, ceiling=16))
     assert why(drive, waits).estimated_start_ns == before.estimated_start_ns
+
+
+def test_a_held_job_that_could_not_start_anyway_is_not_told_to_wait_for_a_release() -> None:
+    drive = Drive(4)
+    drive.submit(gang=nodes(4), time_limit_ns=HOUR)
+    waits = drive.submit(gang=nodes(2), team="a", time_limit_ns=HOUR)
+    behind = drive.submit(gang=NODE, after=(Dependency("afterok", waits.id),))
+    drive.tell(Hold(job=waits.id))
+    assert str(why(drive, behind).reason).endswith(f"a person holds job {waits.id}")
+    drive.tell(SetQuota(team="a", gpus=0, ceiling=8))
+    assert str(why(drive, behind).reason).endswith(f"job {waits.id} can never start")
+    tidy(drive)
+
+
+def test_an_elastic_job_is_told_of_the_least_that_it_starts_with() -> None:
+    drive = Drive(2)
+    drive.run(drive.submit(gang=nodes(2), time_limit_ns=HOUR))
+    shape = structs.replace(NODE, least_replicas=1, most_replicas=8)
+    waits = drive.submit(gang=shape)
+    drive.tell(Scale(job=waits.id, replicas=8))
+    assert str(why(drive, waits).reason).startswith("it needs a node with 8 free GPUs, and none")
+    tidy(drive)
 
 
 RULES = [

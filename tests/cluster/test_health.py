@@ -169,6 +169,14 @@ def test_a_gang_leaves_a_node_that_it_waited_for_twice_whatever_the_breaker_says
     assert dumb not in job.placement.nodes and state(drive, dumb) is not NodeState.HEALTHY
 
 
+def test_a_gang_of_which_nobody_knows_who_is_missing_says_so():
+    drive = Drive(4)
+    drive.submit()
+    drive.wait(3600 * SECOND)  # no node answers, and nobody reports which
+    told = [str(note.reason) for note in drive.bodies(Notify) if note.reason.code == "stuck"]
+    assert told and set(told) == {"did not answer twice (nobody knows which of its nodes)"}
+
+
 def test_a_gang_that_feels_the_loss_confirms_a_silence_that_the_breaker_doubted():
     drive = Drive(64)
     job = drive.running(spares=1)

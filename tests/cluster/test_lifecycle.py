@@ -419,7 +419,7 @@ def test_the_same_step_failing_again_and_again_stops_the_job_with_the_evidence()
         if job.state == "forming":
             drive.run(job)
     assert job.state == "failed"
-    assert "step 150 failed 3 times in a row" in str(job.why)
+    assert "failed 3 times in a row at about step 150" in str(job.why)
     assert "ValueError: bad sample" in str(job.why)
 
 

@@ -11,8 +11,8 @@ from phalanx.cluster.events import (
     QuarantineNode,
     WorkerExited,
 )
-from phalanx.cluster.job import Expected, GangShape, Job
-from phalanx.cluster.policy import Qos, Quota
+from phalanx.cluster.job import Array, Expected, GangShape, Job
+from phalanx.cluster.policy import Policy, Qos, QueuePolicy, Quota
 from tests.cluster.drive import SECOND, Drive
 from tests.cluster.fleets import fleet_of
 from tests.cluster.site import HOUR, Site, policy_of
@@ -148,13 +148,33 @@ def test_why_does_not_repeat_a_promise_whose_node_is_gone() -> None:
     drive = Drive(4)
     drive.running(1, gang=gang(3), time_limit_ns=2 * HOUR)
     waits = drive.submit(gang=gang(4), time_limit_ns=HOUR)
-    assert "at the latest" in says(drive, waits)
+    assert "are kept for it" in says(drive, waits)
     (free,) = set(range(4)) - set(drive.core.view.jobs[1].placement.nodes)
     drive.tell(QuarantineNode(node=free))
-    assert "at the latest" not in says(drive, waits)
+    assert "are kept for it" not in says(drive, waits)
     drive.wait(SECOND)  # and the queue was looked at without being asked to
     assert waits.id not in drive.core.queue.state.reserved
-    assert "at the latest" not in says(drive, waits)
+    assert "are kept for it" not in says(drive, waits)
+
+
+def test_a_start_that_others_may_still_overtake_is_not_told_as_the_latest() -> None:
+    drive = Drive(2, Policy(queue=QueuePolicy(starving_ns=HOUR // 2)))
+    members = Array(count=3, width=1)
+    first = drive.submit(gang=gang(2), priority=1000, time_limit_ns=HOUR, array=members)
+    waits = drive.submit(gang=gang(2), time_limit_ns=HOUR)
+    drive.run(first)
+    assert says(drive, waits).endswith(
+        "it starts in about 1 h (others may still go before it)"
+    )
+    finish(drive, first)
+    second = drive.core.view.jobs[first.id + 1]
+    assert second.state == "forming" and waits.state == "pending"
+    drive.run(second)
+    drive.wait(HOUR // 2)
+    # It starves: from now on nobody overrides what it is promised.
+    assert says(drive, waits).endswith("at the latest")
+    finish(drive, second)
+    assert waits.state == "forming" and drive.core.view.jobs[first.id + 2].state == "pending"
 
 
 def test_a_job_that_nothing_could_make_room_for_takes_no_promise_from_the_next() -> None:

@@ -323,7 +323,7 @@ def test_every_pending_job_has_a_sentence() -> None:
         found = site.queue.explain(site.view, number)
         codes.append(found.reason.code)
         assert "{" not in str(found.reason) and not str(found.reason).startswith(found.reason.code)
-    assert codes == ["promised", "kept_for_others", "at_ceiling"]
+    assert codes == ["promised_about", "kept_for_others", "at_ceiling"]
     head = site.queue.explain(site.view, 2)
     assert head.estimated_start_ns == 5 * HOUR and "5 h" in str(head.reason)
 

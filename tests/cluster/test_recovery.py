@@ -269,7 +269,7 @@ def test_a_step_that_fails_between_two_reports_is_known_again():
         drive.wait(SECOND)
         if job.state == "forming":
             drive.run(job)
-    assert job.state == "failed" and "failed 3 times in a row" in str(job.why)
+    assert job.state == "failed" and "failed 3 times in a row at about step" in str(job.why)
 
 
 def test_a_job_goes_back_to_the_newest_clean_checkpoint_however_old():

@@ -8,6 +8,7 @@ from phalanx.cluster.commands import Accept, Refuse
 from phalanx.cluster.core import Core
 from phalanx.cluster.events import GangJoined, GangReady, JobFinished, Scale
 from phalanx.cluster.job import GangShape
+from phalanx.cluster.policy import Policy, QueuePolicy, Quota
 from tests.cluster.drive import SECOND, Drive
 
 HOUR = 3600 * SECOND
@@ -29,6 +30,18 @@ def test_a_pending_job_starts_with_what_was_asked_for_last() -> None:
     for event in drive.log[seen:]:
         twin.handle(event)
     assert twin.snapshot() == drive.core.snapshot()
+
+
+def test_more_than_a_limit_allows_is_accepted_with_the_limit_named() -> None:
+    drive = Drive(4, Policy(queue=QueuePolicy(quotas={"a": Quota(gpus=8, ceiling=16)})))
+    job = drive.running(1, gang=structs.replace(ELASTIC, replicas=2), team="a")
+    drive.tell(Scale(job=job.id, replicas=4))
+    assert str(drive.bodies(Accept)[-1].reason) == (
+        "accepted, but it needs 32 GPUs and the ceiling of team a allows 16: it gets no more until"
+        " that limit is raised"
+    )
+    drive.tell(Scale(job=job.id, replicas=2))
+    assert str(drive.bodies(Accept)[-1].reason) == "accepted"
 
 
 def test_a_gang_that_forms_gives_up_replicas_when_it_is_ready() -> None:
