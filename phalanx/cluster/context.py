@@ -40,6 +40,7 @@ class HealthState(Struct, kw_only=True):
     incarnation: dict[int, int] = {}  # of each node's agent
     drain_deadline: dict[int, int] = {}  # node that must be empty: when; 0: at once
     drain_cause: dict[int, str] = {}  # why
+    ordered: dict[int, int] = {}  # node that a person wants empty, until one gives it back: by when
     doomed: dict[int, str] = {}  # quarantined by a person as soon as they are empty
     renewed: dict[int, Node] = {}  # came back as other machines: described so when they are empty
 

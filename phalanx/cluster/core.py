@@ -252,9 +252,10 @@ def _schedule(ctx: Context, _about: int, _token: int) -> None:
         renewal.take_over(ctx)
         health.examine_idle(ctx)
         elastic.use_capacity(ctx)
-    elastic.lend_pool(ctx)
     for told in ctx.queue.mend_windows(ctx.view):
         ctx.notify(told, level="warning")
+    elastic.clear_windows(ctx)
+    elastic.lend_pool(ctx)
     for decision in ctx.queue.schedule(ctx.view):
         match decision:
             case Start():

@@ -21,7 +21,7 @@ from phalanx.cluster.layout import (
     with_columns,
     without_columns,
 )
-from phalanx.cluster.lifecycle import held_gpus, known, spare_gpus
+from phalanx.cluster.lifecycle import drop_spare, held_gpus, known, spare_gpus
 from phalanx.cluster.placement import Refusal, place, request_of
 from phalanx.cluster.reasons import Reason, reason, sentences
 from phalanx.cluster.recovery import occupy
@@ -40,6 +40,7 @@ sentences(
         " changes only while it is pending",
         "spare_of_fleet": "kept to replace others",
         "lent": "a waiting job cannot start without it",
+        "spare_in_window": "a reservation or maintenance has begun there",
         "spare_released": "the pool of spares is full",
     }
 )
@@ -194,17 +195,19 @@ def _nodes_for(ctx: Context, job: Job, columns: int, needed: int) -> tuple[int, 
     """Nodes by slot for more columns of a job: its spares, then free ones; None: not enough."""
     assert job.placement is not None
     base = request_of(job, 0, ctx.policy)
+    shut = ctx.queue.shut_now(ctx.view, job)
+    spares = tuple(node for node in job.placement.spares if not shut >> node & 1)
     if base.shape.tensor * base.shape.context > max(1, base.shape.slot_gpus):
         # A tensor group of several nodes must stand in one domain: placed as a gang of its own.
         together = column_replicas(base.shape, job.placement.replicas)
         closed = ctx.queue.closed_to(ctx.view, job)
-        mine = set_of_nodes(job.placement.spares)
+        mine = set_of_nodes(spares)
         whole = structs.replace(
             base, replicas=columns * together, spares=0, closed=closed & ~mine, own=mine
         )
         found = place(ctx.fleet, whole)
         return None if isinstance(found, Refusal) else found.nodes
-    own = job.placement.spares[: columns * needed]
+    own = spares[: columns * needed]
     rest = columns * needed - len(own)
     if not rest:
         return own
@@ -372,21 +375,35 @@ def _there(room: Room, classes: tuple[int, ...]) -> int:
 
 
 def lend_pool(ctx: Context) -> None:
-    """Gives pool spares up for a job that cannot start without them: they are there to be used.
-
-    So is one that a reservation keeps for some teams, once their time has come.
-    """
+    """Gives pool spares up for a job that cannot start without them: they are there to be used."""
     if not ctx.policy.spares.nodes or not ctx.view.pending:
         return
     columns = ctx.fleet.columns
     pool = np.flatnonzero((columns.state == NodeState.SPARE) & (columns.spare_for == 0)).tolist()
     needs = _beyond_need(ctx) if pool else {}
     lacking = {classes: -left for classes, left in needs.items() if left < 0}
-    reserved = ctx.queue.open_windows(ctx.view) if pool else 0
-    for node in pool if lacking or reserved else ():
+    for node in pool if lacking else ():
         kind = int(columns.node_class[node])
         using = [classes for classes, count in lacking.items() if kind in classes and count > 0]
-        if using or reserved >> node & 1:
+        if using:
             for classes in using:
                 lacking[classes] -= 1
             ctx.fleet.set_state(node, NodeState.HEALTHY, ctx.now_ns, reason("lent"))
+
+
+def clear_windows(ctx: Context) -> None:
+    """Nodes of windows that have opened stand by no more, but for jobs that may be there."""
+    shut = {"": ctx.queue.open_windows(ctx.view, "")}
+    spares = ctx.fleet.columns.state == NodeState.SPARE
+    for node in np.flatnonzero(spares).tolist() if shut[""] else ():
+        owner = ctx.fleet.spare_for(node)
+        job = ctx.view.jobs[owner] if owner else None
+        team = job.spec.team if job else ""
+        if team not in shut:
+            shut[team] = ctx.queue.open_windows(ctx.view, team)
+        if not shut[team] >> node & 1:
+            continue
+        ctx.fleet.set_state(node, NodeState.HEALTHY, ctx.now_ns, reason("spare_in_window"))
+        if job is not None:
+            drop_spare(ctx, job, node)
+            stop_on(ctx, job, (node,), keep_snapshots=gang_of(job).phase != "running")

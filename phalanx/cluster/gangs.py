@@ -332,6 +332,14 @@ def drain(ctx: Context, job: Job, limit_ns: int, ending: JobState, why: Reason) 
     ctx.emit(placement.nodes, drain_order(job))
 
 
+def hurry(ctx: Context, job: Job, limit_ns: int) -> None:
+    """A gang that saves its state to leave has less time for that than it was told."""
+    gang, placement = gang_of(job), job.placement
+    assert placement is not None
+    gang.deadline_ns = enter(ctx, job, "draining", limit_ns, gang.attempts)
+    ctx.emit(placement.nodes, drain_order(job))
+
+
 def drain_order(job: Job) -> Drain:
     """The order to make the state safe and leave."""
     gang = gang_of(job)

@@ -22,6 +22,7 @@ INCIDENTS_KEPT = 64
 sentences(
     {
         "suspected": "{cause}: {what}",
+        "drain_ordered": "a person wants it empty",
         "tested": "passed its check",
         "strikes": "suspected {times} times within a day, whatever its checks say",
         "lemon": "a score of {score} thousandths of an incident: it fails too often",
@@ -125,6 +126,17 @@ def suspect(ctx: Context, node: int, cause: str) -> None:
         examine(ctx, node)
 
 
+def doubted(ctx: Context, node: int) -> bool:
+    """Whether a node that was drained has to be tested: it was, or became, suspect meanwhile."""
+    changes = ctx.fleet.history.get(node, [])
+    before = changes[-2].state if len(changes) > 1 else NodeState.HEALTHY
+    since_ns = ctx.fleet.since_ns(node)
+    known = ctx.health.incidents.get(node, ())
+    return before not in (NodeState.HEALTHY, NodeState.SPARE) or any(
+        at >= since_ns and cause_of(cause).node != "keep" for at, cause in known
+    )
+
+
 def examine_idle(ctx: Context) -> None:
     """Nodes that were suspected while they ran on may be empty by now: their turn to be tested."""
     for node in np.flatnonzero(ctx.fleet.columns.state == NodeState.SUSPECT).tolist():
@@ -187,11 +199,15 @@ def tested(ctx: Context, node: int, *, passed: bool, detail: str) -> None:
 
 
 def readmit(ctx: Context, node: int, why: Reason) -> None:
-    """A node may work again."""
+    """A node may work again, unless a person wants it empty."""
     heard(ctx, node)
     ctx.health.testing.pop(node, None)
     ctx.fleet.set_rails_down(node, 0)
     ctx.fleet.set_state(node, NodeState.HEALTHY, ctx.now_ns, why)
+    if node in ctx.health.ordered:
+        ctx.fleet.set_state(node, NodeState.DRAINING, ctx.now_ns, reason("drain_ordered"))
+        ctx.health.drain_deadline[node] = ctx.health.ordered[node]
+        ctx.health.drain_cause[node] = "host_maintenance"
     ctx.look_at_queue(capacity=True)
 
 

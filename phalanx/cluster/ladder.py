@@ -17,6 +17,7 @@ from phalanx.cluster.job import Job
 from phalanx.cluster.layout import column_of, column_replicas
 from phalanx.cluster.placement import Refusal, Request, place, replacements, request_of
 from phalanx.cluster.policy import MILLION
+from phalanx.cluster.room import array_of
 
 Rung = Literal["in_place", "swap", "shrink", "requeue", "rebalance", "degraded"]
 
@@ -158,6 +159,7 @@ def _incoming(ctx: Context, job: Job, gone: tuple[int, ...]) -> tuple[tuple[int,
     placement = job.placement
     assert placement is not None
     base = request_of(job, placement.replicas, ctx.policy)
+    shut = ctx.queue.shut_now(ctx.view, job)  # spares stand by there until the window opens
     request = Request(
         job=job.id,
         shape=base.shape,
@@ -166,6 +168,7 @@ def _incoming(ctx: Context, job: Job, gone: tuple[int, ...]) -> tuple[tuple[int,
         partition=base.partition,
         barred=base.barred,
         keep=placement.nodes,
+        avoid=tuple(array_of(shut, len(ctx.fleet)).tolist()),
         closed=ctx.queue.kept_from(ctx.view, job),
         warm_since_ns=_warm_since_ns(ctx, job),
     )

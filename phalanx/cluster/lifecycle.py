@@ -16,7 +16,7 @@ from phalanx.cluster.events import (
     SubmitWorkflow,
 )
 from phalanx.cluster.fleet import NodeState
-from phalanx.cluster.gangs import drain, form, gang_of, in_memory, stop_on, timeouts_of
+from phalanx.cluster.gangs import drain, form, gang_of, hurry, in_memory, stop_on, timeouts_of
 from phalanx.cluster.horizon import leave_ns
 from phalanx.cluster.job import Dependency, Job, JobSpec, JobState, Placement
 from phalanx.cluster.queue import Start
@@ -323,7 +323,8 @@ def depart_safely(ctx: Context, job: Job, ending: JobState, why: Reason, *, by_n
     if gang.phase == "running":
         drain(ctx, job, drain_limit_ns(ctx, job, why), ending, why)
     elif gang.phase == "draining":
-        return
+        if sooner and by_ns < gang.deadline_ns:
+            hurry(ctx, job, max(1, by_ns - ctx.now_ns))
     elif job.step > job.durable and in_memory(gang):
         gang.ending, gang.ending_why = ending, why
         if sooner:

@@ -35,7 +35,7 @@ sentences(
         "joined": "its agent registered",
         "bad_node": "a node cannot join: {problem}",
         "seen": "it speaks again",
-        "drain_ordered": "a person wants it empty",
+        "drain_later": "accepted: the node is {state}, and will get no work when it is back",
         "notice": "the site takes it away ({cause})",
         "empty_now": "it holds no work any more",
         "no_such_node": "there is no node {node}",
@@ -63,7 +63,7 @@ def bury(ctx: Context, node: int, cause: str) -> None:
     evict(ctx, node, cause, lost=True)
     why = reason("node_lost", cause=cause, what=cause_of(cause).what)
     ctx.health.testing.pop(node, None)
-    forget(ctx, node)
+    forget(ctx, node, ordered=False)
     ctx.fleet.set_state(node, NodeState.DEAD, ctx.now_ns, why)
     ctx.look_at_queue()
 
@@ -266,12 +266,12 @@ def on_readmit(ctx: Context, fact: ReadmitNode) -> None:
         refuse(ctx, fact.request, reason("not_idle", node=fact.node, state=state.name.lower()))
         return
     forget(ctx, fact.node)
-    ctx.health.incidents.pop(fact.node, None)
-    if fact.tested or state is NodeState.DRAINING:
+    if fact.tested or (state is NodeState.DRAINING and not health.doubted(ctx, fact.node)):
         health.readmit(ctx, fact.node, reason("vouched"))
     else:
         ctx.fleet.set_state(fact.node, NodeState.SUSPECT, ctx.now_ns, reason("test_before"))
         health.test(ctx, fact.node)
+    ctx.health.incidents.pop(fact.node, None)
     accept(ctx, fact.request)
 
 
@@ -290,10 +290,15 @@ def on_quarantine(ctx: Context, fact: QuarantineNode) -> None:
 
 
 def on_drain(ctx: Context, fact: DrainNode) -> None:
-    """A person wants a node empty."""
-    if known(ctx, fact.node, fact.request):
-        drain(ctx, fact.node, fact.deadline_ns, reason("drain_ordered"), "host_maintenance")
-        accept(ctx, fact.request)
+    """A person wants a node empty, until a person gives it back."""
+    node, by_ns = fact.node, fact.deadline_ns
+    if not known(ctx, node, fact.request):
+        return
+    ctx.health.ordered[node] = min(by_ns, ctx.health.ordered.get(node, by_ns))
+    state = ctx.fleet.state(node)
+    drain(ctx, node, by_ns, reason("drain_ordered"), "host_maintenance")
+    later = reason("drain_later", state=state.name.lower())
+    accept(ctx, fact.request, later if state in OUT else reason("accepted"))
 
 
 def on_notice(ctx: Context, fact: NodeNotice) -> None:
@@ -329,9 +334,9 @@ def known(ctx: Context, node: int, request: str) -> bool:
     return False
 
 
-def accept(ctx: Context, request: str) -> None:
+def accept(ctx: Context, request: str, why: Reason | None = None) -> None:
     """Tells the asker that it is done."""
-    ctx.emit((), Accept(reason=reason("accepted"), request=request))
+    ctx.emit((), Accept(reason=why or reason("accepted"), request=request))
 
 
 def refuse(ctx: Context, request: str, why: Reason) -> None:

@@ -307,11 +307,22 @@ class Queue:
             closed, named = closed | nodes, named or name
         return closed, named
 
-    def open_windows(self, view: View) -> Nodes:
-        """Nodes that are reserved for some teams now."""
+    def open_windows(self, view: View, team: str) -> Nodes:
+        """Nodes of windows that are open now and shut out a team ("": everybody)."""
         nodes = 0
         for window in windows.running(view) if view.reservations else ():
-            if window.teams and window.start_ns <= view.now_ns:
+            if window.start_ns <= view.now_ns and team not in window.teams:
+                nodes |= set_of_nodes(self.window_members(view, window.name))
+        return nodes
+
+    def shut_now(self, view: View, job: Job) -> Nodes:
+        """Nodes of windows that a running job would have to leave at once."""
+        if not view.reservations:
+            return 0
+        nodes, end_ns = 0, self.gone_ns(view, job.id)
+        soon_ns = view.now_ns + leave_ns(view, job)
+        for window in windows.running(view):
+            if window.start_ns <= soon_ns and windows.shuts_out(window, job.spec.team, end_ns):
                 nodes |= set_of_nodes(self.window_members(view, window.name))
         return nodes
 
@@ -338,12 +349,17 @@ class Queue:
         return self.state.windows[name]
 
     def mend_windows(self, view: View) -> list[Reason]:
-        """Finds nodes for those that windows lost; what to tell of windows that lack some."""
-        told = []
-        for reservation in windows.running(view):
+        """Finds nodes for those that windows lost; what to tell of windows that lack some.
+
+        What one has too many of, since nodes came back, is free for the others first.
+        """
+        told, kept = [], self.state.windows
+        by_gpus = [one for one in windows.running(view) if not one.nodes and kept.get(one.name)]
+        for reservation in by_gpus:
             name = reservation.name
-            if reservation.nodes or not self.state.windows.get(name):
-                continue
+            kept[name] = windows.trimmed(view, reservation, kept[name])
+        for reservation in by_gpus:
+            name = reservation.name
             members, lacking = windows.mended(
                 view, reservation, self.state.windows[name], self._taken_beside(view, reservation)
             )

@@ -247,7 +247,8 @@ def _leave_in_order(ctx: Context, job: Job) -> None:
     nodes = tuple(gang.broken)
     by_ns = _empty_by_ns(ctx, nodes)
     last_ns = last_call_ns(ctx, job, by_ns)
-    if ctx.now_ns < last_ns and ctx.policy.recovery.in_place:
+    at_once = any(ctx.health.ordered.get(node) == 0 for node in nodes)
+    if ctx.now_ns < last_ns and ctx.policy.recovery.in_place and not at_once:
         gang.broken = {}
         for node in nodes:
             ctx.wake(last_ns, "vacate", node, ctx.health.drain_deadline.get(node, 0))

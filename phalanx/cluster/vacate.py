@@ -29,16 +29,17 @@ sentences(
 def drain(ctx: Context, node: int, deadline_ns: int, why: Reason, cause: str) -> None:
     """Gives a node no new work, and moves what it runs elsewhere while there is time.
 
-    ``deadline_ns``: when it must be empty; 0: now. Of several orders the soonest counts.
+    ``deadline_ns``: when it must be empty; 0: now. Of several orders the soonest counts; one that
+    said "now" is kept, and what leaves has until the deadline of the other.
     """
     state, health = ctx.fleet.state(node), ctx.health
     again = state is NodeState.DRAINING
-    if state in OUT:
+    known_ns = health.drain_deadline.get(node, 0)
+    if state in OUT or (again and (deadline_ns >= known_ns > 0 or deadline_ns == known_ns)):
         return
+    at_once = again and not (known_ns and deadline_ns)
     if again:
-        known_ns = health.drain_deadline.get(node, 0)
-        if not known_ns or deadline_ns >= known_ns:
-            return
+        deadline_ns = deadline_ns if not known_ns else min(known_ns, deadline_ns or known_ns)
     else:
         owner = ctx.fleet.spare_for(node)
         if owner and state is NodeState.SPARE:
@@ -48,15 +49,17 @@ def drain(ctx: Context, node: int, deadline_ns: int, why: Reason, cause: str) ->
     health.drain_deadline[node], health.drain_cause[node] = deadline_ns, cause
     for number in list(ctx.fleet.held[node]):
         job = ctx.view.jobs[number]
-        if _move_off(ctx, job, node) and not again:
+        if _move_off(ctx, job, node, due=at_once) and not again:
             facts = {"node": ctx.fleet.nodes[node].name, "what": cause_of(cause).what}
             left_s = (deadline_ns - last_call_ns(ctx, job, deadline_ns)) // SECOND_NS
             ctx.notify(reason("stays_on", seconds=left_s, **facts), job=job.id, node=node)
     ctx.look_at_queue(capacity=True)
 
 
-def forget(ctx: Context, node: int) -> None:
-    """Nobody wants a node empty any more."""
+def forget(ctx: Context, node: int, *, ordered: bool = True) -> None:
+    """Nobody wants a node empty any more; not ``ordered``: but for a person who said so."""
+    if ordered:
+        ctx.health.ordered.pop(node, None)
     ctx.health.drain_deadline.pop(node, None)
     ctx.health.drain_cause.pop(node, None)
 

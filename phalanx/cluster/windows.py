@@ -38,6 +38,29 @@ def choose_nodes(
     return tuple(sorted(order[:count].tolist())) if count <= len(order) else ()
 
 
+def trimmed(view: View, reservation: Reservation, members: tuple[int, ...]) -> tuple[int, ...]:
+    """The nodes of a reservation that names only GPUs, without those that it has too many of.
+
+    It keeps sound ones that its teams work on, then idle ones; others can use the rest.
+    """
+    fleet = view.fleet
+
+    def worth(node: int) -> tuple[int, int]:
+        if fleet.state(node) in LOST:
+            return 3, node
+        teams = [view.jobs[number].spec.team for number in fleet.held[node]]
+        return (0 if any(team in reservation.teams for team in teams) else 1 + bool(teams)), node
+
+    kept = list(members)
+    gpus = sum(fleet.nodes[node].gpus for node in members if fleet.state(node) not in LOST)
+    for node in sorted(members, key=worth, reverse=True):
+        less = 0 if fleet.state(node) in LOST else fleet.nodes[node].gpus
+        if gpus - less >= reservation.gpus:
+            kept.remove(node)
+            gpus -= less
+    return tuple(kept)
+
+
 def mended(
     view: View, reservation: Reservation, members: tuple[int, ...], taken: tuple[int, ...]
 ) -> tuple[tuple[int, ...], int]:

@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 
 from phalanx.cluster.causes import CAUSES, cause_of
-from phalanx.cluster.commands import Ask, Check, Form, Go, Notify, Refuse, Stop
+from phalanx.cluster.commands import Accept, Ask, Check, Form, Go, Notify, Refuse, Stop
+from phalanx.cluster.core import Core
 from phalanx.cluster.events import (
     Answer,
     CheckResult,
@@ -394,3 +395,66 @@ def test_a_node_that_was_suspected_while_it_worked_on_is_tested_when_its_job_is_
     assert check.node == node
     drive.tell(CheckResult(node=node, check="full", passed=True))
     assert drive.core.view.fleet.state(node) is NodeState.HEALTHY
+
+
+def back(drive: Drive, node: int) -> None:
+    """A node that was silent speaks again, and passes its check."""
+    incarnation = drive.core._ctx.health.incarnation.get(node, 0) + 1
+    drive.tell(NodeSeen(node=node, inventory=Inventory(incarnation, ())), SECOND)
+    drive.tell(CheckResult(node=node, check="full", passed=True), SECOND)
+    drive.wait(SECOND)
+
+
+@pytest.mark.parametrize("first", [DrainNode(node=0), NodeSilent(node=0)])
+def test_a_person_who_wants_a_node_empty_does_so_though_it_was_away(first):
+    drive = Drive(2)
+    fleet = drive.core.view.fleet
+    both = (DrainNode(node=0), NodeSilent(node=0))
+    drive.tell(first)
+    drive.tell(next(order for order in both if order != first), SECOND)
+    assert fleet.state(0) is NodeState.DEAD
+    drive.core._ctx = Core.restore(drive.core.snapshot())._ctx
+    back(drive, 0)
+    fleet = drive.core.view.fleet
+    assert fleet.state(0) is NodeState.DRAINING
+    job = drive.submit()
+    assert job.state == "pending"
+    drive.tell(ReadmitNode(node=0))
+    drive.wait(SECOND)
+    assert fleet.state(0) is NodeState.HEALTHY, "it passed its check already"
+    assert job.state == "forming"
+
+
+def test_a_quarantined_node_that_a_person_wants_empty_is_told_so_and_comes_back_by_a_person():
+    drive = Drive(2)
+    drive.tell(QuarantineNode(node=0))
+    (command,) = drive.tell(DrainNode(node=0, request="r"), SECOND)
+    assert isinstance(command.body, Accept) and "quarantined" in str(command.body.reason)
+    assert drive.core.view.fleet.state(0) is NodeState.QUARANTINED
+    drive.tell(ReadmitNode(node=0, tested=True))
+    assert drive.core.view.fleet.state(0) is NodeState.HEALTHY
+    drive.tell(NodeSilent(node=0), SECOND)
+    back(drive, 0)
+    assert drive.core.view.fleet.state(0) is NodeState.HEALTHY, "the order was taken back"
+
+
+def test_what_a_site_takes_away_and_brings_back_works_again():
+    drive = Drive(2)
+    drive.tell(NodeNotice(node=0, deadline_ns=SECOND))
+    drive.tell(NodeSilent(node=0), 2 * SECOND)
+    back(drive, 0)
+    assert drive.core.view.fleet.state(0) is NodeState.HEALTHY
+
+
+@pytest.mark.parametrize("drained_first", [False, True])
+def test_a_drained_node_with_a_fault_is_tested_before_it_works_again(drained_first):
+    drive = Drive(2)
+    orders = [DeviceError(node=0, cause="hbm_ecc"), DrainNode(node=0)]
+    for order in reversed(orders) if drained_first else orders:
+        drive.tell(order, SECOND)
+    assert drive.core.view.fleet.state(0) is NodeState.DRAINING
+    commands = drive.tell(ReadmitNode(node=0), SECOND)
+    assert [command for command in commands if isinstance(command.body, Check)]
+    assert drive.core.view.fleet.state(0) is NodeState.SUSPECT
+    drive.tell(CheckResult(node=0, check="full", passed=True), SECOND)
+    assert drive.core.view.fleet.state(0) is NodeState.HEALTHY

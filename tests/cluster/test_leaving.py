@@ -17,6 +17,7 @@ from phalanx.cluster.events import (
     NodeNotice,
     NodeSilent,
     ReadmitNode,
+    Requeue,
     SetReservation,
     WorkerExited,
 )
@@ -401,3 +402,47 @@ def test_a_preempted_gang_that_forms_loses_its_steps_only_with_its_nodes():
     for node in job.placement.nodes[:2]:
         drive.tell(NodeSilent(node=node))
     assert job.state == "pending" and lost_steps(drive) == [90]
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        lambda drive: DrainNode(node=0),
+        lambda drive: NodeNotice(node=0, deadline_ns=drive.now_ns + 2 * HOUR),
+        lambda drive: Requeue(job=1),
+    ],
+)
+def test_a_gang_that_saves_its_state_is_told_of_a_nearer_deadline_and_gone_by_then(first):
+    drive = Drive(2)
+    slow = structs.replace(EXPECTED, flush_ns=1800 * SECOND)
+    job = drive.running(190, gang=gang(2), expected=slow)
+    drive.tell(first(drive))
+    assert job.gang.phase == "draining"
+    by_ns = drive.now_ns + 120 * SECOND
+    drive.tell(NodeNotice(node=0, deadline_ns=by_ns))
+    assert drive.bodies(Drain)[-1].deadline_ns == by_ns
+    told = len(drive.bodies(Drain))
+    drive.tell(NodeNotice(node=0, deadline_ns=by_ns + HOUR))
+    assert len(drive.bodies(Drain)) == told, "a later one changes nothing"
+    drive.wait(130 * SECOND)
+    assert job.placement is None
+
+
+def test_a_node_that_a_person_wants_empty_at_once_is_left_in_time_for_the_sites_deadline():
+    drive = Drive(2)
+    slow = structs.replace(EXPECTED, flush_ns=600 * SECOND)
+    job = drive.running(190, gang=gang(2), expected=slow)
+    by_ns = drive.now_ns + 5000 * SECOND
+    drive.tell(NodeNotice(node=0, deadline_ns=by_ns))
+    assert job.state == "running"
+    drive.tell(DrainNode(node=0), SECOND)
+    assert job.gang.phase == "draining" and drive.bodies(Drain)[-1].deadline_ns <= by_ns
+
+
+def test_a_node_that_must_be_empty_now_is_not_used_until_a_later_deadline():
+    drive = Drive(2)
+    job = drive.running(190, gang=gang(2))
+    drive.tell(DrainNode(node=0))
+    drive.tell(NodeNotice(node=0, deadline_ns=drive.now_ns + 5 * HOUR), SECOND)
+    assert job.gang.phase == "draining"
+    saved(drive, job)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
+from phalanx.cluster import windows
 from phalanx.cluster.commands import Accept, Notify, Refuse
 from phalanx.cluster.core import Core
 from phalanx.cluster.events import (
@@ -13,6 +14,7 @@ from phalanx.cluster.events import (
     EventBody,
     GangDrained,
     Hold,
+    JobFinished,
     NodeJoined,
     NodeRepaired,
     NodeSilent,
@@ -28,6 +30,7 @@ from phalanx.cluster.job import Job
 from phalanx.cluster.messages import Inventory
 from phalanx.cluster.policy import Policy, QueuePolicy, Quota, SparePolicy
 from phalanx.cluster.reasons import reason
+from phalanx.cluster.state import Reservation
 from phalanx.config import ConfigError
 from tests.cluster.drive import SECOND, SHAPE, Drive, fleet_of
 
@@ -292,3 +295,38 @@ def test_a_job_that_ends_for_good_is_not_sent_back_or_held() -> None:
     drive, job = stopped_for_its_budget()
     (command,) = drive.tell(Hold(job=job.id))
     assert isinstance(command.body, Refuse) and not job.held
+
+
+def test_nodes_that_a_reservation_has_too_many_of_are_for_others_that_lack_some() -> None:
+    drive = Drive(4)
+    drive.tell(window(name="q", gpus=16, start_ns=9 * HOUR, end_ns=12 * HOUR))
+    drive.tell(window(name="r", gpus=16, start_ns=9 * HOUR, end_ns=12 * HOUR, teams=("A",)))
+    away, broken = members(drive, "r"), members(drive, "q")[0]
+    for node in away:
+        drive.tell(NodeSilent(node=node))
+    drive.wait(SECOND)
+    new = structs.replace(drive.core.view.fleet.nodes[0], name="new")
+    drive.tell(NodeJoined(node=new, inventory=Inventory(1)))
+    drive.wait(SECOND)
+    drive.tell(QuarantineNode(node=broken))
+    for node in away:
+        drive.tell(NodeRepaired(node=node))
+        drive.tell(CheckResult(node=node, check="full", passed=True), SECOND)
+        drive.wait(SECOND)
+    found = [*members(drive, "q"), *members(drive, "r")]
+    assert sorted(found) == sorted({*range(5)} - {broken})
+    assert not drive.core.queue.state.short
+
+
+@pytest.mark.parametrize(("owner", "kept"), [("A", 1), ("B", 0)])
+def test_a_reservation_with_too_many_nodes_keeps_those_its_teams_use_then_idle_ones(
+    owner: str, kept: int
+) -> None:
+    drive = Drive(3)
+    one = structs.replace(SHAPE, replicas=1)
+    first = drive.running(gang=one, team="B")
+    job = drive.running(gang=one, team=owner)
+    assert job.placement.nodes == (1,)
+    drive.tell(JobFinished(job=first.id, generation=1, step=first.step))
+    reserved = Reservation(name="w", start_ns=HOUR, end_ns=2 * HOUR, gpus=8, teams=("A",))
+    assert windows.trimmed(drive.core.view, reserved, (0, 1)) == (kept,)

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from phalanx.cluster.commands import Check, Form
+from msgspec import structs
+
+from phalanx.cluster.commands import Check, Form, Stop
 from phalanx.cluster.events import (
+    Cancel,
     CheckResult,
     DeviceError,
     JobFinished,
     NodeRepaired,
     NodeSilent,
     Requeue,
+    SetReservation,
     WorkerExited,
 )
 from phalanx.cluster.fleet import Fleet, Node, NodeState
 from phalanx.cluster.job import GangShape
 from phalanx.cluster.policy import Policy, Qos, QueuePolicy, SparePolicy
 from tests.cluster.drive import EXPECTED, SECOND, SHAPE, Drive
+
+HOUR = 3600 * SECOND
 
 
 def test_many_workers_taken_by_one_incident_are_one_failure_of_the_job():
@@ -174,3 +180,74 @@ def test_nobody_is_stopped_for_a_spare():
     job = drive.submit(qos="urgent", spares=1)
     assert job.state == "forming" and job.placement.spares == ()
     assert guest.state == "running"
+
+
+def shut(drive: Drive, node: int, teams: tuple[str, ...] = ()) -> None:
+    """A window on one node that opens in ten minutes; waits until it has opened."""
+    start_ns = drive.now_ns + 600 * SECOND
+    end_ns = start_ns + 5 * HOUR
+    window = SetReservation(name="w", start_ns=start_ns, end_ns=end_ns, nodes=(node,), teams=teams)
+    drive.tell(window)
+    drive.wait(601 * SECOND)
+
+
+def test_a_jobs_spare_stands_by_until_a_window_opens_there_and_is_not_used_in_it():
+    drive = Drive(3)
+    job = drive.running(spares=1)
+    (spare,) = job.placement.spares
+    start_ns = drive.now_ns + 600 * SECOND
+    window = SetReservation(name="w", start_ns=start_ns, end_ns=start_ns + HOUR, nodes=(spare,))
+    drive.tell(window)
+    drive.wait(500 * SECOND)
+    assert job.placement.spares == (spare,)
+    drive.wait(101 * SECOND)
+    assert not job.placement.spares and drive.core.view.fleet.state(spare) is NodeState.HEALTHY
+    stops = [command for command in drive.sent if isinstance(command.body, Stop)]
+    assert stops[-1].target == (spare,), "its workers there end"
+    drive.tell(NodeSilent(node=job.placement.nodes[0]))
+    drive.wait(10 * SECOND)
+    assert job.state == "pending" and not drive.core.view.fleet.held[spare]
+
+
+def test_a_spare_that_must_be_empty_in_a_moment_is_not_swapped_in():
+    drive = Drive(3)
+    job = drive.running(spares=1)
+    (spare,) = job.placement.spares
+    start_ns = drive.now_ns + 2 * SECOND
+    window = SetReservation(name="w", start_ns=start_ns, end_ns=start_ns + HOUR, nodes=(spare,))
+    drive.tell(window)
+    drive.tell(NodeSilent(node=job.placement.nodes[0]))
+    drive.wait(10 * SECOND)
+    assert job.state == "pending" and not drive.core.view.fleet.held[spare]
+
+
+def test_a_job_of_a_reservation_starts_on_what_was_the_spare_of_another_team():
+    drive = Drive(3)
+    job = drive.running(spares=1, team="x")
+    (spare,) = job.placement.spares
+    shut(drive, spare, teams=("y",))
+    mine = drive.submit(gang=structs.replace(SHAPE, replicas=1), team="y", time_limit_ns=HOUR)
+    assert mine.placement is not None and mine.placement.nodes == (spare,)
+
+
+def test_a_team_keeps_its_spares_in_its_own_reservation():
+    drive = Drive(3)
+    job = drive.running(spares=1, team="x")
+    spares = job.placement.spares
+    shut(drive, spares[0], teams=("x",))
+    assert job.placement.spares == spares
+
+
+def test_a_pool_spare_is_none_while_a_window_is_open_and_is_one_again_after_it():
+    drive = Drive(3, Policy(spares=SparePolicy(nodes=1)))
+    fleet = drive.core.view.fleet
+    (spare,) = (node for node in range(3) if fleet.state(node) is NodeState.SPARE)
+    job = drive.running()
+    shut(drive, spare)
+    assert fleet.state(spare) is NodeState.HEALTHY
+    drive.tell(NodeSilent(node=job.placement.nodes[0]))
+    drive.wait(10 * SECOND)
+    assert job.state == "pending" and not fleet.held[spare]
+    drive.tell(Cancel(job=job.id))
+    drive.wait(6 * HOUR)
+    assert NodeState.SPARE in [fleet.state(node) for node in range(3)]
