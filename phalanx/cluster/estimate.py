@@ -10,6 +10,9 @@ from __future__ import annotations
 from heapq import heapify, heappop, heapreplace
 from typing import TYPE_CHECKING
 
+from msgspec import structs
+
+from phalanx.cluster.fleet import NodeState
 from phalanx.cluster.horizon import length_ns
 from phalanx.cluster.job import Job
 from phalanx.cluster.line import Line, Nobody, When, latest
@@ -110,11 +113,32 @@ class Estimates:
         own = self.line.start(job)
         if self.line.has(job.id) or isinstance(own, Nobody):
             return own
-        times = [own, *(self._end(number) for number in self._last_awaited(job))]
+        times = [self._end(number) for number in self._last_awaited(job)]
+        ended = latest(times) if times else own
+        # Room goes by time limits, and what a job waits for mostly ends before its own.
+        if isinstance(ended, Nobody) or own <= ended or not self._takes_over(job):
+            times.append(own)
         before = self.before_in_array(job)
         if before is not None:
             times.append(self._turns[job.array_parent].opens(before))
         return latest(times)
+
+    def _takes_over(self, job: Job) -> bool:
+        """Whether a job needs no more than one that it waits for had, and is first in line."""
+        if not self.line.is_first(job):
+            return False
+        fleet, mine = self._view.fleet, _place_of(job)
+        for number in self._last_awaited(job):
+            other = self._view.jobs[number]
+            has = other.spec.gang.floor
+            if other.placement is not None:
+                states = (fleet.state(node) for node in other.placement.nodes)
+                if any(state is not NodeState.HEALTHY for state in states):
+                    continue  # they stay empty when it has left
+                has = other.placement.replicas
+            if _place_of(other) == mine and job.spec.gang.floor <= has:
+                return True
+        return False
 
     def _last_awaited(self, job: Job) -> list[int]:
         """Of the jobs that one waits for, those that may be the last to end.
@@ -181,6 +205,13 @@ class Estimates:
         told = reason("no_end", problem="its array runs no member")
         nobody = Nobody(next(iter(self._view.array_waiting[parent])), told)
         return Turns(known, waiting, unknown[0] if unknown else nobody)
+
+
+def _place_of(job: Job) -> tuple[object, ...]:
+    """What a job's nodes must be like, and whose limits it counts towards."""
+    spec = job.spec
+    gang = structs.replace(spec.gang, replicas=1, least_replicas=0, most_replicas=0)
+    return gang, spec.constraint, spec.partition, spec.team, spec.qos
 
 
 def _ends(job: Job, since_ns: int, limit_ns: int, start_ns: int) -> int:

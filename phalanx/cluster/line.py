@@ -104,6 +104,12 @@ class Line:
         gone = self._queue.promised(number) & ~room_of(self._view.fleet).healthy
         return None if gone else found  # one of its nodes is gone: the next look finds another
 
+    def is_first(self, job: Job) -> bool:
+        """Whether nobody is before a job, and nothing is kept for anybody."""
+        if self._queue.state.reserved or self._view.reservations:
+            return False
+        return not self._outlook.jobs_ahead(self.spot(job).place)
+
     def is_next(self, job: Job) -> bool:
         """Whether nobody can take what a job was promised: it starves, and has for the longest.
 

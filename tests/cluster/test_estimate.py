@@ -150,6 +150,23 @@ def test_what_is_saved_for_another_job_is_there_when_that_one_has_started() -> N
     assert site.started[small] == 4 * HOUR >= found.estimated_start_ns
 
 
+def test_behind_a_job_whose_steps_are_known_it_is_their_end_on_the_same_nodes_too() -> None:
+    drive = Drive(1)
+    steps = Expected(step_ns=5 * SECOND, steps=100)
+    runs = drive.submit(gang=NODE, expected=steps, time_limit_ns=10 * HOUR)
+    drive.run(runs)
+    asks = {"gang": NODE, "expected": steps, "time_limit_ns": 10 * HOUR}
+    second = drive.submit(after=(Dependency("afterok", runs.id),), **asks)
+    third = drive.submit(after=(Dependency("afterok", second.id),), **asks)
+    starts = [why(drive, job).estimated_start_ns for job in (second, third)]
+    assert starts[0] == drive.core.view.now_ns + 100 * steps.step_ns
+    assert starts[1] == starts[0] + 100 * steps.step_ns + steps.start_ns + steps.form_ns
+    tidy(drive)
+    drive.submit(gang=NODE, time_limit_ns=HOUR)  # it comes first, when the limit is reached
+    assert why(drive, second).estimated_start_ns >= ends(drive, runs)
+    tidy(drive)
+
+
 def test_what_is_saved_for_a_job_that_nobody_can_tell_of_says_so_of_each_that_waits() -> None:
     fleet = Fleet(Node(name=f"n{i}", gpus=8, domain=f"d{i // 2}") for i in range(6))
     queue = QueuePolicy(starving_ns=HOUR, quotas={"a": Quota(gpus=16, ceiling=16)})
