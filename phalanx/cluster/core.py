@@ -193,7 +193,8 @@ def _on_ready(ctx: Context, fact: GangReady) -> None:
         else:  # fewer may have been asked for while it formed
             wanted = job.wanted_replicas
             elastic.resize(ctx, job, wanted, reason("scale", replicas=wanted))
-        if vacate.wants_to(ctx, job):  # what could take its place may have come meanwhile
+        # What could take its place, or stand by for it, may have come meanwhile.
+        if vacate.wants_to(ctx, job) or elastic.lacks_spares(job):
             ctx.look_at_queue(capacity=True)
 
 

@@ -260,11 +260,7 @@ def use_capacity(ctx: Context) -> None:
         if first is None or ctx.queue.priority(ctx.view, job, gang_of(job).reshaped_ns) >= first:
             grow(ctx, job, job.wanted_replicas)
     for job in _wanting(ctx):
-        placement = job.placement
-        if placement is None or gang_of(job).phase != "running" or not job.spec.spares:
-            continue
-        full = placement.replicas >= job.wanted_replicas
-        if full and len(placement.spares) < job.spec.spares:
+        if lacks_spares(job) and gang_of(job).phase == "running":
             fill_spares(ctx, job)
     fill_pool(ctx)
 
@@ -304,6 +300,14 @@ def _small(ctx: Context) -> list[Job]:
 def _reshaped_again_ns(ctx: Context, job: Job) -> int:
     """When a gang may be reshaped once more without need."""
     return gang_of(job).reshaped_ns + ctx.policy.recovery.grow_after_ns
+
+
+def lacks_spares(job: Job) -> bool:
+    """Whether a job that runs in its full size has fewer spares than it asked for."""
+    placement = job.placement
+    if placement is None or placement.replicas < job.wanted_replicas:
+        return False
+    return len(placement.spares) < job.spec.spares
 
 
 def fill_spares(ctx: Context, job: Job) -> None:

@@ -251,3 +251,15 @@ def test_a_pool_spare_is_none_while_a_window_is_open_and_is_one_again_after_it()
     drive.tell(Cancel(job=job.id))
     drive.wait(6 * HOUR)
     assert NodeState.SPARE in [fleet.state(node) for node in range(3)]
+
+
+def test_a_job_that_used_its_spare_has_another_as_soon_as_it_runs_again():
+    drive = Drive(4)
+    job = drive.running(spares=1)
+    (spare,) = job.placement.spares
+    drive.tell(NodeSilent(node=job.placement.nodes[0]))
+    drive.wait(5 * SECOND)
+    assert spare in job.placement.nodes and not job.placement.spares
+    drive.run(job)
+    drive.wait(SECOND)
+    assert job.placement.spares == (3,)
