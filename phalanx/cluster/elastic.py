@@ -41,7 +41,6 @@ sentences(
         "spare_of_fleet": "kept to replace others",
         "lent": "a waiting job cannot start without it",
         "spare_in_window": "a reservation or maintenance has begun there",
-        "spare_released": "the pool of spares is full",
     }
 )
 
