@@ -10,19 +10,31 @@ const time = (value) => (value === null || value === undefined ? "–" : span(va
 export class RankRecords {
   constructor(job) {
     this.job = job;
-    this.newest = 0;
+    this.newest = 0; // a step that every rank has made
+    this.asked = false;
     this.step = h("input", { type: "number", min: 1, class: "field", "aria-label": "Step" });
     this.told = h("p", { class: "muted small", role: "status" });
     this.table = table(["rank", "step", ...PARTS.map(([, name]) => name), "memory"]);
     this.table.hidden = true;
     this.node = h("details", { class: "closer" }, h("summary", {}, "Every rank of one step, as its node recorded it"),
       h("div", { class: "bar logbar" }, h("label", { class: "rank" }, "Step", this.step), h("button", { class: "button", type: "button", onclick: () => this.show() }, "Ask the nodes")), this.told, this.table);
-    this.node.addEventListener("toggle", () => { if (this.node.open && this.table.hidden) this.show(this.newest); });
+    this.node.addEventListener("toggle", () => this.first());
     this.step.addEventListener("keydown", (event) => { if (event.key === "Enter") this.show(); });
   }
 
+  // The gang has made this step. Its ranks may be about to write it down: all have the one before it.
+  made(step) {
+    this.newest = Math.max(0, step - 1);
+    this.first();
+  }
+
+  // Whoever opens the list before any step is known sees the first one that is.
+  first() {
+    if (this.node.open && !this.asked && this.newest) this.show(this.newest);
+  }
+
   async show(step = Number(this.step.value)) {
-    this.node.open = true;
+    this.asked = this.node.open = true;
     this.step.value = step || this.newest;
     this.told.textContent = "asking every node of the job…";
     let text = "";

@@ -105,7 +105,7 @@ export function jobView({ rest: [id] }) {
     const states = new Map(fleet.names.map((name, i) => [name, fleet.states[fleet.state[i]]]));
     const nodeName = (at) => fleet.names[at];
     const happened = together(found.findings, incidentsOf(events.events, number).map((each) => told(each, nodeName)));
-    closer.newest = job.step;
+    closer.made(job.step);
     figures.show(job, { ...newest(series), ...described.summary }, ledger, plan);
     run.show(described);
     const marks = marksOf(happened, series);
