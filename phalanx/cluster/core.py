@@ -20,6 +20,7 @@ from phalanx.cluster import (
     lifecycle,
     nodes,
     orders,
+    pool,
     recovery,
     renewal,
     sense,
@@ -101,7 +102,7 @@ class Core:
             raise ConfigError.of(problems)
         view = View(fleet, policy, now_ns)
         self._ctx = Context(view, Queue(QueueState()), Ledger(now_ns), epoch)
-        elastic.fill_pool(self._ctx)
+        pool.fill_pool(self._ctx)
 
     @property
     def view(self) -> View:
@@ -255,8 +256,8 @@ def _schedule(ctx: Context, _about: int, _token: int) -> None:
         elastic.use_capacity(ctx)
     for told in ctx.queue.mend_windows(ctx.view):
         ctx.notify(told, level="warning")
-    elastic.clear_windows(ctx)
-    elastic.lend_pool(ctx)
+    pool.clear_windows(ctx)
+    pool.lend_pool(ctx)
     for decision in ctx.queue.schedule(ctx.view):
         match decision:
             case Start():

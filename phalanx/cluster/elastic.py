@@ -1,11 +1,10 @@
-"""Jobs that change size while they live: growing back, scaling on request, keeping spares full."""
+"""Jobs that change size while they live: growing back, scaling on request, getting spares."""
 
 from __future__ import annotations
 
-import numpy as np
 from msgspec import structs
 
-from phalanx.cluster import storage
+from phalanx.cluster import pool, storage
 from phalanx.cluster.admit import beyond_limits
 from phalanx.cluster.commands import Accept, Refuse
 from phalanx.cluster.context import Context
@@ -21,12 +20,11 @@ from phalanx.cluster.layout import (
     with_columns,
     without_columns,
 )
-from phalanx.cluster.lifecycle import drop_spare, held_gpus, known, spare_gpus
+from phalanx.cluster.lifecycle import held_gpus, known, spare_gpus
 from phalanx.cluster.placement import Refusal, place, request_of
 from phalanx.cluster.reasons import Reason, reason, sentences
 from phalanx.cluster.recovery import occupy
-from phalanx.cluster.room import Room, room_of, set_of_nodes
-from phalanx.cluster.spares import is_full, spare_nodes
+from phalanx.cluster.room import set_of_nodes
 
 sentences(
     {
@@ -38,9 +36,6 @@ sentences(
         " {together} at a time",
         "not_resizable": "the {replicas} replicas of job {job} share nodes unevenly: their number"
         " changes only while it is pending",
-        "spare_of_fleet": "kept to replace others",
-        "lent": "a waiting job cannot start without it",
-        "spare_in_window": "a reservation or maintenance has begun there",
     }
 )
 
@@ -261,7 +256,7 @@ def use_capacity(ctx: Context) -> None:
     for job in _wanting(ctx):
         if lacks_spares(job) and gang_of(job).phase == "running":
             fill_spares(ctx, job)
-    fill_pool(ctx)
+    pool.fill_pool(ctx)
 
 
 def use_the_rest(ctx: Context) -> None:
@@ -334,79 +329,3 @@ def fill_spares(ctx: Context, job: Job) -> None:
     ctx.emit(found, form_order(ctx, job))
     account = ctx.ledger.accounts[job.id]
     ctx.ledger.resize(job.id, account.gpus, spare_gpus(ctx, job.placement))
-
-
-def fill_pool(ctx: Context) -> None:
-    """Keeps the fleet's own spares at the number that the policy wants."""
-    policy = ctx.policy.spares
-    if not policy.nodes or is_full(ctx.fleet, policy):
-        return
-    closed = ctx.queue.closed_to(ctx.view, None)
-    left = _beyond_need(ctx)
-    for node in spare_nodes(ctx.fleet, policy, closed):
-        if ctx.fleet.state(node) is not NodeState.HEALTHY or ctx.fleet.held[node]:
-            continue
-        kind = int(ctx.fleet.columns.node_class[node])
-        using = [classes for classes in left if kind in classes]
-        if all(left[classes] > 0 for classes in using):
-            for classes in using:
-                left[classes] -= 1
-            ctx.fleet.set_state(node, NodeState.SPARE, ctx.now_ns, reason("spare_of_fleet"))
-
-
-def _beyond_need(ctx: Context) -> dict[tuple[int, ...], int]:
-    """By classes of nodes that some waiting jobs can use: how many are more than one needs.
-
-    Of the jobs that can use the same nodes the largest counts; below 0: it would lack some even
-    if everything else ended.
-    """
-    room, kinds = room_of(ctx.fleet), len(ctx.fleet.classes)
-    ctx.queue.sync(ctx.view)
-    needed: dict[tuple[int, ...], int] = {}
-    for demand in ctx.queue.waiting.demands.values():
-        classes = demand.suiting(room, kinds)
-        needed[classes] = max(needed.get(classes, 0), demand.least_slots)
-    return {classes: _there(room, classes) - count for classes, count in needed.items()}
-
-
-def _there(room: Room, classes: tuple[int, ...]) -> int:
-    """Healthy nodes of some classes."""
-    members = 0
-    for kind in classes:
-        members |= room.members[kind]
-    return (members & room.healthy).bit_count()
-
-
-def lend_pool(ctx: Context) -> None:
-    """Gives pool spares up for a job that cannot start without them: they are there to be used."""
-    if not ctx.policy.spares.nodes or not ctx.view.pending:
-        return
-    columns = ctx.fleet.columns
-    pool = np.flatnonzero((columns.state == NodeState.SPARE) & (columns.spare_for == 0)).tolist()
-    needs = _beyond_need(ctx) if pool else {}
-    lacking = {classes: -left for classes, left in needs.items() if left < 0}
-    for node in pool if lacking else ():
-        kind = int(columns.node_class[node])
-        using = [classes for classes, count in lacking.items() if kind in classes and count > 0]
-        if using:
-            for classes in using:
-                lacking[classes] -= 1
-            ctx.fleet.set_state(node, NodeState.HEALTHY, ctx.now_ns, reason("lent"))
-
-
-def clear_windows(ctx: Context) -> None:
-    """Nodes of windows that have opened stand by no more, but for jobs that may be there."""
-    shut = {"": ctx.queue.open_windows(ctx.view, "")}
-    spares = ctx.fleet.columns.state == NodeState.SPARE
-    for node in np.flatnonzero(spares).tolist() if shut[""] else ():
-        owner = ctx.fleet.spare_for(node)
-        job = ctx.view.jobs[owner] if owner else None
-        team = job.spec.team if job else ""
-        if team not in shut:
-            shut[team] = ctx.queue.open_windows(ctx.view, team)
-        if not shut[team] >> node & 1:
-            continue
-        ctx.fleet.set_state(node, NodeState.HEALTHY, ctx.now_ns, reason("spare_in_window"))
-        if job is not None:
-            drop_spare(ctx, job, node)
-            stop_on(ctx, job, (node,), keep_snapshots=gang_of(job).phase != "running")

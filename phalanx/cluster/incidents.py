@@ -21,8 +21,9 @@ from phalanx.cluster.gangs import enter, gang_of, outstanding, tell_bare, timeou
 from phalanx.cluster.job import Dispute, Job
 from phalanx.cluster.lifecycle import FOR_OTHERS, drain_limit_ns, leave
 from phalanx.cluster.nodes import bury
+from phalanx.cluster.own_failures import EVIDENCE_KEPT, own_failure
 from phalanx.cluster.reasons import reason, sentences
-from phalanx.cluster.recovery import EVIDENCE_KEPT, broken, own_failure, slow
+from phalanx.cluster.recovery import broken, slow
 
 CLAIMS_KEPT = 1024  # about a disputed step
 MORE_DRAINS = 2  # times that a gang with unsaved steps is given its deadline again

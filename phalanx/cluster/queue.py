@@ -420,10 +420,9 @@ class Queue:
 
     def _has_nodes(self, view: View, demand: Demand) -> bool:
         """Whether a demand would have nodes if nothing ran: for others nothing need be saved."""
-        room, able = room_of(view.fleet), 0
-        for number in demand.suiting(room, len(view.fleet.classes)):
-            able |= room.members[number]
-        return (able & room.healthy).bit_count() >= demand.least_slots
+        room = room_of(view.fleet)
+        sound = room.sound(demand.suiting(room, len(view.fleet.classes)))
+        return sound.bit_count() >= demand.least_slots
 
     def _can_pass(self, view: View, lane: Lane, why: Reason, gpus: int) -> bool:
         """Whether those who hold what a limit allows will leave: nobody waits for the others."""

@@ -82,6 +82,13 @@ class Room:
                 found |= nodes
         return found
 
+    def sound(self, classes: tuple[int, ...]) -> Nodes:
+        """Healthy nodes of some classes, whatever they hold."""
+        found = 0
+        for number in classes:
+            found |= self.members[number]
+        return found & self.healthy
+
     def best_fit(self, shape: GangShape, classes: tuple[int, ...], closed: Nodes) -> int | None:
         """The node for one slot that leaves the fewest GPUs of it free; lemons come last."""
         for kind in (~closed & ~self.worse, ~closed & self.worse):
