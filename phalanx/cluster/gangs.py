@@ -29,7 +29,6 @@ UNSAVED_NS = 60 * SECOND_NS
 
 sentences(
     {
-        "form": "generation {generation} forms after: {cause}",
         "restore": "all slots have joined; step {step} comes from {source}",
         "fresh": "all slots have joined; there is nothing to restore",
         "from_nothing": "nothing is left to restore: it begins again, after {steps} steps",

@@ -41,7 +41,6 @@ sentences(
         "third_opinion": "{node} gives way: replicas disagree at step {step} for the second time",
         "stuck": "did not answer twice ({nodes})",
         "drain_on": "its last {steps} steps are not safe yet: it is given more time to leave",
-        "resend": "no answer yet: asked again",
     }
 )
 

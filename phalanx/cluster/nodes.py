@@ -37,7 +37,6 @@ sentences(
         "seen": "it speaks again",
         "drain_later": "accepted: the node is {state}, and will get no work when it is back",
         "notice": "the site takes it away ({cause})",
-        "empty_now": "it holds no work any more",
         "no_such_node": "there is no node {node}",
         "no_such_question": "question {question} is not open",
         "vouched": "a person vouches for it",
