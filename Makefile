@@ -71,7 +71,7 @@ bench: $(STAMP)
 	$(BIN)/python -m benchmarks.checkpoint_scale
 	$(BIN)/python -m benchmarks.checkpoint_size
 	$(BIN)/python -m benchmarks.placement
-	$(BIN)/python -m benchmarks.queue
+	$(BIN)/python -m benchmarks.queue_decisions
 	$(BIN)/python -m benchmarks.simulate
 	$(BIN)/python -m benchmarks.page
 	@if $(BIN)/python -c "import sys, torch; sys.exit(not torch.cuda.is_available())"; then \

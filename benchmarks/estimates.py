@@ -18,7 +18,7 @@ from pathlib import Path
 
 from msgspec import Struct, structs
 
-from benchmarks.queue import Load
+from benchmarks.queue_decisions import Load
 from phalanx.cluster.commands import Command, Form
 from phalanx.cluster.events import Event, SetQuota, Submit
 from phalanx.cluster.job import HOUR_NS, Array, Dependency, GangShape, Job, JobSpec

@@ -5,6 +5,7 @@ python -m benchmarks.plan            # medians of five, in CPU time: other load 
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import time
 
@@ -27,6 +28,7 @@ def seconds_of_search(question: Question) -> float:
 
 def main() -> None:
     """Print both tables."""
+    argparse.ArgumentParser(description=__doc__).parse_args()
     for model, on in (("llama3-70b", "h100-1k"), ("llama3-405b", "h100-16k")):
         question = understand(Request(model=model, cluster=on, tokens="1T", offload="none"))
         rates = []

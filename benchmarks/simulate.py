@@ -8,6 +8,7 @@ wall time is on an idle core) is above one.
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from pathlib import Path
@@ -26,6 +27,7 @@ BARS = (
 
 def main() -> None:
     """Plays every scenario of the table."""
+    argparse.ArgumentParser(description=__doc__).parse_args()
     rows = []
     for name, seeds, most_seconds, most_megabytes in BARS:
         report = run_seeds(load_scenario(name), range(seeds))

@@ -1,0 +1,60 @@
+"""Every benchmark command that documents, Makefile and scripts name starts."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+COMMAND = re.compile(r"python ((?:-m benchmarks\.|benchmarks/)[a-z_]+(?:\.py)?)([^\n`;|#]*)")
+
+
+def documented() -> dict[str, set[str]]:
+    """Script or module as it is called, and every option that a document gives it."""
+    texts = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "Makefile"]
+    texts += [*ROOT.glob("benchmarks/*.md"), *ROOT.glob("benchmarks/*.py")]
+    found: dict[str, set[str]] = {}
+    for text in texts:
+        for command, rest in COMMAND.findall(text.read_text()):
+            options = found.setdefault(command, set())
+            options.update(re.findall(r"(?<![\w-])--[a-z][a-z-]*", rest))
+    return found
+
+
+def test_no_script_has_the_name_of_a_standard_module() -> None:
+    """Run by its path, a script's folder comes first: its neighbours would hide such modules."""
+    scripts = [path.stem for path in ROOT.glob("benchmarks/*.py")]
+    assert scripts
+    assert not [name for name in scripts if name in sys.stdlib_module_names]
+
+
+def test_every_script_that_can_be_run_is_documented() -> None:
+    named = {re.split(r"[./]", command.removesuffix(".py"))[-1] for command in documented()}
+    runnable = {
+        path.stem
+        for path in ROOT.glob("benchmarks/*.py")
+        if '__name__ == "__main__"' in path.read_text()
+    }
+    assert runnable - named == {"torchft_replica"}  # a process that recovery starts
+
+
+@pytest.mark.parametrize("command", sorted(documented()))
+def test_a_documented_command_starts_and_knows_its_options(command: str) -> None:
+    done = subprocess.run(
+        [sys.executable, *shlex.split(command), "--help"],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "usage:" in done.stdout
+    assert not [option for option in documented()[command] if option not in done.stdout]
