@@ -152,7 +152,8 @@ class Engine:
         if mesh.uses_ddp:
             self.ddp = DdpGradients(self.parts[0], job, mesh.stage_group)
         if job.parallel.pipeline > 1:
-            self.pipeline = Pipeline(self.parts, mesh, job.train.micro_batch)
+            tokens = self._tokens()
+            self.pipeline = Pipeline(self.parts, mesh, tokens, self._hidden(tokens))
 
     def run(self, batches: list[Batch], token_weight: Tensor, timer: Timer) -> Tensor:
         """Forward and backward of this rank's micro-batches; returns its share of the loss.
@@ -204,6 +205,11 @@ class Engine:
     @property
     def _module(self) -> nn.Module:
         return self.ddp.module if self.ddp is not None else self.parts[0]
+
+    def _tokens(self) -> Tensor:
+        """An empty tensor like the tokens of a micro-batch that this rank holds."""
+        shape = (self.job.train.micro_batch, len(self.positions))
+        return torch.empty(shape, dtype=torch.int64, device="meta")
 
     def _hidden(self, tokens: Tensor, *_: Any) -> Tensor:
         """An empty tensor like those that pass between pipeline stages."""

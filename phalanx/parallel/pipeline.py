@@ -49,21 +49,45 @@ class _Stage(PipelineStage):
         return [op for op in super()._get_init_p2p_neighbors_ops() if op.group_peer != own]
 
 
+def _make_stage(
+    part: Transformer, number: int, total: int, mesh: Mesh, tokens: Tensor, hidden: Tensor
+) -> _Stage:
+    """A stage that is told what it receives and sends.
+
+    Left to find out, torch runs every stage once on memory that nobody filled, in training mode:
+    whatever a forward pass counts (the loads of experts) would count that too.
+    """
+    between = torch.empty_like(hidden, device="meta").requires_grad_()
+    loss = torch.empty(1, device="meta").requires_grad_()
+    return _Stage(
+        part,
+        number,
+        total,
+        mesh.device,
+        input_args=torch.empty_like(tokens, device="meta") if number == 0 else between,
+        output_args=loss if number == total - 1 else between,
+        group=mesh.group("pipeline"),
+    )
+
+
 class Pipeline:
     """The stages of this rank under their schedule."""
 
-    def __init__(self, parts: list[Transformer], mesh: Mesh, micro_batch: int) -> None:
+    def __init__(
+        self, parts: list[Transformer], mesh: Mesh, tokens: Tensor, hidden: Tensor
+    ) -> None:
+        """``tokens`` and ``hidden``: a micro-batch at the first stage, and between stages."""
         parallel = mesh.parallel
         numbers = stages_of_rank(parallel, mesh.coordinates["pipeline"])
         total = parallel.pipeline * len(numbers)
         self._held: list[Any] = [
-            _Stage(part, number, total, mesh.device, group=mesh.group("pipeline"))
+            _make_stage(part, number, total, mesh, tokens, hidden)
             for part, number in zip(parts, numbers, strict=True)
         ]
         self.parallel, self.group, self.stages = parallel, mesh.group("pipeline"), total
         self.parts = dict(zip(numbers, parts, strict=True))
         self.is_first, self.is_last = 0 in numbers, total - 1 in numbers
-        self._micro_batch = micro_batch
+        self._micro_batch = len(tokens)
         self._schedules: dict[int, Schedule] = {}
 
     def train(self, tokens: Tensor, labels: Tensor, documents: Tensor | None) -> Tensor:
