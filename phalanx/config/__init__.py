@@ -11,6 +11,7 @@ from phalanx.config.load import job_from_table, load_job
 from phalanx.config.presets import PRESETS
 from phalanx.config.ramp import BatchRamp, batch_ramp, constant_batch
 from phalanx.config.resolve import default_world_size, resolve, resolve_model
+from phalanx.config.same_model import ModelDifference, model_differences
 from phalanx.config.schema import (
     BatchStage,
     BlendSource,
@@ -51,6 +52,7 @@ __all__ = [
     "Log",
     "Memory",
     "Model",
+    "ModelDifference",
     "Moe",
     "Optimizer",
     "Parallel",
@@ -73,6 +75,7 @@ __all__ = [
     "job_from_table",
     "load_job",
     "micro_batches",
+    "model_differences",
     "problem",
     "resolve",
     "resolve_model",

@@ -418,6 +418,8 @@ class Checkpoint(Section, frozen=True, kw_only=True):
     """Take only the weights of the checkpoint: optimizer, step and data start afresh."""
     load_hf: str = ""
     """Folder of Hugging Face safetensors to start from."""
+    allow_other_model: bool = False
+    """Start although settings differ that make the same weights compute something else."""
 
 
 class Log(Section, frozen=True, kw_only=True):

@@ -5,13 +5,15 @@ Needs no torch, so that ``phalanx config check`` answers as fast as it does for 
 
 from __future__ import annotations
 
+import logging
 import sys
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from phalanx.checkpoint import read_manifest
-from phalanx.config import ConfigError, Job, Model, Problem, problem, resolve_model
+from phalanx.config import ConfigError, Job, Model, model_differences, problem
 from phalanx.data import refuse_unreadable
 from phalanx.hardware import count_cuda
 from phalanx.plan.failures import rate_named
@@ -19,9 +21,7 @@ from phalanx.train import run_folder
 from phalanx.train.parent import find_parent
 from phalanx.train.trackers import check_available
 
-# What the weights of a folder decide; the rest, such as rope_theta, a job may choose anew.
-_SHAPE = ("dim", "layers", "heads", "kv_heads", "head_dim", "ffn", "vocab", "mlp", "qk_norm")
-_EXPERTS = ("experts", "ffn", "shared_experts", "first_dense_layers")
+log = logging.getLogger(__name__)
 
 
 def refuse(job: Job, *, begins: bool = True) -> None:
@@ -75,15 +75,30 @@ def refuse_files(job: Job) -> None:
 
 def refuse_parent(job: Job, parent: Path) -> None:
     """Raise ``ConfigError`` where a checkpoint to resume holds another model than the job's."""
-    described = read_manifest(parent).config.get("model")
-    if described is None:
-        return
-    theirs = resolve_model(msgspec.convert(described, Model))
-    if found := list(_differences(job.model, theirs, str(parent))):
-        tensors = differing_tensors(job.model, parent)
+    try:
+        refuse_model_of(job, read_manifest(parent).config, str(parent))
+    except ConfigError as error:
+        if not (tensors := differing_tensors(job.model, parent)):
+            raise
         rule = "\n  ".join([f"{len(tensors)} tensors are not the model's:", *tensors])
         fix = "correct the settings above, or start from another checkpoint"
-        raise ConfigError.of([*found, problem("checkpoint.resume", str(parent), rule, fix)])
+        shown = problem("checkpoint.resume", str(parent), rule, fix)
+        raise ConfigError.of([*error.problems, shown]) from None
+
+
+def refuse_model_of(job: Job, config: dict[str, Any], where: str) -> None:
+    """Raise ``ConfigError`` where a checkpoint's settings are those of another model."""
+    if (described := config.get("model")) is None:
+        words = "%s does not say of which model its weights are: only their shapes are compared"
+        log.warning(words, where)
+        return
+    try:
+        theirs = msgspec.convert(described, Model)
+    except msgspec.ValidationError as error:
+        rule = f"its model cannot be read ({error}): a later version may have written it"
+        fix = "use that version, or start from another checkpoint"
+        raise ConfigError("checkpoint.resume", f'"{where}"', rule, fix) from None
+    _refuse_model(job, theirs, where)
 
 
 def differing_tensors(model: Model, parent: Path) -> list[str]:
@@ -126,23 +141,23 @@ def refuse_weights(job: Job) -> None:
     if not any(folder.glob("*.safetensors")):
         fix = "download its *.safetensors files too"
         raise ConfigError("checkpoint.load_hf", f'"{folder}"', "holds no weights", fix)
-    if found := list(_differences(job.model, theirs, str(folder))):
-        raise ConfigError.of(found)
+    _refuse_model(job, theirs, str(folder))
 
 
-def _differences(ours: Model, theirs: Model, folder: str) -> list[Problem]:
-    rule = f"the weights in {folder} have another shape"
+def _refuse_model(job: Job, theirs: Model, where: str) -> None:
+    """Refuse, or where that is allowed say, every setting of the job's model that is not theirs."""
+    allowed = job.checkpoint.allow_other_model
     found = []
-    all_experts = ours.moe is not None and not ours.moe.first_dense_layers
-    for name in _SHAPE:
-        here, there = getattr(ours, name), getattr(theirs, name)
-        if here != there and not (name == "ffn" and all_experts):  # no layer has a dense MLP
-            found.append(problem(f"model.{name}", here, rule, f"set it to {there}"))
-    if (ours.moe is None) != (theirs.moe is None):
-        fix = "leave [model.moe] out" if theirs.moe is None else "add [model.moe]"
-        return [*found, problem("model.moe", "", rule, fix)]
-    for name in _EXPERTS if ours.moe is not None else ():
-        here, there = getattr(ours.moe, name), getattr(theirs.moe, name)
-        if here != there:
-            found.append(problem(f"model.moe.{name}", here, rule, f"set it to {there}"))
-    return found
+    for each in model_differences(job.model, theirs):
+        if each.is_shape:
+            rule = f"the weights in {where} have another shape"
+            found.append(problem(each.key, each.ours, rule, f"set it to {each.theirs}"))
+        elif allowed:
+            words = "%s = %s, and the weights in %s were trained with %s: as allowed"
+            log.warning(words, each.key, each.ours, where, each.theirs)
+        else:
+            rule = f"the weights in {where} were trained with {each.theirs}"
+            fix = f"set it to {each.theirs}, or checkpoint.allow_other_model = true to change it"
+            found.append(problem(each.key, each.ours, rule, fix))
+    if found:
+        raise ConfigError.of(found)

@@ -19,6 +19,7 @@ from phalanx.parallel import Weight
 from phalanx.train.parent import archive_root, left_out, run_of
 from phalanx.train.progress import event_text
 from phalanx.train.records import StartRecord
+from phalanx.train.refusal import refuse_model_of
 from phalanx.train.saving import keepers_home, local_root
 
 if TYPE_CHECKING:
@@ -50,6 +51,9 @@ def load_start(
         else:
             manifest = checkpointer.load(parents[0], tensors, weights_only=weights_only)
         tier = ARCHIVE if _is_archived(job, checkpointer.loaded_from) else DISK
+    if manifest is not None:
+        # The launcher asks no archive and no keeper, and the newest may not have been whole.
+        refuse_model_of(job, manifest.config, checkpointer.loaded_from or tier)
     if manifest is not None and settings.weights_only:
         trainer.publish_weights()
         tier = WEIGHTS

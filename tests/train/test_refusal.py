@@ -36,10 +36,9 @@ def refused(folder: Path, tmp_path: Path, **overrides: Any) -> list[str]:
     return []
 
 
-def test_weights_of_the_same_shape_are_accepted(tmp_path: Path) -> None:
+def test_weights_of_the_same_model_are_accepted(tmp_path: Path) -> None:
     folder = weights(tmp_path / "hf", small_job(tmp_path, 1).model)
     assert refused(folder, tmp_path) == []
-    assert refused(folder, tmp_path, model__rope_theta=1e6) == []  # may be chosen anew
 
 
 def test_weights_of_another_shape_name_every_key_and_its_value(tmp_path: Path) -> None:
@@ -47,6 +46,26 @@ def test_weights_of_another_shape_name_every_key_and_its_value(tmp_path: Path) -
     first, second = refused(folder, tmp_path, model__layers=3, model__vocab=128)
     assert first.startswith("model.layers = 3: ") and first.endswith("set it to 2")
     assert second.startswith("model.vocab = 128: ") and second.endswith("set it to 64")
+
+
+def test_weights_of_another_function_are_refused_unless_that_is_wanted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = weights(tmp_path / "hf", small_job(tmp_path, 1).model)
+    other = {"model__rope_theta": 1e6, "model__norm_eps": 1e-6}
+    eps, theta = refused(folder, tmp_path, **other)
+    assert theta.startswith("model.rope_theta = 1000000.0: ") and "set it to 500000.0" in theta
+    assert eps.startswith("model.norm_eps = 1e-06: ") and "allow_other_model = true" in eps
+    assert refused(folder, tmp_path, **other, checkpoint__allow_other_model="true") == []
+    assert "model.rope_theta = 1000000.0" in caplog.text and "500000.0" in caplog.text
+    assert "model.norm_eps = 1e-06" in caplog.text
+    (tied,) = refused(
+        folder,
+        tmp_path,
+        model__tied_embedding="true",
+        checkpoint__allow_other_model="true",
+    )
+    assert tied.startswith("model.tied_embedding = true: ") and tied.endswith("set it to false")
 
 
 @pytest.mark.parametrize("text", [None, "{", "{}", '{"model_type": "bert"}'])

@@ -20,7 +20,7 @@ from phalanx.model.hf import HfError, export_hf
 from phalanx.parallel import build_mesh
 from phalanx.train.parent import find_parent
 from phalanx.train.refusal import refuse_files
-from phalanx.train.resume import load_foreign_weights
+from phalanx.train.resume import load_foreign_weights, load_start
 from phalanx.train.trainer import Trainer
 from tests.ranks import run_ranks
 from tests.train.forked_runs import Run, small_job, start
@@ -131,6 +131,52 @@ def test_a_checkpoint_of_another_model_is_refused_by_key(tmp_path: Path) -> None
     refuse_files(small_job(tmp_path, 1, checkpoint__resume=path))
     with pytest.raises(ConfigError, match=r"model\.layers = 3: .*; set it to 2"):
         refuse_files(small_job(tmp_path, 1, checkpoint__resume=path, model__layers=3))
+
+
+EXPERTS = "{experts=4, top_k=2, ffn=16}"
+OTHER_FUNCTIONS = {
+    "model__rope_theta": "1e4",
+    "model__norm_eps": "1e-3",
+    "model__rope_scaling": "{factor=4.0}",
+    "model__moe__top_k": "1",
+    "model__moe__score": "sigmoid",
+    "model__moe__normalize_top_k": "false",
+    "model__moe__route_scale": "2.5",
+}
+
+
+def test_a_checkpoint_of_another_function_is_refused_by_every_key(tmp_path: Path) -> None:
+    job = small_job(tmp_path, 1, model__moe=EXPERTS)
+    config = {"model": msgspec.to_builtins(job.model)}
+    extra = Extra(tokens=0, cursor=Cursor(), mesh={"data": 1}, config_hash="", config=config)
+    path = Checkpointer(tmp_path / "c").save(7, {"model.x": torch.ones(2)}, extra)
+    common = {"model__moe": EXPERTS, "checkpoint__resume": path}
+    refuse_files(small_job(tmp_path, 1, **common))
+    with pytest.raises(ConfigError) as refused:
+        refuse_files(small_job(tmp_path, 1, **common, **OTHER_FUNCTIONS))
+    keys = {each.key for each in refused.value.problems} - {"checkpoint.resume"}
+    assert keys == {key.replace("__", ".") for key in OTHER_FUNCTIONS}
+    allowed = {"checkpoint__allow_other_model": "true"}
+    refuse_files(small_job(tmp_path, 1, **common, **OTHER_FUNCTIONS, **allowed))
+
+
+def test_a_checkpoint_whose_model_cannot_be_read_is_refused_in_words(tmp_path: Path) -> None:
+    config = {"model": {"dim": 16, "of_a_later_version": 3}}
+    extra = Extra(tokens=0, cursor=Cursor(), mesh={"data": 1}, config_hash="", config=config)
+    path = Checkpointer(tmp_path / "c").save(7, {"model.x": torch.ones(2)}, extra)
+    with pytest.raises(ConfigError, match=r"of_a_later_version.*later version"):
+        refuse_files(small_job(tmp_path, 1, checkpoint__resume=path))
+
+
+def test_a_checkpoint_that_no_launcher_saw_is_compared_when_it_is_loaded(tmp_path: Path) -> None:
+    before = _trainer(small_job(tmp_path, 1))
+    path = Checkpointer(tmp_path / "c").save(0, before.tensors(), before.extra())
+    before.close()
+    job = small_job(tmp_path, 1, model__rope_theta=1e4, checkpoint__resume=path)
+    after = _trainer(job)
+    with pytest.raises(ConfigError, match=r"model\.rope_theta = 10000\.0: .*500000\.0"):
+        load_start(job, after, Checkpointer(tmp_path / "d"), [path])
+    after.close()
 
 
 def test_every_tensor_that_differs_from_the_models_is_named(
