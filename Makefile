@@ -11,13 +11,14 @@ export OMP_NUM_THREADS = 1
 # Rooms with properties, which a soak tries on examples of its own.
 PROPERTIES := tests/cluster tests/config tests/data tests/plan tests/simulate
 
-.PHONY: demo test test-k8s lint soak bench clean postgres chromium slurm
+.PHONY: demo test test-k8s lint soak proof proof-quick proof-gpu clean postgres chromium slurm
 
 demo: $(STAMP)
 	$(BIN)/phalanx demo
 
 test: lint postgres chromium slurm
 	$(BIN)/pytest
+	$(BIN)/python -m proof --quick
 
 # Tests of a pair of servers need a real PostgreSQL: Debian's package, where we may install it.
 # Elsewhere those tests are skipped and say so.
@@ -58,27 +59,17 @@ soak: $(SOAK_STAMP) postgres chromium slurm
 	$(BIN)/pytest -m soak --hypothesis-profile=explore --timeout=1800 -rs
 	$(BIN)/pytest --hypothesis-profile=explore --timeout=600 $(PROPERTIES)
 
-# What each one measures: benchmarks/README.md.
-bench: $(STAMP)
-	$(BIN)/python -m benchmarks.first_step
-	$(BIN)/python -m benchmarks.overlap
-	$(BIN)/python -m benchmarks.data
-	$(BIN)/python -m benchmarks.data_store
-	$(BIN)/python -m benchmarks.tokenizing
-	$(BIN)/python -m benchmarks.cluster
-	$(BIN)/python -m benchmarks.detection --days 1 --trials 1
-	$(BIN)/python -m benchmarks.checkpoint
-	$(BIN)/python -m benchmarks.checkpoint_scale
-	$(BIN)/python -m benchmarks.checkpoint_size
-	$(BIN)/python -m benchmarks.placement
-	$(BIN)/python -m benchmarks.queue_decisions
-	$(BIN)/python -m benchmarks.simulate
-	$(BIN)/python -m benchmarks.page
-	@if $(BIN)/python -c "import sys, torch; sys.exit(not torch.cuda.is_available())"; then \
-		$(BIN)/python benchmarks/speed.py; \
-	else \
-		echo "skipped: benchmarks/speed.py needs a CUDA device"; \
-	fi
+# Every claim of README and docs, measured again (docs/evidence.md). Wants quiet cores.
+proof: $(SOAK_STAMP) postgres chromium slurm
+	$(BIN)/python -m proof
+
+# The short ones, which `make test` runs too.
+proof-quick: $(STAMP)
+	$(BIN)/python -m proof --quick
+
+# Those that need a CUDA device.
+proof-gpu: $(STAMP)
+	$(BIN)/python -m proof --gpu
 
 $(STAMP): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.distributed.tensor import DTensor
 
-from benchmarks.checkpoint import Bar, Times
+from benchmarks.checkpoint import Times
 from phalanx.checkpoint import Checkpointer
 from phalanx.config import PRESETS, Data, Job, Schedule, Train, resolve
 from phalanx.parallel.mesh import build_mesh
@@ -143,8 +143,8 @@ def measure_dcp(bench: Bench, rounds: int) -> None:
     trainer.before_update = lambda: None
 
 
-def run_on_cuda(folder: Path, rounds: int, preset: str) -> tuple[Times, list[Bar], int]:
-    """Both sides one after the other; times, bars and the bytes of a checkpoint."""
+def run_on_cuda(folder: Path, rounds: int, preset: str) -> tuple[Times, dict[str, float], int]:
+    """Both sides one after the other; times, figures and the bytes of a checkpoint."""
     store = FileStore(str(folder / "store"), 1)
     dist.init_process_group("cpu:gloo,cuda:nccl", store=store, rank=0, world_size=1)
     try:
@@ -158,14 +158,9 @@ def run_on_cuda(folder: Path, rounds: int, preset: str) -> tuple[Times, list[Bar
     added = statistics.median(times["stall: phalanx, added"])
     writing = times.get("step: while phalanx writes", times["step: normal"])
     slower = statistics.median(writing) / bench.step_seconds
-    bars = [
-        Bar("added seconds per save", added, MOST_ADDED_SECONDS, True),
-        Bar("step while writing / normal", slower, MOST_SLOWER, True),
-        Bar(
-            "added / DCP async",
-            added / max(1e-9, statistics.median(times["stall: dcp, added"])),
-            1.0,
-            True,
-        ),
-    ]
-    return times, bars, total
+    figures = {
+        "added_seconds": added,
+        "step_while_writing": slower,
+        "added_of_dcp": added / max(1e-9, statistics.median(times["stall: dcp, added"])),
+    }
+    return times, figures, total

@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.agents import LoadFleet
+from proof.report import report
 
 POLICY = """
 [timeouts]
@@ -314,7 +315,7 @@ async def restart(server: ServerUnderTest, fleet: LoadFleet, found: dict[str, An
     }
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description="The controller with a large fleet.")
     parser.add_argument("--nodes", type=int, default=12_500)
     parser.add_argument("--heartbeat", type=float, default=5.0, help="seconds between two")
@@ -327,7 +328,14 @@ def main() -> None:
     gc.disable()  # pauses of the agents must not count as the server's
     found = asyncio.run(run(chosen.nodes, chosen.heartbeat, chosen.seconds))
     print(json.dumps(found, indent=2))
+    figures = {
+        "heartbeat_share": found["heartbeat_cpu_share"],
+        "order_p99_ms": found["order_latency_ms"]["p99"],
+        "failures_handled_seconds": found["failures"]["all_handled_seconds"],
+        "restart_seconds": found["restart"]["whole_fleet_back_seconds"],
+    }
+    return report("controller", figures)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

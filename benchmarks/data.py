@@ -28,18 +28,19 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 import numpy as np
 
+from proof.report import report
+
 TOKENS, SEQUENCE, BATCH, VOCAB = 200_000_000, 4096, 8, 50_000
 FOLDER = Path("runs/bench-data")
 
-# Our rate over each one's must reach this.
-BARS = {
-    "memmap": 0.5,
-    "grain elastic": 3.0,
-    "StatefulDataLoader": 1.5,
-    "litdata": 1.5,
-    "MosaicML streaming": 10.0,
+# What our rate over each one's is called.
+FIGURES = {
+    "memmap": "of_memmap",
+    "grain elastic": "of_grain",
+    "StatefulDataLoader": "of_stateful_data_loader",
+    "litdata": "of_litdata",
+    "MosaicML streaming": "of_mosaic",
 }
-OPEN_SECONDS, OPEN_BYTES = 0.1, 200e6
 ANSWER = "answer "
 
 
@@ -58,10 +59,9 @@ def main() -> int:
         return 0
     print(f"load average before: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores\n")
     rates = measure(options.rounds, options.seconds)
-    missed = print_speed(rates)
-    missed |= measure_opening()
+    figures = print_speed(rates) | measure_opening()
     print(f"\nload average after: {os.getloadavg()[0]:.1f}")
-    return int(missed)
+    return report("loader", figures)
 
 
 class Rate(NamedTuple):
@@ -193,28 +193,29 @@ def read_phalanx(corpus: Path, prefetch: int) -> Iterator[object]:
         cursor = feed.advance(cursor)
 
 
-def print_speed(rates: dict[str, list[Rate]]) -> bool:
+def print_speed(rates: dict[str, list[Rate]]) -> dict[str, float]:
     ours = rates["phalanx"]
     print(f"{'million tokens':22} {'best/s':>7} {'median/s':>9} {'median/CPU s':>13}", end="")
-    print(f" {'phalanx is, by clock':>21} {'by CPU':>8} {'bar':>6}")
-    missed = False
+    print(f" {'phalanx is, by clock':>21} {'by CPU':>8}")
+    figures = {
+        "million_tokens_per_second": statistics.median(rate.clock for rate in ours),
+    }
     for name, found in rates.items():
         clock = statistics.median(rate.clock for rate in found)
         cpu = statistics.median(rate.cpu for rate in found)
         print(f"{name:22} {max(found).clock:7.0f} {clock:9.0f} {cpu:13.0f}", end="")
-        if name in BARS:
+        if name in FIGURES:
             # Round by round: both met nearly the same load.
             pairs = list(zip(ours, found, strict=True))
             by_clock = statistics.median(a.clock / b.clock for a, b in pairs)
             by_cpu = statistics.median(a.cpu / b.cpu for a, b in pairs)
-            print(f" {by_clock:19.2f} x {by_cpu:6.2f} x {BARS[name]:4g} x", end="")
-            missed |= by_clock < BARS[name]
-            print("   MISSED" if by_clock < BARS[name] else "", end="")
+            print(f" {by_clock:19.2f} x {by_cpu:6.2f} x", end="")
+            figures[FIGURES[name]] = by_clock
         print()
-    return missed
+    return figures
 
 
-def measure_opening() -> bool:
+def measure_opening() -> dict[str, float]:
     """Open a virtual corpus of 15 trillion tokens in fresh processes."""
     folder = FOLDER / "huge"
     write_huge(folder)
@@ -225,12 +226,16 @@ def measure_opening() -> bool:
     print(
         f"\n15e12 tokens in 60,000 shards, from opening to the first batch at sample "
         f"{found[0]['sample']:,}:\n  {min(seconds) * 1e3:.0f} ms at best, "
-        f"{statistics.median(seconds) * 1e3:.0f} ms median of 5 (bar {OPEN_SECONDS * 1e3:.0f} ms), "
+        f"{statistics.median(seconds) * 1e3:.0f} ms median of 5, "
         f"{min(run['cpu_seconds'] for run in found) * 1e3:.0f} ms of CPU time;\n  "
-        f"peak memory of the whole process {peak / 1e6:.0f} MB (bar {OPEN_BYTES / 1e6:.0f} MB); "
+        f"peak memory of the whole process {peak / 1e6:.0f} MB; "
         f"cursor {found[0]['cursor_bytes']} bytes"
     )
-    return bool(statistics.median(seconds) > OPEN_SECONDS or peak > OPEN_BYTES)
+    return {
+        "open_ms": statistics.median(seconds) * 1e3,
+        "open_megabytes": peak / 1e6,
+        "cursor_bytes": found[0]["cursor_bytes"],
+    }
 
 
 SHARDS, SHARD_TOKENS = 60_000, 250_000_000

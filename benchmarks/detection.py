@@ -26,6 +26,7 @@ from phalanx.cluster.detectors import told_wrong, vote
 from phalanx.cluster.events import EventBody, SlowRank
 from phalanx.cluster.job import GangShape, Placement
 from phalanx.cluster.watch import GangRecord, Watch
+from proof.report import report
 
 SHAPE = GangShape(replicas=768, tensor=8, pipeline=16, slot_gpus=8)
 STEP_SECONDS = 12.8
@@ -175,12 +176,19 @@ def main() -> int:
         f"alarms in {asked.days} days of clean noise ({asked.days * DAY_STEPS:,} steps): {alarms}"
     )
     print(f"flipped bits localised: {bits} of 20; {time.perf_counter() - began:.0f} s in all")
-    missed = [one for one in found if one["factor"] >= 1.12 and one["steps"] is None]
-    report = {"found": found, "days": asked.days, "alarms": alarms, "bits": bits}
+    slow = [one for one in found if one["factor"] >= 1.12]
+    named_share = sum(one["steps"] is not None for one in slow) / max(1, len(slow))
+    details = {"found": found, "days": asked.days, "alarms": alarms, "bits": bits}
     folder = Path("runs/benchmarks")
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "detection.json").write_text(json.dumps(report, indent=2) + "\n")
-    return 1 if missed or wrong or len(alarms) > max(1, asked.days / 7) or bits < 20 else 0
+    (folder / "detection.json").write_text(json.dumps(details, indent=2) + "\n")
+    figures = {
+        "named_share": named_share,
+        "others_accused": wrong,
+        "alarms": len(alarms),
+        "bits_localised": bits,
+    }
+    return report("detection", figures)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import sqlite3
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -34,6 +35,7 @@ from phalanx.observe.recorder import JOB_TABLES, SCALARS, RecordedGang, Recorder
 from phalanx.observe.store import MetricStore
 from phalanx.observe.tables import DAY_NS, SECOND_NS, Column
 from phalanx.train.records import StepParts, StepRecord
+from proof.report import report
 
 RANKS, NODE_RANKS, METRICS = 1_000, 8, 10
 FLEET_NODES = 12_500
@@ -336,7 +338,7 @@ def _as_duckdb(folder: Path, values: Any) -> Way:
     return "DuckDB, one table, a commit every 10 s", path.stat().st_size, wrote, read
 
 
-def main() -> None:
+def main() -> int:
     """Print a table of what was measured."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--stores", action="store_true", help="compare ways to store numbers")
@@ -349,7 +351,7 @@ def main() -> None:
             print(f"{'way':55} {'bytes':>7} {'write us':>9} {'read ms':>8}")
             for way, size, wrote, read in stores(folder):
                 print(f"{way:55} {size:7.2f} {wrote:9.3f} {read:8.2f}")
-            return
+            return 0
         found = ingest(folder)
         a_second = found["cpu_of_a_step_of_1000_ranks"]
         fleet = found["cpu_of_a_step_of_100000_ranks"] / 5
@@ -365,7 +367,9 @@ def main() -> None:
         print(f"{words}: {size:.2f} GB, {cpu:.0f} s of CPU to write", flush=True)
         for what, times in questions(store).items():
             print(f"{what}: median {times['median'] * 1e3:.0f} ms, p99 {times['p99'] * 1e3:.0f} ms")
+    figures = {"ingest_share": a_second, "fleet_share": fleet, "rank_us": a_step * 1e6}
+    return report("metrics", figures)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

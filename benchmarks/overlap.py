@@ -37,6 +37,7 @@ from phalanx.config import Job, check, job_from_table, resolve
 from phalanx.parallel import build_mesh
 from phalanx.train.intervals import share, total
 from phalanx.train.trainer import Trainer
+from proof.report import report
 from tests.ranks import run_ranks
 
 RANKS = 2
@@ -50,6 +51,12 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "ddp, one bucket": {"zero": 0, "ddp_bucket_mb": 1000.0},
     "fsdp, prefetch 1": {"zero": 3, "prefetch_layers": 1},
     "fsdp, prefetch 0": {"zero": 3, "prefetch_layers": 0},
+}
+FIGURES = {
+    "ddp, 4 MB buckets": "ddp_hidden",
+    "ddp, one bucket": "ddp_one_bucket_hidden",
+    "fsdp, prefetch 1": "fsdp_hidden",
+    "fsdp, prefetch 0": "fsdp_no_prefetch_hidden",
 }
 HIDING = ("ddp, 4 MB buckets", "fsdp, prefetch 1")  # the settings that must overlap
 
@@ -232,13 +239,11 @@ def main() -> int:
         name: {"step_ms": step_ms[name], "ranks": [r._asdict() for r in readings[name]]}
         for name in SETTINGS
     }
-    report = {"load_average": os.getloadavg(), "torch": torch.__version__, "settings": found}
-    (options.folder / "overlap.json").write_text(json.dumps(report, indent=2) + "\n")
+    details = {"load_average": os.getloadavg(), "torch": torch.__version__, "settings": found}
+    (options.folder / "overlap.json").write_text(json.dumps(details, indent=2) + "\n")
     print(f"\ntraces and overlap.json are in {options.folder}")
-    exposed = [n for n in HIDING if not all(r.hidden_share and r.early for r in readings[n])]
-    for name in exposed:
-        print(f"no overlap at all: {name}", file=sys.stderr)
-    return 1 if exposed else 0
+    hidden = {name: min(r.hidden_share or 0.0 for r in readings[name]) for name in SETTINGS}
+    return report("overlap", {FIGURES[name]: share for name, share in hidden.items()})
 
 
 if __name__ == "__main__":

@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 import time
+from pathlib import Path
 
 from phalanx.config import PRESETS, ConfigError
-from phalanx.plan import Pins, Question, Request, propose, search, understand
+from phalanx.plan import Pins, Question, Request, calibrate, propose, search, understand
+from proof.report import report
 
 CLUSTERS = ("h100-64", "a100-512", "h100-1k", "h100-16k", "gb200-4608", "h100-100k")
 ROUNDS = 5
+RUNS = Path(__file__).parent.parent / "phalanx" / "plan" / "data" / "published_runs.csv"
 
 
 def seconds_of_search(question: Question) -> float:
@@ -26,9 +30,22 @@ def seconds_of_search(question: Question) -> float:
     return statistics.median(found)
 
 
-def main() -> None:
-    """Print both tables."""
+def held_out() -> dict[str, float]:
+    """Errors of step times, each project predicted by constants that were fitted without it."""
+    left_out = calibrate(RUNS).left_out
+    figures = {"rows": sum(errors["n"] for errors in left_out.values())}
+    for kind in ("dense", "moe"):
+        found = [errors for name, errors in left_out.items() if name.endswith(f":{kind}")]
+        runs = sum(errors["n"] for errors in found)
+        figures[f"{kind}_error"] = sum(e["mape"] * e["n"] for e in found) / runs
+        print(f"{kind} runs of projects left out: {figures[f'{kind}_error']:.1%} of {runs:.0f}")
+    return figures
+
+
+def main() -> int:
+    """Print both tables, then what projects that a fit has not seen are predicted to take."""
     argparse.ArgumentParser(description=__doc__).parse_args()
+    figures: dict[str, float] = {}
     for model, on in (("llama3-70b", "h100-1k"), ("llama3-405b", "h100-16k")):
         question = understand(Request(model=model, cluster=on, tokens="1T", offload="none"))
         rates = []
@@ -40,6 +57,7 @@ def main() -> None:
             rates.append(result.considered / (time.process_time() - began))
         rate = statistics.median(rates)
         print(f"{model} on {on}, every mapping evaluated: {rate:,.0f} a second")
+        figures["mappings_per_second"] = min(rate, figures.get("mappings_per_second", rate))
     slowest = 0.0
     for model in PRESETS:
         for on in CLUSTERS:
@@ -53,7 +71,10 @@ def main() -> None:
             slowest = max(slowest, seconds)
             print(f"{model:18} {on:11} {seconds:.2f} s")
     print(f"slowest search: {slowest:.2f} s")
+    figures["slowest_seconds"] = slowest
+    figures |= held_out()
+    return report("plan", figures)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

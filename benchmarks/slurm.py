@@ -33,6 +33,7 @@ from phalanx.control.backends.slurm.submit import SlurmBackend
 from phalanx.control.backends.stage import HARMS, wait
 from phalanx.control.client import Client, ClientError
 from phalanx.control.submission import Wanted
+from proof.report import report
 
 OWN_REQUEUE = 'backend.slurm.options=["--no-kill=off"]'
 EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "tiny.toml"
@@ -157,7 +158,7 @@ def submissions(root: Path, count: int = 100) -> dict[str, Any]:
 PARTS = {"recovery": recovery, "agents": agents, "submissions": submissions}
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("parts", nargs="*", choices=[*PARTS, []], default=[])
     parser.add_argument("--json", action="store_true")
@@ -168,12 +169,13 @@ def main() -> None:
             found[name] = PARTS[name](Path(at))
     if given.json:
         print(json.dumps(found, indent=2))
-        return
-    for name, values in found.items():
-        print(name)
-        for key, value in values.items():
-            print(f"  {key:<20}{value:>10.2f}")
+    else:
+        for name, values in found.items():
+            print(name)
+            for key, value in values.items():
+                print(f"  {key:<20}{value:>10.2f}")
+    return report("slurm", found["recovery"]) if "recovery" in found else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -116,16 +116,21 @@ MESHES: dict[str, tuple[int, str, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", MESHES)
-def test_mesh_trains_like_one_process(name: str) -> None:
+def job_of_mesh(name: str) -> Job:
+    """The job that trains on a mesh of the table."""
     ranks, model, parallel = MESHES[name]
     # Two micro-batches a replica prove accumulation; pipelines need more to fill.
     replicas = ranks // math.prod(parallel.get(axis, 1) for axis in ("tensor", "context"))
     micro_batch = 1 if "pipeline" in parallel else max(1, 4 // replicas)
     train_section = {"micro_batch": micro_batch}
-    job = make_job(ranks, {"model": MODELS[model], "parallel": parallel, "train": train_section})
+    return make_job(ranks, {"model": MODELS[model], "parallel": parallel, "train": train_section})
+
+
+@pytest.mark.parametrize("name", MESHES)
+def test_mesh_trains_like_one_process(name: str) -> None:
+    ranks, model, _ = MESHES[name]
     reference = single_process(model)
-    for found in run_ranks(ranks, train, job):
+    for found in run_ranks(ranks, train, job_of_mesh(name)):
         for (loss, norm), (expected_loss, expected_norm) in zip(found, reference, strict=True):
             assert loss == pytest.approx(expected_loss, rel=LOSS_TOLERANCE)
             assert norm == pytest.approx(expected_norm, rel=NORM_TOLERANCE)

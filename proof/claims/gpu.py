@@ -1,0 +1,115 @@
+"""What needs a CUDA device; the bars are those of one H200."""
+
+from __future__ import annotations
+
+from proof.claim import Claim, Figure, Need
+
+SPEED = (Need.CUDA, Need.TITAN)
+
+GPU = (
+    Claim(
+        name="speed-1b",
+        says="llama3-1b in bf16, sequence 8192, beside torchtitan's own trainer.",
+        command="python benchmarks/speed.py --model llama3-1b --windows 5 --steps 4",
+        figures=(
+            Figure("tokens_per_second", "tokens", "/s", at_least=55_000, regression=0.04),
+            Figure("ratio", "of torchtitan", "x", at_least=1.04, regression=0.03),
+            Figure("mfu", "MFU", "%", at_least=0.50, regression=0.04),
+            Figure("peak_gib", "memory at the peak", "GiB", at_most=62.0),
+        ),
+        minutes=2,
+        needs=SPEED,
+    ),
+    Claim(
+        name="speed-3b",
+        says="llama3-3b in bf16, likewise.",
+        command="python benchmarks/speed.py --model llama3-3b --windows 4 --steps 3",
+        figures=(
+            Figure("tokens_per_second", "tokens", "/s", at_least=22_000, regression=0.04),
+            Figure("ratio", "of torchtitan", "x", at_least=1.06, regression=0.03),
+            Figure("mfu", "MFU", "%", at_least=0.53, regression=0.04),
+            Figure("peak_gib", "memory at the peak", "GiB", at_most=92.0),
+        ),
+        minutes=2,
+        needs=SPEED,
+    ),
+    Claim(
+        name="speed-3b-fp8",
+        says="llama3-3b with linear layers in fp8, likewise.",
+        command="python benchmarks/speed.py --model llama3-3b --fp8 --windows 4 --steps 3",
+        figures=(
+            Figure("tokens_per_second", "tokens", "/s", at_least=28_500, regression=0.04),
+            Figure("ratio", "of torchtitan with torchao", "x", at_least=1.13, regression=0.03),
+            Figure("peak_gib", "memory at the peak", "GiB", at_most=80.0),
+        ),
+        minutes=2,
+        needs=SPEED,
+    ),
+    Claim(
+        name="checkpoint-gpu",
+        says="A checkpoint of a 1B model in training on a GPU.",
+        command="python -W ignore -m benchmarks.checkpoint --device cuda --rounds 3",
+        figures=(
+            Figure(
+                "added_seconds", "added to training by a save", "s", at_most=0.06, regression=10.0
+            ),  # about zero, either side of it
+            Figure(
+                "step_while_writing",
+                "a step while it is written, of a normal one",
+                "x",
+                at_most=1.05,
+            ),
+            Figure(
+                "added_of_dcp",
+                "added, of what asynchronous DCP adds",
+                "x",
+                at_most=1.0,
+                regression=10.0,
+            ),
+        ),
+        minutes=3,
+        needs=(Need.CUDA,),
+    ),
+    Claim(
+        name="recovery-gpu",
+        says="A worker on a GPU is killed; one that stands by goes on from shared memory.",
+        command="python -m benchmarks.recovery --device cuda --only worker --times 10",
+        figures=(
+            Figure("worker_recovered", "kills that were recovered from", at_least=10, timed=False),
+            Figure(
+                "worker_median",
+                "until the next committed step, median",
+                "s",
+                at_most=5.0,
+                regression=0.2,
+            ),
+            Figure("worker_worst", "the worst", "s", at_most=8.0, regression=0.5),
+            Figure("worker_steps_again", "committed steps made again", at_most=0, timed=False),
+        ),
+        minutes=2,
+        needs=(Need.CUDA,),
+    ),
+    Claim(
+        name="snapshots-gpu",
+        says="A snapshot of every step of a small model on a GPU.",
+        command="python -m benchmarks.recovery --device cuda --only snapshots",
+        figures=(
+            Figure(
+                "step_ratio", "longer steps, 3.2 GB a snapshot", "x", at_most=1.8, regression=0.2
+            ),
+        ),
+        minutes=2,
+        needs=(Need.CUDA,),
+    ),
+    Claim(
+        name="gpu-tests",
+        says="The tests that need a CUDA device.",
+        command="python -m benchmarks.suite -m gpu tests/gpu",
+        figures=(
+            Figure("passed", "tests that passed", at_least=70, timed=False),
+            Figure("failed", "tests that failed", at_most=0, timed=False),
+        ),
+        minutes=4,
+        needs=(Need.CUDA,),
+    ),
+)

@@ -1,0 +1,72 @@
+"""What people wait for: the page, metrics, the test suite."""
+
+from __future__ import annotations
+
+from proof.claim import Claim, Figure, Need
+
+PEOPLE = (
+    Claim(
+        name="page",
+        says="The page shows 12,500 nodes without making anyone wait.",
+        command="python -m benchmarks.page",
+        figures=(
+            Figure(
+                "fleet_view_seconds",
+                "from an empty tab to the fleet",
+                "s",
+                at_most=1.0,
+                regression=0.3,
+            ),
+            Figure("jobs_view_seconds", "to the jobs", "s", at_most=1.0, regression=0.3),
+            Figure("frame_ms", "a frame while the map is panned, median", "ms", at_most=20.0),
+            Figure("fleet_ms", "the fleet over HTTP", "ms", at_most=50.0, regression=0.5),
+            Figure(
+                "past_ms", "the fleet at a moment of the past", "ms", at_most=100.0, regression=0.5
+            ),
+        ),
+        minutes=3,
+        needs=(Need.QUIET, Need.CHROMIUM),
+    ),
+    Claim(
+        name="metrics",
+        says="Measuring every rank of every step costs next to nothing.",
+        command="python -m benchmarks.observe --days 0.5",
+        figures=(
+            Figure(
+                "ingest_share",
+                "1,000 ranks, ten metrics a second each, of a core",
+                "%",
+                at_most=0.05,
+                regression=0.5,
+            ),
+            Figure(
+                "fleet_share",
+                "100,000 ranks, aggregated by node, of a core",
+                "%",
+                at_most=0.15,
+                regression=0.5,
+            ),
+            Figure(
+                "rank_us",
+                "a rank's own part of a step with 200 collectives",
+                "µs",
+                at_most=200.0,
+                regression=0.5,
+            ),
+        ),
+        minutes=3,
+        needs=(Need.QUIET,),
+    ),
+    Claim(
+        name="suite",
+        says="`make test` ends in a quarter of an hour or two.",
+        command="python -m benchmarks.suite",
+        figures=(
+            Figure("passed", "tests that passed", at_least=4_000, timed=False),
+            Figure("failed", "tests that failed", at_most=0, timed=False),
+            Figure("minutes", "minutes", "min", at_most=30.0, regression=0.2),
+        ),
+        minutes=30,
+        needs=(Need.QUIET,),
+    ),
+)

@@ -1,0 +1,145 @@
+"""Training, checkpoints and data on CPU."""
+
+from __future__ import annotations
+
+from proof.claim import Claim, Figure, Need
+
+QUIET = (Need.QUIET,)
+
+TRAINING = (
+    Claim(
+        name="first-step",
+        says="Somebody who types `phalanx train` sees the first step of four ranks within seconds.",
+        command="python -m benchmarks.first_step --repetitions 5 --clocked 0",
+        figures=(Figure("median_seconds", "from the command to the first step", "s", at_most=6.0),),
+        minutes=1,
+        needs=QUIET,
+        quick=True,
+    ),
+    Claim(
+        name="parity",
+        says="Every mesh trains as one process does: losses and gradient norms of ten steps.",
+        command="python -m benchmarks.parity",
+        figures=(
+            Figure("meshes", "meshes compared", at_least=10, timed=False),
+            Figure("loss_difference", "greatest difference of a loss", at_most=1e-4, timed=False),
+            Figure(
+                "norm_difference",
+                "greatest difference of a gradient norm, relative",
+                at_most=1e-3,
+                timed=False,
+            ),
+        ),
+        minutes=2,
+        quick=True,
+    ),
+    Claim(
+        name="overlap",
+        says="Communication hides behind compute: DDP's buckets and FSDP's prefetched gathers.",
+        command="python -m benchmarks.overlap --rounds 5",
+        figures=(
+            Figure("ddp_hidden", "share hidden, DDP in buckets of 4 MB", "%", at_least=0.4),
+            Figure("fsdp_hidden", "share hidden, FSDP with prefetch", "%", at_least=0.5),
+            Figure("ddp_one_bucket_hidden", "the same with one bucket, to compare", "%"),
+            Figure("fsdp_no_prefetch_hidden", "the same without prefetch, to compare", "%"),
+        ),
+        minutes=2,
+        needs=QUIET,
+    ),
+    Claim(
+        name="checkpoint",
+        says="A checkpoint hardly holds training up, and is written and read at the disk's speed.",
+        command="python -m benchmarks.checkpoint --rounds 6",
+        figures=(
+            Figure("stall_seconds", "training held up by a save of 1.6 GB", "s", at_most=0.02),
+            Figure("stall_of_dcp_sync", "of synchronous DCP's stall", "x", at_most=0.125),
+            Figure("stall_of_dcp_async", "of asynchronous DCP's stall", "x", at_most=0.34),
+            Figure("stall_of_dcp_reused", "of DCP's with a reused stager", "x", at_most=0.7),
+            # Two cores that train without pause have none to spare for the copy.
+            Figure(
+                "taken_of_dcp_sync",
+                "longer step, of synchronous DCP's",
+                "x",
+                at_most=0.2,
+                regression=0.5,
+            ),
+            Figure(
+                "taken_of_dcp_reused",
+                "longer step, of a reused stager's",
+                "x",
+                at_most=0.7,
+                regression=0.5,
+            ),
+            Figure("durable_of_raw", "speed until durable, of the bare disk's", "x", at_least=0.85),
+            Figure(
+                "durable_of_dcp", "speed until durable, of DCP's", "x", at_least=1.2, regression=0.3
+            ),
+            Figure(
+                "load_of_raw",
+                "cold load with every byte proved, of a bare read",
+                "x",
+                at_least=0.85,
+                regression=0.2,
+            ),
+        ),
+        minutes=3,
+        needs=QUIET,
+    ),
+    Claim(
+        name="checkpoint-scale",
+        says="Metadata of a checkpoint stays small at 98,304 ranks.",
+        command="python -m benchmarks.checkpoint_scale",
+        figures=(
+            Figure("seconds_16k", "all metadata of 16,384 ranks", "s", at_most=5.0),
+            Figure("seconds_98k", "all metadata of 98,304 ranks, 1T parameters", "s", at_most=30.0),
+        ),
+        minutes=1,
+        needs=QUIET,
+    ),
+    Claim(
+        name="loader",
+        says="Samples are read nearly as fast as memory is copied, and a corpus of 15 trillion "
+        "tokens opens at once.",
+        command="python -m benchmarks.data --rounds 7",
+        figures=(
+            Figure(
+                "million_tokens_per_second",
+                "million tokens read, shuffled",
+                "/s",
+                at_least=300,
+                regression=0.3,
+            ),
+            Figure("of_memmap", "of a bare array with a stored permutation", "x", at_least=0.5),
+            Figure(
+                "open_ms",
+                "opening 15e12 tokens until the first batch",
+                "ms",
+                at_most=100,
+                regression=0.3,
+            ),
+            Figure("open_megabytes", "memory of that process", "MB", at_most=200),
+            Figure("cursor_bytes", "bytes of the cursor", at_most=1024, timed=False),
+        ),
+        minutes=1.5,
+        needs=QUIET,
+    ),
+    Claim(
+        name="object-store",
+        says="50 ms of latency a request do not slow the reading of a corpus in an object store.",
+        command="python -m benchmarks.data_store --rounds 3",
+        figures=(Figure("with_latency", "of the rate without latency", "%", at_least=0.8),),
+        minutes=3,
+        needs=(Need.QUIET, Need.S3),
+    ),
+    Claim(
+        name="tokenizing",
+        says="Tokenising keeps up with the library's own batch encode, files and shards included.",
+        command="python -m benchmarks.tokenizing",
+        figures=(
+            Figure("ratio_1_core", "of the library's rate on one core", "x", at_least=0.9),
+            Figure("ratio_2_cores", "of the library's rate on two", "x", at_least=0.9),
+        ),
+        minutes=4,
+        needs=QUIET,
+    ),
+)

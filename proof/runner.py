@@ -1,0 +1,121 @@
+"""Measures a claim: waits for quiet cores, runs its command, reads the figures that it reports."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from proof.claim import Claim, Need, Verdict, judge
+from proof.history import ROOT, Measurement, reference, this_commit
+from proof.machine import QUIET_SHARE, busy_share, machine_name, wait_until_quiet
+from proof.report import FIGURES_VARIABLE
+
+LAST_LINES = 15  # of a command that failed
+PATIENCE = 10  # times the minutes that a claim says it takes
+AGAIN = 2  # further attempts of a figure that fell: noise passes, a regression stays
+
+
+@dataclass
+class Outcome:
+    """A claim that was measured, or why it was not."""
+
+    claim: Claim
+    measurement: Measurement | None = None
+    verdicts: list[Verdict] = field(default_factory=list)
+    error: str = ""
+
+    @property
+    def failed(self) -> bool:
+        return bool(self.error) or any(verdict.problem for verdict in self.verdicts)
+
+
+def prove(claim: Claim, history: list[Measurement]) -> Outcome:
+    """Measure a claim; once more, and again, where a figure that depends on the machine fell."""
+    before = reference(history, claim.name, machine_name())
+    for attempt in range(1 + AGAIN):
+        outcome = _measure(claim, before)
+        timed = [v for v in outcome.verdicts if v.problem and v.figure.timed]
+        if outcome.error or not timed or attempt == AGAIN:
+            break
+        worst = "; ".join(f"{v.figure.name} {v.words}, {v.problem}" for v in timed)
+        print(f"    {worst}: measured again", flush=True)
+    return outcome
+
+
+def _measure(claim: Claim, before: dict[str, float]) -> Outcome:
+    quiet_needed = Need.QUIET in claim.needs
+    busy = wait_until_quiet() if quiet_needed else busy_share(0.2)
+    began = time.monotonic()
+    try:
+        figures = run_command(claim)
+    except CommandError as error:
+        return Outcome(claim, error=str(error))
+    seconds = time.monotonic() - began
+    time.sleep(1.0)  # what the command started may still be ending
+    busy = max(busy, busy_share())
+    measurement = Measurement(
+        claim=claim.name,
+        date=datetime.datetime.now(datetime.UTC).date().isoformat(),
+        commit=this_commit(),
+        machine=machine_name(),
+        busy=round(busy, 3),
+        trusted=not quiet_needed or busy <= QUIET_SHARE,
+        seconds=round(seconds, 1),
+        figures=figures,
+    )
+    verdicts = judge(claim, figures, before, trusted=measurement.trusted)
+    return Outcome(claim, measurement, verdicts)
+
+
+class CommandError(Exception):
+    """A claim's command that did not come to report its figures."""
+
+
+def run_command(claim: Claim) -> dict[str, float]:
+    """The figures that the command reports; its output is shown only where it fails."""
+    with tempfile.TemporaryDirectory(prefix="phalanx-proof-") as folder:
+        path, log = Path(folder) / "figures.json", Path(folder) / "log"
+        environment = os.environ | {FIGURES_VARIABLE: str(path), "OMP_NUM_THREADS": "1"}
+        with log.open("wb") as output:
+            try:
+                done = subprocess.run(
+                    arguments(claim.command),
+                    cwd=ROOT,
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    timeout=60 * PATIENCE * claim.minutes,
+                    check=False,
+                )
+            except subprocess.TimeoutExpired as late:
+                words = f"not done after {late.timeout:.0f} s"
+                raise CommandError(f"{words}\n{_tail(log)}") from late
+        if not path.exists():
+            words = f"exit code {done.returncode} and no figures"
+            raise CommandError(f"{words}\n{_tail(log)}")
+        figures: dict[str, float] = json.loads(path.read_text())
+        return {
+            figure.name: figures[figure.name] for figure in claim.figures if figure.name in figures
+        }
+
+
+def arguments(command: str) -> list[str]:
+    """The command's words, with this environment's own interpreter and scripts."""
+    words = shlex.split(command)
+    if words[0] == "python":
+        return [sys.executable, *words[1:]]
+    return [str(Path(sys.executable).parent / words[0]), *words[1:]]
+
+
+def _tail(log: Path) -> str:
+    lines = log.read_text(errors="replace").splitlines()[-LAST_LINES:]
+    return "\n".join(f"    | {line}" for line in lines)

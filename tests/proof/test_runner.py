@@ -1,0 +1,85 @@
+"""A claim's command is run, its figures are read, and whatever goes wrong is a failure."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from proof import runner
+from proof.claim import Claim, Figure
+from proof.history import Measurement
+from proof.machine import machine_name
+
+REPORT = """
+import json, os, pathlib, sys
+count = pathlib.Path(sys.argv[1])
+number = int(count.read_text()) + 1 if count.exists() else 1
+count.write_text(str(number))
+figures = eval(sys.argv[2])
+if figures is not None:
+    pathlib.Path(os.environ["PHALANX_FIGURES"]).write_text(json.dumps(figures))
+else:
+    sys.exit("it broke")
+"""
+
+
+@pytest.fixture
+def counter(tmp_path: Path) -> Path:
+    (tmp_path / "bench.py").write_text(REPORT)
+    return tmp_path / "count"
+
+
+def claim(counter: Path, figures: str) -> Claim:
+    script = counter.parent / "bench.py"
+    rate = Figure("rate", "how fast", "/s", at_least=100.0)
+    words = f"python {script} {counter} '{figures}'"
+    return Claim(name="c", says="", command=words, figures=(rate,), minutes=0.1)
+
+
+def test_reported_figures_are_measured(counter: Path) -> None:
+    outcome = runner.prove(claim(counter, '{"rate": 200.0, "other": 1}'), [])
+    assert not outcome.failed
+    assert outcome.measurement is not None
+    assert outcome.measurement.figures == {"rate": 200.0}
+    assert outcome.measurement.machine == machine_name()
+    assert counter.read_text() == "1"
+
+
+def test_a_missed_bar_is_measured_again_and_then_fails(counter: Path) -> None:
+    outcome = runner.prove(claim(counter, '{"rate": 50.0}'), [])
+    assert outcome.failed
+    assert counter.read_text() == str(1 + runner.AGAIN)
+
+
+def test_noise_that_passes_is_no_failure(counter: Path) -> None:
+    outcome = runner.prove(claim(counter, '{"rate": 90.0 + 10 * number}'), [])
+    assert not outcome.failed
+    assert outcome.measurement is not None and outcome.measurement.figures == {"rate": 100.0}
+
+
+def test_a_fall_below_history_fails_though_the_bar_is_met(counter: Path) -> None:
+    past = Measurement(
+        claim="c",
+        date="2026-11-16",
+        commit="abc",
+        machine=machine_name(),
+        busy=0.0,
+        trusted=True,
+        seconds=1.0,
+        figures={"rate": 300.0},
+    )
+    outcome = runner.prove(claim(counter, '{"rate": 200.0}'), [past])
+    assert [verdict.problem for verdict in outcome.verdicts] == ["it was 300/s before"]
+
+
+def test_a_command_without_figures_fails_with_its_last_words(counter: Path) -> None:
+    outcome = runner.prove(claim(counter, "None"), [])
+    assert outcome.failed and "it broke" in outcome.error
+    assert outcome.measurement is None
+
+
+def test_the_environment_is_this_one() -> None:
+    assert runner.arguments("python -m x --y")[0] == sys.executable
+    assert runner.arguments("phalanx ps")[0] == str(Path(sys.executable).parent / "phalanx")
