@@ -21,7 +21,7 @@ from proof import documents, history
 from proof.claim import Claim, Need
 from proof.claims import CLAIMS
 from proof.machine import QUIET_SHARE, busy_share, machine_name, missing
-from proof.runner import Outcome, prove
+from proof.runner import Outcome, Prover
 
 
 def main() -> int:
@@ -76,7 +76,7 @@ def _prove_all(claims: list[Claim], store: Path) -> list[Outcome]:
     past = history.read(history.HISTORY)
     if store != history.HISTORY:
         past += history.read(store)
-    outcomes = []
+    outcomes, prover = [], Prover(past)
     for number, claim in enumerate(claims, 1):
         lacking = missing(claim.needs)
         if lacking:
@@ -85,7 +85,7 @@ def _prove_all(claims: list[Claim], store: Path) -> list[Outcome]:
             continue
         print(f"[{number}/{len(claims)}] {claim.name}: {claim.command}", flush=True)
         began = time.monotonic()
-        outcome = prove(claim, past)
+        outcome = prover.prove(claim)
         outcomes.append(outcome)
         _show(outcome, time.monotonic() - began)
     return outcomes

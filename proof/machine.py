@@ -59,7 +59,7 @@ def _jiffies() -> tuple[int, int]:
     return fields[3] + fields[4], sum(fields)  # idle and waiting for I/O, all
 
 
-def wait_until_quiet(most_seconds: float = MOST_WAIT_SECONDS) -> float:
+def wait_until_quiet(most_seconds: float) -> float:
     """The busy share when the cores became quiet, or after the longest wait."""
     until = time.monotonic() + most_seconds
     while (share := busy_share()) > QUIET_SHARE and time.monotonic() < until:

@@ -15,11 +15,19 @@ from pathlib import Path
 
 from proof.claim import Claim, Need, Verdict, judge
 from proof.history import ROOT, Measurement, reference, this_commit
-from proof.machine import QUIET_SHARE, busy_share, machine_name, wait_until_quiet
+from proof.machine import (
+    MOST_WAIT_SECONDS,
+    QUIET_SHARE,
+    busy_share,
+    machine_name,
+    wait_until_quiet,
+)
 from proof.report import FIGURES_VARIABLE
 
 LAST_LINES = 15  # of a command that failed
 PATIENCE = 10  # times the minutes that a claim says it takes
+SETTLE_SECONDS = 2.0  # what the command started may still be ending
+SHORT_WAIT_SECONDS = 5.0  # where the cores were busy before
 AGAIN = 2  # further attempts of a figure that fell: noise passes, a regression stays
 
 
@@ -37,42 +45,51 @@ class Outcome:
         return bool(self.error) or any(verdict.problem for verdict in self.verdicts)
 
 
-def prove(claim: Claim, history: list[Measurement]) -> Outcome:
-    """Measure a claim; once more, and again, where a figure that depends on the machine fell."""
-    before = reference(history, claim.name, machine_name())
-    for attempt in range(1 + AGAIN):
-        outcome = _measure(claim, before)
-        timed = [v for v in outcome.verdicts if v.problem and v.figure.timed]
-        if outcome.error or not timed or attempt == AGAIN:
-            break
-        worst = "; ".join(f"{v.figure.name} {v.words}, {v.problem}" for v in timed)
-        print(f"    {worst}: measured again", flush=True)
-    return outcome
+class Prover:
+    """Measures claims one after the other; where the cores stay busy it does not wait each time."""
 
+    def __init__(self, history: list[Measurement]) -> None:
+        self._history = history
+        self._wait_seconds = MOST_WAIT_SECONDS
 
-def _measure(claim: Claim, before: dict[str, float]) -> Outcome:
-    quiet_needed = Need.QUIET in claim.needs
-    busy = wait_until_quiet() if quiet_needed else busy_share(0.2)
-    began = time.monotonic()
-    try:
-        figures = run_command(claim)
-    except CommandError as error:
-        return Outcome(claim, error=str(error))
-    seconds = time.monotonic() - began
-    time.sleep(1.0)  # what the command started may still be ending
-    busy = max(busy, busy_share())
-    measurement = Measurement(
-        claim=claim.name,
-        date=datetime.datetime.now(datetime.UTC).date().isoformat(),
-        commit=this_commit(),
-        machine=machine_name(),
-        busy=round(busy, 3),
-        trusted=not quiet_needed or busy <= QUIET_SHARE,
-        seconds=round(seconds, 1),
-        figures=figures,
-    )
-    verdicts = judge(claim, figures, before, trusted=measurement.trusted)
-    return Outcome(claim, measurement, verdicts)
+    def prove(self, claim: Claim) -> Outcome:
+        """Measure a claim; again where a figure that depends on the machine fell."""
+        before = reference(self._history, claim.name, machine_name())
+        for attempt in range(1 + AGAIN):
+            outcome = self._measure(claim, before)
+            fallen = [v for v in outcome.verdicts if v.problem and v.figure.timed]
+            if not fallen or attempt == AGAIN:
+                break
+            worst = "; ".join(f"{v.figure.name} {v.words}, {v.problem}" for v in fallen)
+            print(f"    {worst}: measured again", flush=True)
+        return outcome
+
+    def _measure(self, claim: Claim, before: dict[str, float]) -> Outcome:
+        quiet_needed = Need.QUIET in claim.needs
+        busy = wait_until_quiet(self._wait_seconds) if quiet_needed else 0.0
+        if busy > QUIET_SHARE:
+            self._wait_seconds = SHORT_WAIT_SECONDS
+        began = time.monotonic()
+        try:
+            figures = run_command(claim)
+        except CommandError as error:
+            return Outcome(claim, error=str(error))
+        seconds = time.monotonic() - began
+        if quiet_needed:
+            time.sleep(SETTLE_SECONDS)
+            busy = max(busy, busy_share())
+        measurement = Measurement(
+            claim=claim.name,
+            date=datetime.datetime.now(datetime.UTC).date().isoformat(),
+            commit=this_commit(),
+            machine=machine_name(),
+            busy=round(busy, 3),
+            trusted=busy <= QUIET_SHARE,
+            seconds=round(seconds, 1),
+            figures=figures,
+        )
+        verdicts = judge(claim, figures, before, trusted=measurement.trusted)
+        return Outcome(claim, measurement, verdicts)
 
 
 class CommandError(Exception):

@@ -39,7 +39,7 @@ def claim(counter: Path, figures: str) -> Claim:
 
 
 def test_reported_figures_are_measured(counter: Path) -> None:
-    outcome = runner.prove(claim(counter, '{"rate": 200.0, "other": 1}'), [])
+    outcome = runner.Prover([]).prove(claim(counter, '{"rate": 200.0, "other": 1}'))
     assert not outcome.failed
     assert outcome.measurement is not None
     assert outcome.measurement.figures == {"rate": 200.0}
@@ -48,13 +48,13 @@ def test_reported_figures_are_measured(counter: Path) -> None:
 
 
 def test_a_missed_bar_is_measured_again_and_then_fails(counter: Path) -> None:
-    outcome = runner.prove(claim(counter, '{"rate": 50.0}'), [])
+    outcome = runner.Prover([]).prove(claim(counter, '{"rate": 50.0}'))
     assert outcome.failed
     assert counter.read_text() == str(1 + runner.AGAIN)
 
 
 def test_noise_that_passes_is_no_failure(counter: Path) -> None:
-    outcome = runner.prove(claim(counter, '{"rate": 90.0 + 10 * number}'), [])
+    outcome = runner.Prover([]).prove(claim(counter, '{"rate": 90.0 + 10 * number}'))
     assert not outcome.failed
     assert outcome.measurement is not None and outcome.measurement.figures == {"rate": 100.0}
 
@@ -70,12 +70,12 @@ def test_a_fall_below_history_fails_though_the_bar_is_met(counter: Path) -> None
         seconds=1.0,
         figures={"rate": 300.0},
     )
-    outcome = runner.prove(claim(counter, '{"rate": 200.0}'), [past])
+    outcome = runner.Prover([past]).prove(claim(counter, '{"rate": 200.0}'))
     assert [verdict.problem for verdict in outcome.verdicts] == ["it was 300/s before"]
 
 
 def test_a_command_without_figures_fails_with_its_last_words(counter: Path) -> None:
-    outcome = runner.prove(claim(counter, "None"), [])
+    outcome = runner.Prover([]).prove(claim(counter, "None"))
     assert outcome.failed and "it broke" in outcome.error
     assert outcome.measurement is None
 
