@@ -24,6 +24,12 @@ class Cause(Struct, frozen=True):
     recur_ppm: int
     what: str
     stops: bool = True  # the gang; False: it may go on, slower
+    outside: bool = False  # somebody or something outside of the job did it: no fault of the job
+
+    @property
+    def blames_job(self) -> bool:
+        """Whether it counts against the job where it comes again without progress."""
+        return not self.outside and self.domain != "hardware" and self.node != "replace"
 
 
 _ROWS = (
@@ -35,9 +41,17 @@ _ROWS = (
     Cause("non_finite", "user", "keep", 900_000, "the loss is not a finite number"),
     Cause("configuration", "user", "keep", 1_000_000, "the job's configuration cannot run"),
     # Software around it.
-    Cause("worker_killed", "software", "keep", 50_000, "a worker was killed from outside"),
+    Cause("worker_killed", "software", "keep", 50_000, "killed from outside", outside=True),
+    Cause("keeper_lost", "software", "keep", 50_000, "its keeper was killed", outside=True),
     Cause("software_bug", "software", "keep", 100_000, "a library or our own code failed"),
-    Cause("lost_peer", "software", "keep", 20_000, "a peer was lost (another rank says why)"),
+    Cause(
+        "lost_peer",
+        "software",
+        "keep",
+        20_000,
+        "a peer was lost (another rank says why)",
+        outside=True,
+    ),
     Cause("disputed", "software", "keep", 300_000, "replicas disagree, and nobody knows who errs"),
     Cause(
         "gave_way", "software", "replace", 300_000, "it or its replica errs: a third one is asked"
@@ -49,7 +63,14 @@ _ROWS = (
     Cause("system_service", "software", "suspect", 200_000, "a service of the node failed"),
     Cause("filesystem_mount", "software", "suspect", 400_000, "a mount is gone or hangs"),
     Cause("dependency", "software", "keep", 100_000, "a service outside of the node failed"),
-    Cause("agent_restarted", "software", "keep", 20_000, "the node's agent came back without them"),
+    Cause(
+        "agent_restarted",
+        "software",
+        "keep",
+        20_000,
+        "the node's agent came back without them",
+        outside=True,
+    ),
     Cause("checkpoint", "software", "keep", 300_000, "a checkpoint could not be used"),
     Cause("disk_full", "software", "keep", 900_000, "there is no room for a checkpoint"),
     # Parts.

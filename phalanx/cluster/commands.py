@@ -56,6 +56,7 @@ class Restore(Order, frozen=True, tag=True):
     skipped: tuple[tuple[int, int], ...] = ()  # samples [first, past) that were left out before
     skip_step: int = 0  # the batch of this step is left out too; 0: none
     told: tuple[int, int] = (0, 0)  # at this step, replicas of this block tell what they have
+    saves: bool = False  # then write it and leave, without a step
     deadline_ns: int = 0
 
 

@@ -20,6 +20,7 @@ from phalanx.cluster import (
     lifecycle,
     nodes,
     orders,
+    own_failures,
     pool,
     recovery,
     renewal,
@@ -184,6 +185,7 @@ class Core:
 def _on_ready(ctx: Context, fact: GangReady) -> None:
     if gangs.on_ready(ctx, fact):
         job = ctx.view.jobs[fact.job]
+        own_failures.restored(ctx, job)
         budget.watch(ctx, job)
         gang = gang_of(job)
         if gang.ending is not None:  # it only formed to save what it had in memory
@@ -203,7 +205,10 @@ def _on_progress(ctx: Context, fact: Progress) -> None:
     known = ctx.view.jobs.get(fact.job)
     before = known.durable if known is not None else 0
     job = gangs.on_progress(ctx, fact)
-    if job is not None and job.durable > before:
+    if job is None:
+        return
+    own_failures.progressed(ctx, job)
+    if job.durable > before:
         storage.written(ctx, job.id)
 
 
@@ -224,6 +229,10 @@ def _on_finished(ctx: Context, fact: JobFinished) -> None:
         ctx.notify(sense.nonsense(fact, "step", fact.step, rule), job=job.id, level="warning")
         return
     job.step = max(job.step, fact.step)
+    gang = gang_of(job)
+    if gang.only_saves and gang.ending is not None:  # before its agent was told to drain it
+        lifecycle.leave(ctx, job, gang.ending, gang.ending_why)
+        return
     lifecycle.leave(ctx, job, "done", reason("finished"))
 
 

@@ -100,7 +100,7 @@ def form(ctx: Context, job: Job, why: Reason, *, cold: bool = True) -> None:
     job.generation += 1
     job.state, job.why = "forming", why
     ctx.note_wants(job)
-    gang.broken = {}
+    gang.broken, gang.retry_ns = {}, 0
     limits = timeouts_of(ctx, job)
     limit_ns = limits.join_ns if cold else limits.rejoin_ns
     gang.deadline_ns = enter(ctx, job, "joining", limit_ns)
@@ -171,6 +171,7 @@ def restore(ctx: Context, job: Job) -> None:
     gang, placement = gang_of(job), job.placement
     assert placement is not None
     gang.restored, gang.source = choose_source(ctx, job, gang.memory_step)
+    gang.only_saves = gang.ending is not None
     if gang.source == "none" and job.step:
         ctx.notify(reason("from_nothing", steps=job.step), job=job.id, level="error")
     gang.deadline_ns = enter(ctx, job, "restoring", timeouts_of(ctx, job).restore_ns)
@@ -190,6 +191,7 @@ def restore_order(job: Job) -> Restore:
         skipped=job.skipped,
         skip_step=gang.skip_step,
         told=_told(job),
+        saves=gang.only_saves,
         deadline_ns=gang.deadline_ns,
     )
 
@@ -269,7 +271,7 @@ def on_ready(ctx: Context, fact: GangReady) -> bool:
     job.durables = [step for step in job.durables if step <= fact.step]
     job.committed = fact.step
     job.step = max(job.step, fact.step)
-    job.state, job.failed_formations = "running", 0
+    job.state = "running"
     if job.why.code in ("recover", "bear"):
         # What was expected of the way out counts no more: the ledger has what it really cost.
         told = {name: job.why.facts[name] for name in ("rung", "cause", "node")}

@@ -21,9 +21,9 @@ from phalanx.cluster.gangs import enter, gang_of, outstanding, tell_bare, timeou
 from phalanx.cluster.job import Dispute, Job
 from phalanx.cluster.lifecycle import FOR_OTHERS, drain_limit_ns, leave
 from phalanx.cluster.nodes import bury
-from phalanx.cluster.own_failures import EVIDENCE_KEPT, own_failure
+from phalanx.cluster.own_failures import EVIDENCE_KEPT, Failure, own_failure
 from phalanx.cluster.reasons import reason, sentences
-from phalanx.cluster.recovery import broken, slow
+from phalanx.cluster.recovery import broken, give_up, slow
 
 CLAIMS_KEPT = 1024  # about a disputed step
 MORE_DRAINS = 2  # times that a gang with unsaved steps is given its deadline again
@@ -57,7 +57,10 @@ def on_worker_exited(ctx: Context, fact: WorkerExited) -> None:
     job.step = max(job.step, fact.step)
     if fact.cause == "lost_peer" and _withheld(ctx, job):
         return
-    if own_failure(ctx, job, fact.cause, fact.detail, fact.step):
+    failure = Failure(fact.cause, fact.detail, rank=fact.rank, step=fact.step)
+    why = own_failure(ctx, job, failure)
+    if why is not None:
+        give_up(ctx, job, fact.node, fact.cause, why)
         return
     verdict = cause_of(fact.cause).node
     if verdict != "keep":
@@ -91,7 +94,9 @@ def on_no_progress(ctx: Context, fact: NoProgress) -> None:
     if _withheld(ctx, job):
         return
     shown = names(ctx.fleet, culprits) or "nobody is behind"
-    if own_failure(ctx, job, "hang", fact.detail or shown):
+    ends = own_failure(ctx, job, Failure("hang", fact.detail or shown))
+    if ends is not None:
+        give_up(ctx, job, (*culprits, job.placement.nodes[0])[0], "hang", ends)
         return
     why = reason("hang", step=fact.step, nodes=shown)
     ctx.notify(why, job=job.id, level="warning")
@@ -137,8 +142,11 @@ def no_answer(ctx: Context, job: Job, nodes: tuple[int, ...]) -> None:
             ctx.emit(nodes or placement.nodes, order)
         return
     missing = nodes or gang.unanswered
-    if not missing and own_failure(ctx, job, "no_answer", f"while it was {gang.phase}"):
-        return
+    if not missing:
+        why_failed = own_failure(ctx, job, Failure("no_answer", f"while it was {gang.phase}"))
+        if why_failed is not None:
+            give_up(ctx, job, placement.nodes[0], "no_answer", why_failed)
+            return
     shown = names(ctx.fleet, missing) or "nobody knows which of its nodes"
     ctx.notify(reason("stuck", nodes=shown), job=job.id, level="warning")
     for node in missing:
@@ -202,6 +210,7 @@ def on_corruption(ctx: Context, fact: Corruption) -> None:
     gang_of(job).rollback = fact.clean_step
     job.durables = [step for step in job.durables if step <= fact.clean_step]
     job.failed_step, job.failures_there = -1, 0  # what comes before it again is no failure twice
+    job.failed_from = min(job.failed_from, fact.clean_step)
     culprits = tuple(node for node in fact.nodes if node in job.placement.nodes)
     if not culprits:
         dispute = _heard(job, fact)
@@ -276,7 +285,9 @@ def on_loss_spike(ctx: Context, fact: LossSpike) -> None:
     if not back:
         ctx.notify(reason("spike", step=fact.step), job=job.id, level="warning")
         return
-    if own_failure(ctx, job, "non_finite", f"loss spike at step {fact.step}"):
+    ends = own_failure(ctx, job, Failure("non_finite", "loss spike", step=fact.step, waits=False))
+    if ends is not None:
+        give_up(ctx, job, job.placement.nodes[0], "non_finite", ends)
         return
     gang = gang_of(job)
     gang.rollback = max(0, fact.step - back)

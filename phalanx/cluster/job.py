@@ -153,7 +153,7 @@ class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omi
     constraint: str = ""  # e.g. "a100|h100 & nvlink"
     time_limit_ns: int = 0  # of running; 0: none
     preemptible: bool = False
-    retries: int = 3  # returns to the queue after failures of its own
+    retries: int = 3  # failures of its own without progress that it is started again after
     after: tuple[Dependency, ...] = ()
     array: Array | None = None
     budget_gpu_seconds: int = 0  # 0: none
@@ -233,11 +233,13 @@ class Gang(Struct, kw_only=True, omit_defaults=True):
     restored: int = 0  # step this generation began with
     source: Source = "none"  # it came from
     deadline_ns: int = 0  # of the phase
+    retry_ns: int = 0  # it does not form again before
     reshaped_ns: int = 0
     ending: JobState | None = None  # what a gang becomes that drains, or is to once it has formed
     leave_by_ns: int = 0  # it must be gone then, saved or not; 0: it takes the time that it needs
     ending_why: Reason = Reason("")
     saves: int = 0  # times that it formed again while it was to leave
+    only_saves: bool = False  # this generation writes what it restored, and makes no step
 
 
 class Kept(Struct, kw_only=True):
@@ -281,7 +283,7 @@ class Job(Struct, kw_only=True, omit_defaults=True):
     committed: int = 0  # least step that every rank has sealed and every buddy acknowledged
     durables: list[int] = []  # steps of checkpoints on remote storage, newest last
     skipped: tuple[tuple[int, int], ...] = ()  # samples that were left out, newest last
-    retries_used: int = 0
+    retries_used: int = 0  # failures of its own without progress since
     preemptions: int = 0
     array_parent: int = 0  # id of the array's first job; 0: no array
     array_index: int = 0
@@ -294,7 +296,12 @@ class Job(Struct, kw_only=True, omit_defaults=True):
     budget_warned: bool = False
     unsaved_since: int = -1  # the durable step after which missing checkpoints were said
     failed_step: int = -1  # step of the last failure that was the job's own
-    failures_there: int = 0
+    failed_rank: int = -1  # and its rank
+    failed_error: str = ""  # and what it said
+    failures_there: int = 0  # so many in a row there, at the same rank or with the same error
+    failed_from: int = 0  # the step that was safe then: a later one is progress
+    retries_since_ns: int = 0  # when the first of ``retries_used`` was used
+    room_failures: int = 0  # checkpoints in a row that there was no room for
     rollback: int = -1  # while it waits: what its gang had not gone back to yet
     skip_step: int = 0  # and not left out
     kept: Kept | None = None  # while it waits: what nodes hold for it in memory

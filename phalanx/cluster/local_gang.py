@@ -122,6 +122,7 @@ class LocalGang(Struct, kw_only=True):
             skipped=order.skipped,
             skip_step=order.skip_step,
             told=order.told,
+            saves=order.saves,
         )
         return [restore]
 

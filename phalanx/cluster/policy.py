@@ -137,8 +137,17 @@ class RecoveryPolicy(Part, frozen=True):
     room_retry_ns: int = 30 * SECOND_NS  # after a full disk, longer each time
     room_tries: int = 8  # to write a last checkpoint that there is no room for
     repair_ns: int = DAY_NS  # until a node that left is back, usually
-    same_step_failures: int = 3  # the same step failing so often stops the job
+    # The same step failing so often in a row, at the same rank or with the same error, and without
+    # a step that became safe in between, stops the job.
+    same_step_failures: int = 3
     failed_formations: int = 10  # so many in a row, for no part's fault, stop it too
+    # A job's retries (``JobSpec.retries``) are for this long; progress gives them back at once.
+    retry_interval_ns: int = 24 * HOUR_NS
+    healthy_ns: int = 10 * 60 * SECOND_NS  # a gang that ran so long before it failed has all again
+    # The first failure is recovered from at once, the second after this, each further one after
+    # twice as long. What comes from outside (a signal, a lost node or peer) never waits.
+    back_off_ns: int = 10 * SECOND_NS
+    most_back_off_ns: int = 5 * 60 * SECOND_NS
     spike_rollback_steps: int = 0  # behind a loss spike; 0: only say it
     skip_batch: bool = False
     grow_after_ns: int = 10 * 60 * SECOND_NS  # between reshapes that are not forced

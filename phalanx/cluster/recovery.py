@@ -16,7 +16,7 @@ from phalanx.cluster.gangs import (
     timeouts_of,
     token,
 )
-from phalanx.cluster.job import Job, Placement
+from phalanx.cluster.job import SECOND_NS, Job, Placement
 from phalanx.cluster.ladder import Option, degraded_ways, options, slow_ways
 from phalanx.cluster.layout import column_slots, without_columns
 from phalanx.cluster.lifecycle import (
@@ -26,7 +26,7 @@ from phalanx.cluster.lifecycle import (
     leave,
     spare_gpus,
 )
-from phalanx.cluster.own_failures import EVIDENCE_KEPT
+from phalanx.cluster.own_failures import EVIDENCE_KEPT, back_off_ns
 from phalanx.cluster.placement import held_by
 from phalanx.cluster.reasons import Reason, reason, sentences
 
@@ -36,7 +36,9 @@ sentences(
     {
         "recover": "{rung} after {cause} on {node}: estimated loss {loss} GPU-seconds; "
         "next best: {other}",
-        "parted": "ranks lost each other {times} times at step {step}; last: {evidence}",
+        "parted": "ranks lost each other {times} times at step {step}: they meet again in "
+        "{seconds} s; last: {evidence}",
+        "saves_first": "{why}. It is given up; first it forms once more to save its newest steps",
         "bear": "{rung} for {cause} on {node}: estimated loss {loss} GPU-seconds; "
         "next best: {other}",
         "abort": "{cause} on {node}",
@@ -68,9 +70,7 @@ def broken(ctx: Context, job: Job, node: int, cause: str, *, lost: bool) -> None
         if not again:
             leave(ctx, job, gang.ending, gang.ending_why, keep_memory=True)
             return
-    settle_ns = ctx.now_ns + ctx.policy.recovery.settle_ns
-    if cause == "disk_full":  # memory holds the state until somebody made room
-        settle_ns += ctx.policy.recovery.room_retry_ns * max(1, job.failures_there)
+    settle_ns = max(ctx.now_ns + ctx.policy.recovery.settle_ns, gang.retry_ns)
     if gang.phase == "settling":
         if gang.cause == "lost_peer" and cause != "lost_peer":
             gang.cause, gang.culprit = cause, node
@@ -95,6 +95,21 @@ def broken(ctx: Context, job: Job, node: int, cause: str, *, lost: bool) -> None
     # Who is silent is said when answers are due; if nobody is, the gang goes on a little later.
     grace_ns = ctx.policy.timeouts.round_trip_ns if answer_ns else 0
     ctx.wake(settle_ns + grace_ns, "settle", job.id, token(job))
+
+
+def give_up(ctx: Context, job: Job, node: int, cause: str, why: Reason) -> None:
+    """A job failed once too often: it ends, and what only memory holds is made durable first.
+
+    For that it forms once more, makes no step, writes its state and leaves: see ``on_ready``.
+    """
+    gang = gang_of(job)
+    unsaved = job.step > job.durable and job.spec.expected.snapshot_steps > 0
+    if why.code == "room_never" or not (unsaved and in_memory(gang)):
+        leave(ctx, job, "failed", why)
+        return
+    broken(ctx, job, node, cause, lost=False)
+    ctx.notify(reason("saves_first", why=str(why)), job=job.id, level="error")
+    gang.ending, gang.ending_why = "failed", why
 
 
 def _saves_again(ctx: Context, job: Job) -> bool:
@@ -123,7 +138,10 @@ def _saves_again(ctx: Context, job: Job) -> bool:
 def recover(ctx: Context, job: Job) -> None:
     """Everything that broke together is known: takes the cheapest way out."""
     gang = gang_of(job)
-    if gang.cause == "lost_peer" and _parted(ctx, job):
+    if gang.cause == "lost_peer" and not gang.retry_ns:
+        _parted(ctx, job)
+    if ctx.now_ns < gang.retry_ns:
+        ctx.wake(gang.retry_ns, "settle", job.id, token(job))
         return
     ctx.ledger.found(job.id, gang.cause)
     found = options(ctx, job)
@@ -195,10 +213,11 @@ def _empty_by_ns(ctx: Context, nodes: tuple[int, ...]) -> int:
     return min((by_ns for by_ns in drained if by_ns), default=0)
 
 
-def _parted(ctx: Context, job: Job) -> bool:
-    """Ranks lost each other, and all their nodes live. True when it was once too often.
+def _parted(ctx: Context, job: Job) -> None:
+    """Ranks lost each other, and all their nodes live.
 
-    The network between them may be whole again; if not, those who complained are replaced.
+    The network between them may be whole again; if not, those who complained are replaced, and the
+    others wait longer each time. It is no fault of the job, which is not given up for it.
     """
     gang, here = gang_of(job), ctx.ledger.accounts[job.id].step
     job.partings = job.partings + 1 if here <= job.parted_step else 1
@@ -206,10 +225,13 @@ def _parted(ctx: Context, job: Job) -> bool:
     names = ", ".join(ctx.fleet.nodes[node].name for node in list(gang.broken)[:EVIDENCE_KEPT])
     words = f"step {here}: ranks on {names} lost a peer, and every node answers"
     job.evidence = (*job.evidence[1 - EVIDENCE_KEPT :], words)
-    if job.partings >= ctx.policy.recovery.failed_formations:
-        why = reason("parted", step=here, times=job.partings, evidence=words)
-        leave(ctx, job, "failed", why)
-        return True
+    wait_ns = back_off_ns(ctx, job.partings - 1)
+    if wait_ns:
+        gang.retry_ns = ctx.now_ns + wait_ns
+        seconds = wait_ns // SECOND_NS
+        told = reason("parted", step=here, times=job.partings, seconds=seconds, evidence=words)
+        ctx.notify(told, job=job.id, level="error")
+        job.why = told
     if job.partings > 1:
         for node in list(gang.broken):
             health.incident(ctx, node, "network_link")
@@ -217,7 +239,6 @@ def _parted(ctx: Context, job: Job) -> bool:
                 gang.broken[node] = gang.cause = "network_link"
                 gang.culprit = node
                 health.suspect(ctx, node, "network_link")
-    return False
 
 
 def reshape(ctx: Context, job: Job, option: Option, why: Reason) -> None:

@@ -218,7 +218,12 @@ class AgentOrders:
                 if order is not None and order.generation == self._generation:
                     self._restore = None
                     return RestorePoint(
-                        order.step, order.source, order.skipped, order.skip_step, order.told
+                        order.step,
+                        order.source,
+                        order.skipped,
+                        order.skip_step,
+                        order.told,
+                        order.saves,
                     )
                 self._changed.wait()
 

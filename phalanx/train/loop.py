@@ -110,6 +110,18 @@ def train(
     return run.ended("done", "all steps are done")
 
 
+def save_only(
+    trainer: Trainer, sinks: Sinks, checkpointer: Checkpointer, stepped: Stepped
+) -> ExitInfo:
+    """Write what was restored from memory, and make no step: the run is about to be ended."""
+    run = _Run(trainer, sinks, checkpointer)
+    if trainer.unsaved:
+        run.save()
+    run.report_checkpoints(checkpointer.finish())
+    stepped(trainer.step, run.durable, 0.0, 0.0)
+    return run.ended("drain", "saved before the end")
+
+
 class _Run:
     """What the loop does beside making steps."""
 

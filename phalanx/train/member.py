@@ -66,7 +66,7 @@ class Member:
         self._feed: tuple[tuple[int, int], Feed] | None = None  # and what it is for
         self._rank = -1
         self._asks_leave = False
-        self._told = (0, 0)  # see RestorePoint
+        self._told, self._saves = (0, 0), False  # see RestorePoint
         self._drill = ordered_drill()
         self._recent = Recent()
 
@@ -175,6 +175,7 @@ class Member:
             words = "samples %d to %d are left out: the batch of step %d"
             log.warning(words, left_out[0], left_out[1] - 1, point.skip_step)
         self._asks_leave, self._told = formation.asks_leave, point.told
+        self._saves = point.saves
         if formation.asks_leave:
             trainer.may_write = lambda: self._orders.may_write() is not None
         trainer.rebalance(formation.shares)
@@ -261,17 +262,10 @@ class Member:
                     self._drill.before_update(trainer)
 
             trainer.before_update = before_update
-            info = loop.train(
-                trainer,
-                self.folder,
-                sinks,
-                self._orders.stop,
-                checkpointer,
-                self._orders.stepped,
-                prints.compare,
-                self.ask,
-                self._orders if self._asks_leave else None,
-            )
+            if self._saves:
+                info = loop.save_only(trainer, sinks, checkpointer, self._orders.stepped)
+            else:
+                info = self._make_steps(trainer, checkpointer, sinks, prints)
         finally:
             sinks.close()
         trainer.close()
@@ -279,6 +273,21 @@ class Member:
         dist.destroy_process_group()
         lost = {f"{sink} failed": error for sink, error in sinks.failures.items()}
         return msgspec.structs.replace(info, details={**info.details, **lost})
+
+    def _make_steps(
+        self, trainer: Trainer, checkpointer: Checkpointer, sinks: Sinks, prints: Fingerprints
+    ) -> ExitInfo:
+        return loop.train(
+            trainer,
+            self.folder,
+            sinks,
+            self._orders.stop,
+            checkpointer,
+            self._orders.stepped,
+            prints.compare,
+            self.ask,
+            self._orders if self._asks_leave else None,
+        )
 
     def _failure(self, error: BaseException) -> ExitInfo:
         traceback.print_exception(error)

@@ -9,6 +9,7 @@ from phalanx.cluster.core import Core
 from phalanx.cluster.events import (
     Event,
     EventBody,
+    GangDrained,
     GangJoined,
     GangReady,
     Progress,
@@ -83,6 +84,22 @@ class Drive:
             )
         self.tell(GangReady(job=job.id, generation=job.generation, step=job.gang.restored), SECOND)
         assert job.state == "running"
+
+    def settle(self, job: Job) -> None:
+        """Lets time pass until a gang that broke forms again, or the job has ended."""
+        while not job.ended and job.gang.phase == "settling":
+            self.wait(SECOND)
+
+    def save_and_leave(self, job: Job) -> None:
+        """A gang that is given up forms once more, and writes what memory holds."""
+        assert job.gang.phase == "joining" and job.gang.ending is not None
+        joined = GangJoined(job=job.id, generation=job.generation, step=job.committed)
+        self.tell(joined, 2 * SECOND)
+        assert self.last_restore().saves
+        self.tell(GangReady(job=job.id, generation=job.generation, step=job.gang.restored), SECOND)
+        assert job.state == "draining"
+        saved = GangDrained(job=job.id, generation=job.generation, step=job.gang.restored)
+        self.tell(saved, SECOND)
 
     def train(self, job: Job, steps: int, **fields: int) -> None:
         """Makes steps, all of them committed; checkpoints are durable when they are due."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from phalanx.cluster.commands import Abort, Form
+from phalanx.cluster.commands import Abort, Form, Notify
 from phalanx.cluster.events import GangJoined, NodeSilent, WorkerExited
 from phalanx.cluster.fleet import NodeState
 from phalanx.cluster.job import Job
@@ -111,13 +111,15 @@ def test_who_complains_again_at_the_same_step_is_replaced():
     assert drive.core.view.fleet.state(complainer) is NodeState.SUSPECT
 
 
-def test_ranks_that_never_find_each_other_stop_the_job_with_the_evidence():
+def test_ranks_that_never_find_each_other_wait_longer_each_time_and_say_so():
     drive = Drive(policy=Policy(recovery=RecoveryPolicy(failed_formations=4, swap=False)))
     job = drive.running()
-    for _ in range(4):
-        assert not job.ended
+    for times in range(1, 7):
         part_again(drive, job)
-    assert job.state == "failed" and "lost each other 4 times" in str(job.why)
+        if times > 2:
+            assert job.gang.phase == "settling" and f"lost each other {times} times" in str(job.why)
+        drive.settle(job)
+    assert "meet again in 80 s" in str(drive.bodies(Notify)[-1].reason)
     assert "every node answers" in job.evidence[-1]
 
 

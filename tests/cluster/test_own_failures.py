@@ -14,6 +14,8 @@ from phalanx.cluster.policy import Policy, RecoveryPolicy
 from tests.cluster.drive import SECOND, Drive
 from tests.cluster.test_recovery import DAY, exited
 
+MINUTE = 60 * SECOND
+
 
 def test_a_gang_that_nobody_answers_for_is_given_up_with_the_evidence():
     drive = Drive(8, Policy(recovery=RecoveryPolicy(failed_formations=3)))
@@ -53,16 +55,143 @@ def test_hangs_at_different_steps_are_not_the_same_step_failing():
     assert any("it begins again, after 900 steps" in each for each in told)
 
 
-def test_a_step_that_fails_between_two_reports_is_known_again():
+def fail(drive, job, *, rank=0, step=-1, cause="user_error", detail="ValueError: bad sample"):
+    """A worker fails; the gang waits, if it has to, and runs again unless it is given up."""
+    told = exited(job, cause=cause)
+    drive.tell(structs.replace(told, rank=rank, step=step, detail=detail))
+    drive.settle(job)
+    if not job.ended and job.gang.ending is None:
+        drive.run(job)
+
+
+def test_a_step_that_fails_is_known_again_by_ranks_one_step_apart():
     drive = Drive(8)
     job = drive.running(steps=150, retries=100)
-    for step in (151, 149, 150):  # the last report before the step that fails came sooner or later
-        failure = exited(job, cause="software_bug")
-        drive.tell(structs.replace(failure, step=step))
+    for step in (151, 150, 151):
+        fail(drive, job, step=step, cause="software_bug")
+    drive.save_and_leave(job)
+    assert job.state == "failed" and "failed 3 times in a row at step 151" in str(job.why)
+
+
+def test_kills_from_outside_never_end_a_job_however_many_and_wherever():
+    drive = Drive(8)
+    job = drive.running(steps=150, retries=0)
+    for number in range(60):
+        cause = ("worker_killed", "keeper_lost", "agent_restarted")[number % 3]
+        generation = job.generation
+        drive.tell(exited(job, cause=cause))
         drive.wait(SECOND)
-        if job.state == "forming":
-            drive.run(job)
-    assert job.state == "failed" and "failed 3 times in a row at about step" in str(job.why)
+        assert job.generation > generation, "it forms again at once"
+        if number % 2 == 0:  # again while it forms
+            drive.tell(exited(job, cause="worker_killed"))
+            drive.wait(SECOND)
+        drive.run(job)
+    assert job.state == "running" and job.retries_used == 0 and job.failures_there == 0
+
+
+def test_failures_of_other_ranks_in_other_ways_are_no_crash_loop():
+    drive = Drive(8)
+    job = drive.running(steps=150, retries=100)
+    for number in range(9):
+        fail(drive, job, rank=number, detail=f"error {number}")
+    assert job.state == "running"
+
+
+def test_the_same_error_on_other_ranks_and_other_errors_of_one_rank_are_a_crash_loop():
+    for ranks, details in (((1, 2, 3), ("a", "a", "a")), ((1, 1, 1), ("a", "b", "c"))):
+        drive = Drive(8)
+        job = drive.running(steps=150, retries=100)
+        for rank, detail in zip(ranks, details, strict=True):
+            fail(drive, job, rank=rank, detail=detail)
+        drive.save_and_leave(job)
+        assert job.state == "failed" and job.why.code == "same_step"
+
+
+def test_committed_progress_between_failures_clears_the_count():
+    drive = Drive(8)
+    job = drive.running(steps=150, retries=2)
+    for _ in range(20):
+        fail(drive, job)
+        assert job.state == "running" and job.retries_used == 1
+        drive.train(job, 4)
+        assert job.retries_used == 0 and job.failures_there == 0
+
+
+def test_progress_that_only_the_keepers_knew_of_clears_the_count_too():
+    drive = Drive(8)
+    job = drive.running(steps=150, retries=2)
+    for step in (154, 158, 162, 166):  # no report came between a start and the failure
+        told = structs.replace(exited(job, cause="user_error"), step=step)
+        drive.tell(told)
+        drive.settle(job)
+        drive.run(job, step)
+    assert job.state == "running" and job.retries_used == 1
+
+
+def test_failures_without_progress_wait_longer_each_time_and_then_end_the_job():
+    drive = Drive(8)
+    job = drive.running(steps=150, retries=3)
+    for number, waits_seconds in enumerate((0, 10, 20)):
+        generation = job.generation
+        told = exited(job, cause="user_error")
+        drive.tell(structs.replace(told, rank=number, detail=f"error {number}"))
+        if waits_seconds:
+            assert f"starts again in {waits_seconds} s" in str(job.why)
+            drive.wait((waits_seconds - 1) * SECOND)
+            assert job.generation == generation
+        drive.wait(2 * SECOND)
+        assert job.generation == generation + 1
+        drive.run(job)
+    fail(drive, job, rank=9, detail="error 9")
+    drive.save_and_leave(job)
+    assert job.state == "failed" and "more often than its 3 retries" in str(job.why)
+
+
+def test_a_long_healthy_time_gives_a_program_without_steps_its_retries_back():
+    drive = Drive(8)
+    job = drive.submit(expected=Expected(snapshot_steps=0), retries=1)
+    drive.run(job)
+    for _ in range(6):  # the same error at "step 0" each time: a month apart, or an hour
+        drive.wait(60 * MINUTE)
+        fail(drive, job)
+    assert job.state == "running"
+    fail(drive, job)
+    assert job.state == "failed"
+
+
+def test_steps_that_are_made_again_are_no_progress_at_the_step_that_fails():
+    drive = Drive(8, Policy(recovery=RecoveryPolicy(peer_memory=False)))
+    job = drive.running(steps=150, retries=100)
+    for _ in range(3):  # from the checkpoint of step 100 each time
+        assert job.state == "running"
+        fail(drive, job, step=150)
+        if not job.ended:
+            drive.train(job, 50)
+    assert job.state == "failed" and job.why.code == "same_step"
+
+
+def test_a_job_that_is_given_up_first_saves_what_only_memory_holds():
+    drive = Drive(8)
+    job = drive.running(steps=150, retries=0)
+    assert job.durable == 100
+    fail(drive, job)
+    assert job.state == "forming" and job.gang.ending == "failed"
+    assert any("first it forms once more" in str(each.reason) for each in drive.bodies(Notify))
+    drive.save_and_leave(job)
+    assert job.state == "failed" and job.durable == 150 and job.why.code == "retries"
+    assert not [n for n in drive.bodies(Notify) if n.reason.code == "lost_steps"]
+
+
+def test_a_job_that_cannot_even_save_says_what_is_lost():
+    drive = Drive(8)
+    job = drive.running(steps=150, retries=0)
+    fail(drive, job)
+    for _ in range(2):
+        drive.tell(exited(job, cause="user_error"))
+        drive.settle(job)
+    assert job.state == "failed" and job.durable == 100
+    (told,) = [n for n in drive.bodies(Notify) if n.reason.code == "lost_steps"]
+    assert "its last 50 steps (101 to 150)" in str(told.reason)
 
 
 def test_a_driver_that_fails_is_not_the_jobs_failure():

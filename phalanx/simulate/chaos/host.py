@@ -132,7 +132,7 @@ class Host(Machine):
             case WorkerRestore(job=job, generation=generation, step=step, source=source):
                 worker = self._worker(job, generation)
                 if worker is not None:
-                    worker.phase = "restoring"
+                    worker.phase, worker.saves = "restoring", source if action.saves else ""
                     worker.token += 1
                     delay = int(self.world.restore_ns(source) * self.slow)
                     token = worker.token

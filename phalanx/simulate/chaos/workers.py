@@ -27,6 +27,7 @@ class Worker(Struct, kw_only=True):
     token: int = 0
     step: int = 0
     branch: int = -1  # that it restored
+    saves: str = ""  # where from, if it is only to write it and leave
 
 
 class Collective(Struct, kw_only=True):
@@ -68,7 +69,11 @@ class Workers:
             self.world.remote.fence(worker.job, worker.generation)
             self.world.remote.cut_after(worker.job, step)
         self._drop_older(form)
-        if step >= self.world.spec(worker.job).expected.steps:
+        if worker.saves == "peer":
+            self.world.agenda.after(self._flush_ns(), self._drained, gang, step, branch)
+        elif worker.saves:
+            self._leave(gang, step)  # it came from where it would be written to
+        elif step >= self.world.spec(worker.job).expected.steps:
             self._leave(gang, step)  # all was done when the last generation ended
         else:
             self._next(gang)
