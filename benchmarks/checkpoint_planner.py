@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import pickle
+import sys
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -41,6 +42,7 @@ from phalanx.checkpoint.geometry import (
     to_runs,
 )
 from phalanx.checkpoint.layout import Layout
+from proof.report import report
 
 TARGET_RANKS = 16_384
 COLUMNS = 64
@@ -112,12 +114,13 @@ def timed(work: Callable[[], Any]) -> tuple[float, Any]:
     return time.perf_counter() - began, result
 
 
-def main() -> None:
+def main() -> int:
     """Measure both at each size, and extend the last slope."""
     parser = argparse.ArgumentParser(description="DCP's planner beside derived geometry.")
     parser.add_argument("--ranks", type=int, nargs="+", default=[32, 64, 128])
     parser.add_argument("--tensors", type=int, default=2000)
     options = parser.parse_args()
+    figures = {}
     print(f"{options.tensors:,} tensors, each cut over all ranks")
     print(f"{'':24}{'ranks':>8}{'seconds':>10}{'gathered':>12}{'read by each':>14}")
     for side, cost in (("DCP, every save", dcp), ("Phalanx, once a run", derived)):
@@ -133,6 +136,10 @@ def main() -> None:
         if side.startswith("Phalanx"):  # cheap enough not to be guessed
             far = derived(TARGET_RANKS, options.tensors)
         show(f"{side}{' (extended)' * side.startswith('DCP')}", TARGET_RANKS, far)
+        figures["derived_seconds" if cost is derived else "dcp_seconds"] = (
+            far.seconds if cost is derived else found[-1].seconds
+        )
+    return report("checkpoint-planner", figures)
 
 
 def show(side: str, ranks: int, cost: Cost) -> None:
@@ -141,4 +148,4 @@ def show(side: str, ranks: int, cost: Cost) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -11,6 +11,7 @@ hold: the weights in bfloat16, and in float32 with the bytes of each significanc
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 
 import torch
@@ -19,6 +20,7 @@ import zstandard
 from phalanx.config import check, job_from_table, resolve
 from phalanx.parallel import build_mesh
 from phalanx.train.trainer import Trainer
+from proof.report import report
 
 CHUNK_BYTES = 1 << 16  # of incremental saves: smaller than any tensor here
 KINDS = ("model.", "optimizer.exp_avg.", "optimizer.exp_avg_sq.")
@@ -37,7 +39,7 @@ def content(trainer: Trainer) -> dict[str, bytes]:
     }
 
 
-def main() -> None:
+def main() -> int:
     """Train, compress, compare."""
     parser = argparse.ArgumentParser(description="Do compressed or incremental saves pay?")
     parser.add_argument("--steps", type=int, default=60)
@@ -58,10 +60,13 @@ def main() -> None:
     for _ in range(options.apart):
         trainer.train_step()
     after = content(trainer)
+    figures: dict[str, float] = {"unchanged": 0.0, "saved": 0.0}
     for kind, data in after.items():
         starts = range(0, len(data), CHUNK_BYTES)
         old = before[kind]
         same = sum(data[i : i + CHUNK_BYTES] == old[i : i + CHUNK_BYTES] for i in starts)
+        figures["unchanged"] = max(figures["unchanged"], same / len(starts))
+        figures["saved"] = max(figures["saved"], 1 - compressed_bytes(data) / len(data))
         print(
             f"{kind:24} {packed(data)}   unchanged after {options.apart} steps: "
             f"{same / len(starts):6.1%} of 64 KiB chunks"
@@ -70,10 +75,15 @@ def main() -> None:
     planes = weights.view(torch.uint8).view(-1, 4).t().contiguous()
     print(f"{'weights, bfloat16':24} {packed(raw(weights.bfloat16()))}")
     print(f"{'weights, byte planes':24} {packed(raw(planes))}")
+    return report("checkpoint-size", figures)
 
 
 def raw(tensor: torch.Tensor) -> bytes:
     return tensor.view(-1).view(torch.uint8).numpy().tobytes()
+
+
+def compressed_bytes(data: bytes) -> int:
+    return len(zstandard.ZstdCompressor(level=1).compress(data))
 
 
 def packed(data: bytes) -> str:
@@ -81,11 +91,11 @@ def packed(data: bytes) -> str:
     seconds = []
     for _ in range(3):
         began = time.thread_time()
-        size = len(zstandard.ZstdCompressor(level=1).compress(data))
+        size = compressed_bytes(data)
         seconds.append(time.thread_time() - began)
     rate = len(data) / min(seconds) / 1e9
     return f"{len(data) / 1e6:7.1f} MB   zstd-1 {len(data) / size:5.2f}x at {rate:4.2f} GB/s a core"
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

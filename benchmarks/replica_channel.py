@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import secrets
 import socket
+import sys
 import threading
 import time
 
 from phalanx.checkpoint.channel import accept, connect
 from phalanx.checkpoint.wire import receive_into
+from proof.report import report
 
 TOKEN = secrets.token_bytes(32)
 BYTES = 256 << 20
@@ -42,16 +44,19 @@ def measure(*, encrypt: bool) -> tuple[float, float]:
     return met - began, BYTES / seconds / 1e9
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     rounds = parser.parse_args().rounds
+    figures: dict[str, float] = {}
     for encrypt in (False, True):
         found = [measure(encrypt=encrypt) for _ in range(rounds)]
         handshake, rate = min(f[0] for f in found), max(f[1] for f in found)
         name = "encrypted" if encrypt else "plain"
         print(f"{name:10} handshake {1e3 * handshake:.2f} ms, {rate:.2f} GB/s")
+        figures |= {name: rate, f"{name}_handshake_ms": 1e3 * handshake}
+    return report("replica-channel", figures)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -20,7 +20,7 @@ from proof.history import ROOT, Measurement, newest
 
 EVIDENCE = ROOT / "docs" / "evidence.md"
 OTHERS = ROOT / "proof" / "other_figures.toml"
-ORIGINS = ("settings", "published", "predicted", "definitions", "earlier")
+ORIGINS = ("settings", "inputs", "published", "simulated", "profiles", "packages")
 
 LINK = re.compile(
     r"\[(?P<text>[^\]]*)\]\((?P<page>[\w./]*evidence\.md)#(?P<anchor>[\w-]+) "
@@ -103,7 +103,7 @@ def stray_figures() -> list[Stray]:
 
 
 def other_figures() -> dict[str, set[str]]:
-    """By page, what is not measured here: settings, published figures, definitions, predictions."""
+    """By page, numbers that are no measurements of ours, or that no command can repeat."""
     table = tomllib.loads(OTHERS.read_text(encoding="utf-8"))
     unknown = set(table) - set(ORIGINS)
     assert not unknown, f"{OTHERS.name}: no such origin: {sorted(unknown)}"

@@ -97,6 +97,59 @@ TRAINING = (
         needs=QUIET,
     ),
     Claim(
+        name="checkpoint-planner",
+        says="Who writes what is derived by every rank, not planned by one for all.",
+        command="python -m benchmarks.checkpoint_planner --ranks 16 32 64",
+        figures=(
+            Figure("dcp_seconds", "DCP's planning of 64 ranks and 2,000 tensors, each save", "s"),
+            Figure(
+                "derived_seconds",
+                "derived for 16,384 ranks, once a run",
+                "s",
+                at_most=0.5,
+                regression=0.5,
+            ),
+        ),
+        minutes=0.5,
+        needs=QUIET,
+    ),
+    Claim(
+        name="checkpoint-size",
+        says="Neither incremental nor compressed checkpoints pay.",
+        command="python -m benchmarks.checkpoint_size",
+        figures=(
+            Figure(
+                "unchanged",
+                "64 KiB chunks that one step leaves as they were, at most",
+                "%",
+                at_most=0.05,
+                timed=False,
+            ),
+            Figure(
+                "saved",
+                "what zstd saves of masters and moments, at most",
+                "%",
+                at_most=0.2,
+                timed=False,
+            ),
+        ),
+        minutes=0.5,
+    ),
+    Claim(
+        name="replica-channel",
+        says="Replicas between keepers, plain and sealed, over loopback.",
+        command="python -m benchmarks.replica_channel",
+        figures=(
+            Figure("plain", "plain", "GB/s", at_least=0.5, regression=0.4),
+            Figure("encrypted", "sealed", "GB/s", at_least=0.25, regression=0.4),
+            Figure(
+                "encrypted_handshake_ms", "handshake, sealed", "ms", at_most=5.0, regression=1.0
+            ),
+        ),
+        minutes=0.5,
+        needs=QUIET,
+    ),
+    Claim(
         name="loader",
         says="Samples are read nearly as fast as memory is copied, and a corpus of 15 trillion "
         "tokens opens at once.",
