@@ -36,16 +36,23 @@ REFUSED, UNREACHABLE = 1, 3  # exit codes
 
 
 @contextmanager
-def connected(server: str, json: bool, state: Path | None = None) -> Iterator[Client]:
-    """A client; what goes wrong is told in words and ends the command."""
+def refusals_in_words(json: bool) -> Iterator[None]:
+    """What a server refuses, or that there is none, is told in words and ends the command."""
     try:
-        yield Client(server, state)
+        yield
     except ClientError as error:
         if json:
             print_json({"error": {"code": error.code, "message": str(error)}})
         else:
             print(f"error: {error}", file=sys.stderr)
         raise typer.Exit(REFUSED if error.status else UNREACHABLE) from None
+
+
+@contextmanager
+def connected(server: str, json: bool, state: Path | None = None) -> Iterator[Client]:
+    """A client; what goes wrong is told in words and ends the command."""
+    with refusals_in_words(json):
+        yield Client(server, state)
 
 
 def table(*headings: str) -> Table:

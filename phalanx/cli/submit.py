@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import time
 from pathlib import Path
 from typing import Annotated
@@ -18,10 +19,14 @@ from phalanx.cli.options import (
     refuse_name,
     refused_in_words,
 )
-from phalanx.cli.remote import ServerUrl, State, connected
+from phalanx.cli.remote import ServerUrl, State, connected, plain, refusals_in_words
+from phalanx.cluster.job import SECOND_NS
 from phalanx.config import ConfigError, Job
-from phalanx.control.api_types import Done, Status
+from phalanx.control.api_types import Done, Status, Submission
+from phalanx.control.client import Client, ClientError
+from phalanx.control.payload import Script, Train
 from phalanx.control.submission import Wanted, submission
+from phalanx.hardware import count_cuda
 
 submit = typer.Typer()
 
@@ -57,7 +62,9 @@ def put_into_queue(
     backend: Annotated[
         str, typer.Option(help="Engine that gives the nodes: slurm, ray, kubernetes.")
     ] = "",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what it gets.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what would be submitted; submit nothing.")
+    ] = False,
     policy: Annotated[
         Path | None, typer.Option(help="TOML of the policy, for a controller in the job.")
     ] = None,
@@ -67,7 +74,8 @@ def put_into_queue(
 ) -> None:
     """Put a job into the queue: JOB.toml, or `-- python train.py …` (one process a rank).
 
-    With --backend another engine gives the nodes; what it gets is shown by --dry-run.
+    With --backend another engine gives the nodes. --dry-run shows what the queue, or that engine,
+    would get, and submits nothing.
     """
     with refused_in_words(json):
         job = _job(what, overrides, world_size, name)
@@ -96,11 +104,13 @@ def put_into_queue(
 
         to_backend(backend, wanted, dry_run=dry_run, server=server, policy=policy, json=json)
         return
+    if policy is not None:
+        raise typer.BadParameter("is the server's here: use it with --backend, or `phalanx up`")
+    if dry_run:
+        _show_what_would_be_sent(wanted, server, state, json)
+        return
     with connected(server, json, state) as client:
-        while (status := client.get("/v1/status", Status)).starting:
-            time.sleep(0.2)  # its nodes are about to join: what they have is not known yet
-        node_gpus = slot_gpus or status.node_gpus
-        made = submission(wanted, node_gpus)
+        made = submission(wanted, slot_gpus or _node_gpus(client))
         done = client.post("/v1/jobs", made, Done)
     if json:
         print_json(done)
@@ -108,6 +118,67 @@ def put_into_queue(
         number, shape = done.jobs[0], made.spec.gang
         print(f"job {number} ({made.spec.name}): {shape.gpus(shape.replicas)} GPUs; {done.message}")
         print(f"watch it: phalanx why {number}; phalanx logs -f {number}")
+
+
+def _node_gpus(client: Client) -> int:
+    """GPUs of a node of the fleet, once its own nodes have joined."""
+    while (status := client.get("/v1/status", Status)).starting:
+        time.sleep(0.2)  # its nodes are about to join: what they have is not known yet
+    return status.node_gpus
+
+
+def _show_what_would_be_sent(wanted: Wanted, server: str, state: Path | None, json: bool) -> None:
+    """The submission as the server would get it; nothing is sent but the question what nodes have.
+
+    Where none answers and none was named, nodes count as machines like this one.
+    """
+    named = bool(server or os.environ.get("PHALANX_SERVER"))
+    node_gpus, source = wanted.slot_gpus, "as --slot-gpus says"
+    if not node_gpus:
+        with refusals_in_words(json):
+            try:
+                node_gpus = _node_gpus(Client(server, state))
+                source = "as the server's nodes have"
+            except ClientError as error:
+                if named or error.status:
+                    raise
+                node_gpus, source = count_cuda(), "as this machine has: no server answers here"
+    made = submission(wanted, node_gpus)
+    if json:
+        print_json({"submitted": False, "node_gpus": node_gpus, "submission": made})
+        return
+    for name, text in describe_submission(made, f"{node_gpus} GPUs a node, {source}").items():
+        print(plain(f"{name + ':':<11}{text}"))
+    print("nothing was submitted (--dry-run); --json shows every field")
+
+
+def describe_submission(made: Submission, nodes: str) -> dict[str, str]:
+    """What a server would get, a few words a line."""
+    spec, shape, work = made.spec, made.spec.gang, made.work
+    axes = {"tensor": shape.tensor, "context": shape.context, "pipeline": shape.pipeline}
+    ways = ", ".join(f"{name} {size}" for name, size in axes.items() if size > 1)
+    limit = spec.time_limit_ns / 60 / SECOND_NS
+    lines = {
+        "job": spec.name,
+        "owner": f"team {spec.team}, class {spec.qos}, priority {spec.priority}",
+        "gang": f"{shape.replicas} replicas" + (f" ({ways})" if ways else ""),
+        "nodes": f"{shape.slots(shape.replicas)} slots of {shape.slot_gpus} GPUs and "
+        f"{shape.slot_cpus} CPUs ({nodes}), {spec.spares} spares"
+        + (f", with {spec.constraint}" if spec.constraint else ""),
+        "limits": (f"{limit:g} minutes" if limit else "no time limit")
+        + f", {spec.retries} retries of its own failures"
+        + (", may be preempted" if spec.preemptible else ""),
+    }
+    if shape.least_replicas:
+        lines["elastic"] = f"{shape.least_replicas} to {shape.most_replicas or shape.replicas}"
+    if isinstance(work, Train):
+        every = spec.expected.checkpoint_steps
+        steps = f"{spec.expected.steps} steps, "
+        steps += f"a checkpoint every {every}" if every else "no checkpoints"
+        lines["runs"] = f"the trainer on {work.world_size} ranks in {work.folder}: {steps}"
+    elif isinstance(work, Script):
+        lines["runs"] = f"{shlex.join(work.argv)} in {work.folder}, one process a rank"
+    return lines
 
 
 def _job(

@@ -66,6 +66,32 @@ def test_a_wrong_token_is_named_as_such(server: ServerProcess) -> None:
     assert refused.returncode == 1 and "needs the role admin" in refused.stderr
 
 
+def test_a_dry_run_shows_what_would_be_submitted_and_submits_nothing(
+    server: ServerProcess, tmp_path: Path
+) -> None:
+    before = json.loads(here(server, "ps", "--all", "--json").stdout)
+    touched = tmp_path / "it-ran"
+    program = here(server, "submit", "--dry-run", "--", "touch", str(touched))
+    assert program.returncode == 0, program.stderr
+    assert "nothing was submitted" in program.stdout and f"touch {touched}" in program.stdout
+    (tmp_path / "job.toml").write_text(JOB)
+    trained = here(server, "submit", "--dry-run", "--json", str(tmp_path / "job.toml"))
+    shown = json.loads(trained.stdout)
+    assert shown["submitted"] is False
+    assert shown["submission"]["spec"]["name"] == "first"
+    assert shown["submission"]["spec"]["expected"]["steps"] == 7
+    assert json.loads(here(server, "ps", "--all", "--json").stdout) == before
+    assert not touched.exists()
+
+
+def test_a_dry_run_needs_no_server_unless_one_is_named(tmp_path: Path) -> None:
+    alone = phalanx("submit", "--dry-run", "--state", str(tmp_path), "--", "sleep", "9")
+    assert alone.returncode == 0 and "no server answers here" in alone.stdout
+    named = f"http://127.0.0.1:{free_port()}"
+    wrong = phalanx("submit", "--dry-run", "--server", named, "--", "true", PHALANX_TOKEN="x")
+    assert wrong.returncode == 3 and "no server answers" in wrong.stderr
+
+
 def test_a_token_comes_from_a_file_and_goes_into_one(server: ServerProcess, tmp_path: Path) -> None:
     out = tmp_path / "mine"
     made = here(
