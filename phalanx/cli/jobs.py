@@ -185,7 +185,9 @@ def why_job(
 @logs.command()
 def read_logs(
     job: JobNumber,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as they grow.")] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on until the job has ended.")
+    ] = False,
     rank: Annotated[
         int, typer.Option(min=-1, help="One rank; -1: all ranks of the first node.")
     ] = -1,
@@ -194,7 +196,7 @@ def read_logs(
     state: State = None,
     json: Json = False,
 ) -> None:
-    """Show what a job's ranks print."""
+    """Show what a job's ranks print; followed, until the job has ended."""
     with connected(server, json, state) as client:
         pieces = client.stream(
             f"/v1/jobs/{job}/logs", rank=rank, follow=follow, tail_bytes=tail_kb << 10
@@ -204,6 +206,9 @@ def read_logs(
                 piece = msgspec.json.encode({"text": piece.decode(errors="replace")}) + b"\n"
             sys.stdout.buffer.write(harmless(piece) if sys.stdout.isatty() else piece)
             sys.stdout.buffer.flush()
+        if follow:
+            ended = client.get(f"/v1/jobs/{job}", JobDetail).job
+            print(plain(f"job {job} is {ended.state}: {ended.why.text}"), file=sys.stderr)
 
 
 def _own_number(text: str) -> int:

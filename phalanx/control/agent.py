@@ -298,7 +298,7 @@ class AgentProcess:
             case wire.ReadLog():
                 self.logs.read(message)
             case wire.StopLog():
-                self.logs.stop(message.request)
+                self.logs.stop(message.request, finish=message.finish)
             case wire.LookAt():
                 self.evidence.look(message, self.agent.node if self.agent else -1)
             case OpenShell() | ShellInput() | CloseShell():

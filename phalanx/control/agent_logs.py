@@ -37,14 +37,18 @@ class LogReader:
     def __init__(self, crew: Crew, send: Callable[[msgspec.Struct], None]) -> None:
         self._crew, self._send = crew, send
         self._readers: dict[int, asyncio.Task[None]] = {}
+        self._finishing: set[int] = set()  # followed logs to which nothing is added any more
         self.dropped_bytes = 0  # of logs that grew too large
 
     def read(self, order: ReadLog) -> None:
         """Send the end of a log, and what follows if asked."""
         self._readers[order.request] = asyncio.ensure_future(self._read(order))
 
-    def stop(self, request: int) -> None:
-        """Nobody reads any more."""
+    def stop(self, request: int, finish: bool = False) -> None:
+        """Nobody reads any more; or, to ``finish``, nothing follows what is written by now."""
+        if finish and request in self._readers:
+            self._finishing.add(request)
+            return
         task = self._readers.pop(request, None)
         if task is not None:
             task.cancel()
@@ -69,16 +73,26 @@ class LogReader:
                 start = max(0, path.stat().st_size - order.tail_bytes) if path.exists() else 0
                 most = max(order.tail_bytes, MOST_FOLLOWED_BYTES)
                 places[path] = self._part(order.request, path, start, label, most)
-            while order.follow and files:
-                await asyncio.sleep(FOLLOW_SECONDS)
-                for path, label in files:
-                    if path.suffix != ".gz":
-                        places[path] = self._part(order.request, path, places[path], label)
+            if order.follow:
+                await self._follow(order, places)
             self._send(LogPart(request=order.request, end=True))
         except OSError as error:
             self._send(LogPart(request=order.request, end=True, problem=str(error)))
         finally:
             self._readers.pop(order.request, None)
+            self._finishing.discard(order.request)
+
+    async def _follow(self, order: ReadLog, places: dict[Path, int]) -> None:
+        """Send what is added to the logs, also to those that other ranks begin meanwhile."""
+        finishing = False
+        while not finishing:
+            finishing = order.request in self._finishing  # then this is the last look
+            for path, label in self._files(order)[0]:
+                if path.suffix != ".gz":
+                    start = places.get(path, 0)
+                    places[path] = self._part(order.request, path, start, label)
+            if not finishing:
+                await asyncio.sleep(FOLLOW_SECONDS)
 
     def _files(self, order: ReadLog) -> tuple[list[tuple[Path, str]], str]:
         """The logs that somebody asks for, with their labels; or why there are none."""

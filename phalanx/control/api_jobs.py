@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
+from functools import partial
 
 import msgspec
 from msgspec import structs
@@ -21,6 +22,7 @@ from phalanx.cluster.events import (
 from phalanx.cluster.job import Job, JobSpec
 from phalanx.control import api_types as t
 from phalanx.control.endpoints import EVERYBODY, WRITERS, ApiError, Call, Endpoint, wrong_team
+from phalanx.control.log_requests import Whereabouts
 from phalanx.control.payload import encode_payload
 from phalanx.control.store import Store, commands_of, event_of
 from phalanx.control.views import event_out, job_detail, job_of, job_out, visible, waits, why_of
@@ -172,16 +174,34 @@ async def budget(call: Call) -> t.Done:
 
 
 async def logs(call: Call) -> AsyncIterator[bytes]:
-    """The end of a rank's log, and what comes, if followed."""
+    """The end of a rank's log, and what comes until the job has ended, if followed."""
     job, query = call.job(), call.query
+    at = _whereabouts(call, job.id, query.rank)
+    if at.no_such_rank:
+        raise ApiError(404, "no_such_rank", at.why)
+    requests = call.leading.hub.logs
+    if query.follow:
+        find = partial(_whereabouts, call, job.id, query.rank)
+        return requests.follow(find, job.id, query.rank, query.tail_bytes)
+    if at.node is None:
+        raise ApiError(409, "not_started", at.why)
+    return requests.read(at.node, job.id, query.rank, query.tail_bytes)
+
+
+def _whereabouts(call: Call, number: int, rank: int) -> Whereabouts:
+    """The node whose agent has a rank's log."""
+    job = call.leading.core.view.jobs.get(number)
+    if job is None:
+        return Whereabouts(None, ended=True, why=f"job {number} is no longer known")
+    ended = job.state in ENDED_STATES
     nodes = call.leading.controller.memory.placed.get(job.id, ())
     if not nodes:
-        raise ApiError(409, "not_started", f"job {job.id} has not started: {job.why}")
-    slot, ranks = max(query.rank, 0) // max(job.spec.gang.slot_gpus, 1), _ranks(job, len(nodes))
-    if query.rank >= ranks:
-        raise ApiError(404, "no_such_rank", f"job {job.id} has ranks 0 to {ranks - 1}")
-    read = call.leading.hub.logs.read
-    return read(nodes[slot], job.id, query.rank, query.tail_bytes, query.follow)
+        return Whereabouts(None, ended, f"job {job.id} has not started: {job.why}")
+    slot, ranks = max(rank, 0) // max(job.spec.gang.slot_gpus, 1), _ranks(job, len(nodes))
+    if rank >= ranks:
+        why = f"job {job.id} has ranks 0 to {ranks - 1}"
+        return Whereabouts(None, ended, why, no_such_rank=True)
+    return Whereabouts(nodes[slot], ended)
 
 
 def _ranks(job: Job, slots: int) -> int:

@@ -48,8 +48,10 @@ class Client:
         self.state = state or default_state()
         given = server or os.environ.get("PHALANX_SERVER", "")
         self._urls = [url.strip().rstrip("/") for url in given.split(",") if url.strip()]
+        for url in self._urls:
+            _refuse_address(url)
         if not self._urls:
-            self._urls = [ServerFile.read(self.state).url] if ServerFile.there(self.state) else []
+            self._urls = self._of_this_machine()
         if not self._urls:
             raise ClientError(
                 f"no server is known here ({self.state} has none): start one with `phalanx up`, "
@@ -65,17 +67,32 @@ class Client:
             except TlsError as error:
                 raise ClientError(str(error)) from None
 
-    def _find_token(self) -> str:
-        if token := os.environ.get("PHALANX_TOKEN"):
-            return token.strip()
-        path = Path(os.environ.get("PHALANX_TOKEN_FILE") or self.state / "admin.token")
+    def _of_this_machine(self) -> list[str]:
+        """The server that runs, or ran last, with the state folder here."""
         try:
-            return path.read_text().strip()
-        except OSError as error:
+            return [ServerFile.read(self.state).url] if ServerFile.there(self.state) else []
+        except (OSError, msgspec.MsgspecError) as error:
+            problem = error.strerror if isinstance(error, OSError) else error
+            raise ClientError(f"{self.state}/server.json cannot be read: {problem}") from None
+
+    def _find_token(self) -> str:
+        token = os.environ.get("PHALANX_TOKEN", "").strip()
+        where, problem = "PHALANX_TOKEN", ""
+        if not token:
+            path = Path(os.environ.get("PHALANX_TOKEN_FILE") or self.state / "admin.token")
+            where = str(path)
+            try:
+                token = path.read_text(errors="replace").strip()
+            except OSError as error:
+                problem = error.strerror or str(error)
+        if not problem and not (token and token.isascii() and token.isprintable()):
+            problem = "what is there is no token"
+        if problem:
             raise ClientError(
-                f"no token: {path}: {error.strerror}; set PHALANX_TOKEN_FILE to a file that has "
+                f"no token: {where}: {problem}; set PHALANX_TOKEN_FILE to a file that has "
                 "one (an administrator makes it with `phalanx token create`)"
-            ) from None
+            )
+        return token
 
     def get(self, path: str, kind: type[T], **query: object) -> T:
         """Reads something."""
@@ -97,12 +114,20 @@ class Client:
     def stream(self, path: str, **query: object) -> Iterator[bytes]:
         """A text as it comes."""
         given = {name: str(value).lower() for name, value in query.items() if value is not None}
-        connection, answer = self._open("GET", f"{path}?{urlencode(given)}", None, "", timeout=None)
+        self._call("GET", "/v1/status", None, dict)  # finds the one that leads
+        try:
+            connection, answer = self._open(
+                "GET", f"{path}?{urlencode(given)}", None, "", timeout=None
+            )
+        except (OSError, http.client.HTTPException) as error:
+            raise self._unreachable(error) from None
         try:
             if answer.status != 200:
                 raise _refusal(answer.status, answer.read())
             while piece := answer.read1(PIECE_BYTES):
                 yield piece
+        except (OSError, http.client.HTTPException) as error:
+            raise ClientError(f"{self._urls[0]} broke off in the middle ({error!r})") from None
         finally:
             connection.close()
 
@@ -126,7 +151,7 @@ class Client:
                 finally:
                     connection.close()
                 if answer.status < 300:
-                    return msgspec.json.decode(text, type=kind)
+                    return _decoded(text, kind, answer.status)
                 raise _refusal(answer.status, text)
             except (OSError, http.client.HTTPException) as error:
                 problem = self._unreachable(error)
@@ -149,12 +174,10 @@ class Client:
             connection = http.client.HTTPSConnection(
                 where.hostname or "", where.port, timeout=timeout, context=self._context
             )
-        elif where.scheme == "http":
+        else:
             connection = http.client.HTTPConnection(
                 where.hostname or "", where.port, timeout=timeout
             )
-        else:
-            raise ClientError(f"{self._urls[0]!r} is no address of a server: use http://HOST:PORT")
         headers = {"Authorization": f"Bearer {self._token}"}
         if data is not None:
             headers["Content-Type"] = "application/json"
@@ -171,6 +194,28 @@ class Client:
             f"no server answers at {where} ({error}): start one with `phalanx up`, or name another "
             "with --server or PHALANX_SERVER"
         )
+
+
+def _refuse_address(url: str) -> None:
+    """What cannot be the address of a server is said to be none, before anything is asked."""
+    try:
+        parts = urlsplit(url)
+        good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port that is no number, half an IPv6 address
+        good = False
+    if not good or not url.isascii() or not url.isprintable() or any(c.isspace() for c in url):
+        raise ClientError(f"{url!r} is no address of a server: use http://HOST:PORT")
+
+
+def _decoded(text: bytes, kind: type[T], status: int) -> T:
+    try:
+        return msgspec.json.decode(text, type=kind)
+    except msgspec.ValidationError as error:
+        words = f"the server answers what this release does not know ({error}): is it another one?"
+        raise ClientError(words, status, "not_known") from None
+    except msgspec.MsgspecError:
+        words = f"not a Phalanx server: it answered {status}, but no JSON"
+        raise ClientError(words, status, "not_phalanx") from None
 
 
 def _refusal(status: int, text: bytes) -> ClientError:

@@ -106,9 +106,10 @@ class ReadLog(Frame, frozen=True, tag=True):
 
 
 class StopLog(Frame, frozen=True, tag=True):
-    """Nobody reads any more."""
+    """Nobody reads any more; or, to ``finish``: what is there is read to its end, then no more."""
 
     request: int
+    finish: bool = False
 
 
 class Profile(Frame, frozen=True, tag=True):

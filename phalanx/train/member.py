@@ -38,6 +38,7 @@ from phalanx.train.memory import device_memory_error
 from phalanx.train.orders import Formation, GenerationOver, Orders, RestorePoint
 from phalanx.train.parent import find_parents
 from phalanx.train.profile import ProfileAsk
+from phalanx.train.progress import Plain, WaitClock
 from phalanx.train.provenance import Provenance, write_provenance
 from phalanx.train.resume import load_start
 from phalanx.train.run_folder import RunFolder
@@ -65,6 +66,7 @@ class Member:
         self._trainer: Trainer | None = None
         self._feed: tuple[tuple[int, int], Feed] | None = None  # and what it is for
         self._rank = -1
+        self._clock = WaitClock()  # since the generation began
         self._asks_leave = False
         self._told, self._saves = (0, 0), False  # see RestorePoint
         self._drill = ordered_drill()
@@ -106,7 +108,7 @@ class Member:
         return None
 
     def _train(self, formation: Formation) -> ExitInfo:
-        laps = Laps()
+        laps, self._clock = Laps(), WaitClock()
         set_environment(formation)
         job, begins = _with_replicas(self._unresolved, formation), formation.generation == 1
         self.job = prepare(job, formation.world_size, begins=begins)
@@ -250,6 +252,8 @@ class Member:
         own = open_sinks(self.job, self.folder) if self._rank == 0 else []
         if trainer.generation > 1:
             Sinks(own).write(missing_records(self.folder.steps, self._recent, trainer.step))
+        if self._rank == 0:  # its log is what `phalanx logs -f` shows
+            own.append(Plain(self.job, self.folder, self._clock))
         sinks = Sinks([*own, *self._sinks, self._recent])
         try:
             prints = Fingerprints(trainer, self.job.train.compare_every, self._told)

@@ -148,6 +148,32 @@ def test_logs_of_a_job_that_ended_are_still_those_of_their_ranks(stage: Stage) -
     assert "which log here is rank 1's" in read(1) and "I am" not in read(1)
 
 
+def test_followed_logs_come_as_they_are_written_and_end_with_the_job(
+    stage: Stage, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    wait = "import os, time\nprint('begun')\nwhile not os.path.exists(%r): time.sleep(0.05)\n"
+    job = submit(stage, sys.executable, "-c", wait % str(gate) + "print('over')")
+    pieces = stage.client.stream(f"/v1/jobs/{job}/logs", rank=1, follow=True)
+    text = ""
+    while "begun" not in text:  # although Python would keep it back in a file
+        text += next(pieces).decode()
+    assert "over" not in text
+    gate.touch()
+    text += b"".join(pieces).decode()
+    assert text.endswith("begun\nover\n") and text.count("begun") == 1
+    assert stage.wait_ended(job, 120) == "done"
+    command = [sys.executable, "-m", "phalanx", "logs", "-f", "--rank", "0", str(job)]
+    done = subprocess.run(
+        [*command, "--state", str(stage.state)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stdout == "begun\nover\n" and f"job {job} is done" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("program", "folder", "words"),
     [

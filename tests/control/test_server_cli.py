@@ -316,7 +316,7 @@ def test_a_job_is_followed_drained_resumed_scaled_and_cancelled(tmp_path: Path) 
             await asyncio.to_thread(server.wait_for, path, lambda it: it["job"]["state"] == state)
 
         await until("running")
-        assert "rank 1 says hello" in await say("logs", job, "--rank", "1", "-f")
+        assert "rank 1 says hello" in await say("logs", job, "--rank", "1")
         assert "long" in await say("ps") and "running" in await say("why", job)
         assert "2 to 2 replicas" in await say("scale", job, "1", fails=1)
         assert "held until it is resumed" in await say("drain", job)

@@ -57,6 +57,14 @@ def test_the_servers_curve_is_the_runs_own(done: Done) -> None:
     assert len(found["series"]["tokens_per_second_per_gpu"]["value"]) == STEPS
 
 
+def test_followed_logs_show_the_training_and_end_with_it(done: Done) -> None:
+    path = f"/v1/jobs/{done.job}/logs"
+    text = b"".join(done.stage.client.stream(path, rank=0, follow=True)).decode()
+    for step in (1, STEPS // 2, STEPS):
+        assert f"step {step}/{STEPS}  loss " in text
+    assert "first step after" in text
+
+
 def test_every_rank_is_there_with_its_node_and_its_own_work(done: Done) -> None:
     found = done.get("/v1/jobs/{job}/ranks?parts=true")
     assert found["rows"] == "rank"
