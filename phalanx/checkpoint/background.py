@@ -56,16 +56,17 @@ class Background:
         self.lost = False  # the keeper is gone
         self._sealing: tuple[int, int] | None = None  # slot and bytes, not told to be whole yet
         self._failed: Outcome | None = None  # of the newest save
+        self._late = False  # said
 
-    def save(self, tensors: dict[str, Tensor], order: Order) -> None:
+    def save(self, tensors: dict[str, Tensor], order: Order, *, patient: bool = True) -> None:
         """Copy the state and hand it over; waits only where all memory is still being written.
 
-        A prompt snapshot that is not to be written is left out then.
+        A prompt snapshot that is not to be written is left out then; so is, unless ``patient``,
+        any where the keeper does not answer within the snapshot deadline.
         """
         with self._keeper_needed():
             self._seal(wait=True)
-            kept = order.write or order.local is not None
-            found = self._kept.prompt_slot(kept) if order.prompt else self._kept.slot()
+            found = self._memory_for(order, patient)
             if found is None:
                 return
             slot, buffer = found
@@ -92,10 +93,35 @@ class Background:
                 if not self._overlap:
                     torch.cuda.current_stream().wait_event(self._copied)
             self._seal(wait=False)
+            if self._kept.behind:
+                self._seal(wait=True)
+                self._kept.catch_up()
+
+    def _memory_for(self, order: Order, patient: bool) -> tuple[int, Tensor] | None:
+        if not order.prompt:
+            return self._kept.slot()
+        for_disk = order.write or order.local is not None
+        found = self._kept.prompt_slot(for_disk=for_disk, patient=patient)
+        if found is None and self._kept.late:
+            seconds, step = self._kept.deadline_seconds, order.draft.step
+            problem = f"a keeper has not answered for the snapshot deadline of {seconds:.0f} s"
+            self._kept.give_up(order, problem)
+            if not self._late:
+                log.warning("step %d has no snapshot: %s; training goes on", step, problem)
+            self._late = True
+        elif self._late and found is not None:
+            self._late = False
+            log.warning("keepers answer again: step %d has a snapshot", order.draft.step)
+        return found
 
     def forget(self, step: int) -> None:
         """This save is tried again elsewhere."""
         self._kept.forget(step)
+
+    @property
+    def late(self) -> bool:
+        """Whether a keeper has not answered within the snapshot deadline, and is not gone."""
+        return not self.lost and self._kept.late
 
     @property
     def flush_seconds(self) -> float:

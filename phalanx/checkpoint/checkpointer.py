@@ -80,11 +80,13 @@ class Checkpointer(Loader):
         write: bool = True,
         archive: bool = True,
         local: bool = True,
+        patient: bool = True,
     ) -> Path:
         """Write one checkpoint; plain tensors held by several ranks are replicas, written once.
 
         Each tier may be left out: the folder (``write``; in the background only), its copy in the
-        archive, the nodes' own disks (``local``).
+        archive, the nodes' own disks (``local``). A prompt snapshot that is not waited for
+        (``patient``) is left out where the keeper is late.
         """
         final = checkpoint_path(self.folder, step, extra.generation)
         if self._background is not None and self._arranged is not None:
@@ -98,7 +100,7 @@ class Checkpointer(Loader):
                 prompt=self.prompt,
             )
             try:
-                self._background.save(tensors, order)
+                self._background.save(tensors, order, patient=patient)
             except KeeperLostError as error:
                 self._background.forget(step)
                 self._start_anew(error)
@@ -167,7 +169,12 @@ class Checkpointer(Loader):
         kept, problem = None, ""
         try:
             kept = self._attachment.attach(step)
-        except (NoKeeperError, OSError) as error:
+        except NoKeeperError as error:
+            problem = str(error)
+        except OSError as error:
+            if os.environ.get("PHALANX_KEEPER"):  # whoever supervises it starts another
+                gone = "the keeper process of this node is gone"
+                raise KeeperLostError(self.folder, gone, "see why it was killed") from error
             problem = str(error)
         problems = [each for each in self._ranks.gather(problem) if each]
         if problems or kept is None:
@@ -213,6 +220,11 @@ class Checkpointer(Loader):
     def in_background(self) -> bool:
         """Whether saves return before they are complete."""
         return self._background is not None
+
+    @property
+    def late(self) -> bool:
+        """Whether this rank's last prompt snapshot is not safe within its deadline."""
+        return self._background is not None and self._background.late
 
     @property
     def flush_seconds(self) -> float:

@@ -6,6 +6,7 @@ import ctypes
 import mmap
 import os
 import socket
+import time
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from phalanx.checkpoint.commit import Order
+from phalanx.checkpoint.deadline import SnapshotDeadline
 from phalanx.checkpoint.direct import aligned
 from phalanx.checkpoint.wire import (
     Acknowledged,
@@ -51,7 +53,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NoKeeperError(Exception):
-    """There is no keeper, or it has no memory for this worker."""
+    """The keeper has no memory for this worker."""
 
 
 class Kept:
@@ -74,8 +76,9 @@ class Kept:
         answer, files = self._stream.welcome()
         if not isinstance(answer, Welcome) or not files:
             self._connection.close()
-            problem = answer.problem if isinstance(answer, Refused) else "the keeper ended"
-            raise NoKeeperError(problem)
+            if isinstance(answer, Refused):
+                raise NoKeeperError(answer.problem)
+            raise ConnectionError("the keeper ended")
         size = slots * aligned(slot_bytes)
         self._map = mmap.mmap(files[0], size)
         os.close(files[0])
@@ -91,7 +94,9 @@ class Kept:
         # First in, first out: with two slots the newest sealed snapshot is never the one filled.
         self._free = answer.slots
         self._newest: list[int] = []  # slots of the two last prompt snapshots
-        self._unacknowledged: list[int] = []  # their steps
+        self._unacknowledged: dict[int, float] = {}  # their steps, and when they were handed over
+        self._deadline = SnapshotDeadline(slot_bytes)
+        self._left_out = False  # the newest step has no snapshot: its keeper did not answer
         self._outcomes: list[Outcome] = []
         self._handed: dict[int, str] = {}  # steps to be written without an outcome, and where
         self.archiving: list[int] = []  # steps that are copied to the second tier
@@ -114,25 +119,63 @@ class Kept:
             self._take(self._stream.read(None))
         return self._free[0], self._slots[self._free[0]]
 
-    def prompt_slot(self, patient: bool) -> tuple[int, Tensor] | None:
+    def prompt_slot(self, *, for_disk: bool, patient: bool) -> tuple[int, Tensor] | None:
         """Memory for a snapshot that does not cost either of the two newest.
 
         Other ranks may be one step behind or have lost their newest, so both may be needed. None
-        (unless ``patient``) where everything else is still being written to disk.
+        where everything else is still being written to disk (unless this one is ``for_disk``
+        too), or (unless ``patient``) where the last snapshot is late.
         """
         while True:
-            self.wait_acknowledged()
+            if not self.wait_acknowledged(patient=patient):
+                self._left_out = True
+                return None
             usable = [slot for slot in self._free if slot not in self._newest]
             if usable:
                 return usable[0], self._slots[usable[0]]
-            if not patient:
+            if not for_disk:
                 return None
             self._take(self._stream.read(None))
 
-    def wait_acknowledged(self) -> None:
-        """Until every prompt snapshot is sealed, here and at the buddy."""
+    def wait_acknowledged(self, *, patient: bool = True) -> bool:
+        """Until every prompt snapshot is sealed, here and at the buddy.
+
+        False, unless ``patient``, where that takes longer than the snapshot deadline.
+        """
         while self._unacknowledged:
-            self._take(self._stream.read(None))
+            left = None if patient else max(0.0, self._seconds_left())
+            messages = self._stream.read(left)
+            if not messages and left is not None and self._seconds_left() <= 0:
+                return False
+            self._take(messages)
+        return True
+
+    def catch_up(self) -> None:
+        """After a step without a snapshot the next one is waited for, as long as its deadline.
+
+        Others may be two steps further than the last one that this rank has made safe, and hold
+        three: they must not get further before another one is.
+        """
+        self._left_out = not self.wait_acknowledged(patient=False)
+
+    @property
+    def behind(self) -> bool:
+        """Whether a step was left out and none has been made safe since."""
+        return self._left_out
+
+    @property
+    def late(self) -> bool:
+        """Whether the keeper, or its buddy's, has not answered within the snapshot deadline."""
+        return bool(self._unacknowledged) and self._seconds_left() <= 0
+
+    @property
+    def deadline_seconds(self) -> float:
+        """What a snapshot may take until training goes on without it."""
+        return self._deadline.seconds
+
+    def _seconds_left(self) -> float:
+        since = min(self._unacknowledged.values())
+        return since + self._deadline.seconds - time.monotonic()
 
     def hand_over(self, slot: int, order: Order) -> None:
         """The slot is about to be filled: from now on the keeper sees to it."""
@@ -142,7 +185,7 @@ class Kept:
             self._handed[order.draft.step] = order.path
         if order.prompt:
             self._newest = [*self._newest[-1:], slot]
-            self._unacknowledged.append(order.draft.step)
+            self._unacknowledged[order.draft.step] = time.monotonic()
         if order.archive is not None:
             self.archiving.append(order.draft.step)
 
@@ -156,6 +199,11 @@ class Kept:
             self._take(self._stream.read(timeout_seconds))
         found, self._outcomes = self._outcomes, []
         return found
+
+    def give_up(self, order: Order, problem: str) -> None:
+        """What was to be handed over is not."""
+        if order.write:
+            self._resolve(Outcome(step=order.draft.step, path=order.path, problem=problem))
 
     def forget(self, step: int) -> None:
         """Whatever becomes of this step is told by somebody else."""
@@ -198,15 +246,15 @@ class Kept:
                 case Superseded():
                     self._handed.pop(message.step, None)
                 case Failed():
-                    if message.step in self._unacknowledged:
-                        self._unacknowledged.remove(message.step)
+                    self._unacknowledged.pop(message.step, None)
                     if message.slot >= 0:
                         self._free.append(message.slot)
                         self.archiving = [s for s in self.archiving if s != message.step]
                     words = {"problem": message.problem, "fix": message.fix}
                     self._resolve(Outcome(step=message.step, path=message.path, **words))
                 case Acknowledged():
-                    self._unacknowledged.remove(message.step)
+                    since = self._unacknowledged.pop(message.step)
+                    self._deadline.acknowledged(time.monotonic() - since)
                 case Trouble():
                     self.troubles.append(f"step {message.step}: {message.problem}")
                 case Archived():

@@ -23,6 +23,8 @@ from phalanx.checkpoint.wire import (
     FromKeeper,
     Inventory,
     Judged,
+    Ping,
+    Pong,
     Put,
     Refused,
     Taken,
@@ -67,6 +69,8 @@ class Peer:
         match message:
             case Ask():
                 self.tell(self._inventory())
+            case Ping():
+                self.tell(Pong())
             case Condemn():
                 bad = self.shelf.condemn(message.rank, message.session, message.step)
                 self.tell(Judged(bad))

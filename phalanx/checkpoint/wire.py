@@ -104,6 +104,10 @@ class Watch(msgspec.Struct, frozen=True, tag=True):
     """Tell of every snapshot that becomes safe, those that are there first."""
 
 
+class Ping(msgspec.Struct, frozen=True, tag=True):
+    """Is anybody there?"""
+
+
 class Shelve(msgspec.Struct, frozen=True, tag=True):
     """Answer for what lies on the disk of this node, too."""
 
@@ -220,6 +224,10 @@ class Noted(msgspec.Struct, frozen=True, tag=True):
     replica: bool
 
 
+class Pong(msgspec.Struct, frozen=True, tag=True):
+    """The answer to Ping."""
+
+
 class Archived(msgspec.Struct, frozen=True, tag=True):
     """Copying this rank's shard of a step to the second tier is over, well or not."""
 
@@ -262,11 +270,12 @@ class Taken(msgspec.Struct, frozen=True, tag=True):
 
 ToKeeper = (
     Hello | Flush | Filled | Pair | Bye | Release | Ask | Watch | Shelve | Detail | Fetch | Put
-    | Condemn
+    | Condemn | Ping
 )  # fmt: skip
 FromKeeper = (
     Welcome | Refused | Durable | Committed | Superseded | Failed | Trouble | Replicated | Archived
     | Acknowledged | Noted | Inventory | Details | Data | Taken | Judged
+    | Pong
 )  # fmt: skip
 
 _to_keeper: msgspec.msgpack.Decoder[ToKeeper] = msgspec.msgpack.Decoder(ToKeeper)

@@ -37,6 +37,8 @@ from phalanx.cluster.messages import (
     Hello,
     Holding,
     Inventory,
+    KeeperChange,
+    KeeperChanged,
     KeeperFound,
     LocalFact,
     Noticed,
@@ -272,6 +274,8 @@ class Agent:
                 )
             case Fault(cause=c, gpu=g, rail=r, job=j, detail=d):
                 return [Trouble(node=self.node, cause=c, gpu=g, rail=r, job=j, detail=d)]
+            case KeeperChange(job=j, state=state, seconds=s):
+                return [KeeperChanged(node=self.node, job=j, state=state, seconds=s)]
             case SiteNotice(deadline_ns=at, cause=c):
                 return [Noticed(node=self.node, deadline_ns=at, cause=c)]
             case CheckDone(check=k, passed=p, command=m, cause=c, detail=d):

@@ -49,6 +49,7 @@ from phalanx.cluster.events import (
     GangStuck,
     Hold,
     JobFinished,
+    KeeperSilent,
     LossSpike,
     NodeJoined,
     NodeNotice,
@@ -352,6 +353,7 @@ _ABOUT_NODES = (
     WorkerExited,
     RestoreFailed,
     SlowRank,
+    KeeperSilent,
 )
 
 _HANDLERS: dict[type, Callable[[Context, Any], None]] = {
@@ -390,6 +392,7 @@ _HANDLERS: dict[type, Callable[[Context, Any], None]] = {
     DataStarved: incidents.on_starved,
     LossSpike: incidents.on_loss_spike,
     Corruption: incidents.on_corruption,
+    KeeperSilent: incidents.on_keeper_silent,
     FlushWanted: storage.on_wanted,
     StorageSlow: storage.on_slow,
     ControllerStarted: _on_controller,

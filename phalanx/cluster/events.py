@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from phalanx.cluster.fleet import Node
 from phalanx.cluster.job import JobSpec
-from phalanx.cluster.messages import Inventory, Source
+from phalanx.cluster.messages import Inventory, KeeperState, Source
 
 
 class Body(Struct, frozen=True, kw_only=True, tag_field="kind", gc=False, omit_defaults=True):
@@ -349,6 +349,17 @@ class Corruption(Body, frozen=True, tag=True):
     block: int = 0  # lowest rank that holds it: claims about other weights are another matter
 
 
+class KeeperSilent(Body, frozen=True, tag=True):
+    """A job's keeper on a node does not answer (training goes on without snapshots of its ranks),
+    answers again, or was replaced, which takes the gang back to its last snapshot.
+    """
+
+    job: int
+    node: int
+    state: KeeperState
+    seconds: int  # of silence
+
+
 class FlushWanted(Body, frozen=True, tag=True):
     """A gang wants to write a durable checkpoint."""
 
@@ -411,6 +422,7 @@ EventBody = (
     | DataStarved
     | LossSpike
     | Corruption
+    | KeeperSilent
     | FlushWanted
     | StorageSlow
     | ControllerStarted

@@ -23,6 +23,7 @@ from phalanx.cluster.events import (
     GangReady,
     GangStuck,
     JobFinished,
+    KeeperSilent,
     NodeNotice,
     NodeSeen,
     Progress,
@@ -39,6 +40,7 @@ from phalanx.cluster.messages import (
     FlushAsked,
     Hello,
     Joined,
+    KeeperChanged,
     Noticed,
     Ready,
     Refused,
@@ -148,6 +150,8 @@ class Gather:
                 return [NodeSeen(node=n, inventory=inventory)]
             case Differed():
                 return self._differed(message)
+            case KeeperChanged(node=n, job=j, state=state, seconds=s):
+                return [KeeperSilent(node=n, job=j, state=state, seconds=s)]
             case FlushAsked(job=j, generation=g):
                 return [FlushWanted(job=j, generation=g)]
         return []  # heartbeats and receipts are for Liveness and Outbox

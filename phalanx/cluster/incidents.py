@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from phalanx.cluster import health
 from phalanx.cluster.causes import cause_of
+from phalanx.cluster.commands import Level
 from phalanx.cluster.context import Context
 from phalanx.cluster.detectors import told_wrong
 from phalanx.cluster.events import (
     Corruption,
     DataStarved,
     GangStuck,
+    KeeperSilent,
     LossSpike,
     NoProgress,
     SlowRank,
@@ -22,7 +24,7 @@ from phalanx.cluster.job import Dispute, Job
 from phalanx.cluster.lifecycle import FOR_OTHERS, drain_limit_ns, leave
 from phalanx.cluster.nodes import bury
 from phalanx.cluster.own_failures import EVIDENCE_KEPT, Failure, own_failure
-from phalanx.cluster.reasons import reason, sentences
+from phalanx.cluster.reasons import Fact, Reason, reason, sentences
 from phalanx.cluster.recovery import broken, give_up, slow
 
 CLAIMS_KEPT = 1024  # about a disputed step
@@ -39,6 +41,11 @@ sentences(
         "corrupt": "replicas disagree since step {step}; the last good one is {clean}",
         "corrupt_unknown": "replicas disagree since step {step}, and nobody knows which is wrong",
         "third_opinion": "{node} gives way: replicas disagree at step {step} for the second time",
+        "keeper_silent": "the keeper on {node} has not answered for {seconds} s: it trains on, "
+        "without snapshots meanwhile (the newest is of step {step})",
+        "keeper_answers": "the keeper on {node} answers again: there are snapshots again",
+        "keeper_replaced": "the keeper on {node} has not answered for {seconds} s and is replaced: "
+        "it goes back to its last snapshot",
         "stuck": "did not answer twice ({nodes})",
         "drain_on": "its last {steps} steps are not safe yet: it is given more time to leave",
     }
@@ -310,3 +317,14 @@ def on_starved(ctx: Context, fact: DataStarved) -> None:
     if ctx.live(fact.job, fact.generation) is not None:
         percent = fact.share_ppm // 10_000
         ctx.notify(reason("starved", percent=percent), job=fact.job, level="warning")
+
+
+def on_keeper_silent(ctx: Context, fact: KeeperSilent) -> None:
+    """Snapshots cease, or are there again; what follows from a keeper's end its workers tell."""
+    job = ctx.view.jobs.get(fact.job)
+    if job is None or job.placement is None or fact.node not in job.placement.nodes:
+        return
+    node = names(ctx.view.fleet, (fact.node,))
+    facts: dict[str, Fact] = {"node": node, "seconds": fact.seconds, "step": job.committed}
+    level: Level = "info" if fact.state == "answers" else "warning"
+    ctx.notify(Reason(f"keeper_{fact.state}", facts), job=job.id, node=fact.node, level=level)

@@ -11,6 +11,7 @@ from typing import Literal
 from msgspec import Struct
 
 Source = Literal["none", "peer", "disk", "remote"]
+KeeperState = Literal["silent", "answers", "replaced"]
 
 
 class Message(Struct, frozen=True, kw_only=True, tag_field="kind", gc=False, omit_defaults=True):
@@ -190,6 +191,15 @@ class Checked(Message, frozen=True, tag=True):
     detail: str = ""
 
 
+class KeeperChanged(Message, frozen=True, tag=True):
+    """The keeper of a job on a node does not answer, or answers again, or was replaced."""
+
+    node: int
+    job: int
+    state: KeeperState
+    seconds: int
+
+
 AgentMessage = (
     Heartbeat
     | Hello
@@ -206,6 +216,7 @@ AgentMessage = (
     | Trouble
     | Noticed
     | Checked
+    | KeeperChanged
 )
 
 
@@ -284,6 +295,14 @@ class KeeperFound(Message, frozen=True, tag=True):
     ward_previous: int = -1
 
 
+class KeeperChange(Message, frozen=True, tag=True):
+    """A keeper has not answered its agent for some time, or answers again, or was replaced."""
+
+    job: int
+    state: KeeperState
+    seconds: int  # of silence
+
+
 class FlushAsk(Message, frozen=True, tag=True):
     """The workers want to write a durable checkpoint."""
 
@@ -356,6 +375,7 @@ LocalFact = (
     | Sealed
     | WorkerFound
     | KeeperFound
+    | KeeperChange
     | FlushAsk
     | Differs
     | WardSealed

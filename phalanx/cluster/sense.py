@@ -17,6 +17,7 @@ from phalanx.cluster.events import (
     DrainNode,
     EventBody,
     JobFinished,
+    KeeperSilent,
     LossSpike,
     NodeNotice,
     NoProgress,
@@ -80,6 +81,7 @@ RANGES: dict[type[EventBody], tuple[tuple[str, int, int], ...]] = {
     Corruption: (("step", 0, MOST), ("clean_step", 0, MOST)),
     JobFinished: (("step", 0, MOST),),
     StorageSlow: (("bytes_per_second", -1, MOST),),
+    KeeperSilent: (("seconds", 0, MOST),),
     DrainNode: (("deadline_ns", 0, MOST),),
     NodeNotice: (("deadline_ns", 0, MOST),),
 }

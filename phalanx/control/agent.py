@@ -23,6 +23,7 @@ from phalanx.cluster.messages import (
     Disconnected,
     Fault,
     Inventory,
+    KeeperChange,
     LocalFact,
     Message,
     RunCheck,
@@ -184,7 +185,8 @@ class AgentProcess:
             if not isinstance(what, Command):
                 self._early.append(what)
             return
-        if isinstance(what, Fault | SiteNotice | CheckDone) and not self.agent.connected:
+        about_node = isinstance(what, Fault | SiteNotice | CheckDone | KeeperChange)
+        if about_node and not isinstance(what, Command) and not self.agent.connected:
             self._unsaid = [*self._unsaid, what][-UNSAID_FACTS:]
             return
         if not isinstance(what, Command):
@@ -254,6 +256,7 @@ class AgentProcess:
         self.skew_ns = welcome.clock_ns - time.time_ns()
         lease_seconds = welcome.lease_ns / 1e9
         self.crew.processes.lease_seconds = lease_seconds
+        self.crew.processes.silent_seconds = welcome.silent_ns / 1e9
         self.zygote.lease(lease_seconds)
         if self.agent is None:
             self.agent = Agent(

@@ -109,6 +109,7 @@ def let_in(hub: Hub, register: Register, connection: AgentSocket) -> None:
         epoch=hub.controller.epoch,
         heartbeat_ns=hub.timeouts.heartbeat_ns,
         lease_ns=hub.timeouts.lease_ns,
+        silent_ns=hub.timeouts.silent_ns,
         version=__version__,
         clock_ns=now,
     )

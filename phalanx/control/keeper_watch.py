@@ -11,25 +11,47 @@ from pathlib import Path
 
 import msgspec
 
-from phalanx.checkpoint.wire import FromKeeper, Noted, Watch
+from phalanx.checkpoint.deadline import LEAST_SECONDS
+from phalanx.checkpoint.wire import FromKeeper, Noted, Ping, Pong, ToKeeper, Watch
 from phalanx.cluster.commands import Form
-from phalanx.cluster.messages import KeeperFound, LocalFact, Sealed, WardSealed
+from phalanx.cluster.messages import (
+    KeeperChange,
+    KeeperFound,
+    KeeperState,
+    LocalFact,
+    Sealed,
+    WardSealed,
+)
 
 _LENGTH = struct.Struct("<I")
 _decode = msgspec.msgpack.Decoder(FromKeeper).decode
 TELL_SECONDS = 0.3  # for a keeper to say what it holds; it does so at once
+PING_SECONDS = 1.0
 
 
 class KeeperWatch:
-    """One connection to a keeper; ``ward_ranks``: how many ranks its node keeps snapshots for."""
+    """One connection to a keeper; ``ward_ranks``: how many ranks its node keeps snapshots for.
+
+    ``replace`` ends a keeper that has not answered for ``silent_seconds``.
+    """
 
     def __init__(
-        self, path: Path, job: int, ward_ranks: int, fact: Callable[[LocalFact], None]
+        self,
+        path: Path,
+        job: int,
+        ward_ranks: int,
+        fact: Callable[[LocalFact], None],
+        silent_seconds: float,
+        replace: Callable[[], None],
     ) -> None:
         self.path, self.job, self.ward_ranks = path, job, ward_ranks
         self.lost = True
         self._fact = fact
-        self._task: asyncio.Task[None] | None = None
+        # Training goes on without it first, and gets its snapshots back if it answers again.
+        self._silent_seconds = max(silent_seconds, 2 * LEAST_SECONDS)
+        self._replace = replace
+        self._asked = False
+        self._tasks: list[asyncio.Task[None]] = []
         self._ward: dict[int, dict[int, int]] = {}  # by generation: rank, its newest safe step
 
     async def open(self, seconds: float) -> bool:
@@ -42,15 +64,39 @@ class KeeperWatch:
             if time.monotonic() >= deadline:
                 return False
             await asyncio.sleep(0.005)
-        ask(writer)
+        say(writer, Watch())
         self.lost = False
-        self._task = asyncio.create_task(self._listen(reader, writer))
+        work = (self._listen(reader, writer), self._look_after(writer))
+        self._tasks = [asyncio.create_task(each) for each in work]
         return True
 
     def close(self) -> None:
         """Listen no more."""
-        if self._task is not None:
-            self._task.cancel()
+        for task in self._tasks:
+            task.cancel()
+
+    async def _look_after(self, writer: asyncio.StreamWriter) -> None:
+        """Ask every second whether it is there. Turns are counted, not time: we may stand still."""
+        turns, told = 0, False
+        while not self.lost:
+            if self._asked:
+                turns += 1
+            else:
+                if told:
+                    self._tell("answers", turns)
+                turns, told, self._asked = 0, False, True
+                say(writer, Ping())
+            if turns * PING_SECONDS >= LEAST_SECONDS and not told:
+                told = True
+                self._tell("silent", turns)
+            if turns * PING_SECONDS >= self._silent_seconds:
+                self._tell("replaced", turns)
+                self._replace()
+                return
+            await asyncio.sleep(PING_SECONDS)
+
+    def _tell(self, state: KeeperState, turns: int) -> None:
+        self._fact(KeeperChange(job=self.job, state=state, seconds=int(turns * PING_SECONDS)))
 
     async def _listen(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -59,6 +105,8 @@ class KeeperWatch:
                 message = _decode(await reader.readexactly(size))
                 if isinstance(message, Noted):
                     self._noted(message)
+                elif isinstance(message, Pong):
+                    self._asked = False
         except (OSError, asyncio.IncompleteReadError):
             pass
         finally:
@@ -98,9 +146,9 @@ def ward_ranks(form: Form, ranks: tuple[int, ...]) -> int:
     return min(each, world - ward * each)
 
 
-def ask(writer: asyncio.StreamWriter) -> None:
-    """Have a keeper tell what it holds, and what it will."""
-    body = msgspec.msgpack.encode(Watch())
+def say(writer: asyncio.StreamWriter, message: ToKeeper) -> None:
+    """A word to a keeper; one that is gone is noticed by whoever listens to it."""
+    body = msgspec.msgpack.encode(message)
     writer.write(_LENGTH.pack(len(body)) + body)
 
 
@@ -111,7 +159,7 @@ async def what_is_kept(path: Path, job: int) -> KeeperFound | None:
         async with asyncio.timeout(TELL_SECONDS):
             reader, writer = await asyncio.open_unix_connection(str(path))
             try:
-                ask(writer)
+                say(writer, Watch())
                 while True:
                     size = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))[0]
                     message = _decode(await reader.readexactly(size))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 from collections.abc import Callable
 
 from phalanx.checkpoint.channel import REPLICA_KEY
@@ -27,6 +28,7 @@ class Processes:
     ) -> None:
         self._place, self._zygote, self._fact = place, zygote, fact
         self.lease_seconds = 60.0
+        self.silent_seconds = 20.0
         self._machine = read_machine()
         self._replicas = place.config.replicas.resolved()
 
@@ -111,7 +113,14 @@ class Processes:
 
     async def watch(self, here: Here, ward_ranks: int, seconds: float = 0.0) -> bool:
         """Listen to a job's keeper; whether there is one."""
-        watch = KeeperWatch(here.keeper_socket, here.job, ward_ranks, self._fact)
+
+        def replace() -> None:
+            log.error("job %d: its keeper does not answer and is ended", here.job)
+            self._zygote.signal(here.keeper_key, signal.SIGKILL)
+
+        watch = KeeperWatch(
+            here.keeper_socket, here.job, ward_ranks, self._fact, self.silent_seconds, replace
+        )
         if await watch.open(seconds):
             here.watch = watch
             return True

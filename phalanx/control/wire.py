@@ -60,6 +60,7 @@ class Welcome(Frame, frozen=True, tag=True):
     epoch: int
     heartbeat_ns: int
     lease_ns: int  # what it runs outlives the last sign of a controller this long
+    silent_ns: int  # a keeper that does not answer for so long is replaced
     version: str
     clock_ns: int
 

@@ -24,7 +24,7 @@ from phalanx.train.sinks import Sinks
 from phalanx.train.stop import StopFlag
 
 if TYPE_CHECKING:
-    from phalanx.train.trainer import Trainer
+    from phalanx.train.trainer import StepOutcome, Trainer
 
 log = logging.getLogger(__name__)
 
@@ -73,10 +73,10 @@ def train(
                 last = outcome.stop or trainer.step == trainer.job.train.steps
                 if last and run.keeps_the_end(outcome.stop):
                     run.save()
-                elif run.is_due() and run.may_write(outcome.may_write):
+                elif run.is_due() and run.may_hand_over(outcome):
                     run.save_or_go_on()
-                elif run.memory_is_due() or run.local_is_due():
-                    run.save(write=False)
+                elif not outcome.keepers_late and (run.memory_is_due() or run.local_is_due()):
+                    run.save(write=False, patient=False)
                 run.report_checkpoints(checkpointer.poll())
                 waited = trainer.timer.so_far("data")
                 stepped(trainer.step, run.durable, run.stall_seconds, waited)
@@ -156,10 +156,15 @@ class _Run:
         self._overdue = self.schedule.is_due(self.trainer.step) or self._overdue
         return self._overdue
 
-    def may_write(self, all_may: bool) -> bool:
-        """Whether the checkpoint that is due is written now; all ranks say the same."""
+    def may_hand_over(self, outcome: StepOutcome) -> bool:
+        """Whether the checkpoint that is due is handed over now; all ranks say the same.
+
+        While some keeper is late nobody hands over: what all of them hold must not be overwritten.
+        """
+        if outcome.keepers_late:
+            return False
         if self._leave is not None:
-            if not all_may:
+            if not outcome.may_write:
                 if self.trainer.mesh.rank == 0:
                     self._leave.ask_leave()
                 return False
@@ -238,7 +243,7 @@ class _Run:
             self.checkpointer.add_score(self.trainer.step, loss)
         self.trainer.timer.restart()
 
-    def save(self, *, write: bool = True) -> None:
+    def save(self, *, write: bool = True, patient: bool = True) -> None:
         began = time.perf_counter()
         trainer = self.trainer
         copied = self.saves % self.job.checkpoint.archive.every == 0
@@ -251,6 +256,7 @@ class _Run:
                 write=write,
                 archive=copied,
                 local=local,
+                patient=patient,
             )
         self.stall_seconds = time.perf_counter() - began
         if not write:
@@ -267,7 +273,7 @@ class _Run:
         """A periodic save: where it fails that is told, and training goes on."""
         began = time.perf_counter()
         try:
-            self.save()
+            self.save(patient=False)
         except LostPlaceError:
             raise
         except CheckpointError as error:

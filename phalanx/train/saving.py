@@ -126,5 +126,6 @@ def seal(job: Job, trainer: Trainer, checkpointer: Checkpointer, buddy_shift: in
     ):
         return
     trainer.before_update = checkpointer.before_update
+    trainer.keeper_late = lambda: checkpointer.late
     checkpointer.save(trainer.step, trainer.tensors(), trainer.extra(), write=False)
     checkpointer.wait_acknowledged()

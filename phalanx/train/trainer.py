@@ -37,6 +37,7 @@ class StepOutcome(NamedTuple):
     damaged: int  # samples of the global batch that cannot be read and carry no weight
     stop: bool  # all ranks agreed to stop after this step
     may_write: bool = True  # all ranks have leave to write a durable checkpoint after it
+    keepers_late: bool = False  # the last snapshot of some rank is not safe within its deadline
 
 
 class Trainer:
@@ -54,6 +55,7 @@ class Trainer:
         self.wanted_shares: Callable[[], tuple[int, ...]] = lambda: ()
         self.shares: tuple[int, ...] = ()  # (): equal
         self.may_write: Callable[[], bool] = lambda: True  # a durable checkpoint, on this rank
+        self.keeper_late: Callable[[], bool] = lambda: False  # of this rank
         self.engine = Engine(job, mesh)
         offload = job.memory.offload == "optimizer" and device.type == "cuda"
         self.optimizer = build_optimizer(self.engine.weights, job.optimizer, offload=offload)
@@ -74,8 +76,8 @@ class Trainer:
         with self.timer.phase("data"):
             batches = self.feed.next(self.cursor)
         wanted = self.wanted_shares()
-        told = (batches.real_tokens, batches.damaged, stop_requested, wanted, self.may_write())
-        tokens = self.agreement.start(*told)
+        told = (batches.real_tokens, batches.damaged, stop_requested, wanted)
+        tokens = self.agreement.start(*told, self.may_write(), self.keeper_late())
         token_weight = self.loss_scale.value / tokens
         loss = self.engine.run(batches.micro_batches, token_weight, self.timer)
         with self.timer.phase("optimizer"):
@@ -83,10 +85,15 @@ class Trainer:
         self.step += 1
         self.tokens += outcome.tokens
         self.cursor = self.feed.advance(self.cursor)
-        stop, damaged, all_want, may_write = self.agreement.outcome()
-        if all_want and wanted != self.shares:
+        agreed = self.agreement.outcome()
+        if agreed.same_shares and wanted != self.shares:
             self.rebalance(wanted)
-        return outcome._replace(stop=stop, damaged=damaged, may_write=may_write)
+        return outcome._replace(
+            stop=agreed.stop,
+            damaged=agreed.damaged,
+            may_write=agreed.may_write,
+            keepers_late=agreed.keepers_late,
+        )
 
     def leave_out(self, known: tuple[tuple[int, int], ...], step: int) -> tuple[int, int]:
         """Never read samples that were left out before, nor (from now on) the batch of a step.
@@ -221,6 +228,16 @@ class Trainer:
         )
 
 
+class Agreed(NamedTuple):
+    """What all ranks know of a step."""
+
+    stop: bool  # all leave after it
+    damaged: int  # samples of its batch
+    same_shares: bool  # all want the same
+    may_write: bool  # all may write a checkpoint
+    keepers_late: bool  # somebody's last snapshot is not safe within its deadline
+
+
 class Agreement:
     """One small reduction a step: how many tokens count, how many samples are damaged, and
     whether anybody wants to stop.
@@ -234,8 +251,8 @@ class Agreement:
         self._mesh = mesh
         cuda = mesh.device.type == "cuda"
         # Pinned, or the copies would make the host wait; reused, which `outcome` makes safe.
-        self._host = torch.zeros(5, dtype=torch.float64, pin_memory=cuda)
-        self._answer = torch.zeros(5, dtype=torch.float64, pin_memory=cuda)
+        self._host = torch.zeros(6, dtype=torch.float64, pin_memory=cuda)
+        self._answer = torch.zeros(6, dtype=torch.float64, pin_memory=cuda)
         self._stream = torch.cuda.Stream(mesh.device) if cuda else None
         self._copied = torch.cuda.Event() if cuda else None
 
@@ -246,6 +263,7 @@ class Agreement:
         stop_requested: bool,
         shares: tuple[int, ...] = (),
         may_write: bool = True,
+        keeper_late: bool = False,
     ) -> Tensor:
         """Tell the others; returns the real tokens of the global batch, on the device."""
         self._host[0] = real_tokens / self._mesh.ranks_per_sample
@@ -253,6 +271,7 @@ class Agreement:
         self._host[2] = float(stop_requested)
         self._host[3] = float(zlib.crc32(repr(shares).encode()) if shares else 0)
         self._host[4] = float(may_write)
+        self._host[5] = float(keeper_late)
         values = all_sum(self._host.to(self._mesh.device, non_blocking=True, copy=True))
         if self._stream is None or self._copied is None:
             self._answer.copy_(values)
@@ -264,16 +283,19 @@ class Agreement:
             values.record_stream(self._stream)
         return values[0].round().float()
 
-    def outcome(self) -> tuple[bool, int, bool, bool]:
-        """Whether all ranks leave after this step, the damaged samples of its batch, whether all
-        want the same shares, and whether all may write a checkpoint.
-        """
+    def outcome(self) -> Agreed:
+        """What the others told."""
         if self._copied is not None:
             self._copied.synchronize()
-        _, damaged, stop, shares, may_write = self._answer.tolist()
-        own = float(self._host[3])
-        same = own > 0 and shares == own * self._mesh.world_size
-        return stop > 0, round(damaged), same, round(may_write) == self._mesh.world_size
+        _, damaged, stop, shares, may_write, late = self._answer.tolist()
+        own, world = float(self._host[3]), self._mesh.world_size
+        return Agreed(
+            stop=stop > 0,
+            damaged=round(damaged),
+            same_shares=own > 0 and shares == own * world,
+            may_write=round(may_write) == world,
+            keepers_late=late > 0,
+        )
 
 
 def config_hash(job: Job) -> str:
