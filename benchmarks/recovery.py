@@ -2,11 +2,14 @@
 
     python -m benchmarks.recovery [--times 10] [--peers] [--device cuda] [--only PARTS] [--json]
 
-On CPU: four workers, two pipeline stages on two replicas each, one node a worker, spares for the
-nodes that are killed. ``stopped`` is a rank under SIGSTOP: from the signal to the log's fact that
-names it, beside the deadline that was derived. ``snapshots`` is what a snapshot of every step
-costs: its part of the step as the trainer measures it, and medians of whole steps with and without,
-of jobs that take turns on one cluster; once with short steps, once with those of the demo.
+On CPU: four workers, two pipeline stages on two replicas each, one node a worker. Each kind of harm
+(worker, node, keeper, agent, controller, zygote: SIGKILL; stopped: SIGSTOP of a worker) is done
+``--times`` times to one job, slot after slot; what was killed is started again a second later, so a
+node that was replaced becomes the next one's spare. ``detected`` is when the log knew.
+
+``snapshots`` is what a snapshot of every step costs: its part of the step as the trainer measures
+it, and medians of whole steps with and without, of jobs that take turns on one cluster; once with
+short steps, once with those of the demo.
 
 On CUDA: one worker on one GPU. Its process is killed, and one that stands by with a context made
 goes on from shared memory.
@@ -17,23 +20,25 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import signal
 import statistics
 import tempfile
-import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from benchmarks.recovery_kinds import HEALTH, KINDS, Target, summary
 from benchmarks.recovery_peers import torchft, torchrun
 from phalanx.cluster.job import Expected
 from phalanx.cluster.policy import TimeoutPolicy
 from phalanx.cluster.timeouts import derive
-from phalanx.control.stage import Commits, Stage
+from phalanx.control.stage import Stage
 from phalanx.train import StepRecord, read_records
 
 HANG_NS = 2_000_000_000  # the least; what is derived from the step is shown
-POLICY = f"[spares]\nnodes = {{spares}}\n[timeouts]\nleast_hang_ns = {HANG_NS}\n"
+POLICY = f"[spares]\nnodes = {{spares}}\n[timeouts]\nleast_hang_ns = {HANG_NS}\n{HEALTH}"
+TAKES_NODES = ("node", "zygote")  # kinds of harm that a spare answers
+SPARES = 2
 JOB = """
 name = "{name}"
 runs = "runs"
@@ -107,12 +112,11 @@ def main() -> None:
         bench = Bench(root, CUDA if cuda else CPU, 1 if cuda else 4)
         parts: dict[str, Callable[[], dict[str, Any]]] = {
             "snapshots": bench.snapshot_cost,
-            "worker": lambda: bench.kills(options.times, "worker"),
+            "worker": lambda: bench.struck(options.times, "worker"),
         }
         if not cuda:
             parts["snapshots-demo"] = Bench(root / "demo", DEMO, 4).snapshot_cost
-            parts["node"] = lambda: bench.kills(max(1, options.times // 3), "node")
-            parts["stopped"] = lambda: bench.stops(max(1, options.times // 5))
+            parts |= {kind: partial(bench.struck, options.times, kind) for kind in KINDS}
         if options.peers:
             job = bench.job
             parts["torchrun"] = lambda: torchrun(root / "torchrun", job, bench.world, options.times)
@@ -126,7 +130,7 @@ def main() -> None:
             if not options.json:
                 show(name, results[name])
     if options.json:
-        print(json.dumps(results, indent=2))
+        print(json.dumps({**results, "figures": figures(results)}, indent=2))
     elif {"torchrun", "worker"} <= results.keys():
         ratio = median(results["torchrun"]) / median(results["worker"])
         print(f"torchrun takes {ratio:.1f} times as long as a killed worker here")
@@ -149,51 +153,20 @@ class Bench:
         policy = POLICY.format(spares=spares)
         return Stage(folder, nodes=self.world, spares=spares, policy=policy)
 
-    def kills(self, times: int, what: str) -> dict[str, Any]:
-        """Seconds from each SIGKILL to the next committed step, and the steps made again."""
-        seconds, again, detected = [], [], []
-        folder = self.root / what
-        with self.stage(folder, 0 if what == "worker" else times) as stage:
-            job = stage.submit(str(self.job(folder, "killed", 10**6)))
-            commits = stage.commits(job, self.world)
-            for number in range(times):
-                settle(stage, commits, job, 3)
-                generation, before = stage.job(job)["generation"], commits.newest()
-                assert before is not None
-                slot, since = number % self.world, time.time_ns()
-                if what == "worker":
-                    at = stage.signal_worker(slot, job, signal.SIGKILL)
-                else:
-                    at = stage.kill_node(stage.node_of(slot, job))
-                after = recovered(stage, commits, generation)
-                seconds.append(after.at - at)
-                again.append(max(0, before.step - (after.step - 1)))
-                detected.append(first_fact(stage, job, since, ("WorkerExited", "NodeSilent")))
-            step = step_seconds(folder / "runs" / "killed" / f"job-{job}")
-        return {
-            "seconds": seconds,
-            "steps_again": again,
-            "step_seconds": step,
-            "detected": detected,
-        }
-
-    def stops(self, times: int) -> dict[str, Any]:
-        """Seconds until a stopped rank is named, and until the gang makes steps again."""
-        seconds, detected, deadlines = [], [], []
-        folder = self.root / "stopped"
-        with self.stage(folder) as stage:
-            job = stage.submit(str(self.job(folder, "stopped", 10**6)))
-            commits = stage.commits(job, self.world)
-            for number in range(times):
-                settle(stage, commits, job, 3)
-                generation, since = stage.job(job)["generation"], time.time_ns()
-                measured = int(stage.job(job)["step_seconds"] * 1e9)
-                deadline = derive(TimeoutPolicy(least_hang_ns=HANG_NS), Expected(), measured)
-                at = stage.signal_worker(number % self.world, job, signal.SIGSTOP)
-                seconds.append(recovered(stage, commits, generation).at - at)
-                detected.append(first_fact(stage, job, since, ("NoProgress",)))
-                deadlines.append(deadline.hang_ns / 1e9)
-        return {"seconds": seconds, "detected": detected, "deadline": max(deadlines)}
+    def struck(self, times: int, kind: str) -> dict[str, Any]:
+        """The same harm again and again to one job: seconds to its next committed step."""
+        folder = self.root / kind
+        with self.stage(folder, SPARES if kind in TAKES_NODES else 0) as stage:
+            job = stage.submit(str(self.job(folder, "harmed", 10**6)))
+            target = Target(stage, job, self.world)
+            found = [target.strike(kind, number % self.world) for number in range(times)]
+            measured = int(stage.job(job)["step_seconds"] * 1e9)
+            step = step_seconds(folder / "runs" / "harmed" / f"job-{job}")
+        result = {**summary(found), "step_seconds": step}
+        if kind == "stopped":
+            deadline = derive(TimeoutPolicy(least_hang_ns=HANG_NS), Expected(), measured)
+            result["deadline"] = deadline.hang_ns / 1e9
+        return result
 
     def snapshot_cost(self, steps: int = 40, rounds: int = 3) -> dict[str, Any]:
         """Jobs with a snapshot of every step, replicated where there is a neighbour, and without.
@@ -221,29 +194,6 @@ class Bench:
         }
 
 
-def recovered(stage: Stage, commits: Commits, generation: int) -> Any:
-    """The first step that a later generation made and committed."""
-    stage.wait(lambda: commits.first_after(generation), "recovery", 120)
-    return commits.first_after(generation)
-
-
-def settle(stage: Stage, commits: Commits, job: int, steps: int) -> None:
-    """Until a generation has made a few steps of its own."""
-    stage.wait(lambda: stage.job(job)["state"] == "running", "the job to run")
-    generation = stage.job(job)["generation"]
-    stage.wait(lambda: commits.first_after(generation - 1), "steps")
-    first = commits.first_after(generation - 1)
-    assert first is not None
-    stage.wait(lambda: (new := commits.newest()) and new.step >= first.step + steps, "steps")
-
-
-def first_fact(stage: Stage, job: int, since_ns: int, kinds: tuple[str, ...]) -> float:
-    """Seconds from a moment to the first fact of these kinds in the log."""
-    events = stage.get("/v1/events?limit=200")["events"]
-    found = [e["time_ns"] for e in events if e["kind"] in kinds and e["time_ns"] >= since_ns]
-    return (min(found) - since_ns) / 1e9 if found else float("nan")
-
-
 def steps_of(folder: Path) -> list[StepRecord]:
     return list(read_records(folder / "metrics" / "steps.jsonl", StepRecord))[5:]
 
@@ -254,6 +204,18 @@ def step_seconds(folder: Path) -> float:
 
 def median(found: dict[str, Any]) -> float:
     return statistics.median(found["seconds"]) if found.get("seconds") else float("nan")
+
+
+def figures(results: dict[str, dict[str, Any]]) -> dict[str, float]:
+    """What was measured, as flat names: ``worker_median``, ``node_worst``, ``keeper_recovered``."""
+    told = ("recovered", "median", "worst", "detected", "steps_again")
+    return {
+        f"{kind}_{name}": found[name]
+        for kind, found in results.items()
+        if kind in KINDS
+        for name in told
+        if found[name] is not None
+    }
 
 
 def show(name: str, found: dict[str, Any]) -> None:
@@ -267,13 +229,13 @@ def show(name: str, found: dict[str, Any]) -> None:
     else:
         seconds = found["seconds"]
         text = f"median {median(found):.2f} s, worst {max(seconds):.2f} s of {len(seconds)}"
-        if "detected" in found:
-            text += f"; detected after {statistics.median(found['detected']):.2f} s"
-            text += f" (worst {max(found['detected']):.2f})"
+        if found.get("detected") is not None:
+            text += f"; detected after {found['detected']:.2f} s"
+            text += f" (worst {found['detected_worst']:.2f})"
         if "deadline" in found:
             text += f", derived deadline {found['deadline']:.2f} s"
         if "steps_again" in found:
-            text += f"; committed steps made again: {max(found['steps_again'])}"
+            text += f"; committed steps made again: {found['steps_again']}"
             text += f"; a step takes {1e3 * found['step_seconds']:.0f} ms"
     print(f"{name:14} (load {found['load']:.1f}): {text}", flush=True)
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from phalanx.checkpoint.wire import Noted, Watch, expect, send
+from phalanx.control.api_types import Done, Readmit
 from phalanx.control.backends.local import LocalCluster, LocalNode, processes_of, worker_pids
 from phalanx.control.client import Client, ClientError
 from phalanx.control.network import Network
@@ -44,27 +45,30 @@ class Commits:
     def __init__(self, nodes: list[LocalNode], job: int, world_size: int) -> None:
         self._nodes, self._job, self._world_size = nodes, job, world_size
         self._connected: dict[str, bool] = {}
-        self._noted: dict[tuple[int, int], dict[int, float]] = {}
+        self._noted: dict[tuple[int, int], set[int]] = {}  # ranks, by generation and step
+        self._whole: dict[int, list[Commit]] = {}  # by generation
         self._lock = threading.Lock()
 
     def newest(self) -> Commit | None:
         """The newest committed step of the newest generation that has one."""
-        return max(self._whole(), default=None)
+        self._connect()
+        with self._lock:
+            return max(self._whole[max(self._whole)]) if self._whole else None
 
     def first_after(self, generation: int) -> Commit | None:
         """The first step that a later generation made itself: what it restored does not count."""
-        whole = sorted(commit for commit in self._whole() if commit.generation > generation)
-        made = [commit for commit in whole if commit.generation == whole[-1].generation][1:]
-        return made[0] if made else None
-
-    def _whole(self) -> list[Commit]:
         self._connect()
         with self._lock:
-            return [
-                Commit(generation, step, max(ranks.values()))
-                for (generation, step), ranks in self._noted.items()
-                if len(ranks) == self._world_size
-            ]
+            newest = max(self._whole, default=0)
+            made = sorted(self._whole[newest])[1:] if newest > generation else []
+        return made[0] if made else None
+
+    def next_after(self, step: int) -> Commit | None:
+        """The first commit of a step beyond this one, by whatever generation."""
+        self._connect()
+        with self._lock:
+            later = [c for made in self._whole.values() for c in made if c.step > step]
+        return min(later, key=lambda commit: commit.at, default=None)
 
     def _connect(self) -> None:
         """Keepers come and go with nodes: those that are there are listened to."""
@@ -85,10 +89,15 @@ class Commits:
             self._connected[path] = False
 
     def _take(self, note: Noted) -> None:
-        if not note.replica:
-            with self._lock:
-                ranks = self._noted.setdefault((note.generation, note.step), {})
-                ranks.setdefault(note.rank, time.monotonic())
+        at = time.monotonic()
+        with self._lock:
+            ranks = self._noted.setdefault((note.generation, note.step), set())
+            if note.replica or note.rank in ranks:  # keepers say again what they hold
+                return
+            ranks.add(note.rank)
+            if len(ranks) == self._world_size:
+                made = self._whole.setdefault(note.generation, [])
+                made.append(Commit(note.generation, note.step, at))
 
 
 class Stage:
@@ -287,9 +296,22 @@ class Stage:
 
     def restart_node(self, node: LocalNode) -> None:
         """Start a node that was killed, or only its agent."""
-        if not (runtime_folder(node.state) / "zygote.sock").exists():
-            self._runner.run(self.cluster.start_zygote(node))
+        self._runner.run(self.cluster.start_zygote(node))
         self.cluster.start_agent(node)
+
+    def readmit(self) -> bool:
+        """Let in again what the core has put aside; whether all nodes are healthy."""
+        with suppress(ClientError):  # the controller may be dead just now
+            nodes = self.get("/v1/nodes")["nodes"]
+            for node in nodes:
+                if node["state"] in ("quarantined", "draining") or (
+                    node["state"] == "dead" and node["connected"]
+                ):
+                    path = f"/v1/nodes/{node['name']}/readmit"
+                    with suppress(ClientError):
+                        self.client.post(path, Readmit(tested=True), Done)
+            return all(node["state"] in ("healthy", "spare") for node in nodes)
+        return False
 
 
 def urlsplit_port(url: str) -> int:

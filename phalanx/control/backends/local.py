@@ -187,6 +187,39 @@ def worker_pids(node: LocalNode, job: int) -> dict[int, int]:
     return found
 
 
+def keeper_pid(node: LocalNode, job: int) -> int | None:
+    """The keeper of a job on a node."""
+    log_file = node.state / "jobs" / str(job) / "keeper.log"
+    return next((pid for pid in _all_processes() if log_file in open_files(pid)), None)
+
+
+def zygote_pid(node: LocalNode) -> int | None:
+    """The process that all others of a node but its agent are forked from."""
+    found = _zygotes(node)
+    return next((pid for pid, parent in found.items() if parent not in found), None)
+
+
+def store_pid(node: LocalNode) -> int | None:
+    """The process where the ranks of a gang meet, if this node hosts it."""
+    found = _zygotes(node)
+    return min((pid for pid, parent in found.items() if parent in found), default=None)
+
+
+def _zygotes(node: LocalNode) -> dict[int, int]:
+    """A node's zygote and its store, which has no log of its own; and the parent of each."""
+    log_file = node.state / "zygote.log"
+    pids = [pid for pid in _all_processes() if log_file in open_files(pid)]
+    return {pid: parent for pid in pids if (parent := parent_of(pid)) is not None}
+
+
+def parent_of(pid: int) -> int | None:
+    """The parent of a process; None of one that is gone."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return None
+
+
 def open_files(pid: int) -> Iterator[Path]:
     """What a process has open; nothing of one that is gone or somebody else's."""
     with suppress(OSError):

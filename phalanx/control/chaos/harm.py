@@ -14,7 +14,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from phalanx.control.backends.local import LocalNode, open_files, processes_of, worker_pids
+from phalanx.control.backends.local import (
+    LocalNode,
+    keeper_pid,
+    processes_of,
+    worker_pids,
+    zygote_pid,
+)
 from phalanx.control.chaos.plan import Action
 from phalanx.control.client import ClientError
 from phalanx.control.network import Network
@@ -62,10 +68,12 @@ class Harm:
         self._later: dict[object, tuple[float, Callable[[], object]]] = {}  # by what is undone
         self._threads: list[threading.Thread] = []
         self.done: list[str] = []
+        self.struck = 0.0  # when the last one was done (monotonic clock)
 
     def do(self, action: Action) -> None:
         """Do it; what it cannot do now (nobody holds the slot) is left out and said."""
         self._nodes()  # after this harm there may be nobody to ask
+        self.struck = time.monotonic()
         try:
             getattr(self, f"_{action.do}")(action)
             self.done.append(str(action))
@@ -117,19 +125,23 @@ class Harm:
         raise HarmError("it has no worker")
 
     def _keeper(self, node: LocalNode) -> int:
-        for pid in processes_of(node):
-            if (node.state / "jobs" / str(self.job) / "keeper.log") in open_files(pid):
-                return pid
-        raise HarmError("it has no keeper")
+        found = keeper_pid(node, self.job)
+        if found is None:
+            raise HarmError("it has no keeper")
+        return found
 
     # What is done.
 
+    def _signal(self, pid: int, number: int) -> None:
+        self.struck = time.monotonic()
+        os.kill(pid, number)
+
     def _kill_worker(self, action: Action) -> None:
-        os.kill(self._worker(action), signal.SIGKILL)
+        self._signal(self._worker(action), signal.SIGKILL)
 
     def _stop_worker(self, action: Action) -> None:
         pid = self._worker(action)
-        os.kill(pid, signal.SIGSTOP)
+        self._signal(pid, signal.SIGSTOP)
         self._after(action, pid, partial(_signal, pid, signal.SIGCONT))
 
     def _slow_worker(self, action: Action) -> None:
@@ -146,11 +158,21 @@ class Harm:
         self._threads.append(thread)
 
     def _kill_keeper(self, action: Action) -> None:
-        os.kill(self._keeper(self._node(action)), signal.SIGKILL)
+        self._signal(self._keeper(self._node(action)), signal.SIGKILL)
 
     def _kill_agent(self, action: Action) -> None:
         node = self._node(action)
         self.stage.kill_agent(node)
+        self._after(action, node.name, partial(self.stage.restart_node, node))
+
+    def _kill_zygote(self, action: Action) -> None:
+        """Its agent ends with it, and is started again."""
+        node = self._node(action)
+        pid = zygote_pid(node)
+        if pid is None:
+            raise HarmError("it has no zygote")
+        self._signal(pid, signal.SIGKILL)
+        self.stage.kill_agent(node)  # it is about to end by itself
         self._after(action, node.name, partial(self.stage.restart_node, node))
 
     def _kill_node(self, action: Action) -> None:

@@ -19,6 +19,7 @@ Kind = Literal[
     "slow_worker",  # it gets half of its time for ``seconds``
     "kill_keeper",
     "kill_agent",  # and started again after ``seconds``
+    "kill_zygote",  # and all that was forked from it but the keeper; see kill_node
     "kill_node",  # everything on it; started again after ``seconds``
     "freeze_node",  # everything on it stands still for ``seconds``
     "partition",  # its network is cut for ``seconds``; needs namespaces
@@ -35,6 +36,7 @@ WEIGHTS: dict[Kind, int] = {
     "deadlock_worker": 1,
     "kill_keeper": 2,
     "kill_agent": 3,
+    "kill_zygote": 1,
     "kill_node": 3,
     "freeze_node": 1,
     "corrupt_replica": 1,

@@ -15,7 +15,6 @@ from types import TracebackType
 from msgspec import Struct, structs
 
 from phalanx.config import Job, to_toml
-from phalanx.control.api_types import Done, Readmit
 from phalanx.control.chaos.harm import Harm
 from phalanx.control.chaos.plan import Plan
 from phalanx.control.chaos.verdict import (
@@ -171,7 +170,7 @@ class Arena:
             harm.due()
             state = self._state(number) or state
             if state == "pending":  # the gang lacks nodes: people would look at those put aside
-                self._readmit()
+                self.stage.readmit()
             if state in ("done", "failed", "cancelled"):
                 break
             time.sleep(0.05)
@@ -219,22 +218,7 @@ class Arena:
 
     def _heal(self) -> None:
         """All nodes are there and healthy before the next plan."""
-        self.stage.wait(self._readmit, "nodes to be whole again", HEAL_SECONDS)
-
-    def _readmit(self) -> bool:
-        """Let in again what the core has put aside; whether all nodes are healthy."""
-        stage = self.stage
-        with suppress(ClientError):  # the controller may be dead just now
-            nodes = stage.get("/v1/nodes")["nodes"]
-            for node in nodes:
-                if node["state"] in ("quarantined", "draining") or (
-                    node["state"] == "dead" and node["connected"]
-                ):
-                    path = f"/v1/nodes/{node['name']}/readmit"
-                    with suppress(ClientError):
-                        stage.client.post(path, Readmit(tested=True), Done)
-            return all(node["state"] in ("healthy", "spare") for node in nodes)
-        return False
+        self.stage.wait(self.stage.readmit, "nodes to be whole again", HEAL_SECONDS)
 
 
 def _absolute(path: str) -> str:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from phalanx.control.backends.local import open_files
+from phalanx.control.backends.local import open_files, parent_of
 
 GONE_SECONDS = 30.0  # for processes that were ended to be gone, on a busy machine
 
@@ -73,9 +73,7 @@ def _ancestors() -> set[int]:
     found, pid = set(), os.getpid()
     while pid > 0 and pid not in found:
         found.add(pid)
-        with suppress(OSError):
-            status = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-            pid = int(status[1])
+        pid = parent_of(pid) or 0
     return found
 
 
