@@ -1,0 +1,72 @@
+"""A keeper that stands still, or is killed again and again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from phalanx.checkpoint.deadline import LEAST_SECONDS
+from tests.faults.trial import Process, Trial, staged
+
+BUSY_SECONDS = 8.0  # that a busy machine may add
+
+
+def notices(trial: Trial) -> list[str]:
+    """Codes of what people were told about the job's keepers."""
+    events = trial.stage.get(f"/v1/events?limit=1000&job={trial.job}")["events"]
+    told = [order for event in events for order in event["commands"] if order["kind"] == "Notify"]
+    codes = [order["reason"]["code"] for order in told]
+    return [code for code in codes if code.startswith("keeper_")]
+
+
+def test_training_goes_on_while_a_keeper_stands_still_and_has_snapshots_again_after(
+    tmp_path: Path, expected: Path
+) -> None:
+    with staged(tmp_path, spares=0) as stage:
+        trial = Trial(stage, tmp_path)
+        trial.reach(5)
+        keeper = trial.pid(Process.KEEPER)
+        before = stage.job(trial.job)["step"]
+        os.kill(keeper, signal.SIGSTOP)
+        began = time.monotonic()
+        # Steps are made, although no snapshot of them is safe: training waits once, then no more.
+        trial.wait(lambda: stage.job(trial.job)["step"] >= before + 8, "steps without snapshots")
+        assert time.monotonic() - began < LEAST_SECONDS + BUSY_SECONDS
+        assert trial.step <= before + 8
+        trial.wait(lambda: "keeper_silent" in notices(trial), "a notice")
+        os.kill(keeper, signal.SIGCONT)
+        at = stage.job(trial.job)["step"]
+        trial.reach(min(at + 3, 150))
+        trial.wait(lambda: "keeper_answers" in notices(trial), "a notice")
+        assert stage.job(trial.job)["generation"] == 1
+        trial.ends_like(expected)
+        trial.leaves_nothing()
+
+
+@pytest.mark.soak
+def test_a_keeper_that_stays_stopped_is_replaced(tmp_path: Path, expected: Path) -> None:
+    with staged(tmp_path, spares=0) as stage:
+        trial = Trial(stage, tmp_path, steps=600)
+        trial.reach(5)
+        os.kill(trial.pid(Process.KEEPER), signal.SIGSTOP)
+        trial.wait(lambda: trial.commits.first_after(1), "a new keeper and snapshots", 60)
+        assert notices(trial) == ["keeper_silent", "keeper_replaced"]
+        stage.command("cancel", str(trial.job))
+
+
+@pytest.mark.soak
+def test_a_keeper_that_is_killed_six_times_costs_no_retries(tmp_path: Path, expected: Path) -> None:
+    with staged(tmp_path, spares=0) as stage:
+        trial = Trial(stage, tmp_path)
+        trial.reach(5)
+        for number in range(6):
+            generation = stage.job(trial.job)["generation"]
+            trial.kill(Process.KEEPER, slot=number % 4)
+            trial.wait(lambda at=generation: trial.commits.first_after(at), "recovery", 60)
+        assert stage.job(trial.job)["retries_used"] == 0, trial.story()
+        trial.ends_like(expected)
+        trial.leaves_nothing()
