@@ -126,8 +126,7 @@ class AgentProcess:
         await self.zygote.open()
         await self.crew.open()
         await self._open_store()
-        roles = [key.partition("/")[2] for key in self.zygote.children]
-        if any(role.startswith(("worker", "standby", "keeper")) for role in roles):
+        if self.crew.left_over():
             await asyncio.sleep(FOUND_SECONDS)
             running = {fact.job for fact in self._early if isinstance(fact, WorkerFound)}
             await self.crew.find_kept(running)

@@ -21,7 +21,7 @@ from phalanx.cluster.messages import (
     WorkerStop,
 )
 from phalanx.control.ears import Ears
-from phalanx.control.hands import Here, Place
+from phalanx.control.hands import KEEPER_SOCKET, Here, Place
 from phalanx.control.hooks import Hook, run_hook, told
 from phalanx.control.keeper_watch import ward_ranks, what_is_kept
 from phalanx.control.log_keeping import note_ranks, noted_ranks
@@ -72,19 +72,27 @@ class Crew:
 
         The core decides whether it is needed. A keeper that holds nothing ends.
         """
-        for key in list(self.zygote.children):
-            job, _, role = key.partition("/")
-            number = int(job.removeprefix("job")) if role == "keeper" else 0
-            if not number or number in known:
-                continue
+        for number in self._kept() - known:
             here = self.here(number)
             found = await what_is_kept(here.keeper_socket, number)
             if found is None:
-                self.zygote.signal(key, signal.SIGKILL)
+                self.processes.end_keeper(here)
                 continue
             if here.watch is None:
                 await self.processes.watch(here, 0)
             self.fact(found)
+
+    def left_over(self) -> bool:
+        """Whether something outlived an earlier agent."""
+        roles = (key.partition("/")[2] for key in self.zygote.children)
+        return any(role.startswith(("worker", "standby")) for role in roles) or bool(self._kept())
+
+    def _kept(self) -> set[int]:
+        """Jobs with a keeper here; it outlives the zygote, too, which then knows nothing of it."""
+        keys = (key.partition("/") for key in self.zygote.children)
+        found = {int(job.removeprefix("job")) for job, _, role in keys if role == "keeper"}
+        sockets = runtime_folder(self.state).glob(f"*/{KEEPER_SOCKET}")
+        return found | {int(path.parent.name) for path in sockets if path.parent.name.isdigit()}
 
     @property
     def out_of_memory(self) -> Callable[[int], str]:
@@ -129,7 +137,7 @@ class Crew:
                     return
                 await self.processes.ensure_keeper(here, ward_ranks(form, action.ranks))
                 if here.job not in self.jobs:  # it was stopped while the keeper came up
-                    self.zygote.signal(here.keeper_key, signal.SIGKILL)
+                    self.processes.end_keeper(here)
                     here.close()
                     return
                 for index in [i for i in here.hands if i >= len(action.ranks)]:
@@ -224,7 +232,7 @@ class Crew:
             self.zygote.signal(hand.key, signal.SIGKILL)
         here.standbys.clear()
         if not action.keep_snapshots:
-            self.zygote.signal(here.keeper_key, signal.SIGKILL)
+            self.processes.end_keeper(here)
             here.close()
             shutil.rmtree(here.sockets, ignore_errors=True)
             del self.jobs[action.job]
@@ -236,10 +244,10 @@ class Crew:
         for hand in here.hands.values():
             hand.left = True
         for key in list(self.zygote.children):  # also programs that never said a word
-            kept = keep_snapshots and key == here.keeper_key
-            if key.startswith(f"job{job}/") and not kept:
+            if key.startswith(f"job{job}/") and key != here.keeper_key:
                 self.zygote.signal(key, signal.SIGKILL)
         if not keep_snapshots:
+            self.processes.end_keeper(here)
             del self.jobs[job]
             here.close()
 

@@ -15,6 +15,8 @@ from phalanx.control.payload import Script, Train
 from phalanx.control.worker_link import Looked, Order, Passed, Take
 from phalanx.control.zygote_wire import Child, framed
 
+KEEPER_SOCKET = "keeper"  # in the folder of a job's sockets
+
 
 class Hand:
     """One worker process of a job on this node; ``key``: the zygote's name of it."""
@@ -49,7 +51,7 @@ class Here:
 
     def __init__(self, job: int, folder: Path, sockets: Path) -> None:
         self.job, self.folder, self.sockets = job, folder, sockets
-        self.agent_socket, self.keeper_socket = sockets / "agent", sockets / "keeper"
+        self.agent_socket, self.keeper_socket = sockets / "agent", sockets / KEEPER_SOCKET
         self.server: asyncio.Server | None = None
         self.form: Form | None = None
         self.store = ""  # host:port where the ranks of its generation meet

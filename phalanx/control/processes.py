@@ -5,7 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import socket
+import struct
 from collections.abc import Callable
+from contextlib import suppress
 
 from phalanx.checkpoint.channel import REPLICA_KEY
 from phalanx.cluster.messages import LocalFact
@@ -16,6 +19,7 @@ from phalanx.control.zygote_client import ZygoteClient, ZygoteError
 from phalanx.control.zygote_wire import Spawn
 
 KEEPER_SECONDS = 10.0  # for a new one to come up
+_PEER = struct.Struct("3i")  # pid, user and group of a socket's other end
 
 log = logging.getLogger("phalanx.agent")
 
@@ -111,12 +115,23 @@ class Processes:
         if not await self.watch(here, ward_ranks, seconds=KEEPER_SECONDS):
             raise ZygoteError("no keeper comes up")
 
+    def end_keeper(self, here: Here) -> None:
+        """End a job's keeper, also one whose zygote is gone."""
+        if here.keeper_key in self._zygote.children:
+            self._zygote.signal(here.keeper_key, signal.SIGKILL)
+            return
+        with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            connection.connect(str(here.keeper_socket))
+            found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
+            os.kill(_PEER.unpack(found)[0], signal.SIGKILL)
+        here.keeper_socket.unlink(missing_ok=True)
+
     async def watch(self, here: Here, ward_ranks: int, seconds: float = 0.0) -> bool:
         """Listen to a job's keeper; whether there is one."""
 
         def replace() -> None:
             log.error("job %d: its keeper does not answer and is ended", here.job)
-            self._zygote.signal(here.keeper_key, signal.SIGKILL)
+            self.end_keeper(here)
 
         watch = KeeperWatch(
             here.keeper_socket, here.job, ward_ranks, self._fact, self.silent_seconds, replace

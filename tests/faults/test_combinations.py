@@ -141,10 +141,8 @@ def lost_steps(trial: Trial, committed: int) -> bool:
     lost = committed - ready[-1]
     if lost <= 0:
         return False
-    events = trial.stage.get(f"/v1/events?limit=1000&job={trial.job}")["events"]
-    orders = [order for event in events for order in event["commands"]]
-    told = [order["reason"] for order in orders if order["kind"] == "Notify"]
-    said = [reason["facts"]["steps"] for reason in told if "steps" in reason.get("facts", {})]
+    told = trial.notices()
+    said = [int(notice["facts"]["steps"]) for notice in told if "steps" in notice["facts"]]
     assert any(abs(count - lost) <= 3 for count in said), (lost, told)
     return True
 

@@ -17,9 +17,7 @@ BUSY_SECONDS = 8.0  # that a busy machine may add
 
 def notices(trial: Trial) -> list[str]:
     """Codes of what people were told about the job's keepers."""
-    events = trial.stage.get(f"/v1/events?limit=1000&job={trial.job}")["events"]
-    told = [order for event in events for order in event["commands"] if order["kind"] == "Notify"]
-    codes = [order["reason"]["code"] for order in told]
+    codes = [notice["code"] for notice in trial.notices()]
     return [code for code in codes if code.startswith("keeper_")]
 
 

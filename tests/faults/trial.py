@@ -15,6 +15,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
+
+import psutil
 
 from phalanx.checkpoint.manifest import MANIFEST_FILE
 from phalanx.control.backends.local import (
@@ -114,6 +117,12 @@ class Trial:
         except TimeoutError as error:
             raise AssertionError(f"{error}\n{self.story()}") from error
 
+    def notices(self) -> list[dict[str, Any]]:
+        """What people were told about the job: codes, sentences and facts."""
+        events = self.stage.get(f"/v1/events?limit=1000&job={self.job}")["events"]
+        orders = [order for event in events for order in event["commands"]]
+        return [order["why"] for order in orders if order["kind"] == "Notify"]
+
     def story(self) -> str:
         """What the server says of the job."""
         with suppress(ClientError):
@@ -201,11 +210,13 @@ class Trial:
 
     def _host(self) -> LocalNode:
         """The node where the ranks of the newest generation meet."""
-        events = self.stage.get(f"/v1/events?limit=1000&job={self.job}")["events"]
-        orders = [order for event in events for order in event["commands"]]
-        numbers = {node["number"]: node["name"] for node in self.stage.get("/v1/nodes")["nodes"]}
-        forms = [order for order in orders if order["kind"] == "Form"]
-        return self.stage.node(numbers[forms[-1].get("store", 0)])
+        worker = psutil.Process(self._worker(2))
+        ports = {each.raddr.port for each in worker.net_connections("tcp") if each.raddr}
+        for node in self.stage.cluster.nodes:
+            store = store_pid(node)
+            if store is not None and ports & listening({store: ""}).keys():
+                return node
+        raise AssertionError("its ranks meet nowhere")
 
     def kill(self, process: Process, slot: int = 1) -> None:
         """SIGKILL; whoever supervises it elsewhere (systemd, say) starts it again soon."""
@@ -293,9 +304,9 @@ class Trial:
             return found + self._unfinished() + self._grown()
 
         deadline = time.monotonic() + GONE_SECONDS
-        while left() and time.monotonic() < deadline:
+        while (found := left()) and time.monotonic() < deadline:
             time.sleep(0.2)
-        assert left() == []
+        assert not found, "\n".join(found)
 
     def _unfinished(self) -> list[str]:
         found = self.folder.glob("checkpoints/step-*")
