@@ -21,6 +21,7 @@ import argparse
 import json
 import os
 import statistics
+import sys
 import tempfile
 from collections.abc import Callable
 from functools import partial
@@ -34,6 +35,7 @@ from phalanx.cluster.policy import TimeoutPolicy
 from phalanx.cluster.timeouts import derive
 from phalanx.control.stage import Stage
 from phalanx.train import StepRecord, read_records
+from proof.report import report
 
 HANG_NS = 2_000_000_000  # the least; what is derived from the step is shown
 POLICY = f"[spares]\nnodes = {{spares}}\n[timeouts]\nleast_hang_ns = {HANG_NS}\n{HEALTH}"
@@ -96,7 +98,7 @@ CUDA = {
 }
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--times", type=int, default=10, help="kills of each kind")
     parser.add_argument("--peers", action="store_true", help="torchrun and torchft too")
@@ -131,9 +133,8 @@ def main() -> None:
                 show(name, results[name])
     if options.json:
         print(json.dumps({**results, "figures": figures(results)}, indent=2))
-    elif {"torchrun", "worker"} <= results.keys():
-        ratio = median(results["torchrun"]) / median(results["worker"])
-        print(f"torchrun takes {ratio:.1f} times as long as a killed worker here")
+        return 0
+    return report(claim_of(set(results), cuda), figures(results))
 
 
 class Bench:
@@ -209,13 +210,33 @@ def median(found: dict[str, Any]) -> float:
 def figures(results: dict[str, dict[str, Any]]) -> dict[str, float]:
     """What was measured, as flat names: ``worker_median``, ``node_worst``, ``keeper_recovered``."""
     told = ("recovered", "median", "worst", "detected", "steps_again")
-    return {
+    flat: dict[str, float] = {
         f"{kind}_{name}": found[name]
         for kind, found in results.items()
         if kind in KINDS
         for name in told
         if found[name] is not None
     }
+    for part, prefix in (("snapshots", ""), ("snapshots-demo", "demo_")):
+        if found := results.get(part, {}):
+            flat[f"{prefix}stall_share"] = found["stall_seconds"] / found["step_seconds"]
+            flat[f"{prefix}step_ratio"] = found["step_seconds"] / found["step_seconds_without"]
+    if results.get("torchrun", {}).get("seconds"):
+        flat["torchrun_median"] = median(results["torchrun"])
+        if "worker" in results:
+            flat["torchrun_ratio"] = flat["torchrun_median"] / median(results["worker"])
+    return flat
+
+
+def claim_of(parts: set[str], cuda: bool) -> str:
+    """The claim that these parts prove."""
+    if cuda:
+        return "recovery-gpu" if "worker" in parts else "snapshots-gpu"
+    if "torchrun" in parts:
+        return "peers"
+    if parts <= {"snapshots", "snapshots-demo"}:
+        return "snapshots"
+    return "recovery" if parts == {"worker"} else "recovery-kinds"
 
 
 def show(name: str, found: dict[str, Any]) -> None:
@@ -241,4 +262,4 @@ def show(name: str, found: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -59,6 +59,21 @@ RECOVERY = (
         needs=QUIET,
     ),
     Claim(
+        name="endurance",
+        says="200 kills of all kinds in twenty minutes leave no trace: the job is done, with the "
+        "losses and weights of an undisturbed run, and nothing has grown.",
+        command="python -m benchmarks.endurance --minutes 20 --kills 200",
+        figures=(
+            Figure("kills", "kills that were recovered from", at_least=200, timed=False),
+            Figure("done", "jobs that ended well", at_least=1, timed=False),
+            Figure("differences", "losses and weights that differ", at_most=0, timed=False),
+            Figure("growth", "the most that a process grew", "%", at_most=0.05, timed=False),
+            Figure("worst", "the longest recovery", "s", at_most=30.0, regression=2.0),
+        ),
+        minutes=35,
+        needs=QUIET,
+    ),
+    Claim(
         name="snapshots",
         says="A snapshot of every step in two nodes' memory costs a step little.",
         command="python -m benchmarks.recovery --only snapshots,snapshots-demo",
