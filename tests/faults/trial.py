@@ -43,8 +43,8 @@ from tests.control.jobs import assert_same, set_options, write_job
 SLOTS = 4
 STEPS = 160
 EVERY = 40  # steps between checkpoints
-# A shard of the job has 0.4 MB: its flush takes about three seconds, and nobody waits for it.
-SLOW_FLUSH = f"checkpoint.every={EVERY}", "checkpoint.write_limit=0.00015"
+# The last rank begins to write three seconds after the first; training does not wait for it.
+SLOW_FLUSH = f"checkpoint.every={EVERY}", "checkpoint.stagger_seconds=4"
 END_SECONDS = 240.0
 GONE_SECONDS = 30.0  # for what a job had to be gone after its end, on a busy machine
 SPARE_FILES = 12  # descriptors that a server or an agent may have more after a job than before
@@ -138,7 +138,7 @@ class Trial:
             case Phase.FORMING:
                 with self._standing(self._worker(3)):
                     self._reform(0)
-                    self.wait(lambda: self._gang("forming"), "a gang that forms", 30)
+                    self.wait(lambda: self._gang("joining"), "a gang that forms", 30)
                     yield
             case Phase.RESTORING:
                 with self._standing(self._keeper(3)):
