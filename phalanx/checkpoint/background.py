@@ -15,7 +15,7 @@ from torch import Tensor
 
 from phalanx.checkpoint.commit import Order
 from phalanx.checkpoint.kept import Kept, Outcome
-from phalanx.checkpoint.manifest import CheckpointError
+from phalanx.checkpoint.manifest import CheckpointError, KeeperLostError
 from phalanx.checkpoint.snapshot import Snapshot
 
 ARCHIVE_SECONDS = 600.0  # that a run waits at its end for copies; the keeper goes on after
@@ -23,10 +23,6 @@ COMMIT_SECONDS = 60.0  # for the manifest, once every rank's shard is known to b
 OVERLAP_BYTES = 32 << 20  # less is copied on the spot: a thread would cost more
 
 log = logging.getLogger(__name__)
-
-
-class KeeperLostError(CheckpointError):
-    """The keeper process of this node is gone, and with it what it had not written."""
 
 
 class Background:
@@ -174,7 +170,9 @@ class Background:
         """Why the newest save failed, if it did."""
         if self._failed is None:
             return None
-        return CheckpointError(Path(self._failed.path), self._failed.problem, self._failed.fix)
+        failed = self._failed
+        kind = KeeperLostError if self.lost else CheckpointError
+        return kind(Path(failed.path), failed.problem, failed.fix, failed.errno)
 
     @property
     def failed_path(self) -> str:

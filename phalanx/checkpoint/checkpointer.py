@@ -19,7 +19,7 @@ import torch
 from phalanx.checkpoint.archive import Copy, copy_patiently
 from phalanx.checkpoint.arrange import Arrangement, arrange
 from phalanx.checkpoint.attach import Attachment, Keeping
-from phalanx.checkpoint.background import Background, KeeperLostError
+from phalanx.checkpoint.background import Background
 from phalanx.checkpoint.commit import Archive, Local, Order, try_commit, write_shard
 from phalanx.checkpoint.describe import current_rank, world_size
 from phalanx.checkpoint.folder import WriterLock, checkpoint_path, raise_fence, sweep
@@ -27,7 +27,12 @@ from phalanx.checkpoint.keepers import home_of
 from phalanx.checkpoint.kept import Kept, NoKeeperError, Outcome
 from phalanx.checkpoint.loader import Loader
 from phalanx.checkpoint.local import write_local
-from phalanx.checkpoint.manifest import MANIFEST_FILE, CheckpointError, Extra
+from phalanx.checkpoint.manifest import (
+    MANIFEST_FILE,
+    CheckpointError,
+    Extra,
+    KeeperLostError,
+)
 from phalanx.checkpoint.retention import Policy
 from phalanx.checkpoint.tier import add_score
 
@@ -326,7 +331,7 @@ def _not_saved(error: CheckpointError) -> CheckpointError:
         f"see why {folder} cannot be written, or set runs to another disk; then continue from what "
         'is saved, or still in memory, with checkpoint.resume = "auto"'
     )
-    return type(error)(error.path, error.problems, fix)
+    return type(error)(error.path, error.problems, fix, error.errno)
 
 
 def _refuse_existing(final: Path) -> None:

@@ -33,7 +33,7 @@ from phalanx.checkpoint.folder import scan
 from phalanx.checkpoint.manifest import MANIFEST_FILE, CheckpointError
 from phalanx.checkpoint.peer import Peer
 from phalanx.checkpoint.quota import QUOTA_FIX, refusal_of
-from phalanx.checkpoint.serving import Worker, fix_of, problem_of
+from phalanx.checkpoint.serving import Worker, failed
 from phalanx.checkpoint.shelf import Held, Shelf
 from phalanx.checkpoint.wire import Committed, Failed, Noted, Superseded
 
@@ -231,7 +231,7 @@ class Keeper:
             if list_now or (path / MANIFEST_FILE).exists():
                 return try_commit(order, lambda: worker.tell(Committed(step, order.path)))
         except (OSError, CheckpointError) as error:
-            worker.tell(Failed(-1, step, order.path, problem_of(error), fix_of(error)))
+            worker.tell(failed(-1, order, error))
             return True
         return False
 

@@ -50,6 +50,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     path: str
     problem: str = ""  # empty: the checkpoint is complete
     fix: str = ""
+    errno: int = 0  # of the operating system, where that refused
 
 
 class NoKeeperError(Exception):
@@ -250,8 +251,14 @@ class Kept:
                     if message.slot >= 0:
                         self._free.append(message.slot)
                         self.archiving = [s for s in self.archiving if s != message.step]
-                    words = {"problem": message.problem, "fix": message.fix}
-                    self._resolve(Outcome(step=message.step, path=message.path, **words))
+                    failed = Outcome(
+                        step=message.step,
+                        path=message.path,
+                        problem=message.problem,
+                        fix=message.fix,
+                        errno=message.errno,
+                    )
+                    self._resolve(failed)
                 case Acknowledged():
                     since = self._unacknowledged.pop(message.step)
                     self._deadline.acknowledged(time.monotonic() - since)

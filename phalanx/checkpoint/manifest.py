@@ -25,11 +25,14 @@ SEAL = b'{"checksum":"'  # what every sealed file begins with
 class CheckpointError(Exception):
     """A checkpoint cannot be written or trusted: which one, what is wrong, what to do."""
 
-    def __init__(self, path: Path | str, problems: str | list[str], fix: str = "") -> None:
+    def __init__(
+        self, path: Path | str, problems: str | list[str], fix: str = "", errno: int = 0
+    ) -> None:
         self.path = path
         self.problems = [problems] if isinstance(problems, str) else problems
         self.fix = fix
-        super().__init__(path, self.problems, fix)
+        self.errno = errno  # of the operating system, where that refused; 0: it did not
+        super().__init__(path, self.problems, fix, errno)
 
     def __str__(self) -> str:
         lines = [f"checkpoint {self.path}: {self.problems[0]}", *self.problems[1:]]
@@ -38,6 +41,10 @@ class CheckpointError(Exception):
 
 class LostPlaceError(CheckpointError):
     """A gang of a higher generation has taken over: this one must not go on."""
+
+
+class KeeperLostError(CheckpointError):
+    """The keeper process of a node is gone, and with it what it had not written."""
 
 
 class BadCheckpointError(CheckpointError):

@@ -12,7 +12,12 @@ import torch.distributed as dist
 
 from phalanx.checkpoint.describe import current_rank, world_size
 from phalanx.checkpoint.folder import older_than
-from phalanx.checkpoint.manifest import BadCheckpointError, CheckpointError, LostPlaceError
+from phalanx.checkpoint.manifest import (
+    BadCheckpointError,
+    CheckpointError,
+    KeeperLostError,
+    LostPlaceError,
+)
 
 PROBLEMS_SHOWN = 8
 
@@ -36,7 +41,9 @@ class Ranks:
             failure = error
         except Exception as error:  # whatever it is, the other ranks must learn of it
             log.debug("checkpoint %s failed on rank %d", path, current_rank(), exc_info=True)
-            failure = CheckpointError(path, f"rank {current_rank()}: {described(error)}")
+            number = error.errno or 0 if isinstance(error, OSError) else 0
+            words = f"rank {current_rank()}: {described(error)}"
+            failure = CheckpointError(path, words, errno=number)
         failures = [each for each in self.gather(failure) if each is not None]
         if failures:
             raise merged(path, failures)
@@ -72,9 +79,11 @@ def merged(path: Path | str, errors: list[CheckpointError]) -> CheckpointError:
     if bad and not fix:
         older = older_than(path) if isinstance(path, Path) else None
         fix = f"load the older {older}" if older else "there is no older checkpoint beside it"
-    lost = any(isinstance(error, LostPlaceError) for error in errors)
-    kind = BadCheckpointError if bad else LostPlaceError if lost else CheckpointError
-    return kind(path, shown, fix)
+    kind: type[CheckpointError] = BadCheckpointError if bad else CheckpointError
+    for special in (KeeperLostError, LostPlaceError):
+        if any(isinstance(error, special) for error in errors):
+            kind = special
+    return kind(path, shown, fix, next((error.errno for error in errors if error.errno), 0))
 
 
 def described(error: BaseException) -> str:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from phalanx.checkpoint.archive import Archiver, Copy
 from phalanx.checkpoint.channel import Stream, connect
-from phalanx.checkpoint.commit import publish_sidecar, try_commit, withdraw, write_bytes
+from phalanx.checkpoint.commit import Order, publish_sidecar, try_commit, withdraw, write_bytes
 from phalanx.checkpoint.local import write_local
 from phalanx.checkpoint.manifest import CheckpointError
 from phalanx.checkpoint.peer import Peer
@@ -161,7 +161,7 @@ class Worker(Peer):
         if not isinstance(error, WorkerGoneError):
             log.error("step %d is not saved: %s", step, problem_of(error))
         withdraw(held.order)
-        self.tell(Failed(slot, step, held.order.path, problem_of(error), fix_of(error)))
+        self.tell(failed(slot, held.order, error))
         self.keeper.finished(self, held.order, waits_for_others=False)
 
     def _seal_promptly(self, slot: int, held: Held) -> None:
@@ -272,7 +272,7 @@ class Worker(Peer):
             return try_commit(order, lambda: self.tell(Committed(step, order.path)))
         except (OSError, CheckpointError) as error:
             log.error("step %d is not committed: %s", step, error)
-            self.tell(Failed(-1, step, order.path, problem_of(error), fix_of(error)))
+            self.tell(failed(-1, order, error))
         return True
 
     def _replicate(self, held: Held) -> bool:
@@ -317,6 +317,13 @@ def problem_of(error: Exception) -> str:
     if isinstance(error, CheckpointError):
         return "; ".join(error.problems)
     return str(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+
+
+def failed(slot: int, order: Order, error: Exception) -> Failed:
+    """What a worker is told of a save that failed."""
+    number = error.errno or 0 if isinstance(error, OSError | CheckpointError) else 0
+    step = order.draft.step
+    return Failed(slot, step, order.path, problem_of(error), fix_of(error), number)
 
 
 def fix_of(error: Exception) -> str:

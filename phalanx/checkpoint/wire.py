@@ -193,6 +193,7 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     path: str
     problem: str
     fix: str = ""
+    errno: int = 0  # of the operating system, where that refused
 
 
 class Trouble(msgspec.Struct, frozen=True, tag=True):

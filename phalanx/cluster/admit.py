@@ -202,6 +202,7 @@ LEAST = {
     "health.lemon_half_life_ns": 1,
     "recovery.same_step_failures": 1,
     "recovery.room_tries": 1,
+    "recovery.storage_tries": 1,
     "recovery.failed_formations": 1,
 }
 SHARES = (

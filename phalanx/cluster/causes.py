@@ -73,6 +73,7 @@ _ROWS = (
     ),
     Cause("checkpoint", "software", "keep", 300_000, "a checkpoint could not be used"),
     Cause("disk_full", "software", "keep", 900_000, "there is no room for a checkpoint"),
+    Cause("storage", "software", "keep", 500_000, "the storage of its folder failed"),
     # Parts.
     Cause("gpu_unavailable", "hardware", "replace", 950_000, "a GPU is gone"),
     Cause("gpu_fault", "hardware", "replace", 800_000, "a GPU is faulty"),

@@ -301,7 +301,7 @@ class Job(Struct, kw_only=True, omit_defaults=True):
     failures_there: int = 0  # so many in a row there, at the same rank or with the same error
     failed_from: int = 0  # the step that was safe then: a later one is progress
     retries_since_ns: int = 0  # when the first of ``retries_used`` was used
-    room_failures: int = 0  # checkpoints in a row that there was no room for
+    storage_failures: int = 0  # in a row: no room for a checkpoint, or its storage is away
     rollback: int = -1  # while it waits: what its gang had not gone back to yet
     skip_step: int = 0  # and not left out
     kept: Kept | None = None  # while it waits: what nodes hold for it in memory

@@ -240,6 +240,7 @@ class WorkerLeft(Message, frozen=True, tag=True):
     step: int
     cause: str = ""
     detail: str = ""
+    ends: bool = False  # said by the process itself, which takes part in no later generation
 
 
 class Restored(Message, frozen=True, tag=True):

@@ -15,6 +15,8 @@ from phalanx.cluster.job import SECOND_NS, Job
 from phalanx.cluster.reasons import Reason, reason, sentences
 
 EVIDENCE_KEPT = 5
+STORAGE = ("disk_full", "storage")  # causes: not the job's, but nothing can be done without it
+NOTHING_SAVES = ("room_never", "storage_never", "storage_ended")  # ends of jobs that cannot write
 SKEW_STEPS = 1  # that ranks may be apart: two failures of one step can be reported so far apart
 ERROR_CHARS = 200  # of an error that are compared: later ones name addresses and times
 
@@ -28,6 +30,11 @@ sentences(
         "progress; last: {evidence}",
         "backs_off": "failure {times} without progress: it starts again in {seconds} s; last: "
         "{evidence}",
+        "storage_wait": "its storage failed: {evidence} It is tried again in {seconds} s (attempt "
+        "{times} of {tries} failed)",
+        "storage_ended": "its storage failed {times} times in a row: {evidence}",
+        "storage_never": "its storage failed {times} times in a row: {evidence} Its last {steps} "
+        "steps were only in memory and are LOST; its newest checkpoint is step {durable}",
         "room_wait": "there is no room for the checkpoint of step {step}: {steps} steps are only "
         "in the memory of its nodes. Make room: it is written again in {seconds} s "
         "(attempt {times} of {tries} failed)",
@@ -67,13 +74,19 @@ def own_failure(ctx: Context, job: Job, failure: Failure) -> Reason | None:
     job.evidence = (*job.evidence[1 - EVIDENCE_KEPT :], words)
     if not cause.blames_job:
         return None
-    if gang.ending is not None and failure.cause != "disk_full":
+    storage = failure.cause in STORAGE or (
+        # What could be started before, and cannot now, is where its files should be.
+        failure.cause == "configuration" and job.generation > 1 and gang.phase == "running"
+    )
+    if gang.ending is not None and not storage:
         return None  # it is about to leave, and forms only to save what it has
     if gang.phase == "restoring" and gang.source == "remote" and ctx.storage_away:
         return None  # nobody could have restored it
     _clear_if_sound(ctx, job, failure)
-    if failure.cause == "disk_full":
-        return _no_room(ctx, job, here)
+    if storage:
+        job.storage_failures += 1
+        wait = _no_room if failure.cause == "disk_full" else _storage_away
+        return wait(ctx, job, here, failure.detail or words)
     if cause.domain == "software" and gang.phase in ("joining", "restoring"):
         # The step was not even tried: whatever disturbs the formation may pass.
         job.failed_formations += 1
@@ -90,7 +103,7 @@ def progressed(ctx: Context, job: Job) -> None:
     secured = _secured(ctx, job)
     if secured > job.failed_from:
         job.failed_from = secured
-        job.retries_used = job.failed_formations = job.room_failures = 0
+        job.retries_used = job.failed_formations = job.storage_failures = 0
     if job.failures_there and secured > job.failed_step:  # made again, they are no progress there
         job.failures_there, job.failed_step = 0, -1
 
@@ -173,11 +186,25 @@ def back_off_ns(ctx: Context, times: int) -> int:
     return min(policy.back_off_ns << min(times - 2, 30), policy.most_back_off_ns)
 
 
-def _no_room(ctx: Context, job: Job, step: int) -> Reason | None:
+def _storage_away(ctx: Context, job: Job, step: int, words: str) -> Reason | None:
+    """Its folder cannot be used: tried again soon and then less often, for it may come back."""
+    policy, times = ctx.policy.recovery, job.storage_failures
+    if times >= policy.storage_tries:
+        steps = max(0, job.committed - job.durable)
+        code = "storage_never" if steps else "storage_ended"
+        return reason(code, times=times, steps=steps, durable=job.durable, evidence=words)
+    wait_ns = min(policy.storage_retry_ns << min(times - 1, 30), policy.most_back_off_ns)
+    gang_of(job).retry_ns = ctx.now_ns + wait_ns
+    seconds, tries = wait_ns // SECOND_NS, policy.storage_tries
+    waits = reason("storage_wait", seconds=seconds, times=times, tries=tries, evidence=words)
+    ctx.notify(waits, job=job.id, level="error")
+    job.why = waits
+    return None
+
+
+def _no_room(ctx: Context, job: Job, step: int, _words: str) -> Reason | None:
     """A checkpoint found no room: memory holds it until there is some, or nobody makes any."""
-    policy = ctx.policy.recovery
-    job.room_failures += 1
-    times = job.room_failures
+    policy, times = ctx.policy.recovery, job.storage_failures
     told: dict[str, int | str] = {"step": step, "steps": step - job.durable, "times": times}
     if times >= policy.room_tries:
         return reason("room_never", durable=job.durable, **told)

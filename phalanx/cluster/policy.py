@@ -136,6 +136,10 @@ class RecoveryPolicy(Part, frozen=True):
     settle_ns: int = 50_000_000  # failures that belong together are gathered this long
     room_retry_ns: int = 30 * SECOND_NS  # after a full disk, longer each time
     room_tries: int = 8  # to write a last checkpoint that there is no room for
+    # Storage that fails (an I/O error, a mount that is away or read-only) is tried again after
+    # this, twice as long each time up to ``most_back_off_ns``; so many in a row end the job.
+    storage_retry_ns: int = SECOND_NS
+    storage_tries: int = 12
     repair_ns: int = DAY_NS  # until a node that left is back, usually
     # The same step failing so often in a row, at the same rank or with the same error, and without
     # a step that became safe in between, stops the job.

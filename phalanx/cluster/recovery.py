@@ -26,7 +26,7 @@ from phalanx.cluster.lifecycle import (
     leave,
     spare_gpus,
 )
-from phalanx.cluster.own_failures import EVIDENCE_KEPT, back_off_ns
+from phalanx.cluster.own_failures import EVIDENCE_KEPT, NOTHING_SAVES, back_off_ns
 from phalanx.cluster.placement import held_by
 from phalanx.cluster.reasons import Reason, reason, sentences
 
@@ -104,7 +104,7 @@ def give_up(ctx: Context, job: Job, node: int, cause: str, why: Reason) -> None:
     """
     gang = gang_of(job)
     unsaved = job.step > job.durable and job.spec.expected.snapshot_steps > 0
-    if why.code == "room_never" or not (unsaved and in_memory(gang)):
+    if why.code in NOTHING_SAVES or not (unsaved and in_memory(gang)):
         leave(ctx, job, "failed", why)
         return
     broken(ctx, job, node, cause, lost=False)

@@ -23,6 +23,7 @@ from phalanx.cluster.messages import (
     WorkerRestore,
     WorkerUp,
 )
+from phalanx.control.exit_causes import cause_of_exit
 from phalanx.control.worker_link import (
     GIVE_WAY,
     Link,
@@ -33,8 +34,7 @@ from phalanx.control.worker_link import (
     Take,
     TraceSteps,
 )
-from phalanx.train.diagnose import disk_is_full
-from phalanx.train.exits import ExitCode, ExitInfo
+from phalanx.train.exits import ExitInfo
 from phalanx.train.fingerprint import Diverged
 from phalanx.train.launch import redirect_output
 from phalanx.train.look import look
@@ -49,16 +49,6 @@ FORMING_SECONDS, RUNNING_SECONDS = 0.3, 3.0
 LOST_PEER_SECONDS = 0.2  # to be told why by somebody else, before it is reported as a fault
 BYE_SECONDS = 5.0
 ASK_AGAIN_SECONDS = 5.0  # for leave to write
-
-CAUSES = {
-    ExitCode.CONFIG: "configuration",
-    ExitCode.GPU_MEMORY: "gpu_out_of_memory",
-    ExitCode.HOST_MEMORY: "host_out_of_memory",
-    ExitCode.DATA_EXHAUSTED: "data_exhausted",
-    ExitCode.NON_FINITE: "non_finite",
-    ExitCode.LOST_PEER: "lost_peer",
-    ExitCode.CHECKPOINT: "checkpoint",
-}
 
 log = logging.getLogger(__name__)
 
@@ -336,8 +326,10 @@ class AgentOrders:
         if not explained:
             self.leave(generation, rank, "lost_peer", detail)
 
-    def leave(self, generation: int, rank: int, cause: str, detail: str = "") -> None:
-        """Says why this rank takes no more part."""
+    def leave(
+        self, generation: int, rank: int, cause: str, detail: str = "", *, ends: bool = False
+    ) -> None:
+        """Says why this rank takes no more part; ``ends``: nor its process in any other."""
         fact = WorkerLeft(
             job=self.job,
             generation=generation,
@@ -345,6 +337,7 @@ class AgentOrders:
             step=self._step,
             cause=cause,
             detail=detail[:2000],
+            ends=ends,
         )
         self._link.say(fact)
 
@@ -352,11 +345,12 @@ class AgentOrders:
         """The last word of the process, heard before it ends."""
         if info is None:
             return
-        cause = "" if info.code == ExitCode.DONE else CAUSES.get(info.code, "user_error")  # type: ignore[call-overload]
-        if cause == "checkpoint" and disk_is_full(info.message):
-            cause = "disk_full"
+        cause = cause_of_exit(info.code, info.reason)
+        detail = info.message if cause else ""
+        if cause == "storage":
+            detail = info.advice  # which folder, what the system says of it, and what helps
         self._link.connected.wait(BYE_SECONDS)
-        self.leave(self._generation, self._rank, cause, info.message if cause else "")
+        self.leave(self._generation, self._rank, cause, detail, ends=True)
 
     def close(self) -> None:
         self._link.close()

@@ -20,14 +20,16 @@ from phalanx.cluster.messages import (
     WorkerLeft,
     WorkerUp,
 )
-from phalanx.control.hands import Hand, Here, explained
+from phalanx.control.exit_causes import SHELL, explained
+from phalanx.control.hands import Hand, Here
+from phalanx.control.payload import Train
 from phalanx.control.users import known_user
 from phalanx.control.worker_link import GIVE_WAY, Fact, Looked, Present, decode_fact
 from phalanx.control.zygote_wire import Ended, Unframer
 
 log = logging.getLogger("phalanx.agent")
 
-SHELL_TERM = 128 + signal.SIGTERM  # how a shell says that its program was ended so
+SHELL_TERM = SHELL + signal.SIGTERM
 
 
 class Ears:
@@ -125,6 +127,8 @@ class Ears:
                 hand.left = True
                 if not fact.generation:  # it never came so far as to know its place
                     fact = structs.replace(fact, generation=hand.generation, rank=hand.rank)
+                if fact.ends:
+                    hand.last_generation = fact.generation
             case Looked():
                 hand.looked = fact
         if not isinstance(fact, Present | Looked):
@@ -144,6 +148,10 @@ class Ears:
             # One that never got out of an older generation: its place in the new one is free.
             if hand.take is not None and not hand.restored:
                 self._give_way(here, hand)
+        elif hand.take is not None and 0 < hand.last_generation < hand.take.generation:
+            # It had said why it ends before it was given this place: that is no news.
+            hand.left = True
+            self._give_way(here, hand)
         else:
             self._mourn(here, hand)
 
@@ -152,7 +160,7 @@ class Ears:
         if hand.status is None or hand.writer is not None or hand.left:
             return
         hand.left = True
-        cause, detail = explained(hand.status)
+        cause, detail = explained(hand.status, ours=isinstance(here.work, Train))
         if hand.sent_away and hand.status in (-signal.SIGTERM, SHELL_TERM):
             cause = detail = ""  # as it was asked to
         if hand.status == -signal.SIGKILL and (told := self.out_of_memory(hand.pid)):

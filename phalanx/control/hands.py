@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -31,6 +30,7 @@ class Hand:
         self.answered = False
         self.restored = False  # in the generation of ``take``
         self.left = False  # it has said its last word of this generation
+        self.last_generation = 0  # that its process takes part in: it is about to end; 0: it lives
         self.sent_away = False  # a program was asked to save its state and go
         self.status: int | None = None  # of a process that ended
         self.looked: Looked | None = None  # what it does, when somebody asked last
@@ -108,13 +108,3 @@ class Place(NamedTuple):
     switch_users: bool  # workers run as whoever submitted the job
     gpus: int  # that the node offers
     config: AgentConfig
-
-
-def explained(status: int) -> tuple[str, str]:
-    """Cause and words for the exit status of a worker that said nothing."""
-    if status >= 0:
-        cause = "" if status == 0 else "user_error"
-        return cause, f"exit code {status}" if status else ""
-    name = signal.Signals(-status).name
-    outside = -status in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-    return "worker_killed" if outside else "software_bug", f"ended by {name}"

@@ -49,7 +49,11 @@ class Places:
             payload=action.payload,
         )
         hand = here.hands.get(index)
-        if hand is not None and hand.status is None:
+        if hand is not None and hand.status is None and hand.last_generation:
+            # It has said its last word: its exit, which is still to come, is not this generation's.
+            self.end(here, index)
+            self._tasks.later(self._take_over(here, hand, take))
+        elif hand is not None and hand.status is None:
             await self._give(here, hand, take)
         else:
             await self._replace(here, index, take)

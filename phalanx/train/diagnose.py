@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
-from phalanx.checkpoint.manifest import CheckpointError
+from phalanx.checkpoint.manifest import CheckpointError, KeeperLostError
 from phalanx.config import ConfigError
 from phalanx.data import DataExhausted
 from phalanx.model.hf_config import HfError
@@ -22,12 +25,34 @@ _LOST_PEER = re.compile(
     re.IGNORECASE,
 )
 _NO_HOST_MEMORY = re.compile(r"DefaultCPUAllocator: |cannot allocate memory", re.IGNORECASE)
-_DISK_FULL = re.compile(r"No space left on device|Disk quota exceeded|File too large")
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+# A disk, a mount or a file server fails, whoever asked for what.
+_STORAGE = (
+    errno.EIO,
+    errno.EROFS,
+    errno.ESTALE,
+    errno.ETIMEDOUT,
+    errno.ENOTCONN,
+    errno.EHOSTDOWN,
+    errno.EREMOTEIO,
+    errno.ENODEV,
+    errno.ENXIO,
+)
+# In a folder of our own these mean that it is away, not that somebody named it wrongly.
+_AWAY = (errno.ENOENT, errno.ENOTDIR, errno.EEXIST, errno.EACCES, errno.EPERM)
 
 
-def classify(error: BaseException, rank: int | None = None, step: int | None = None) -> ExitInfo:
-    """The exit that an exception means, with advice for the person who reads it."""
-    code, reason, advice = _diagnose(error)
+def classify(
+    error: BaseException,
+    rank: int | None = None,
+    step: int | None = None,
+    own: Sequence[Path] = (),
+) -> ExitInfo:
+    """The exit that an exception means, with advice for the person who reads it.
+
+    ``own``: folders that were there when the run began; what is missing in them is away.
+    """
+    code, reason, advice = _diagnose(error, own)
     details: dict[str, int | float | str] = {"error": type(error).__name__}
     if isinstance(error, DeviceMemoryError):
         details |= error.breakdown
@@ -69,7 +94,7 @@ def killed(rank: int, signal_name: str, log_tail: str, evidence: str) -> ExitInf
     )
 
 
-def _diagnose(error: BaseException) -> tuple[ExitCode, str, str]:
+def _diagnose(error: BaseException, own: Sequence[Path]) -> tuple[ExitCode, str, str]:
     match error:
         case ConfigError() | HfError():
             return ExitCode.CONFIG, "config", "Correct the key named above and start again."
@@ -82,11 +107,62 @@ def _diagnose(error: BaseException) -> tuple[ExitCode, str, str]:
             return ExitCode.GPU_MEMORY, "gpu_memory", error.advice
         case torch.OutOfMemoryError():
             return ExitCode.GPU_MEMORY, "gpu_memory", _GPU_MEMORY_ADVICE
+        case KeeperLostError():
+            return ExitCode.CHECKPOINT, "keeper_lost", _checkpoint_advice(error)
         case CheckpointError():
-            return ExitCode.CHECKPOINT, "checkpoint", _checkpoint_advice(error)
+            return _diagnose_checkpoint(error)
         case KeyboardInterrupt():
             return ExitCode.INTERRUPTED, "interrupted", "Nothing was saved after the last step."
-    return _diagnose_foreign(error)
+    return _diagnose_storage(error, own) or _diagnose_foreign(error)
+
+
+def _diagnose_checkpoint(error: CheckpointError) -> tuple[ExitCode, str, str]:
+    number = error.errno
+    if not number and isinstance(error.__cause__, OSError):
+        number = error.__cause__.errno or 0
+    if number in _STORAGE:
+        return ExitCode.STORAGE, "storage", storage_advice(str(error.path), number)
+    reason = "disk_full" if number in _FULL else "checkpoint"
+    return ExitCode.CHECKPOINT, reason, _checkpoint_advice(error, full=number in _FULL)
+
+
+def _diagnose_storage(
+    error: BaseException | None, own: Sequence[Path]
+) -> tuple[ExitCode, str, str] | None:
+    """Errors of the operating system about storage, which are nobody's in the job."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        if isinstance(error, OSError) and not isinstance(error, ConnectionError) and error.errno:
+            name = str(error.filename or "")
+            away = error.errno in _AWAY and any(_within(name, folder) for folder in own)
+            if away or error.errno in (*_STORAGE, *_FULL):
+                return ExitCode.STORAGE, "storage", storage_advice(name, error.errno)
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def _within(name: str, folder: Path) -> bool:
+    """Whether a path is a folder, in it, or on the way to it."""
+    if not name:
+        return False
+    path = Path(name)
+    return path.is_relative_to(folder) or folder.is_relative_to(path)
+
+
+def storage_advice(path: str, number: int) -> str:
+    """Which folder, what the system says of it, and what helps."""
+    name = errno.errorcode.get(number, str(number))
+    where = path or "a file of the run"
+    fixes = {
+        errno.EROFS: "mount it writable",
+        errno.EACCES: "give the job's user the right to write there",
+        errno.EPERM: "give the job's user the right to write there",
+        **dict.fromkeys(_FULL, "free space"),
+        **dict.fromkeys((errno.ENOENT, errno.ENOTDIR, errno.EEXIST), "bring the folder back"),
+    }
+    fix = fixes.get(number, "see to its disk, mount or file server")
+    return f"{where}: {os.strerror(number)} ({name}). Fix: {fix}."
 
 
 def _diagnose_foreign(error: BaseException) -> tuple[ExitCode, str, str]:
@@ -105,13 +181,8 @@ def _diagnose_foreign(error: BaseException) -> tuple[ExitCode, str, str]:
     return ExitCode.OTHER, "error", "The rank's log holds the traceback."
 
 
-def disk_is_full(message: str) -> bool:
-    """Whether a checkpoint failed for lack of room."""
-    return _DISK_FULL.search(message) is not None
-
-
-def _checkpoint_advice(error: CheckpointError) -> str:
-    if disk_is_full(str(error)):
+def _checkpoint_advice(error: CheckpointError, *, full: bool = False) -> str:
+    if full:
         folder = Path(error.path).parent
         return (
             f"The disk that holds {folder} is full: free space, lower checkpoint.keep, "

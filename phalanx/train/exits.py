@@ -20,6 +20,7 @@ class ExitCode(IntEnum):
     NON_FINITE = 13
     LOST_PEER = 14
     CHECKPOINT = 15
+    STORAGE = 16
     INTERRUPTED = 130  # a second Ctrl-C: nothing was saved
 
 

@@ -282,9 +282,14 @@ class _Run:
             log.error("%s", error)
             self.stall_seconds = time.perf_counter() - began
             self.schedule.saved(self.trainer.step)
-            words = {"problem": "; ".join(error.problems), "fix": error.fix}
-            step, path = self.trainer.step, str(error.path)
-            self.report_checkpoints([Outcome(step=step, path=path, **words)])
+            failed = Outcome(
+                step=self.trainer.step,
+                path=str(error.path),
+                problem="; ".join(error.problems),
+                fix=error.fix,
+                errno=error.errno,
+            )
+            self.report_checkpoints([failed])
 
     def report_checkpoints(self, outcomes: list[Outcome]) -> None:
         """Records of saves that are complete, or that failed while training went on."""

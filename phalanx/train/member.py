@@ -7,6 +7,7 @@ imports and its data feed; the group, the mesh and the model are made anew aroun
 
 from __future__ import annotations
 
+import errno
 import gc
 import logging
 import os
@@ -120,14 +121,13 @@ class Member:
         laps.end("meet")
         self._mesh = build_mesh(self.job, self._device)
         laps.end("mesh")
-        if self._rank == 0:
-            run_folder.make(self.job, self.folder)
-            self._describe(formation)
         self._trainer = self._make_trainer()
         checkpointer = open_checkpointer(self.job, self.folder, exclusive=False)
         laps.end("build")
         try:
             point = self._restore(checkpointer, laps)
+            if self._rank == 0:
+                self._describe(formation)
             trainer = self._trainer
             trainer.generation = formation.generation
             left_out = self._resume(trainer, formation, point)
@@ -193,6 +193,7 @@ class Member:
         while True:
             point = self._orders.restore_point()
             laps.end("order")
+            self._enter_folder(point)
             assert self._trainer is not None
             if not clean:
                 self._trainer = self._make_trainer()
@@ -206,6 +207,18 @@ class Member:
                 return point
             there = None if point.source == "peer" else self._durable_steps(point.step)
             self._orders.restored(point, problem, there=there)
+
+    def _enter_folder(self, point: RestorePoint) -> None:
+        """The run's folder is made by whoever begins; later it is there, or its storage is away.
+
+        Looked at before anything is loaded: an empty folder in its place would be taken for a run
+        without checkpoints, and all of it made again.
+        """
+        if point.step and not self.folder.path.is_dir():
+            words = "the folder of the run was there, and is away"
+            raise FileNotFoundError(errno.ENOENT, words, str(self.folder.path))
+        if self._rank == 0:
+            run_folder.make(self.job, self.folder)
 
     def _load(self, point: RestorePoint, trainer: Trainer, checkpointer: Checkpointer) -> str:
         if point.source == "none":
@@ -297,7 +310,10 @@ class Member:
         traceback.print_exception(error)
         if isinstance(error, torch.OutOfMemoryError) and self._device.type == "cuda":
             error = device_memory_error(error, self.job, self._trainer, self._device)
-        return classify(error, self._rank, self.step)
+        own = [self.folder.path]
+        if (data := self.job.data.path) and "://" not in data:
+            own.append(Path(data).absolute())
+        return classify(error, self._rank, self.step, own)
 
     def _leave_group(self) -> None:
         """Drop the group and what was built on it; whoever waits in it has been woken."""

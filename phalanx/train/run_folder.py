@@ -96,12 +96,18 @@ def create(job: Job) -> RunFolder:
 
 
 def make(job: Job, folder: RunFolder) -> None:
-    """Make a run's folder at a place that was chosen, unless an earlier generation did."""
-    for room in ROOMS:
-        (folder.path / room).mkdir(parents=True, exist_ok=True)
-    folder.exit_info.unlink(missing_ok=True)
-    if not (folder.config / "job.json").exists():
-        _write_config(job, folder)
+    """Make a run's folder at a place that was chosen, unless an earlier generation did.
+
+    Raises ``ConfigError`` where we may not.
+    """
+    try:
+        for room in ROOMS:
+            (folder.path / room).mkdir(parents=True, exist_ok=True)
+        folder.exit_info.unlink(missing_ok=True)
+        if not (folder.config / "job.json").exists():
+            _write_config(job, folder)
+    except PermissionError as error:
+        raise _no_place(job, error) from None
 
 
 def _write_config(job: Job, folder: RunFolder) -> None:

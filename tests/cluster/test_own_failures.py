@@ -249,6 +249,55 @@ def test_a_full_disk_waits_longer_for_people_than_bad_code_is_tried():
     assert job.state == "failed"
 
 
+def test_storage_that_is_away_is_tried_again_ever_less_often_and_counts_no_retry():
+    drive = Drive()
+    job = drive.running(steps=150, retries=0)
+    waited = []
+    while True:
+        generation, since = job.generation, drive.now_ns
+        told = structs.replace(exited(job, cause="storage"), detail="/r: Input/output error (EIO).")
+        drive.tell(told)
+        if job.ended:
+            break
+        assert job.retries_used == 0 and "Input/output error" in str(job.why)
+        drive.settle(job)
+        assert job.generation == generation + 1
+        waited.append((drive.now_ns - since) // SECOND)
+        if len(waited) % 2:  # where it does not even form
+            drive.run(job)
+    assert waited[:5] == [1, 2, 4, 8, 16] and waited[-1] == 300
+    assert len(waited) == drive.core.view.policy.recovery.storage_tries - 1
+    assert "its storage failed 12 times in a row: /r: Input/output error (EIO)." in str(job.why)
+    assert "Its last 50 steps were only in memory and are LOST" in str(job.why)
+
+
+def test_storage_that_comes_back_starts_the_count_anew():
+    drive = Drive()
+    job = drive.running(steps=150, retries=0)
+    for _ in range(30):
+        drive.tell(exited(job, cause="storage"))
+        drive.settle(job)
+        drive.run(job)
+        drive.train(job, 1)
+    assert job.state == "running"
+
+
+def test_a_program_whose_files_are_away_later_is_tried_as_long_as_storage():
+    drive = Drive()
+    job = drive.submit(retries=0)
+    drive.run(job)
+    drive.tell(exited(job))
+    drive.wait(SECOND)
+    drive.run(job)
+    for _ in range(5):
+        told = exited(job, cause="configuration")
+        drive.tell(structs.replace(told, detail="cannot enter the folder /jobs/x"))
+        assert job.why.code == "storage_wait"
+        drive.settle(job)
+        drive.run(job)
+    assert job.state == "running"
+
+
 def test_checkpoints_that_are_due_and_missing_are_said_once_and_the_job_trains_on():
     drive = Drive()
     job = drive.running(steps=100)

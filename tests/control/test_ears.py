@@ -8,9 +8,12 @@ from typing import Any
 
 import pytest
 
+from phalanx.cluster.messages import WorkerLeft
 from phalanx.control.ears import Ears
+from phalanx.control.exit_causes import explained
 from phalanx.control.hands import Here
 from phalanx.control.users import UnknownUserError
+from phalanx.control.worker_link import Take
 from phalanx.control.zygote_wire import Ended
 
 
@@ -79,3 +82,54 @@ def test_a_program_that_was_asked_to_go_did_not_break(
     Ears(said.append, unused, unused).ended(here, Ended(hand.key, 77, status))
     (left,) = said
     assert left.cause == cause
+
+
+@pytest.mark.parametrize(
+    ("status", "cause"),
+    [
+        (137, "worker_killed"),
+        (143, "worker_killed"),
+        (-9, "worker_killed"),
+        (-11, "software_bug"),
+        (15, "user_error"),
+        (1, "user_error"),
+        (0, ""),
+    ],
+)
+def test_the_status_of_a_program_says_whether_somebody_killed_it(status: int, cause: str) -> None:
+    assert explained(status)[0] == cause
+
+
+@pytest.mark.parametrize(
+    ("status", "cause"),
+    [(14, "lost_peer"), (15, "checkpoint"), (16, "storage"), (2, "configuration"), (0, "")],
+)
+def test_the_exit_codes_of_our_own_trainer_are_understood(status: int, cause: str) -> None:
+    assert explained(status, ours=True)[0] == cause
+
+
+def test_a_worker_that_said_why_it_ends_is_not_heard_of_again_in_the_next_generation(
+    tmp_path: Path,
+) -> None:
+    said: list[Any] = []
+    replaced: list[Any] = []
+    here = Here(1, tmp_path, tmp_path / "sockets")
+    hand = here.hands[0] = here.hand(0, 0)
+    hand.pid, hand.generation = 77, 3
+    ears = Ears(said.append, unused, lambda _, hand: replaced.append(hand))
+    last = WorkerLeft(job=1, generation=3, rank=0, step=5, cause="keeper_lost", ends=True)
+    ears._heard(hand, last)
+    # The next generation forms before the process is gone, and the link's thread still answers.
+    hand.take = Take(
+        job=1,
+        generation=4,
+        rank=0,
+        world_size=1,
+        local_rank=0,
+        local_world_size=1,
+        host="",
+        port=0,
+    )
+    hand.left, hand.generation = False, 4
+    ears.ended(here, Ended(hand.key, 77, 15))
+    assert said == [last] and replaced == [hand]

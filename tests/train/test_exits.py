@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import pickle
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,8 @@ import torch
 import torch.distributed as dist
 
 from phalanx.checkpoint import CheckpointError
+from phalanx.checkpoint.manifest import KeeperLostError
+from phalanx.checkpoint.ranks import merged
 from phalanx.config import ConfigError
 from phalanx.data import DataError, DataExhausted
 from phalanx.train.diagnose import classify, killed
@@ -55,9 +59,43 @@ def test_an_exception_means_one_exit_code(error: BaseException, code: ExitCode) 
 
 def test_a_full_disk_under_a_checkpoint_names_the_path_and_the_keys() -> None:
     problem = "[Errno 28] No space left on device: '/c/step-1/x'"
-    info = classify(CheckpointError(Path("/c/step-1"), problem))
+    info = classify(CheckpointError(Path("/c/step-1"), problem, errno=errno.ENOSPC))
     assert info.details["path"] == "/c/step-1"
     assert "/c is full" in info.advice and "checkpoint.keep" in info.advice
+
+
+@pytest.mark.parametrize(
+    ("error", "reason", "words"),
+    [
+        (OSError(errno.EIO, "x", "/data/shard-3"), "storage", "/data/shard-3: Input/output error"),
+        (OSError(errno.EROFS, "x", "/r/run/config"), "storage", "mount it writable"),
+        (OSError(errno.ESTALE, "x"), "storage", "Stale file handle (ESTALE)"),
+        (TimeoutError(errno.ETIMEDOUT, "x", "/r/run"), "storage", "ETIMEDOUT"),
+        (OSError(errno.ENOSPC, "x", "/r/run/logs"), "storage", "free space"),
+        (FileNotFoundError(errno.ENOENT, "x", "/r/run"), "storage", "bring the folder back"),
+        (FileExistsError(errno.EEXIST, "x", "/r"), "storage", "bring the folder back"),
+        (FileNotFoundError(errno.ENOENT, "x", "/elsewhere"), "error", "traceback"),
+        (CheckpointError("/r/step-1", "cannot", errno=errno.EIO), "storage", "/r/step-1"),
+        (KeeperLostError("/r", "gone"), "keeper_lost", ""),
+        (TimeoutError("a lock"), "error", ""),
+    ],
+)
+def test_errors_of_the_storage_are_told_from_the_jobs_own(
+    error: BaseException, reason: str, words: str
+) -> None:
+    info = classify(error, own=[Path("/r/run")])
+    assert info.reason == reason and words in info.advice
+    wrapped = RuntimeError("a stage failed")
+    wrapped.__cause__ = error
+    if isinstance(error, OSError):
+        assert classify(wrapped, own=[Path("/r/run")]).reason == reason
+
+
+def test_what_one_rank_lost_all_ranks_report() -> None:
+    lost = pickle.loads(pickle.dumps(KeeperLostError(Path("/c"), "gone")))
+    full = pickle.loads(pickle.dumps(CheckpointError(Path("/c"), "no room", errno=errno.ENOSPC)))
+    assert classify(merged(Path("/c"), [lost])).reason == "keeper_lost"
+    assert classify(merged(Path("/c"), [full])).reason == "disk_full"
 
 
 def test_device_memory_is_reported_by_purpose() -> None:
