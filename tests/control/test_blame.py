@@ -1,0 +1,98 @@
+"""Who is blamed when something fails under a real job, and what is saved before one is given up."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from phalanx.control.backends.local import LocalNode, worker_pids
+from phalanx.control.chaos.harm import open_files
+from phalanx.control.chaos.verdict import belonging, orphans
+from phalanx.control.stage import Commits, Stage
+from tests.control.jobs import assert_same, losses, undisturbed, write_job
+from tests.control.test_recovery import reach
+
+END_SECONDS = 180
+ENDLESS = 10**6
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[Stage]:
+    """A cluster of four nodes with the policy as it is shipped."""
+    with Stage(tmp_path, nodes=4) as stage:
+        yield stage
+    assert orphans(tmp_path) == []
+
+
+def keeper_of(node: LocalNode, job: int) -> int:
+    """The process that keeps a job's snapshots on a node."""
+    log = node.state / "jobs" / str(job) / "keeper.log"
+    return next(pid for pid in belonging(node.state) if log in open_files(pid))
+
+
+def recovered(stage: Stage, commits: Commits, job: int, generation: int) -> None:
+    """Until a later generation has committed steps of its own."""
+    stage.wait(
+        lambda: commits.first_after(generation) or stage.job(job)["state"] == "failed",
+        "recovery",
+        120,
+    )
+    assert stage.job(job)["state"] != "failed", stage.get(f"/v1/jobs/{job}/why")
+
+
+@pytest.mark.soak
+def test_a_keeper_killed_six_times_costs_no_retry(stage: Stage, tmp_path: Path) -> None:
+    steps = 150
+    expected = undisturbed(tmp_path, steps)
+    job = stage.submit(str(write_job(tmp_path, "disturbed", steps)), "--retries", "0")
+    commits = stage.commits(job, world_size=4)
+    for number in range(6):
+        newest = commits.newest()
+        reach(stage, commits, (newest.step if newest else 0) + 4)
+        generation = stage.job(job)["generation"]
+        os.kill(keeper_of(stage.node_of(number % 4, job), job), signal.SIGKILL)
+        recovered(stage, commits, job, generation)
+    assert stage.job(job)["retries_used"] == 0
+    causes = {event["cause"] for event in stage.events("WorkerExited", job)}
+    assert causes <= {"keeper_lost", "lost_peer"}
+    assert stage.wait_ended(job, END_SECONDS) == "done"
+    assert_same(tmp_path / "runs" / "disturbed" / f"job-{job}", expected)
+
+
+def test_a_job_that_is_given_up_writes_what_memory_holds(stage: Stage, tmp_path: Path) -> None:
+    job = stage.submit(str(write_job(tmp_path, "bad", ENDLESS)), "--retries", "0")
+    commits = stage.commits(job, world_size=4)
+    reach(stage, commits, 5)
+    for pid in worker_pids(stage.node_of(1, job), job).values():
+        os.kill(pid, signal.SIGSEGV)  # as a library does: nobody outside sends that
+    assert stage.wait_ended(job, END_SECONDS) == "failed"
+    newest = commits.newest()
+    assert newest is not None
+    shown = stage.job(job)
+    assert shown["durable"] >= newest.step - 1 and "0 retries" in shown["why"]["text"]
+    saved = (
+        tmp_path / "runs" / "bad" / f"job-{job}" / "checkpoints" / f"step-{shown['durable']:08d}"
+    )
+    assert list(saved.parent.glob(f"step-*{shown['durable']}*/manifest.json"))
+
+
+@pytest.mark.soak
+def test_a_run_folder_that_is_away_for_a_while_fails_no_job(stage: Stage, tmp_path: Path) -> None:
+    steps = 120
+    expected = undisturbed(tmp_path, steps)
+    job = stage.submit(str(write_job(tmp_path, "disturbed", steps)), "--retries", "0")
+    commits = stage.commits(job, world_size=4)
+    reach(stage, commits, 5)
+    folder = tmp_path / "runs" / "disturbed"
+    folder.rename(tmp_path / "away")
+    stage.signal_worker(0, job, signal.SIGKILL)
+    stage.wait(lambda: stage.job(job)["why"]["code"] == "storage_wait", "it to wait", 60)
+    assert "bring the folder back" in stage.job(job)["why"]["text"]
+    stage.wait(lambda: "attempt 2" in stage.job(job)["why"]["text"], "the second try", 60)
+    (tmp_path / "away").rename(folder)
+    assert stage.wait_ended(job, END_SECONDS) == "done"
+    assert losses(folder / f"job-{job}") == losses(expected)
