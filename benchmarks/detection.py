@@ -24,6 +24,7 @@ import numpy as np
 
 from phalanx.cluster.detectors import told_wrong, vote
 from phalanx.cluster.events import EventBody, SlowRank
+from phalanx.cluster.hang_limits import fixed_limits
 from phalanx.cluster.job import GangShape, Placement
 from phalanx.cluster.watch import GangRecord, Watch
 from proof.report import report
@@ -73,7 +74,7 @@ class Gang:
         self.watch = Watch()
         nodes = tuple(range(shape.slots(shape.replicas)))
         placement = Placement(nodes, (), replicas=shape.replicas)
-        self.watch.begin(1, 1, shape, placement, lambda _: 10**18, now_ns=0)
+        self.watch.begin(1, 1, shape, placement, fixed_limits(10**18), now_ns=0)
         self.compute = Noise(self.ranks, 2 * seed, 9e9)
         self.transfer = Noise(self.ranks, 2 * seed + 1, 1.5e9)
         self.luck = np.random.default_rng(seed)

@@ -23,6 +23,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from phalanx.cluster.hang_limits import fixed_limits
 from phalanx.cluster.job import GangShape, Placement
 from phalanx.cluster.policy import PricePolicy
 from phalanx.cluster.watch import Watch
@@ -97,7 +98,7 @@ def served(store: MetricStore) -> Metrics:
     for job, nodes in ((SMALL_JOB, RANKS // NODE_RANKS), (FLEET_JOB, FLEET_NODES)):
         placement = Placement(tuple(range(nodes)), (), replicas=nodes * NODE_RANKS)
         shape = GangShape(replicas=nodes * NODE_RANKS, slot_gpus=NODE_RANKS)
-        watch.begin(job, 1, shape, placement, lambda _: 10**18, NOW)
+        watch.begin(job, 1, shape, placement, fixed_limits(10**18), NOW)
         metrics.steps.begin(job, 1, placement.nodes, NODE_RANKS)
         assert metrics.recorder is not None
         metrics.recorder.begin(

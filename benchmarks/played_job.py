@@ -27,6 +27,7 @@ from phalanx.cluster.events import (
     Submit,
     Tick,
 )
+from phalanx.cluster.hang_limits import fixed_limits
 from phalanx.cluster.job import Expected, GangShape, Job, JobSpec
 from phalanx.cluster.policy import Policy
 from phalanx.cluster.watch import Watch
@@ -114,7 +115,7 @@ def play_slow_rank(
     placement = job.placement
     assert placement is not None
     watch, said = Watch(), list[EventBody]()
-    watch.begin(job.id, job.generation, job.spec.gang, placement, lambda _: 10**12, began_ns)
+    watch.begin(job.id, job.generation, job.spec.gang, placement, fixed_limits(10**12), began_ns)
     store = open_metrics(state / "metrics.sqlite")
     recorder = Recorder(store, world.core.view.policy.price)
     metrics = Metrics(watch, said.extend, recorder)

@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from phalanx.cli.options import load, refused_in_words
+from phalanx.cli.options import (
+    FirstStepMinutes,
+    HangMinutes,
+    IdleMinutes,
+    load,
+    refused_in_words,
+)
 
 if TYPE_CHECKING:
     from phalanx.control.backends.site import Site
@@ -33,6 +39,9 @@ def lead_job(
     least: Annotated[int, typer.Option(min=0, help="Fewest replicas; 0: not elastic.")] = 0,
     most: Annotated[int, typer.Option(min=0, help="Most replicas; 0: as submitted.")] = 0,
     retries: Annotated[int, typer.Option(min=0, help="After failures of its own.")] = 3,
+    first_step_minutes: FirstStepMinutes = 0.0,
+    hang_minutes: HangMinutes = 0.0,
+    idle_minutes: IdleMinutes = 0.0,
     policy: Annotated[Path | None, typer.Option(help="TOML of the controller's policy.")] = None,
     server: Annotated[bool, typer.Option("--server", help="The controller is elsewhere.")] = False,
 ) -> None:
@@ -65,6 +74,9 @@ def lead_job(
         most=most,
         spares=spares,
         retries=retries,
+        first_step_minutes=first_step_minutes,
+        hang_minutes=hang_minutes,
+        idle_minutes=idle_minutes,
         traffic=traffic,
         environment={"PHALANX_RUN": state.absolute().parent.name},
     )

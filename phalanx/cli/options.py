@@ -27,6 +27,28 @@ WorldSize = Annotated[
         min=1, help="Number of ranks (default: the product of the axes, or one a device)."
     ),
 ]
+MOST_MINUTES = 5_000_000  # some ten years
+FirstStepMinutes = Annotated[
+    float,
+    typer.Option(
+        min=0, max=MOST_MINUTES, help="Allowance for the first step; 0: as the policy says."
+    ),
+]
+HangMinutes = Annotated[
+    float,
+    typer.Option(
+        min=0, max=MOST_MINUTES, help="A missing step is a hang after so long; 0: derived."
+    ),
+]
+IdleMinutes = Annotated[
+    float,
+    typer.Option(
+        min=0,
+        max=MOST_MINUTES,
+        help="Restart a program without steps, CPU, GPU and output activity for so long; "
+        "0: as the policy says.",
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 
 

@@ -11,6 +11,10 @@ from typing import Annotated
 import typer
 
 from phalanx.cli.options import (
+    MOST_MINUTES,
+    FirstStepMinutes,
+    HangMinutes,
+    IdleMinutes,
     Json,
     Set,
     WorldSize,
@@ -29,8 +33,6 @@ from phalanx.control.submission import Wanted, submission
 from phalanx.hardware import count_cuda
 
 submit = typer.Typer()
-
-MOST_MINUTES = 10 * 365 * 24 * 60
 
 
 @submit.command()
@@ -52,6 +54,9 @@ def put_into_queue(
     most: Annotated[int, typer.Option(min=0, help="Most replicas; 0: as submitted.")] = 0,
     spares: Annotated[int, typer.Option(min=0, help="Nodes kept ready for it alone.")] = 0,
     retries: Annotated[int, typer.Option(min=0, help="After failures of its own.")] = 3,
+    first_step_minutes: FirstStepMinutes = 0.0,
+    hang_minutes: HangMinutes = 0.0,
+    idle_minutes: IdleMinutes = 0.0,
     minutes: Annotated[
         float, typer.Option(min=0, max=MOST_MINUTES, help="Time limit; 0: none.")
     ] = 0.0,
@@ -95,6 +100,9 @@ def put_into_queue(
         most=most,
         spares=spares,
         retries=retries,
+        first_step_minutes=first_step_minutes,
+        hang_minutes=hang_minutes,
+        idle_minutes=idle_minutes,
         minutes=minutes,
         preemptible=preemptible,
         requeue=requeue,

@@ -63,7 +63,11 @@ def _bad_fields(spec: JobSpec) -> Iterator[tuple[str, object, str]]:
         if value < 0:
             yield f"expected.{name}", value, "must not be negative"
     times = {f"expected.{name}": getattr(expected, name) for name in expected.__struct_fields__}
-    for name, value in {**times, "time_limit_ns": spec.time_limit_ns}.items():
+    limits = {f"timeouts.{name}": value for name, value in structs.asdict(spec.timeouts).items()}
+    for name, value in limits.items():
+        if value < 0:
+            yield name, value, "must not be negative (0: as the policy says)"
+    for name, value in {**times, **limits, "time_limit_ns": spec.time_limit_ns}.items():
         if name.endswith("_ns") and value > LONGEST_NS:
             yield name, value, f"must not be above {LONGEST_NS} (ten years)"
     if expected.step_ns < 1:

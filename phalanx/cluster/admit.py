@@ -196,6 +196,8 @@ LEAST = {
     "timeouts.heartbeat_ns": 1,
     "timeouts.missed_heartbeats": 1,
     "timeouts.hang_steps": 1,
+    "timeouts.least_program_hang_ns": 1,
+    "timeouts.first_step_ns": 1,
     "timeouts.slack_ppm": 1,
     "health.test_ns": 1,
     "health.strikes": 1,

@@ -58,6 +58,7 @@ _ROWS = (
     ),
     Cause("nccl_timeout", "software", "suspect", 150_000, "a collective timed out"),
     Cause("hang", "software", "suspect", 150_000, "no step within the deadline"),
+    Cause("no_progress", "software", "keep", 150_000, "it hung, and Phalanx ended its processes"),
     Cause("no_answer", "software", "keep", 100_000, "nobody answered in time"),
     Cause("driver", "software", "replace", 600_000, "the driver failed"),
     Cause("system_service", "software", "suspect", 200_000, "a service of the node failed"),

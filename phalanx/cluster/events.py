@@ -294,13 +294,21 @@ class JobFinished(Body, frozen=True, tag=True):
 
 
 class NoProgress(Body, frozen=True, tag=True):
-    """No step within the derived deadline. ``nodes``: who is behind, if the evidence says."""
+    """No step, or no activity, within a limit. ``nodes``: who is behind, if the evidence says."""
 
     job: int
     generation: int
     step: int
     nodes: tuple[int, ...] = ()
     detail: str = ""
+    limit: Literal["first_step", "step", "idle"] = "step"  # that was passed
+    limit_ns: int = 0
+    setting: str = ""  # the key of the policy or of the job that it follows from
+    quiet_ns: int = 0  # how long there was no step, or no activity
+    # What its processes did in that time, where agents measured it; -1: nobody did.
+    cpu_ns: int = -1
+    output_bytes: int = -1
+    gpu_ppm: int = -1  # of its busiest GPU
 
 
 class SlowRank(Body, frozen=True, tag=True):

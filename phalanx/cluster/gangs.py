@@ -304,6 +304,8 @@ def on_progress(ctx: Context, fact: Progress) -> Job | None:
     if fact.durable <= fact.step and not taken_back:
         job.add_durable(fact.durable)
     if current and steps > 0 and passed > 0:
+        if ctx.ledger.accounts[job.id].step - steps == gang.restored:
+            job.first_step_ns = max(job.first_step_ns, passed)
         measured = passed // steps
         job.step_ns = measured if not job.step_ns else (3 * job.step_ns + measured) // 4
     if current:

@@ -20,7 +20,7 @@ from phalanx.cluster.events import (
 )
 from phalanx.cluster.fleet import names
 from phalanx.cluster.gangs import enter, gang_of, outstanding, tell_bare, timeouts_of
-from phalanx.cluster.job import Dispute, Job
+from phalanx.cluster.job import SECOND_NS, Dispute, Job
 from phalanx.cluster.lifecycle import FOR_OTHERS, drain_limit_ns, leave
 from phalanx.cluster.nodes import bury
 from phalanx.cluster.own_failures import EVIDENCE_KEPT, Failure, own_failure
@@ -32,7 +32,12 @@ MORE_DRAINS = 2  # times that a gang with unsaved steps is given its deadline ag
 
 sentences(
     {
-        "hang": "no step after step {step} ({nodes})",
+        "hang": "no step after step {step} ({nodes}){evidence}: Phalanx ends its processes and "
+        "starts them again",
+        "idle": "reports no steps, and shows no activity{evidence}. It is left alone: to have it "
+        "restarted then, submit it with --idle-minutes, or set timeouts.idle_restart",
+        "idle_hang": "reports no steps, and shows no activity{evidence}: Phalanx ends its "
+        "processes and starts them again",
         "warned": "{detector} found {node}, but has cried wolf too often: only a warning",
         "regression": "steps take {percent} % longer than before",
         "starved": "{percent} % of the time is spent waiting for data",
@@ -92,29 +97,57 @@ def _withheld(ctx: Context, job: Job) -> bool:
 
 
 def on_no_progress(ctx: Context, fact: NoProgress) -> None:
-    """A gang hangs. The nodes that are behind are suspected; if nobody knows, all restart."""
+    """A gang hangs. The nodes that are behind are suspected; if nobody knows, all restart.
+
+    A program without steps that shows no activity may only be waiting for something: it is
+    restarted where somebody asked for that.
+    """
     job = ctx.live(fact.job, fact.generation)
     if job is None or gang_of(job).phase not in ("running", "draining"):
         return
     assert job.placement is not None
+    restart = fact.limit != "idle" or job.spec.timeouts.idle_ns or ctx.policy.timeouts.idle_restart
+    if not restart:
+        ctx.notify(reason("idle", evidence=_evidence(fact)), job=job.id, level="warning")
+        return
     culprits = tuple(node for node in fact.nodes if node in job.placement.nodes)
     if _withheld(ctx, job):
         return
     shown = names(ctx.fleet, culprits) or "nobody is behind"
-    ends = own_failure(ctx, job, Failure("hang", fact.detail or shown))
+    code = "idle_hang" if fact.limit == "idle" else "hang"
+    why = reason(code, step=fact.step, nodes=shown, evidence=_evidence(fact))
+    told = str(why) + (f"; {fact.detail}" if fact.detail else "")
+    ends = own_failure(ctx, job, Failure("hang", told))
     if ends is not None:
         give_up(ctx, job, (*culprits, job.placement.nodes[0])[0], "hang", ends)
         return
-    why = reason("hang", step=fact.step, nodes=shown)
     ctx.notify(why, job=job.id, level="warning")
     for node in culprits:
         health.incident(ctx, node, "hang")
         permitted = health.trusted(ctx, "hang") and health.allowed(ctx, node, "hang")
-        broken(ctx, job, node, "hang" if permitted else "worker_killed", lost=False)
+        broken(ctx, job, node, "hang" if permitted else "no_progress", lost=False)
         if permitted:
             health.suspect(ctx, node, "hang")
     if not culprits:
-        broken(ctx, job, job.placement.nodes[0], "worker_killed", lost=False)
+        broken(ctx, job, job.placement.nodes[0], "no_progress", lost=False)
+
+
+def _evidence(fact: NoProgress) -> str:
+    """The limit that was passed, the setting that it follows from, and what was measured."""
+    if not fact.limit_ns:
+        return ""
+    quiet = f" for {_seconds(fact.quiet_ns)}"
+    first = ", the first of this start," if fact.limit == "first_step" else ""
+    told = f"{first}{quiet}; {_seconds(fact.limit_ns)} are allowed by {fact.setting}"
+    if fact.cpu_ns < 0:
+        return told
+    gpu = f", GPUs at most {fact.gpu_ppm // 10_000} % busy" if fact.gpu_ppm >= 0 else ""
+    done = f"{_seconds(fact.cpu_ns)} of CPU time, {fact.output_bytes} bytes of output"
+    return f"{told}; its processes had {done}{gpu}"
+
+
+def _seconds(span_ns: int) -> str:
+    return f"{span_ns // SECOND_NS}.{span_ns % SECOND_NS // 100_000_000} s"
 
 
 def on_stuck(ctx: Context, fact: GangStuck) -> None:

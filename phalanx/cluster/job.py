@@ -122,6 +122,14 @@ class Expected(Struct, frozen=True, kw_only=True, omit_defaults=True):
         return max(self.rejoin_ns, started)
 
 
+class JobTimeouts(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a job says itself of how long it may be quiet; 0: as the policy's ``timeouts`` say."""
+
+    first_step_ns: int = 0  # of every generation, until its first step is reported
+    hang_ns: int = 0  # between two steps
+    idle_ns: int = 0  # without steps, CPU, GPU and output: then it is restarted
+
+
 class Dependency(Struct, frozen=True):
     """This job waits for others. singleton: for every job of the same name and user.
 
@@ -160,6 +168,8 @@ class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omi
     forced: bool = False  # goes on above its budget
     spares: int = 0  # nodes held with the gang, idle, to replace one of its own
     requeue_at_limit: bool = False  # at its time limit it goes back into the queue
+    reports_steps: bool = True  # False: a program, which may report steps or not
+    timeouts: JobTimeouts = JobTimeouts()
     payload: str = ""
 
 
@@ -291,6 +301,7 @@ class Job(Struct, kw_only=True, omit_defaults=True):
     wanted: int = 0  # replicas; 0: as the submission says
     gang: Gang | None = None
     step_ns: int = 0  # as measured; 0: not yet
+    first_step_ns: int = 0  # the longest first step of a generation so far
     budget_gpu_seconds: int = 0
     forced: bool = False
     budget_warned: bool = False

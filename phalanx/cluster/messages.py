@@ -147,6 +147,18 @@ class Steps(Message, frozen=True, tag=True):
     busy_ns: int = 0
 
 
+class Activity(Message, frozen=True, tag=True):
+    """What the processes of a program have done on a node so far. Not logged, like heartbeats."""
+
+    node: int
+    job: int
+    generation: int
+    cpu_ns: int  # of the processes that live and of their children that are gone
+    output_bytes: int
+    gpu_ppm: int = -1  # of its busiest GPU, lately; -1: nobody can tell
+    reports_steps: bool = False  # it has called ``phalanx.worker()``
+
+
 class Differed(Message, frozen=True, tag=True):
     """Replicas of a block of weights disagree, or were asked about this step.
 
@@ -212,6 +224,7 @@ AgentMessage = (
     | Exited
     | Refused
     | Steps
+    | Activity
     | Differed
     | Trouble
     | Noticed

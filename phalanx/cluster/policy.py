@@ -101,6 +101,13 @@ class TimeoutPolicy(Part, frozen=True):
     reconnect_ns: int = 5 * SECOND_NS  # an agent may be restarted, unless peers miss its workers
     hang_steps: int = 5  # a step may take this many times its usual time
     least_hang_ns: int = 60 * SECOND_NS
+    # Programs of a user's own evaluate and save between steps, and nobody knows for how long.
+    least_program_hang_ns: int = 600 * SECOND_NS
+    first_step_ns: int = 1800 * SECOND_NS  # compilation, start of NCCL, first read of the data
+    # A program that reports no steps: without CPU, GPU and output activity for so long it is
+    # told of (0: never), and restarted where the site or its job wants that.
+    idle_ns: int = 1800 * SECOND_NS
+    idle_restart: bool = False
     lease_margin_ns: int = 30 * SECOND_NS
     slack_ppm: int = 2 * MILLION  # a phase may take this many times what is expected
 

@@ -73,7 +73,14 @@ def _progress(fact: Progress) -> Reason | None:
 RANGES: dict[type[EventBody], tuple[tuple[str, int, int], ...]] = {
     DeviceError: (("rail", -1, MOST_RAILS - 1),),
     WorkerExited: (("step", -1, MOST), ("rank", -1, MOST)),
-    NoProgress: (("step", 0, MOST),),
+    NoProgress: (
+        ("step", 0, MOST),
+        ("limit_ns", 0, MOST),
+        ("quiet_ns", 0, MOST),
+        ("cpu_ns", -1, MOST),
+        ("output_bytes", -1, MOST),
+        ("gpu_ppm", -1, MILLION),
+    ),
     SlowRank: (("slowdown_ppm", 1, MOST), ("rank", 0, MOST)),
     ThroughputRegression: (("slowdown_ppm", 1, MOST), ("step", 0, MOST)),
     DataStarved: (("share_ppm", 0, MILLION),),

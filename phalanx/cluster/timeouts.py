@@ -37,11 +37,10 @@ def derive(policy: TimeoutPolicy, expected: Expected, step_ns: int = 0) -> Timeo
     step_ns = step_ns or expected.step_ns
 
     def slack(usual_ns: int) -> int:
-        return usual_ns * policy.slack_ppm // MILLION + 2 * policy.round_trip_ns
+        return _slack(policy, usual_ns)
 
     silent = policy.heartbeat_ns * policy.missed_heartbeats + policy.round_trip_ns
-    stall = max(expected.snapshot_ns, expected.checkpoint_ns)
-    hang = max(policy.least_hang_ns, policy.hang_steps * step_ns + slack(stall))
+    hang = max(policy.least_hang_ns, policy.hang_steps * step_ns + stall_ns(policy, expected))
     abort = slack(0) + policy.round_trip_ns
     join = abort + slack(expected.join_ns(cold=True))
     slowest = max(expected.restore_peer_ns, expected.restore_disk_ns, expected.restore_remote_ns)
@@ -62,6 +61,15 @@ def derive(policy: TimeoutPolicy, expected: Expected, step_ns: int = 0) -> Timeo
     if problems:
         raise ConfigError.of(problems)
     return found
+
+
+def stall_ns(policy: TimeoutPolicy, expected: Expected) -> int:
+    """How long a snapshot or a checkpoint may hold up a step."""
+    return _slack(policy, max(expected.snapshot_ns, expected.checkpoint_ns))
+
+
+def _slack(policy: TimeoutPolicy, usual_ns: int) -> int:
+    return usual_ns * policy.slack_ppm // MILLION + 2 * policy.round_trip_ns
 
 
 def order_problems(found: Timeouts, policy: TimeoutPolicy) -> list[Problem]:

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 from msgspec import Struct, structs
 
 from phalanx.cluster.detectors import (
+    ActivityWindow,
     behind,
     loss_spike,
     regression,
@@ -28,7 +30,10 @@ from phalanx.cluster.events import (
     SlowRank,
     ThroughputRegression,
 )
-from phalanx.cluster.job import GangShape, Placement
+from phalanx.cluster.hang_limits import HangLimits, Limit, hang_limits
+from phalanx.cluster.job import GangShape, Job, Placement
+from phalanx.cluster.messages import Activity
+from phalanx.cluster.policy import TimeoutPolicy
 
 WINDOW = 12  # steps that one judgement of ranks is made on
 EVERY = 4  # steps between two judgements
@@ -56,9 +61,14 @@ class Watched(Struct):
     generation: int
     shape: GangShape
     placement: Placement
-    hang_of: Callable[[int], int]
-    hang_ns: int
-    due_ns: int
+    limits_of: Callable[[int], HangLimits]
+    limits: HangLimits
+    since_ns: int  # of its last step, or of its start
+    activity: ActivityWindow
+    reports: bool = True  # steps; False: its processes alone tell whether it does anything
+    stepped: bool = False  # in this generation
+    due_ns: int | None = None  # when it counts as hung; None: nothing says so yet
+    idle_told: bool = False
     step: int = 0  # of the newest record
     reached: int = 0  # that the gang is known to have completed
     collectives: dict[int, int] = {}
@@ -76,27 +86,51 @@ class Watch:
     def __init__(self) -> None:
         self.gangs: dict[int, Watched] = {}
 
+    def follow(self, job: Job, policy: TimeoutPolicy, now_ns: int) -> None:
+        """A job's gang runs from now on, or a controller that took over hears of it again."""
+        assert job.placement is not None and job.gang is not None
+        limits_of = partial(hang_limits, policy, job.spec, job.step_ns, job.first_step_ns)
+        self.begin(
+            job.id,
+            job.generation,
+            job.spec.gang,
+            job.placement,
+            limits_of,
+            now_ns,
+            reports=job.spec.reports_steps or job.step_ns > 0,
+            stepped=job.committed > job.gang.restored,
+        )
+
     def begin(
         self,
         job: int,
         generation: int,
         shape: GangShape,
         placement: Placement,
-        hang_of: Callable[[int], int],
+        limits_of: Callable[[int], HangLimits],
         now_ns: int,
+        *,
+        reports: bool = True,
+        stepped: bool = False,
     ) -> None:
-        """A gang runs from now on; ``hang_of``: the deadline for steps of a length, 0 at first."""
-        hang_ns = hang_of(0)
-        self.gangs[job] = Watched(
+        """A gang runs from now on; ``limits_of``: its limits for steps of a length, 0 at first.
+
+        ``reports``: it is known to report steps; ``stepped``: it has made some in this generation.
+        """
+        gang = self.gangs[job] = Watched(
             generation,
             shape,
             placement,
-            hang_of,
-            hang_ns,
-            now_ns + hang_ns,
+            limits_of,
+            limits_of(0),
+            now_ns,
+            ActivityWindow(since_ns=now_ns),
+            reports=reports,
+            stepped=stepped,
             compute=deque(maxlen=WINDOW),
             transfer=deque(maxlen=WINDOW),
         )
+        gang.due_ns = now_ns + _limit(gang).ns if reports else None
 
     def end(self, job: int) -> None:
         """A gang no longer runs."""
@@ -107,12 +141,46 @@ class Watch:
         if job in self.gangs:
             self.gangs[job].collectives[rank] = collectives
 
+    def restored(self, job: int, generation: int, step: int) -> None:
+        """The gang goes on from a step, which it has not made itself."""
+        gang = self.gangs.get(job)
+        if gang is not None and gang.generation == generation:
+            gang.reached = max(gang.reached, step)
+
     def alive(self, job: int, generation: int, step: int, now_ns: int) -> None:
         """The gang is at a step; what it was like, its records tell later."""
         gang = self.gangs.get(job)
         if gang is not None and gang.generation == generation and step > gang.reached:
-            gang.reached = step
-            gang.due_ns = now_ns + gang.hang_ns
+            self._stepped(gang, step, now_ns)
+
+    def active(self, fact: Activity, now_ns: int) -> None:
+        """What the processes of a program did on a node: one without steps is judged by that."""
+        gang = self.gangs.get(fact.job)
+        if gang is None or gang.generation != fact.generation:
+            return
+        busy = gang.activity.add(fact, now_ns)
+        if fact.reports_steps and not gang.reports:
+            gang.reports = True
+            gang.due_ns = gang.since_ns + _limit(gang).ns
+        elif busy and not gang.reports:
+            gang.activity.restart(now_ns)
+            gang.due_ns, gang.idle_told = None, False
+        elif not gang.reports and not gang.idle_told and self._idle(gang, now_ns):
+            gang.due_ns = now_ns
+
+    def _idle(self, gang: Watched, now_ns: int) -> bool:
+        """Whether every node has told, since something last happened, that nothing did."""
+        activity, idle_ns = gang.activity, gang.limits.idle.ns
+        if not idle_ns or now_ns - activity.since_ns < idle_ns:
+            return False
+        heard = [activity.heard.get(node) for node in gang.placement.nodes]
+        return all(each is not None and each[0] > activity.since_ns for each in heard)
+
+    def _stepped(self, gang: Watched, step: int, now_ns: int) -> None:
+        gang.reached, gang.since_ns = step, now_ns
+        gang.reports = gang.stepped = True
+        gang.activity.restart(now_ns)
+        gang.due_ns = now_ns + _limit(gang).ns
 
     def record(self, fact: GangRecord, now_ns: int) -> list[EventBody]:
         """A step was made; what it says about the gang."""
@@ -123,10 +191,9 @@ class Watch:
         gang.steps = [*gang.steps[1 - SERIES_KEPT :], fact.step_ns]
         if fact.step % EVERY == 0 and len(gang.steps) >= EVERY:
             lately = sorted(gang.steps[-WINDOW:])
-            gang.hang_ns = gang.hang_of(lately[len(lately) // 2])
+            gang.limits = gang.limits_of(lately[len(lately) // 2])
         if fact.step > gang.reached:
-            gang.reached = fact.step
-            gang.due_ns = now_ns + gang.hang_ns
+            self._stepped(gang, fact.step, now_ns)
         gang.waits = [*gang.waits[1 - SERIES_KEPT :], fact.data_wait_ns]
         if fact.compute_ns is not None:
             gang.compute.append(fact.compute_ns)
@@ -157,14 +224,16 @@ class Watch:
         return [int(name.split()[1]) for name in slow if name.startswith("slow ")]
 
     def due(self, now_ns: int) -> list[EventBody]:
-        """Gangs without a step for too long, each said once, with who is behind."""
+        """Gangs without a step or activity for too long, each said once, with who is behind."""
         found: list[EventBody] = []
         for job, gang in self.gangs.items():
-            if gang.due_ns > now_ns:
+            if gang.due_ns is None or gang.due_ns > now_ns:
                 continue
-            gang.due_ns = now_ns + gang.hang_ns
-            fact = NoProgress(job=job, generation=gang.generation, step=gang.reached)
-            found.append(self.named(fact))
+            limit = _limit(gang)
+            # Whoever is idle is said again when it was active in between.
+            gang.due_ns = now_ns + limit.ns if gang.reports else None
+            gang.idle_told = not gang.reports
+            found.append(self.named(_no_progress(job, gang, limit, now_ns)))
         return found
 
     def named(self, fact: NoProgress) -> NoProgress:
@@ -179,7 +248,8 @@ class Watch:
 
     def next_deadline_ns(self) -> int | None:
         """When the first gang would count as hung."""
-        return min((gang.due_ns for gang in self.gangs.values()), default=None)
+        known = (gang.due_ns for gang in self.gangs.values() if gang.due_ns is not None)
+        return min(known, default=None)
 
     def _ranks(self, fact: GangRecord, gang: Watched) -> list[EventBody]:
         slow = []
@@ -228,6 +298,31 @@ class Watch:
 
     def _node(self, gang: Watched, rank: int) -> int:
         return gang.placement.nodes[rank // max(1, gang.shape.slot_gpus)]
+
+
+def _limit(gang: Watched) -> Limit:
+    """What a gang is judged by now."""
+    if not gang.reports:
+        return gang.limits.idle
+    return gang.limits.step if gang.stepped else gang.limits.first_step
+
+
+def _no_progress(job: int, gang: Watched, limit: Limit, now_ns: int) -> NoProgress:
+    """The verdict, with the limit and what its processes did meanwhile."""
+    activity = gang.activity
+    measured = bool(activity.heard)
+    return NoProgress(
+        job=job,
+        generation=gang.generation,
+        step=gang.reached,
+        limit=limit.kind,
+        limit_ns=limit.ns,
+        setting=limit.setting,
+        quiet_ns=now_ns - (gang.since_ns if gang.reports else activity.since_ns),
+        cpu_ns=activity.cpu_ns if measured else -1,
+        output_bytes=activity.output_bytes if measured else -1,
+        gpu_ppm=activity.gpu_ppm,
+    )
 
 
 def stages_of(shape: GangShape, replicas: int) -> Ints:

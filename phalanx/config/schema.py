@@ -21,6 +21,7 @@ from phalanx.config.section import (
     Heads,
     Layers,
     Megabytes,
+    Minutes,
     Natural,
     NonNegative,
     Positive,
@@ -339,6 +340,10 @@ class Train(Section, frozen=True, kw_only=True):
     """Steps between comparisons of replicated weights, under an agent; 0: never."""
     collective_timeout_seconds: Seconds = 600.0
     """How long a collective may wait before the peer counts as lost."""
+    first_step_minutes: Minutes = 0.0
+    """Under an agent: allowance for the first step of a start; 0: timeouts.first_step_ns."""
+    hang_minutes: Minutes = 0.0
+    """Under an agent: a later step that is missing so long is a hang; 0: derived from steps."""
 
 
 class Archive(Section, frozen=True, kw_only=True):

@@ -20,6 +20,7 @@ RanksOrAuto = Annotated[int, Meta(ge=0, le=10_000_000)]
 Threads = Annotated[int, Meta(ge=1, le=4096)]
 Seconds = Annotated[float, Meta(gt=0, le=1e8)]
 Megabytes = Annotated[float, Meta(gt=0, le=1e6)]
+Minutes = Annotated[float, Meta(ge=0, le=5_000_000)]  # some ten years
 Positive = Annotated[float, Meta(gt=0, le=1e30)]  # what float32 holds, with room to calculate
 NonNegative = Annotated[float, Meta(ge=0, le=1e30)]
 Fraction = Annotated[float, Meta(ge=0, le=1)]

@@ -45,6 +45,7 @@ from phalanx.control.evidence import Evidence
 from phalanx.control.examiner import Examiner
 from phalanx.control.faults import FaultSources
 from phalanx.control.hands import Place
+from phalanx.control.program_activity import ProgramActivity
 from phalanx.control.runtime import make_runtime_folder, runtime_folder
 from phalanx.control.shell_wire import CloseShell, OpenShell, ShellInput
 from phalanx.control.telemetry import Telemetry
@@ -114,6 +115,9 @@ class AgentProcess:
         told = self.crew.jobs if options.config.telemetry.steps else {}
         self.telemetry = Telemetry(told, self.uplink.send, clock, sampler)
         self.crew.before_stop = lambda job: self.telemetry.collect(job, last=True)
+        self.activity = ProgramActivity(
+            self.crew.jobs, self.uplink.send, lambda: clock()[0], lambda: self.telemetry.gpus
+        )
         self.evidence = Evidence(self.crew.jobs, self.uplink.send)
         self.details = Details(self.crew.jobs, self.uplink.send, lambda: self.skew_ns)
         self.store = ""
@@ -136,6 +140,7 @@ class AgentProcess:
         waking = asyncio.create_task(self._keep_time())
         rotating = asyncio.create_task(self.logs.rotate_forever())
         telling = asyncio.create_task(self.telemetry.run())
+        looking = asyncio.create_task(self.activity.run())
         lost = asyncio.create_task(self.zygote.lost.wait())
         serving = asyncio.create_task(self.uplink.serve(self))
         try:
@@ -145,7 +150,7 @@ class AgentProcess:
             else:
                 raise JoinError("the zygote is gone, and with it everything that ran here")
         finally:
-            for task in (waking, rotating, telling, lost, serving):
+            for task in (waking, rotating, telling, looking, lost, serving):
                 task.cancel()
             self.faults.close()
             self.crew.close()

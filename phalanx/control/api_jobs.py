@@ -23,7 +23,7 @@ from phalanx.cluster.job import Job, JobSpec
 from phalanx.control import api_types as t
 from phalanx.control.endpoints import EVERYBODY, WRITERS, ApiError, Call, Endpoint, wrong_team
 from phalanx.control.log_requests import Whereabouts
-from phalanx.control.payload import encode_payload
+from phalanx.control.payload import Train, encode_payload
 from phalanx.control.store import Store, commands_of, event_of
 from phalanx.control.views import event_out, job_detail, job_of, job_out, visible, waits, why_of
 
@@ -66,7 +66,8 @@ async def submit(call: Call) -> t.Done:
     spec = owned(call, sized(call.body.spec))
     if call.body.work is not None:
         work = structs.replace(call.body.work, user=spec.user)
-        spec = structs.replace(spec, payload=encode_payload(work))
+        reports = isinstance(work, Train)  # a program may, or may not
+        spec = structs.replace(spec, payload=encode_payload(work), reports_steps=reports)
     done = await call.order(Submit(spec=spec))
     return _told_team(done, spec.team) if spec.team != call.body.spec.team else done
 

@@ -142,6 +142,7 @@ class Crew:
                     return
                 for index in [i for i in here.hands if i >= len(action.ranks)]:
                     self._places.end(here, index)
+                self._programs.end_stores(here.job, but=action.generation)
                 for index, rank in enumerate(action.ranks):
                     if here.generation != action.generation:
                         return  # a newer one waits, or the job was stopped
@@ -231,6 +232,7 @@ class Crew:
         for hand in here.standbys.values():
             self.zygote.signal(hand.key, signal.SIGKILL)
         here.standbys.clear()
+        self._programs.end_stores(here.job)
         if not action.keep_snapshots:
             self.processes.end_keeper(here)
             here.close()

@@ -25,6 +25,7 @@ from phalanx.cluster.gather import Gather
 from phalanx.cluster.job import Expected
 from phalanx.cluster.liveness import Liveness
 from phalanx.cluster.messages import (
+    Activity,
     AgentMessage,
     Applied,
     Exited,
@@ -177,6 +178,9 @@ class Hub:
                 text = "you were silent for too long: connect again and say what you run"
                 connection.close(self.rejected("replaced", text, retry=True))
             return
+        if isinstance(message, Activity):
+            self.watch.active(message, now)
+            return
         if isinstance(message, Applied):
             self.liveness.spoke(message.node, now)
             self.outbox.applied(message.node, message.sequence, message.index)
@@ -221,7 +225,7 @@ class Hub:
         if isinstance(body, Progress):
             self._record(body, now)
         elif isinstance(body, GangReady):
-            self.watch.alive(body.job, body.generation, body.step, now)
+            self.watch.restored(body.job, body.generation, body.step)
 
     def _watch(self, number: int) -> None:
         """Watches a gang for as long as it runs."""
@@ -234,13 +238,7 @@ class Hub:
                     loop = asyncio.get_running_loop()
                     loop.call_later(LAST_WORDS_SECONDS, self._forget, number)
         elif known is None or known.generation != job.generation:
-            policy, expected, usual_ns = view.policy.timeouts, job.spec.expected, job.step_ns
-
-            def hang(step_ns: int) -> int:
-                return derive(policy, expected, step_ns or usual_ns).hang_ns
-
-            now = self.controller.clock.now_ns()
-            self.watch.begin(number, job.generation, job.spec.gang, job.placement, hang, now)
+            self.watch.follow(job, view.policy.timeouts, self.controller.clock.now_ns())
             self.metrics.begin(job, names_of(view.fleet, job.placement.nodes))
 
     def _forget(self, number: int) -> None:

@@ -64,6 +64,7 @@ class Programs:
             case WorkerAbort() | WorkerDrain():
                 for hand in here.hands.values():
                     hand.sent_away = isinstance(order, WorkerDrain)
+                    hand.left |= isinstance(order, WorkerAbort)  # its end needs no explanation
                     self._zygote.signal(hand.key, signal.SIGTERM)
 
     async def _start(self, here: Here) -> None:
@@ -99,9 +100,16 @@ class Programs:
     async def _own_store(self, here: Here) -> int:
         """A store for one generation of a program, hosted outside of its ranks."""
         key = f"job{here.job}/store{here.generation}"
-        self._zygote.signal(f"job{here.job}/store{here.generation - 1}", signal.SIGKILL)
         child = await self._zygote.spawn(Spawn(key=key, role="store", host=self._address))
+        if not here.generation:  # it was stopped while the store came up
+            self.end_stores(here.job)
         return child.port
+
+    def end_stores(self, job: int, but: int = 0) -> None:
+        """End the stores of a job's generations; ``but``: that one goes on."""
+        for key in list(self._zygote.children):
+            if key.startswith(f"job{job}/store") and key != f"job{job}/store{but}":
+                self._zygote.signal(key, signal.SIGKILL)
 
 
 def torchrun_environment(here: Here, hand: Hand, form: Form) -> dict[str, str]:

@@ -6,8 +6,9 @@ from pathlib import Path
 
 from msgspec import Struct, structs
 
-from phalanx.cluster.job import SECOND_NS, Expected, GangShape, JobSpec
+from phalanx.cluster.job import SECOND_NS, Expected, GangShape, JobSpec, JobTimeouts
 from phalanx.config import Job, micro_batches, takes_unequal_shares, to_toml
+from phalanx.config.schema import Train as TrainSection
 from phalanx.control.api_types import Submission
 from phalanx.control.payload import Payload, Script, Train
 from phalanx.plan import AxisTraffic
@@ -32,10 +33,23 @@ class Wanted(Struct, frozen=True, kw_only=True):
     spares: int = 0
     retries: int = 3
     minutes: float = 0.0
+    first_step_minutes: float = 0.0  # 0: as the job file, else the policy says
+    hang_minutes: float = 0.0
+    idle_minutes: float = 0.0
     preemptible: bool = False
     requeue: bool = False  # at its time limit
     traffic: tuple[AxisTraffic, ...] = ()
     environment: dict[str, str] = {}
+
+    @property
+    def timeouts(self) -> JobTimeouts:
+        """How long it may be quiet, as given, else by its job file."""
+        train = self.job.train if self.job else TrainSection()
+        return JobTimeouts(
+            first_step_ns=_ns(self.first_step_minutes or train.first_step_minutes),
+            hang_ns=_ns(self.hang_minutes or train.hang_minutes),
+            idle_ns=_ns(self.idle_minutes),
+        )
 
     @property
     def title(self) -> str:
@@ -63,7 +77,8 @@ def submission(wanted: Wanted, node_gpus: int) -> Submission:
         expected=expected,
         spares=wanted.spares,
         retries=wanted.retries,
-        time_limit_ns=int(wanted.minutes * 60 * SECOND_NS),
+        time_limit_ns=_ns(wanted.minutes),
+        timeouts=wanted.timeouts,
         preemptible=wanted.preemptible,
         requeue_at_limit=wanted.requeue,
     )
@@ -97,6 +112,10 @@ def _described(wanted: Wanted, node_gpus: int) -> tuple[GangShape, Expected, Pay
         environment={**job.backend.environment, **wanted.environment},
     )
     return shape, expected, work
+
+
+def _ns(minutes: float) -> int:
+    return int(minutes * 60 * SECOND_NS)
 
 
 def slot_of(ranks: int, node_gpus: int) -> int:

@@ -101,6 +101,7 @@ class Telemetry:
         sampler: Sampler | None = None,
     ) -> None:
         self._jobs, self._send, self._sampler = jobs, send, sampler
+        self.gpus: dict[str, tuple[float, ...]] = {}  # by metric, as last sampled
         self._sample_due = 0.0
         self._clock = clock  # our number as a node (-1: not connected), the time, our skew
         self._known: dict[int, JobTelemetry] = {}
@@ -120,6 +121,7 @@ class Telemetry:
     async def _sample(self, sampler: Sampler) -> None:
         """A look at the node, in a thread: a driver may take its time."""
         host, gpus = await asyncio.to_thread(sampler.look)
+        self.gpus = gpus
         node, now_ns, _ = self._clock()
         if node >= 0:
             self._send(NodeSample(node=node, time_ns=now_ns, host=host, gpus=gpus))

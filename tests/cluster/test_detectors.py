@@ -20,6 +20,7 @@ from phalanx.cluster.detectors import (
 )
 from phalanx.cluster.detectors.trends import gradient_explosion
 from phalanx.cluster.events import NoProgress, SlowRank
+from phalanx.cluster.hang_limits import fixed_limits
 from phalanx.cluster.job import GangShape, Placement
 from phalanx.cluster.watch import GangRecord, Watch
 
@@ -44,7 +45,7 @@ def watch_of(shape: GangShape) -> Watch:
     watch = Watch()
     nodes = tuple(range(shape.slots(shape.replicas)))
     placement = Placement(nodes, (), replicas=shape.replicas)
-    watch.begin(1, 1, shape, placement, lambda step_ns: 60_000 * MS, 0)
+    watch.begin(1, 1, shape, placement, fixed_limits(60_000 * MS), 0)
     return watch
 
 
@@ -171,14 +172,17 @@ def test_a_gang_without_steps_is_reported_with_who_is_behind():
         watch.entered(1, rank, 41 if rank == 11 else 42)
     assert watch.due(watch.next_deadline_ns() - 1) == []
     (event,) = watch.due(watch.next_deadline_ns())
-    assert event == NoProgress(job=1, generation=1, step=0, nodes=(1,))
+    assert isinstance(event, NoProgress)
+    assert (event.step, event.nodes, event.limit) == (0, (1,), "first_step")
 
 
 def test_the_deadline_of_a_hang_follows_the_steps_that_were_measured():
     watch = Watch()
     placement = Placement((0, 1), (), replicas=2)
     shape = GangShape(replicas=2, slot_gpus=1)
-    watch.begin(1, 1, shape, placement, lambda step_ns: 5 * (step_ns or 10_000 * MS), 0)
+    watch.begin(
+        1, 1, shape, placement, lambda step_ns: fixed_limits(5 * (step_ns or 10_000 * MS))(0), 0
+    )
     assert watch.next_deadline_ns() == 50_000 * MS
     for step in range(1, 9):
         step_ns = 100 * MS if step != 7 else 9_000 * MS  # one hiccup does not count

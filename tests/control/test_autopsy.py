@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from phalanx.cluster.events import EventBody, NoProgress
+from phalanx.cluster.hang_limits import fixed_limits
 from phalanx.cluster.job import GangShape, Placement
 from phalanx.cluster.watch import Watch
 from phalanx.control.autopsy import Autopsy
@@ -25,7 +26,7 @@ async def look(answers: Sequence[Seen]) -> tuple[list[EventBody], Watch]:
     """What is told of a gang of two nodes, last heard of at step 20, after they answered."""
     watch, told, asked = Watch(), list[EventBody](), list[int]()
     placement = Placement((0, 1), (), replicas=2)
-    watch.begin(1, 1, GangShape(replicas=2, slot_gpus=1), placement, lambda _: 2 * SECOND, 0)
+    watch.begin(1, 1, GangShape(replicas=2, slot_gpus=1), placement, fixed_limits(2 * SECOND), 0)
     watch.alive(1, 1, 20, SECOND)
     autopsy = Autopsy(
         watch, lambda node, _: asked.append(node) is None, told.extend, lambda: 5 * SECOND

@@ -13,6 +13,7 @@ from msgspec import structs
 
 from phalanx.cluster.commands import Form
 from phalanx.cluster.events import LossSpike, Progress, SlowRank
+from phalanx.cluster.hang_limits import fixed_limits
 from phalanx.cluster.job import GangShape, Job, JobSpec, Placement
 from phalanx.cluster.reasons import Reason
 from phalanx.cluster.watch import Watch
@@ -199,7 +200,7 @@ def watching(world: int) -> tuple[Metrics, list[object]]:
     metrics = Metrics(watch, found.extend)
     shape = GangShape(slot_gpus=1)
     placement = Placement(nodes=tuple(range(world)), gpus=(1,) * world, replicas=world)
-    watch.begin(1, 1, shape, placement, lambda step_ns: 60 * SECOND_NS, NOW)
+    watch.begin(1, 1, shape, placement, fixed_limits(60 * SECOND_NS), NOW)
     metrics.steps.begin(1, 1, placement.nodes, 1)
     return metrics, found
 
@@ -246,7 +247,7 @@ def uneven() -> tuple[Metrics, Watch, list[object]]:
     placement = Placement(nodes=(0, 1), gpus=(), replicas=3)
     job = Job(id=1, spec=JobSpec(name="j", gang=shape), submitted_ns=0, generation=1)
     job.placement = placement
-    watch.begin(1, 1, shape, placement, lambda step_ns: 60 * SECOND_NS, NOW)
+    watch.begin(1, 1, shape, placement, fixed_limits(60 * SECOND_NS), NOW)
     metrics.begin(job, ["a", "b"])
     return metrics, watch, found
 

@@ -20,7 +20,6 @@ from phalanx.cluster.gather import Gather
 from phalanx.cluster.liveness import Liveness
 from phalanx.cluster.messages import AgentMessage, Applied, Heartbeat, Hello
 from phalanx.cluster.outbox import Outbox
-from phalanx.cluster.timeouts import derive
 from phalanx.cluster.watch import GangRecord, Watch
 from phalanx.simulate.chaos.network import CONTROLLER
 from phalanx.simulate.chaos.stores import DeposedError
@@ -159,15 +158,8 @@ class Controller:
                 self.watch.end(number)
             return
         if known is None or known.generation != job.generation:
-            assert job.placement is not None
-            policy, expected = self.core.view.policy.timeouts, job.spec.expected
-            usual_ns, shape = job.step_ns, job.spec.gang
-
-            def hang(step_ns: int) -> int:
-                return derive(policy, expected, step_ns or usual_ns).hang_ns
-
-            now = self.world.agenda.now_ns
-            self.watch.begin(number, job.generation, shape, job.placement, hang, now)
+            policy, now = self.core.view.policy.timeouts, self.world.agenda.now_ns
+            self.watch.follow(job, policy, now)
 
     # Out.
 

@@ -148,9 +148,10 @@ def _refuse_unclear(name: str, runs: Path) -> None:
 def _lead_options(wanted: Wanted) -> tuple[str, ...]:
     plain = Wanted()
     words: list[str] = ["--name", wanted.title]
-    for name in ("team", "least", "most", "retries"):
+    quiet = ("first_step_minutes", "hang_minutes", "idle_minutes")
+    for name in ("team", "least", "most", "retries", *quiet):
         if getattr(wanted, name) != getattr(plain, name):
-            words += [f"--{name}", str(getattr(wanted, name))]
+            words += [f"--{name.replace('_', '-')}", str(getattr(wanted, name))]
     return tuple(words)
 
 
