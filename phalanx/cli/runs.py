@@ -282,6 +282,8 @@ def ledger(
     show(shown)
     if not int(found["buckets"].get("exposed_communication", 0)):
         print("productive time is whole steps: no plan says how much of them is communication")
+    if int(found["buckets"].get("unreported", 0)):
+        print("unreported time is of programs that report no steps: phalanx.worker() would tell")
     print(f"goodput {found['goodput']:.2%}, ETTR {found['ettr']:.2%}, ${found['dollars']:.2f}")
     if sum(map(int, found["buckets"].values())) != total:
         print("error: the buckets do not sum to the allocation", file=sys.stderr)

@@ -254,7 +254,8 @@ def on_ready(ctx: Context, fact: GangReady) -> bool:
         return False
     gang, placement = gang_of(job), job.placement
     assert placement is not None
-    ctx.ledger.ready(job.id, fact.step)
+    silent = not job.spec.reports_steps and not job.step_ns
+    ctx.ledger.ready(job.id, fact.step, unreported=silent)
     gang.phase, gang.since_ns, gang.attempts = "running", ctx.now_ns, 0
     same = gang.keepers == placement.nodes
     gang.kept_from = min(gang.kept_from, fact.step) if same else fact.step

@@ -320,7 +320,8 @@ class Gather:
                 job=job,
                 generation=gang.generation,
                 step=step,
-                committed=min(each.committed for each in said),
+                # A program that reports steps need not make snapshots.
+                committed=max(0, min(each.committed for each in said)),
                 durable=durable,
                 at_ns=max(each.at_ns for each in said if each.step == least),
                 data_wait_ns=max(each.data_wait_ns for each in said),

@@ -3,7 +3,8 @@
 A job's time is settled up to the end of its last reported step. After a failure the time since
 then stays open until the survivors say how far they came; then it splits into steps and detection.
 Only steps that are kept count as training: what a rollback throws away is moved to ``recompute``
-at once, under its cause, and a step that is made again counts like any other.
+at once, under its cause, and a step that is made again counts like any other. Of a program that
+reports no steps nobody knows what its time was for: all of it is ``unreported``.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ BUCKETS = (
     "data_wait",
     "exposed_communication",  # estimated
     "bubble",  # estimated
+    "unreported",  # a program ran, and told nothing of what it did
     "checkpoint_stall",
     "detection",
     "restart",
@@ -63,6 +65,7 @@ class Account(Struct, kw_only=True, omit_defaults=True):
     settled_ns: int = 0
     spare_ns: int = 0  # spares are settled apart: they change while the job runs
     running: bool = False  # settled by progress only
+    unreported: bool = False  # what runs has never reported a step
     bucket: str = "restart"  # of the time that passes while it is not running
     cause: str = "start"
     step: int = 0  # last one that was settled in this generation
@@ -142,7 +145,9 @@ class Ledger:
     def fail(self, job: int, cause: str, bucket: str = "restart") -> None:
         """The workers stopped making steps, as was found out now."""
         account = self.accounts[job]
-        if account.running:
+        if account.running and account.unreported:
+            self._settle_unreported(account)
+        elif account.running:
             account.open = Open(account.settled_ns, self.now_ns, account.gpus, cause)
             account.settled_ns = self.now_ns
             account.running = False
@@ -159,13 +164,16 @@ class Ledger:
         self._settle(account)
         account.bucket = "restart"
 
-    def ready(self, job: int, step: int) -> None:
-        """The workers go on after this step, from now on."""
+    def ready(self, job: int, step: int, *, unreported: bool = False) -> None:
+        """The workers go on after this step, from now on.
+
+        ``unreported``: they are a program's, and nobody has ever heard of a step of it.
+        """
         account = self.accounts[job]
         self._settle(account)
         self._close(account)
         self.roll_back(job, step)
-        account.running = True
+        account.running, account.unreported = True, unreported
         account.step = account.reached = step
 
     def roll_back(self, job: int, step: int) -> None:
@@ -187,6 +195,7 @@ class Ledger:
         if account.open is not None:
             self._explain(account, account.open, job, fact)
         elif account.running and fact.at_ns > account.settled_ns and fact.step > account.step:
+            account.unreported = False
             until = min(fact.at_ns, self.now_ns)
             passed = until - account.settled_ns
             self._steps(account, job, fact, passed, account.gpus)
@@ -196,7 +205,9 @@ class Ledger:
         """The job gives its nodes back. Returns the GPU-nanoseconds it held them for."""
         account = self.accounts[job]
         before = account.allocated_gpu_ns
-        if account.running:
+        if account.running and account.unreported:
+            self._settle_unreported(account)
+        elif account.running:
             self._add(account, bucket, (self.now_ns - account.settled_ns) * account.gpus)
             account.settled_ns = self.now_ns
             account.running = False
@@ -237,7 +248,8 @@ class Ledger:
         """Time of an account that is in no bucket yet: what it would count as now."""
         found: Buckets = {}
         passed = (self.now_ns - account.settled_ns) * account.gpus
-        add(found, "residual" if account.running else account.bucket, passed)
+        running = "unreported" if account.unreported else "residual"
+        add(found, running if account.running else account.bucket, passed)
         add(found, "idle_spare", (self.now_ns - account.spare_ns) * account.spare_gpus)
         if account.open is not None:
             add(found, "detection", (account.open.to_ns - account.open.from_ns) * account.open.gpus)
@@ -304,6 +316,12 @@ class Ledger:
             passed = self.now_ns - account.settled_ns
             self._add(account, account.bucket, passed * account.gpus)
             account.settled_ns = self.now_ns
+
+    def _settle_unreported(self, account: Account) -> None:
+        """A program without steps stops: nobody knows what of its time was lost."""
+        passed = self.now_ns - account.settled_ns
+        self._add(account, "unreported", passed * account.gpus)
+        account.settled_ns, account.running = self.now_ns, False
 
     def _close(self, account: Account) -> None:
         """Nobody explained the time before a failure: all of it went by unnoticed."""

@@ -86,10 +86,11 @@ class Ears:
 
     def _present(self, here: Here, fact: Present, writer: asyncio.StreamWriter) -> Hand:
         hand = here.find(fact.pid)
+        outlived = hand is None  # the agent before this one started it
         if hand is None:
             expected = here.hands.get(fact.index)
             if expected is not None and not expected.pid:
-                hand = expected  # it speaks before the zygote has told us who it is
+                hand, outlived = expected, False  # the zygote has not told us yet who it is
             else:
                 if expected is not None or fact.generation <= 0:
                     log.warning("job %d: process %d is not expected", here.job, fact.pid)
@@ -99,7 +100,7 @@ class Ears:
         hand.pid, hand.writer, hand.step = fact.pid, writer, fact.step
         if fact.running:
             here.generation = max(here.generation, fact.generation)
-            if hand.take is None:
+            if hand.take is None and outlived:
                 found = WorkerFound(
                     job=here.job,
                     generation=fact.generation,

@@ -171,7 +171,8 @@ def gang_record(step: GangStep) -> GangRecord:
         step=step.step,
         step_ns=int(largest(step.step_seconds) * NS),
         loss=head.loss if head is not None else None,
-        has_loss=head is not None,
+        # A program may report steps without a loss, which is nothing to worry about.
+        has_loss=head is not None and (head.loss is not None or head.non_finite),
         data_wait_ns=int(largest(step.parts[DATA]) * NS),
         compute_ns=_whole(step.compute_seconds),
     )

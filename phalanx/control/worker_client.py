@@ -45,6 +45,7 @@ class WorkerClient:
         self._generation = int(os.environ.get("PHALANX_GENERATION", "0"))
         self._rank = int(os.environ.get("RANK", "0"))
         self._step = 0
+        self._handed = self._kept = -1  # newest snapshots: handed over; safe at a neighbour
         self._link: Link | None = None
         self._checkpointer: Checkpointer | None = None
         self._ring: RingSink | None = None
@@ -159,6 +160,7 @@ class WorkerClient:
         loaded = self._keepers().load_memory(Path(), state, step=step)
         if loaded is None:
             raise RuntimeError(f"step {step} is in no keeper's memory any more")
+        self._step = self._handed = self._kept = loaded.step
         return loaded.step
 
     def snapshot(self, step: int, state: dict[str, Tensor]) -> None:
@@ -189,6 +191,8 @@ class WorkerClient:
             generation=self._generation,
         )
         checkpointer.save(step, state, extra, write=False)
+        # A step is taken over only when the one before it is safe.
+        self._kept, self._handed = self._handed, step
 
     def _keepers(self) -> Checkpointer:
         from phalanx.checkpoint import Checkpointer
@@ -210,7 +214,7 @@ class WorkerClient:
             rank=self._rank,
             running=True,
             step=self._step,
-            committed=self._step - 1,
+            committed=self._kept,
         )
 
 

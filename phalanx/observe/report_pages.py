@@ -15,6 +15,7 @@ WIDE, HIGH, LEFT, RIGHT, TOP, BOTTOM = 800, 170, 64, 12, 22, 22  # of a curve's 
 BAR = 18  # height of a row of bars
 TONES = {  # of the ledger's buckets: work, waits, losses, what nobody used
     "productive": "good",
+    "unreported": "good",
     "exposed_communication": "wait",
     "bubble": "wait",
     "data_wait": "wait",

@@ -22,6 +22,7 @@ LEAST_SHOWN = 5e-5
 # Work first, then what steps lose, then failures, then GPUs that do nothing.
 COLOURS = {
     "productive": "#2f6f8f",
+    "unreported": "#a9c9c4",
     "exposed_communication": "#5b93ad",
     "bubble": "#8fb8ca",
     "data_wait": "#c9d8df",

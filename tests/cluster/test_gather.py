@@ -338,3 +338,11 @@ def test_ranks_of_a_gang_whose_last_slot_is_not_full_are_found_on_their_nodes():
         0,
     )
     assert event.nodes == (5,)  # rank 7 is the last of the first node
+
+
+def test_steps_without_snapshots_are_progress_with_nothing_committed():
+    gather = running()
+    for node in range(3):
+        found = gather.receive(steps(node, 4, committed=-1), 10 * SECOND)
+    (event,) = found
+    assert isinstance(event, Progress) and (event.step, event.committed) == (4, 0)

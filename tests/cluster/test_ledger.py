@@ -10,6 +10,7 @@ from phalanx.cluster.events import (
     NodeSilent,
     Progress,
     Requeue,
+    Tick,
     WorkerExited,
 )
 from phalanx.cluster.ledger import BUCKETS, LedgerError
@@ -257,3 +258,39 @@ def test_checkpoint_stalls_are_nobodys_fault():
     assert set(causes["hbm_ecc"]) <= {"detection", "restart", "recompute"}
     assert causes["checkpoint"] == {"checkpoint_stall": 7 * SECOND * 16}
     assert causes["straggler"] == {"straggler": 3 * SECOND * 16}
+
+
+def test_a_program_that_reports_nothing_is_neither_stalled_nor_lost():
+    drive = Drive()
+    job = drive.submit(reports_steps=False)
+    drive.run(job)
+    ready = drive.now_ns
+    drive.tell(Tick(), 100 * SECOND)
+    assert share(drive, job).buckets["unreported"] == 100 * SECOND * 16
+    node = job.placement.nodes[0]
+    drive.tell(WorkerExited(job=job.id, generation=1, node=node, rank=0, cause="worker_killed"))
+    failed = drive.now_ns
+    drive.wait(SECOND)
+    drive.run(job)
+    again = drive.now_ns
+    drive.tell(JobFinished(job=job.id, generation=2, step=0), 50 * SECOND)
+    found = share(drive, job)
+    spent = (failed - ready + 50 * SECOND) * 16
+    assert found.buckets["unreported"] == spent
+    assert found.by_cause["worker_killed"] == {"restart": (again - failed) * 16}
+    assert spent + sum(sum(lost.values()) for lost in found.by_cause.values()) == found.gpu_ns
+    drive.core.ledger.check(drive.core.view)
+
+
+def test_a_program_that_reports_its_first_step_has_trained_until_then():
+    drive = Drive()
+    job = drive.submit(reports_steps=False)
+    drive.run(job)
+    drive.wait(80 * SECOND)
+    drive.train(job, 10)
+    drive.tell(Tick(), 3 * SECOND)
+    found = share(drive, job).buckets
+    assert found["unreported"] == 0
+    assert found["productive"] == (80 * SECOND + 10 * STEP) * 16
+    assert found["residual"] == 3 * SECOND * 16
+    drive.core.ledger.check(drive.core.view)

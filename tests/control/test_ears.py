@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from phalanx.cluster.messages import WorkerLeft
+from phalanx.cluster.messages import WorkerFound, WorkerLeft
 from phalanx.control.ears import Ears
 from phalanx.control.exit_causes import explained
 from phalanx.control.hands import Here
 from phalanx.control.users import UnknownUserError
-from phalanx.control.worker_link import Take
+from phalanx.control.worker_link import Present, Take
 from phalanx.control.zygote_wire import Ended
 
 
@@ -133,3 +133,18 @@ def test_a_worker_that_said_why_it_ends_is_not_heard_of_again_in_the_next_genera
     hand.left, hand.generation = False, 4
     ears.ended(here, Ended(hand.key, 77, 15))
     assert said == [last] and replaced == [hand]
+
+
+def test_a_program_that_this_agent_started_is_not_taken_for_one_that_outlived_another(
+    tmp_path: Path,
+) -> None:
+    """Else what it has committed would be forgotten as soon as it says its first word."""
+    here, told = Here(1, tmp_path, tmp_path), list[object]()
+    ears = Ears(told.append, lambda job: here, unused)
+    present = Present(job=1, index=0, pid=77, generation=3, rank=0, running=True)
+    here.hands[0] = here.hand(0, 0)
+    ears._present(here, present, None)  # type: ignore[arg-type]
+    assert told == [] and here.hands[0].pid == 77
+    here.hands.clear()
+    ears._present(here, present, None)  # type: ignore[arg-type]
+    assert told == [WorkerFound(job=1, generation=3, rank=0, step=0, committed=-1)]

@@ -303,9 +303,17 @@ def test_ranks_that_only_flicker_are_not_called_slow() -> None:
 def test_a_loss_that_is_no_number_becomes_an_event() -> None:
     metrics, found = watching(1)
     for step in range(1, 40):
-        tell(metrics, 0, said(step, 0, loss=None if step == 39 else 2.0))
+        bad = {"loss": None, "non_finite": True} if step == 39 else {"loss": 2.0}
+        tell(metrics, 0, said(step, 0, **bad))
     spikes = [event for event in found if isinstance(event, LossSpike)]
     assert [(event.step, event.not_finite) for event in spikes] == [(39, True)]
+
+
+def test_a_program_that_reports_no_loss_has_no_spike_of_it() -> None:
+    metrics, found = watching(1)
+    for step in range(1, 40):
+        tell(metrics, 0, said(step, 0, loss=None))
+    assert [event for event in found if isinstance(event, LossSpike)] == []
 
 
 def test_progress_and_late_records_of_the_same_steps_do_not_contradict() -> None:

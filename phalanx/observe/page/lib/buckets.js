@@ -1,9 +1,10 @@
 // The ledger's buckets: work, waits inside a step, losses, and GPUs that nobody used. Four hues,
-// apart in lightness, so that a stack reads as four groups before it reads as thirteen parts.
+// apart in lightness, so that a stack reads as four groups before it reads as fourteen parts.
 import { colours } from "./theme.js";
 
 export const BUCKETS = {
   productive: ["work", "steps that were kept", "#2c7f77", "#5cb8ac"],
+  unreported: ["work", "programs that report no steps", "#7fb0aa", "#3a716a"],
   exposed_communication: ["wait", "communication that nothing hides (estimated)", "#1f4f96", "#8ab8f5"],
   bubble: ["wait", "pipeline bubble (estimated)", "#5b86c4", "#5f8fcd"],
   data_wait: ["wait", "waiting for data", "#9dbbe3", "#3f648f"],
@@ -21,7 +22,7 @@ export const BUCKETS = {
 const FAILURES = ["WorkerExited", "NodeSilent", "DeviceError", "NoProgress", "GangStuck", "GangJoined", "GangReady", "RestoreFailed", "Corruption", "Tick"];
 const NODES = ["NodeSilent", "NodeSeen", "NodeJoined", "CheckResult", "NodeRepaired", "DrainNode", "ReadmitNode", "QuarantineNode", "DeviceError"];
 export const EVENTS = {
-  productive: ["Progress", "GangReady", "JobFinished"], exposed_communication: ["SlowRank", "ThroughputRegression"], bubble: ["SlowRank"],
+  productive: ["Progress", "GangReady", "JobFinished"], unreported: ["GangReady", "JobFinished", "WorkerExited"], exposed_communication: ["SlowRank", "ThroughputRegression"], bubble: ["SlowRank"],
   data_wait: ["DataStarved"], straggler: ["SlowRank", "ThroughputRegression"], checkpoint_stall: ["FlushWanted", "FlushDone", "StorageSlow"],
   detection: FAILURES, restart: FAILURES, recompute: FAILURES, idle_spare: NODES, quarantined: NODES,
   unallocated: ["Submit", "JobFinished", "Cancel", "Requeue", "Hold", ...NODES], residual: ["ThroughputRegression", "GangDrained", "Progress"],
