@@ -76,9 +76,9 @@ $(STAMP): pyproject.toml
 	$(BIN)/python -m pip install --quiet -e '.[dev]'
 	touch $@
 
-# The trackers are heavy, and only the long proof runs them.
+# Trackers and other training libraries are heavy, and only the long proof runs them.
 $(SOAK_STAMP): $(STAMP)
-	$(BIN)/python -m pip install --quiet -e '.[dev,mlflow,ray,wandb]'
+	$(BIN)/python -m pip install --quiet -e '.[dev,frameworks,mlflow,ray,wandb]'
 	touch $@
 
 clean:
