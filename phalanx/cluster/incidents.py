@@ -117,7 +117,7 @@ def on_no_progress(ctx: Context, fact: NoProgress) -> None:
     code = "idle_hang" if fact.limit == "idle" else "hang"
     why = reason(code, step=fact.step, nodes=shown, evidence=_evidence(fact))
     told = str(why) + (f"; {fact.detail}" if fact.detail else "")
-    ends = own_failure(ctx, job, Failure("hang", told))
+    ends = own_failure(ctx, job, Failure("hang", told, alike=fact.limit))
     if ends is not None:
         give_up(ctx, job, (*culprits, job.placement.nodes[0])[0], "hang", ends)
         return

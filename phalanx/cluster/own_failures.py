@@ -52,11 +52,12 @@ class Failure(NamedTuple):
     rank: int = -1
     step: int = -1
     waits: bool = True  # before it is tried again, where it comes again without progress
+    alike: str = ""  # what failures of its kind have in common; "": their words
 
     @property
     def error(self) -> str:
         """What is compared with the next failure's."""
-        return f"{self.cause}: {self.detail}"[:ERROR_CHARS]
+        return f"{self.cause}: {self.alike or self.detail}"[:ERROR_CHARS]
 
 
 def own_failure(ctx: Context, job: Job, failure: Failure) -> Reason | None:

@@ -188,3 +188,18 @@ def test_a_verdict_names_setting_and_evidence_and_who_kills() -> None:
     job = drive.core.view.jobs[1]
     assert "worker_killed" not in " ".join(job.evidence) and "timeouts.x_ns" in job.evidence[-1]
     assert job.gang is not None and job.gang.cause == "no_progress"
+
+
+def test_hangs_at_one_step_are_alike_whatever_was_measured_meanwhile() -> None:
+    drive = running(TRAINER)
+    job = drive.core.view.jobs[1]
+    for attempt in range(3):
+        fact = structs.replace(
+            verdict("first_step", cpu_ns=attempt * SECOND), generation=job.generation
+        )
+        drive.tell(fact)
+        if job.state == "failed":
+            break
+        drive.wait(MINUTE)
+        drive.run(job)
+    assert attempt == 2 and job.why.code == "same_step"
