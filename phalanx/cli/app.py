@@ -98,8 +98,23 @@ def root(
     """Trains very large models on GPU clusters and keeps every GPU busy."""
 
 
+def _open_closed_streams() -> None:
+    """Started with a closed stdout or stderr (``>&-``), what is printed goes nowhere.
+
+    Otherwise the next file that is opened would get their number, and what is printed.
+    """
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        if getattr(sys, name) is None:
+            opened = os.open(os.devnull, os.O_RDWR)
+            if opened != number:
+                os.dup2(opened, number)
+                os.close(opened)
+            setattr(sys, name, os.fdopen(number, mode))
+
+
 def main() -> None:
     """Entry point of the console script."""
+    _open_closed_streams()
     try:
         try:
             app()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from datetime import datetime
@@ -14,7 +15,17 @@ from rich.console import Console
 from rich.markup import escape
 
 from phalanx.cli.options import Json, print_json
-from phalanx.cli.remote import ServerUrl, State, add_row, connected, plain, show, table
+from phalanx.cli.remote import (
+    ServerUrl,
+    State,
+    add_row,
+    connected,
+    plain,
+    refusals_in_words,
+    show,
+    table,
+)
+from phalanx.control.client import Client, ClientError
 from phalanx.observe.runs import (
     MOST_NOTE_LETTERS,
     Note,
@@ -33,8 +44,10 @@ Which = Annotated[
     str, typer.Argument(metavar="RUN", help="Number of a job, or folder of `phalanx train`.")
 ]
 Folder = Annotated[
-    Path | None, typer.Option("--runs", help="Folder of runs (default: those of the server).")
+    Path | None,
+    typer.Option("--runs", help="Folder of runs (default: the server's, or runs/ without one)."),
 ]
+RUNS = Path("runs")  # where `phalanx train` puts them
 
 
 class Source:
@@ -56,7 +69,7 @@ class Source:
 
 def find(which: str) -> Path:
     """The folder of a run by its path, or by its name and id below ``runs/``."""
-    for path in (Path(which), Path("runs") / which):
+    for path in (Path(which), RUNS / which):
         if path.is_dir():
             return path
     raise ValueError(f"{which}: no such folder, and no number of a job")
@@ -66,11 +79,8 @@ def find(which: str) -> Path:
 def list_runs(
     runs: Folder = None, server: ServerUrl = "", state: State = None, json: Json = False
 ) -> None:
-    """List runs, oldest first."""
-    if runs is not None:
-        found = [load_folder(path) for path in find_folders(runs)]
-    else:
-        found = _all(server, state, json)
+    """List runs, oldest first: those of the server or, without one, of the folder runs/ here."""
+    found = _all(server, state, json) if runs is None else _in_folder(runs)
     if json:
         print_json(found)
         return
@@ -82,7 +92,7 @@ def list_runs(
             run.id,
             run.name,
             run.state,
-            last.get("step", ""),
+            _progress(run),
             _short(last.get("loss")),
             _short(last.get("tokens_per_second")),
             _when(run.created),
@@ -92,15 +102,37 @@ def list_runs(
 
 
 def _all(server: str, state: Path | None, json: bool) -> list[Run]:
+    """What a server knows; where none answers and none was named, what lies here."""
+    named = bool(server or state or os.environ.get("PHALANX_SERVER"))
     found: list[Run] = []
-    with connected(server, json, state) as client:
-        after = 0
-        while True:
-            page = client.get("/v1/runs", dict, after=after, limit=1000)
-            found += msgspec.convert(page["runs"], list[Run])
-            after = page["next_after"]
-            if not after:
-                return found
+    with refusals_in_words(json):
+        try:
+            client = Client(server, state)
+            after = 0
+            while True:
+                page = client.get("/v1/runs", dict, after=after, limit=1000)
+                found += msgspec.convert(page["runs"], list[Run])
+                after = page["next_after"]
+                if not after:
+                    return found
+        except ClientError as error:
+            if named or error.status or not RUNS.is_dir():
+                raise
+    print(f"note: no server answers here; these are the runs in {RUNS}/", file=sys.stderr)
+    return _in_folder(RUNS)
+
+
+def _in_folder(runs: Path) -> list[Run]:
+    """Runs below a folder; of one that cannot be read it is said why."""
+    if not runs.is_dir():
+        raise typer.BadParameter(f"{runs}: no such folder", param_hint="--runs")
+    found = []
+    for path in find_folders(runs):
+        try:
+            found.append(load_folder(path))
+        except (ValueError, OSError) as error:
+            print(f"warning: {error}", file=sys.stderr)
+    return found
 
 
 @app.command("show")
@@ -288,6 +320,12 @@ def ledger(
     if sum(map(int, found["buckets"].values())) != total:
         print("error: the buckets do not sum to the allocation", file=sys.stderr)
         raise typer.Exit(1)
+
+
+def _progress(run: Run) -> str:
+    """Steps made of those wanted."""
+    made, wanted = run.summary.get("step"), (run.config.get("train") or {}).get("steps")
+    return "" if made is None else f"{made}/{wanted}" if wanted else str(made)
 
 
 def _short(value: object) -> str:

@@ -6,6 +6,7 @@ same shape, so that they can be compared with each other.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
@@ -14,12 +15,15 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from phalanx.train.exits import ExitCode
+from phalanx.train.process_identity import ProcessIdentity
 from phalanx.train.records import CheckpointRecord, StepRecord, read_records
 from phalanx.train.run_folder import RunFolder
 
 Table = dict[str, Any]
 
 NOTES_NAME = "tracker.json"
+QUIET_SECONDS = 3600.0  # without a word of a run whose process cannot be seen: it is lost
 MOST_NOTES, MOST_NOTE_LETTERS, MOST_TAGS = 1000, 10_000, 64
 
 
@@ -129,11 +133,14 @@ def load_folder(path: Path) -> Run:
     exit_info = _json(folder.exit_info)
     own = _json(path / NOTES_NAME)
     steps = _last_steps(folder)
+    state = _state(folder, exit_info, steps, int(config.get("train", {}).get("steps") or 0))
+    if state == "lost":
+        exit_info = {"reason": "lost", "message": _end_of_process(folder)}
     return Run(
         id=f"{path.absolute().parent.name}/{folder.id}",
         name=str(config.get("name", "")),
         user=str(provenance.get("user", "")),
-        state=_state(exit_info),
+        state=state,
         created=_seconds(provenance.get("started")) or folder.config.stat().st_mtime,
         ended=_seconds(exit_info.get("finished")),
         exit={name: exit_info[name] for name in ("code", "reason", "message") if name in exit_info},
@@ -147,10 +154,50 @@ def load_folder(path: Path) -> Run:
     )
 
 
-def _state(exit_info: Table) -> str:
+def _state(folder: RunFolder, exit_info: Table, steps: list[StepRecord], wanted: int) -> str:
+    """``done``, ``stopped`` (on request, can be resumed), ``interrupted`` (without a save),
+    ``failed``, ``running``, or ``lost``: it ended without a word."""
     if not exit_info:
-        return "running"  # or killed without a word: nobody can tell from the folder alone
-    return "done" if exit_info.get("code") == 0 else "failed"
+        return "lost" if _end_of_process(folder) else "running"
+    if exit_info.get("code") == ExitCode.INTERRUPTED:
+        return "interrupted"
+    if exit_info.get("code") != ExitCode.DONE:
+        return "failed"
+    whole = exit_info.get("reason") == "done" or bool(steps and wanted and steps[-1].step >= wanted)
+    return "done" if whole else "stopped"
+
+
+def _end_of_process(folder: RunFolder) -> str:
+    """Why the run cannot be at work any more; "": it may be.
+
+    Of a process that cannot be seen from here, whether the run still writes has to do.
+    """
+    try:
+        process = msgspec.json.decode(folder.process.read_bytes(), type=ProcessIdentity)
+    except (OSError, msgspec.MsgspecError):
+        process = None  # an early one, or it was cut off while it began
+    lives = process.lives() if process is not None else None
+    if process is not None and lives is False:
+        return f"its process {process.pid} on {process.host} is gone, and left no report"
+    if lives:
+        return ""
+    silence = time.time() - max(_written(path) for path in (folder.config, *_growing(folder)))
+    if silence < QUIET_SECONDS:
+        return ""
+    return f"it has written nothing for {silence / 3600:.0f} hours, and left no report"
+
+
+def _growing(folder: RunFolder) -> Iterator[Path]:
+    for place in (folder.metrics, folder.logs, folder.checkpoints):
+        yield place
+        yield from place.glob("*")
+
+
+def _written(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
 
 
 def removed(path: str) -> bool:

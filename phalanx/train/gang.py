@@ -23,7 +23,7 @@ from phalanx.train.diagnose import killed
 from phalanx.train.exits import ExitCode, ExitInfo, now
 from phalanx.train.records import Record, decode
 from phalanx.train.run_folder import RunFolder
-from phalanx.train.stop import STOP_SIGNALS
+from phalanx.train.stop import stop_signals
 
 GRACE_SECONDS = 2.0  # for the other ranks to say what they saw, once one has failed
 LOG_TAIL_BYTES = 8192
@@ -61,7 +61,7 @@ class Gang:
             end.setblocking(False)
         # A signal, also that of a rank's end, wakes the selector in ``watch``.
         signal.set_wakeup_fd(self._wake_writer.fileno(), warn_on_full_buffer=False)
-        handlers = dict.fromkeys(STOP_SIGNALS, self._on_signal)
+        handlers = dict.fromkeys(stop_signals(), self._on_signal)
         handlers[signal.SIGCHLD] = lambda number, frame: None
         self._previous = {number: signal.signal(number, on) for number, on in handlers.items()}
 

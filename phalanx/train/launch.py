@@ -15,6 +15,7 @@ import socket
 import sys
 import traceback
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -29,10 +30,12 @@ from phalanx.train import run_folder
 from phalanx.train.exits import ExitCode
 from phalanx.train.gang import Gang, die_with_parent
 from phalanx.train.progress import (
+    LosableDisplay,
     Output,
     PipeSink,
     WaitClock,
     open_display,
+    output_may_be_gone,
     print_exit,
     print_refusal,
 )
@@ -67,13 +70,14 @@ def launch(
         return ExitCode.CONFIG
     gang = Gang(folder)
     reader = start_ranks(job, world_size, folder, gang)
-    display = open_display(output, job, folder, clock)
+    display = LosableDisplay(partial(open_display, output, job, folder, clock), folder)
     try:
         gang.watch(reader, display.write)
     finally:
         display.close()
     info = gang.verdict()
-    print_exit(output, info, folder)
+    with output_may_be_gone():
+        print_exit(output, info, folder)
     return info.code
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import sys
 import time
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TextIO
 
 import msgspec
 import rich.live
@@ -147,6 +148,61 @@ class Live:
 
     def _show(self, text: str) -> None:
         self._screen.update(Group(self._bar, Text(text, no_wrap=True, overflow="ellipsis")))
+
+
+class LosableDisplay:
+    """A display that may go away, with its terminal or the reader of a pipe; the run goes on."""
+
+    def __init__(self, opened: Callable[[], Sink], folder: RunFolder) -> None:
+        self._folder = folder
+        self._display: Sink | None = None
+        with self._guarded():
+            self._display = opened()
+
+    def write(self, record: Record) -> None:
+        if self._display is not None:
+            with self._guarded():
+                self._display.write(record)
+                self._display.flush()
+
+    def flush(self) -> None:
+        """What is written is flushed."""
+
+    def close(self) -> None:
+        if self._display is not None:
+            with self._guarded():
+                self._display.close()
+
+    @contextmanager
+    def _guarded(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self._display = None
+            discard_output(sys.stdout)
+            words = f"stdout is gone ({error.strerror}); the run goes on without it"
+            with output_may_be_gone():
+                print(f"warning: {words}, see {self._folder.path}", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def output_may_be_gone() -> Iterator[None]:
+    """Inside, output that nobody can take any more is dropped."""
+    try:
+        yield
+    except OSError:
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except OSError:
+                discard_output(stream)
+
+
+def discard_output(stream: TextIO) -> None:
+    """What a stream still holds, and all that follows, goes nowhere."""
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, stream.fileno())
+    os.close(nothing)
 
 
 def open_display(output: Output, job: Job, folder: RunFolder, clock: WaitClock) -> Sink:

@@ -14,6 +14,7 @@ import msgspec
 from phalanx.config import ConfigError, Job, to_toml
 from phalanx.plan.counts import parameters
 from phalanx.train.exits import ExitInfo
+from phalanx.train.process_identity import own_process
 
 ROOMS = ("config", "logs", "metrics", "checkpoints", "provenance")
 
@@ -28,6 +29,7 @@ class RunFolder:
         self.metrics = path / "metrics"
         self.checkpoints = path / "checkpoints"
         self.provenance = path / "provenance"
+        self.process = self.provenance / "process.json"
         self.exit_info = path / "exit_info.json"
         self.steps = self.metrics / "steps.jsonl"
         self.validation = self.metrics / "validation.jsonl"
@@ -89,6 +91,7 @@ def create(job: Job) -> RunFolder:
         for room in ROOMS:
             (folder.path / room).mkdir()
         _write_config(job, folder)
+        _write_process(folder)
     except OSError as error:
         shutil.rmtree(folder.path, ignore_errors=True)
         raise _no_place(job, error) from None
@@ -104,10 +107,16 @@ def make(job: Job, folder: RunFolder) -> None:
         for room in ROOMS:
             (folder.path / room).mkdir(parents=True, exist_ok=True)
         folder.exit_info.unlink(missing_ok=True)
+        _write_process(folder)
         if not (folder.config / "job.json").exists():
             _write_config(job, folder)
     except PermissionError as error:
         raise _no_place(job, error) from None
+
+
+def _write_process(folder: RunFolder) -> None:
+    """Name the process whose end is the run's end."""
+    folder.process.write_bytes(msgspec.json.encode(own_process()) + b"\n")
 
 
 def _write_config(job: Job, folder: RunFolder) -> None:

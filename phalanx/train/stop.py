@@ -7,7 +7,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
+
+
+def stop_signals() -> tuple[signal.Signals, ...]:
+    """Those that stop a run here: not SIGHUP under ``nohup``, which outlives its terminal."""
+    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return tuple(n for n in STOP_SIGNALS if n != signal.SIGHUP or not ignored)
 
 
 class StoppedEarly(BaseException):
@@ -27,7 +33,7 @@ class StopFlag:
 
     def install(self) -> None:
         """Catch the signals that mean: finish the step, save, leave."""
-        for number in STOP_SIGNALS:
+        for number in stop_signals():
             signal.signal(number, self._on_signal)
 
     def starting(self) -> None:
@@ -61,7 +67,7 @@ def left_on_signal(say: Callable[[str], None]) -> Iterator[None]:
         raise SystemExit(0)
 
     # Not SIGINT: that is Python's own KeyboardInterrupt.
-    before = {n: signal.signal(n, leave) for n in (signal.SIGTERM, signal.SIGUSR1)}
+    before = {n: signal.signal(n, leave) for n in stop_signals() if n != signal.SIGINT}
     try:
         yield
     finally:

@@ -11,8 +11,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from phalanx.config import Job
+from phalanx.config.schema import Train
 from phalanx.observe.runs import Run, differences, find_folders, load_folder, removed
+from phalanx.train import run_folder
+from phalanx.train.process_identity import own_process
+from phalanx.train.run_folder import RunFolder
 from tests.control.jobs import write_job
+from tests.observe.records import step_record
 
 
 def git(folder: Path, *arguments: str) -> None:
@@ -154,3 +160,72 @@ def test_a_checkpoint_that_was_removed_is_told_apart_from_one_out_of_sight(tmp_p
     assert not removed(str(tmp_path / "checkpoints" / "step-2"))
     assert not removed(str(tmp_path / "elsewhere" / "step-1"))
     assert not removed("s3://bucket/run/step-1")
+
+
+def a_run(folder: Path, exit_info: dict[str, object] | None = None, step: int = 19) -> Path:
+    """The folder of a run of 60 steps that this process makes."""
+    made = run_folder.create(Job(name="states", runs=str(folder), train=Train(steps=60)))
+    made.steps.write_bytes(msgspec.json.encode(step_record(step)) + b"\n")
+    if exit_info is not None:
+        made.exit_info.write_bytes(msgspec.json.encode(exit_info))
+    return made.path
+
+
+@pytest.mark.parametrize(
+    ("exit_info", "state"),
+    [
+        ({"code": 0, "reason": "done"}, "done"),
+        ({"code": 0, "reason": "SIGTERM"}, "stopped"),
+        ({"code": 0, "reason": "SIGHUP"}, "stopped"),
+        ({"code": 130, "reason": "SIGINT"}, "interrupted"),
+        ({"code": 13, "reason": "non_finite"}, "failed"),
+        (None, "running"),
+    ],
+)
+def test_a_run_is_done_only_if_it_made_its_steps(
+    tmp_path: Path, exit_info: dict[str, object] | None, state: str
+) -> None:
+    assert load_folder(a_run(tmp_path, exit_info)).state == state
+
+
+def test_a_run_without_a_report_is_lost_when_its_process_is_gone(tmp_path: Path) -> None:
+    path = a_run(tmp_path)
+    process = own_process()
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    ended = [
+        msgspec.structs.replace(process, pid=gone.pid, started_ticks=1),
+        msgspec.structs.replace(process, started_ticks=process.started_ticks + 1),  # used again
+    ]
+    if process.machine:
+        ended.append(msgspec.structs.replace(process, boot="another"))  # rebooted since
+    for each in ended:
+        RunFolder(path).process.write_bytes(msgspec.json.encode(each))
+        found = load_folder(path)
+        assert found.state == "lost" and "left no report" in found.exit["message"]
+
+
+def test_of_a_process_on_another_machine_its_silence_tells(tmp_path: Path) -> None:
+    path = a_run(tmp_path)
+    elsewhere = msgspec.structs.replace(own_process(), host="n2", boot="b", machine="m")
+    RunFolder(path).process.write_bytes(msgspec.json.encode(elsewhere))
+    assert load_folder(path).state == "running"
+    for each in (path / "config", *path.glob("[lmc]*"), *path.glob("[lmc]*/*")):
+        os.utime(each, (1.0, 1.0))
+    assert load_folder(path).state == "lost"
+
+
+def test_runs_are_listed_without_a_server(tmp_path: Path) -> None:
+    a_run(tmp_path / "runs", {"code": 0, "reason": "SIGTERM"})
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PHALANX_")}
+    command = [sys.executable, "-m", "phalanx", "runs", "ls"]
+    done = subprocess.run(
+        command,
+        cwd=tmp_path,
+        env=kept | {"HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0 and "no server answers here" in done.stderr
+    assert "stopped" in done.stdout and "19/60" in done.stdout

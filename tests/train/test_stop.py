@@ -16,6 +16,7 @@ import pytest
 from phalanx.checkpoint import latest, read_manifest
 from phalanx.config import to_toml
 from phalanx.train import worker
+from phalanx.train.run_folder import RunFolder
 from phalanx.train.stop import StopFlag, StoppedEarly
 from phalanx.train.trainer import Trainer
 from tests.train.forked_runs import Run, alive, small_job, start
@@ -64,7 +65,7 @@ PARTS = {
 
 
 @pytest.mark.parametrize("part", PARTS)
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP])
 def test_a_signal_during_the_start_ends_the_run_at_once(
     tmp_path: Path, start: Start, part: str, number: signal.Signals
 ) -> None:
@@ -108,6 +109,56 @@ def test_a_second_signal_while_steps_are_made_still_saves(tmp_path: Path, start:
     assert run.exit.reason in ("SIGTERM", "SIGUSR1") and not run.exit.early
     saved = latest(run.folder.checkpoints)
     assert saved is not None and read_manifest(saved).step == run.exit.step
+
+
+def test_a_terminal_that_closes_saves_and_stops_the_run(tmp_path: Path, start: Start) -> None:
+    run = start(small_job(tmp_path, train__steps=100000))
+    run.until_step(2)
+    run.kill(signal.SIGHUP)
+    assert run.wait() == 0
+    assert run.exit.reason == "SIGHUP"
+    saved = latest(run.folder.checkpoints)
+    assert saved is not None and read_manifest(saved).step == run.exit.step
+
+
+def train_command(folder: Path, steps: int) -> list[str]:
+    path = folder / "job.toml"
+    path.write_text(to_toml(small_job(folder / "runs", train__steps=steps)))
+    return [sys.executable, "-m", "phalanx", "train", str(path)]
+
+
+def test_under_nohup_a_terminal_that_closes_stops_nothing(tmp_path: Path) -> None:
+    command = train_command(tmp_path, 12)
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN),
+    )
+    assert process.stdout is not None
+    with process:
+        lines = [next(process.stdout)]
+        process.send_signal(signal.SIGHUP)
+        lines += process.stdout
+    assert process.returncode == 0 and "all steps are done at step 12" in lines[-1]
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_a_run_whose_output_nobody_reads_goes_on_and_reports(
+    tmp_path: Path, options: list[str]
+) -> None:
+    command = [*train_command(tmp_path, 12), *options]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None and process.stderr is not None
+    with process:
+        process.stdout.readline()
+        process.stdout.close()  # as `| head -1` does
+        told = process.stderr.read()
+    assert process.returncode == 0 and "Traceback" not in told
+    assert "stdout is gone (Broken pipe); the run goes on without it" in told
+    (folder,) = (tmp_path / "runs").glob("*/*")
+    end = RunFolder(folder).read_exit()
+    assert end is not None and (end.reason, end.step) == ("done", 12)
 
 
 def test_a_signal_before_there_are_ranks_ends_the_command_with_zero(tmp_path: Path) -> None:
