@@ -116,11 +116,20 @@ def show_job(
         "nodes": ", ".join(known.nodes) or "none",
         "spares": ", ".join(known.spares) or "none",
         "failures": "; ".join(found.evidence) or "none",
+        "lost": _lost(found),
     }
     for name, text in lines.items():
         print(plain(f"{name + ':':<11}{text}"))
     print("submission:")
     print(msgspec.json.format(bytes(found.spec), indent=2).decode())
+
+
+def _lost(found: JobDetail) -> str:
+    """Committed steps that a job lost, newest last."""
+    if not found.lost_steps:
+        return "no committed step"
+    each = [f"{loss.first} to {loss.last} ({loss.why.text})" for loss in found.losses]
+    return f"{found.lost_steps} committed steps: " + "; ".join(each)
 
 
 def rank_places(found: JobDetail, nodes: dict[str, NodeOut]) -> list[RankPlace]:

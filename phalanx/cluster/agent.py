@@ -227,6 +227,7 @@ class Agent:
             return []
         self.jobs.pop(order.job, None)
         known = local is not None or order.job in self.memory
+        last = local.say_last() if local is not None else []
         if not order.keep_snapshots:
             self.memory.pop(order.job, None)
         if not known:
@@ -234,7 +235,7 @@ class Agent:
         stop = WorkerStop(
             job=order.job, generation=order.generation, keep_snapshots=order.keep_snapshots
         )
-        return [stop]
+        return [*last, stop]
 
     # Facts.
 

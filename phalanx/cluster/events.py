@@ -225,6 +225,19 @@ class GangJoined(Body, frozen=True, tag=True):
     durable: int = 0  # newest checkpoint that they have heard of, perhaps before it was reported
 
 
+class GangStopped(Body, frozen=True, tag=True):
+    """How far a generation came that was aborted or stopped, by those of its nodes that answer.
+
+    ``committed``: of no node that answered less than this is safe.
+    """
+
+    job: int
+    generation: int
+    step: int
+    committed: int
+    durable: int = 0
+
+
 class GangReady(Body, frozen=True, tag=True):
     """Every rank has restored ``step`` and can go on; ``skipped``: without these samples."""
 
@@ -418,6 +431,7 @@ EventBody = (
     | NodeRepaired
     | WorkerExited
     | GangJoined
+    | GangStopped
     | GangReady
     | GangStuck
     | GangDrained

@@ -20,6 +20,7 @@ from phalanx.cluster.events import (
 from phalanx.cluster.horizon import leave_ns
 from phalanx.cluster.job import SECOND_NS, SKIPS_KEPT, Gang, Job, JobState, Phase
 from phalanx.cluster.layout import buddy_shift
+from phalanx.cluster.losses import in_memory, tell_restored
 from phalanx.cluster.messages import Source
 from phalanx.cluster.reasons import Reason, reason, sentences
 from phalanx.cluster.timeouts import Timeouts, derive
@@ -34,6 +35,8 @@ sentences(
         "from_nothing": "nothing is left to restore: it begins again, after {steps} steps",
         "go": "all ranks have restored step {step}",
         "recovered": "goes on from step {step}: {rung} after {cause} on {node}",
+        "recovered_with_loss": "goes on from step {step}, {lost} committed steps back: {rung} "
+        "after {cause} on {node}",
         "drain": "it must leave: {why}",
         "unsaved": "no durable checkpoint since step {durable}, though one is due every {every} "
         "steps: {steps} steps are only in the memory of its nodes (`phalanx logs` says why)",
@@ -133,19 +136,6 @@ def form_order(ctx: Context, job: Job) -> Form:
     )
 
 
-def in_memory(gang: Gang, empty: tuple[int, ...] = ()) -> bool:
-    """Whether every slot's snapshot is in somebody's memory."""
-    if not gang.keepers:
-        return False
-    gone, keepers = {**gang.lost, **dict.fromkeys(empty, "empty")}, gang.keepers
-    for node in sorted(set(gone).intersection(keepers)) if gone else ():
-        # ``index`` runs over a large gang far faster than a loop would.
-        buddy = keepers[(keepers.index(node) + gang.buddy_shift) % len(keepers)]
-        if not gang.buddy_shift or buddy in gone:
-            return False
-    return True
-
-
 def on_joined(ctx: Context, fact: GangJoined) -> None:
     """Everybody is there: choose what to restore, and from where."""
     job = ctx.live(fact.job, fact.generation)
@@ -172,8 +162,6 @@ def restore(ctx: Context, job: Job) -> None:
     assert placement is not None
     gang.restored, gang.source = choose_source(ctx, job, gang.memory_step)
     gang.only_saves = gang.ending is not None
-    if gang.source == "none" and job.step:
-        ctx.notify(reason("from_nothing", steps=job.step), job=job.id, level="error")
     gang.deadline_ns = enter(ctx, job, "restoring", timeouts_of(ctx, job).restore_ns)
     ctx.emit(placement.nodes, restore_order(job))
 
@@ -254,6 +242,9 @@ def on_ready(ctx: Context, fact: GangReady) -> bool:
         return False
     gang, placement = gang_of(job), job.placement
     assert placement is not None
+    lost = tell_restored(ctx, job, fact.step)
+    if gang.source == "none" and job.step and not lost:
+        ctx.notify(reason("from_nothing", steps=job.step), job=job.id, level="error")
     silent = not job.spec.reports_steps and not job.step_ns
     ctx.ledger.ready(job.id, fact.step, unreported=silent)
     gang.phase, gang.since_ns, gang.attempts = "running", ctx.now_ns, 0
@@ -266,7 +257,8 @@ def on_ready(ctx: Context, fact: GangReady) -> bool:
     gang.leftover = ()
     if fact.skipped[1] > fact.skipped[0]:
         job.skipped = (*job.skipped[1 - SKIPS_KEPT :], fact.skipped)
-    gang.lost, gang.refused, gang.rollback, gang.skip_step = {}, (), -1, 0
+    gang.lost, gang.rollback, gang.skip_step = {}, -1, 0
+    gang.refused, gang.refusal = (), ""
     gang.restored = fact.step
     # Checkpoints after this step belong to a branch that is given up now.
     job.durables = [step for step in job.durables if step <= fact.step]
@@ -276,7 +268,10 @@ def on_ready(ctx: Context, fact: GangReady) -> bool:
     if job.why.code in ("recover", "bear"):
         # What was expected of the way out counts no more: the ledger has what it really cost.
         told = {name: job.why.facts[name] for name in ("rung", "cause", "node")}
-        job.why = reason("recovered", step=fact.step, **told)
+        if lost:
+            job.why = reason("recovered_with_loss", step=fact.step, lost=lost, **told)
+        else:
+            job.why = reason("recovered", step=fact.step, **told)
     ctx.emit(placement.nodes, go_order(job))
     return True
 
@@ -295,15 +290,13 @@ def on_progress(ctx: Context, fact: Progress) -> Job | None:
     gang = job.gang
     current = fact.generation == job.generation and gang.phase in ("running", "draining")
     if not current and ctx.ledger.accounts[job.id].open is None:
+        if fact.generation == job.generation:  # whoever joins says how far the last one came
+            _learn(job, fact)
         return None
     steps = fact.step - ctx.ledger.accounts[job.id].step
     passed = fact.at_ns - ctx.ledger.accounts[job.id].settled_ns
     ctx.ledger.progress(job, fact)
-    job.step = max(job.step, fact.step)
-    job.committed = max(job.committed, fact.committed)
-    taken_back = 0 <= gang.rollback < fact.durable
-    if fact.durable <= fact.step and not taken_back:
-        job.add_durable(fact.durable)
+    _learn(job, fact)
     if current and steps > 0 and passed > 0:
         if ctx.ledger.accounts[job.id].step - steps == gang.restored:
             job.first_step_ns = max(job.first_step_ns, passed)
@@ -312,6 +305,15 @@ def on_progress(ctx: Context, fact: Progress) -> Job | None:
     if current:
         _tell_unsaved(ctx, job)
     return job
+
+
+def _learn(job: Job, fact: Progress) -> None:
+    """How far a gang is, as all of its nodes say."""
+    job.step = max(job.step, fact.step)
+    job.committed = max(job.committed, fact.committed)
+    taken_back = 0 <= gang_of(job).rollback < fact.durable
+    if fact.durable <= fact.step and not taken_back:
+        job.add_durable(fact.durable)
 
 
 def _tell_unsaved(ctx: Context, job: Job) -> None:
@@ -390,7 +392,7 @@ def on_restore_failed(ctx: Context, fact: RestoreFailed) -> None:
             if step != fact.step and (there is None or step > fact.step or step in there)
         ]
     else:
-        gang.refused = (*gang.refused, fact.source)
+        gang.refused, gang.refusal = (*gang.refused, fact.source), fact.detail
     restore(ctx, job)
 
 

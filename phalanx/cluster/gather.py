@@ -10,7 +10,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from phalanx.cluster.commands import Command, Drain, Form, Restore, Stop
+from phalanx.cluster.commands import Abort, Command, Drain, Form, Restore, Stop
 from phalanx.cluster.detectors import vote
 from phalanx.cluster.events import (
     CheckResult,
@@ -30,6 +30,7 @@ from phalanx.cluster.events import (
     RestoreFailed,
     WorkerExited,
 )
+from phalanx.cluster.last_steps import LastWords
 from phalanx.cluster.messages import (
     AgentMessage,
     Checked,
@@ -41,6 +42,7 @@ from phalanx.cluster.messages import (
     Hello,
     Joined,
     KeeperChanged,
+    LastSteps,
     Noticed,
     Ready,
     Refused,
@@ -76,6 +78,7 @@ class Gather:
     def __init__(self, report_ns: int = 5_000_000_000) -> None:
         self.report_ns = report_ns  # between two reports of a gang's progress
         self.gangs: dict[int, Expected] = {}
+        self.last_words = LastWords()
 
     def expect(self, command: Command) -> None:
         """A command goes out: its answers are waited for."""
@@ -92,7 +95,11 @@ class Gather:
             if gang.phase != phase:
                 gang.phase, gang.answers = phase, {}
             gang.deadline_ns = body.deadline_ns
-        elif isinstance(body, Stop):
+        elif isinstance(body, Abort | Stop):
+            gang = self.gangs.get(body.job)
+            if gang is not None and gang.generation == body.generation:
+                self.last_words.expect(body, command.target, gang.nodes)
+        if isinstance(body, Stop):
             gang = self.gangs.get(body.job)
             whole = gang is not None and all(node in command.target for node in gang.nodes)
             if gang is not None and whole and body.generation >= gang.generation:
@@ -103,6 +110,7 @@ class Gather:
         if gang is not None and gang.generation == body.generation:
             gang.deadline_ns = body.deadline_ns  # sent again
             return
+        self.last_words.forget(body.job)
         kept = (body.kept_nodes or body.nodes) if body.kept_generation else ()
         self.gangs[body.job] = Expected(
             body.generation,
@@ -136,9 +144,12 @@ class Gather:
                 return self._steps(message, now_ns)
             case Refused():
                 return self._refused(message)
+            case LastSteps():
+                return [*self.last_words.receive(message, now_ns)]
             case Exited(node=n, job=j, generation=g, rank=r, cause=c, step=s, detail=d):
                 return [
-                    WorkerExited(job=j, generation=g, node=n, rank=r, cause=c, step=s, detail=d)
+                    *self._newest(j, g, now_ns),
+                    WorkerExited(job=j, generation=g, node=n, rank=r, cause=c, step=s, detail=d),
                 ]
             case Trouble(node=n, cause=c, gpu=u, rail=r, job=j, detail=d):
                 return [DeviceError(node=n, cause=c, gpu=u, rail=r, job=j, detail=d)]
@@ -166,11 +177,12 @@ class Gather:
             missing = tuple(node for node in gang.nodes if node not in gang.answers)
             gang.deadline_ns = 0
             found.append(GangStuck(job=job, generation=gang.generation, phase=phase, nodes=missing))
-        return found
+        return [*found, *self.last_words.due(now_ns)]
 
     def next_deadline_ns(self) -> int | None:
         """When the first gang is late."""
-        waiting = (g.deadline_ns for g in self.gangs.values() if g.phase != "run")
+        waiting = [g.deadline_ns for g in self.gangs.values() if g.phase != "run"]
+        waiting.append(self.last_words.next_deadline_ns() or 0)
         return min((at for at in waiting if at), default=None)
 
     def _answer(self, message: Joined | Ready | Drained | Finished, now_ns: int) -> list[EventBody]:
@@ -232,6 +244,13 @@ class Gather:
         )
         return [*events, joined]
 
+    def _newest(self, job: int, generation: int, now_ns: int) -> list[EventBody]:
+        """Something happened to a gang: how far it was is said before, as far as all have told."""
+        gang = self.gangs.get(job)
+        if gang is None or gang.generation != generation or gang.phase not in ("run", "drain"):
+            return []
+        return self._report(job, gang, now_ns)
+
     def _refused(self, message: Refused) -> list[EventBody]:
         gang = self.gangs.get(message.job)
         if gang is None or gang.generation != message.generation:
@@ -288,7 +307,8 @@ class Gather:
         if message.durable > gang.durable and len(gang.steps) < len(gang.nodes):
             return [self._checkpointed(message, gang)]
         durable = max(each.durable for each in gang.steps.values())
-        if now_ns - gang.reported_ns < self.report_ns and durable <= gang.durable:
+        late = gang.phase == "drain" or now_ns - gang.reported_ns >= self.report_ns
+        if not late and durable <= gang.durable:
             return []
         return self._report(message.job, gang, now_ns)
 

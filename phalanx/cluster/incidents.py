@@ -212,7 +212,7 @@ def _drains_on(ctx: Context, job: Job) -> bool:
     """
     gang, placement = gang_of(job), job.placement
     assert placement is not None
-    unsafe = job.committed - job.durable
+    unsafe = job.step - job.durable
     if unsafe <= 0 or gang.attempts >= MORE_DRAINS or gang.ending_why.code in FOR_OTHERS:
         return False
     if 0 < gang.leave_by_ns <= ctx.now_ns:

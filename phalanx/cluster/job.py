@@ -236,6 +236,7 @@ class Gang(Struct, kw_only=True, omit_defaults=True):
     culprit: int = -1
     micro_batches: tuple[int, ...] = ()  # by replica, where they are unequal
     refused: tuple[str, ...] = ()  # restore sources that failed in this incident
+    refusal: str = ""  # what was wrong with the last of them
     rollback: int = -1  # restore no later step than this one; -1: the latest
     skip_step: int = 0  # whose batch is to be left out; 0: none
     leftover: tuple[int, ...] = ()  # nodes that left, but keep snapshots until the next one runs
@@ -261,6 +262,15 @@ class Kept(Struct, kw_only=True):
     since: int  # checkpoints after this step were written by these very nodes
     lost: dict[int, str]  # nodes whose memory is gone, with the cause
     token: int  # tells whether a timer speaks of this
+
+
+class Loss(Struct, frozen=True, kw_only=True):
+    """Committed steps that are gone, and why."""
+
+    first: int
+    last: int
+    at_ns: int  # when it was found out
+    why: Reason
 
 
 class Dispute(Struct, kw_only=True):
@@ -291,6 +301,10 @@ class Job(Struct, kw_only=True, omit_defaults=True):
     generation: int = 0  # of the gang; rises with every formation and never falls
     step: int = 0  # highest step ever completed
     committed: int = 0  # least step that every rank has sealed and every buddy acknowledged
+    kept_step: int = 0  # that nodes of its last generation still said to keep; 0: none did
+    lost_up_to: int = 0  # committed steps up to this one were said to be lost; 0: it went on since
+    lost_steps: int = 0  # committed ones, in all
+    losses: tuple[Loss, ...] = ()  # of them, newest last
     durables: list[int] = []  # steps of checkpoints on remote storage, newest last
     skipped: tuple[tuple[int, int], ...] = ()  # samples that were left out, newest last
     retries_used: int = 0  # failures of its own without progress since

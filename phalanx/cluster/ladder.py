@@ -12,9 +12,10 @@ from msgspec import Struct, structs
 from phalanx.cluster.causes import cause_of
 from phalanx.cluster.context import Context
 from phalanx.cluster.fleet import NodeState
-from phalanx.cluster.gangs import choose_source, gang_of, in_memory, last_call_ns
+from phalanx.cluster.gangs import choose_source, gang_of, last_call_ns
 from phalanx.cluster.job import Job
 from phalanx.cluster.layout import column_of, column_replicas
+from phalanx.cluster.losses import in_memory
 from phalanx.cluster.placement import Refusal, Request, place, replacements, request_of
 from phalanx.cluster.policy import MILLION
 from phalanx.cluster.room import array_of

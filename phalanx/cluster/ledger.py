@@ -71,6 +71,7 @@ class Account(Struct, kw_only=True, omit_defaults=True):
     step: int = 0  # last one that was settled in this generation
     reached: int = 0  # last step that is kept
     kept_steps: int = 0  # whose time is in the buckets of training
+    lost_steps: int = 0  # committed ones that were lost
     open: Open | None = None
     allocated_gpu_ns: int = 0
     changed_ns: int = 0  # of gpus + spare_gpus, for allocated_gpu_ns
@@ -189,6 +190,11 @@ class Ledger:
         account.kept_steps -= lost
         account.reached = step
 
+    def lose(self, job: int, steps: int) -> None:
+        """Committed steps are lost; their time is moved when the job goes on without them."""
+        if job in self.accounts:
+            self.accounts[job].lost_steps += steps
+
     def progress(self, job: Job, fact: Progress) -> None:
         """Settles the time up to the end of a step."""
         account = self.accounts[job.id]
@@ -234,6 +240,7 @@ class Ledger:
         assert not account.gpus and not account.spare_gpus
         into = self.retired.setdefault(account.team, Account(team=account.team))
         into.allocated_gpu_ns += account.allocated_gpu_ns
+        into.lost_steps += account.lost_steps
         for bucket, gpu_ns in account.buckets.items():
             add(into.buckets, bucket, gpu_ns)
         for cause, lost in account.by_cause.items():

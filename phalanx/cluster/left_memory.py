@@ -7,18 +7,18 @@ again. Their keepers hold its newest steps meanwhile, for a while, unless others
 from __future__ import annotations
 
 from phalanx.cluster.context import Context
-from phalanx.cluster.gangs import gang_of, in_memory, stop_on
+from phalanx.cluster.gangs import gang_of, stop_on
 from phalanx.cluster.job import Gang, Job, Kept
-from phalanx.cluster.reasons import reason, sentences
+from phalanx.cluster.losses import in_memory, tell_left
+from phalanx.cluster.reasons import Reason, reason, sentences
 
 sentences(
     {
         "kept_memory": "its nodes keep its newest steps in memory for {seconds} s, unless others "
         "get them",
-        "given_up": "its last {steps} steps ({first} to {last}) were in the memory of its nodes "
-        "alone, and are made again",
-        "lost_steps": "its last {steps} steps ({first} to {last}) were in the memory of its nodes "
-        "alone, and are lost",
+        "kept_too_long": "its nodes kept them in memory for {seconds} s: it did not start again",
+        "kept_elsewhere": "it starts again without nodes that kept them in memory",
+        "kept_for_nobody": "others got the nodes that kept them in memory",
     }
 )
 
@@ -69,7 +69,7 @@ def taken_up(ctx: Context, job: Job) -> Gang:
         job.kept = None
         del ctx.kept[job.id]
         return gang
-    give_up(ctx, job)
+    give_up(ctx, job, reason("kept_elsewhere"))
     return Gang(reshaped_ns=ctx.now_ns)
 
 
@@ -88,10 +88,10 @@ def displace(ctx: Context, job: Job, nodes: tuple[int, ...]) -> None:
         if in_memory(whole):
             stop_on(ctx, other, hit, keep_snapshots=False)
         else:
-            give_up(ctx, other, hit)
+            give_up(ctx, other, reason("kept_for_nobody"), hit)
 
 
-def give_up(ctx: Context, job: Job, also: tuple[int, ...] = ()) -> None:
+def give_up(ctx: Context, job: Job, why: Reason, also: tuple[int, ...] = ()) -> None:
     """Nobody needs what a job's nodes keep in memory, or nobody can wait for it any longer."""
     kept, job.kept = job.kept, None
     if kept is None:
@@ -99,19 +99,8 @@ def give_up(ctx: Context, job: Job, also: tuple[int, ...] = ()) -> None:
     del ctx.kept[job.id]
     holders = tuple(node for node in kept.nodes if node not in kept.lost)
     stop_on(ctx, job, tuple(dict.fromkeys(holders + also)), keep_snapshots=False)
-    tell_given_up(ctx, job)
-
-
-def tell_given_up(ctx: Context, job: Job, *, again: bool = True) -> None:
-    """Which steps are made again, or lost for good, unless the job has ended or they are safe."""
-    back = job.gang.rollback if job.gang is not None else -1
-    last = job.committed if back < 0 else min(job.committed, back)
-    if not job.ended and last > job.durable:
-        facts = {"steps": last - job.durable, "first": job.durable + 1, "last": last}
-        told = reason("given_up" if again else "lost_steps", **facts)
-        ctx.notify(told, job=job.id, level="error")
-    if again and not job.ended:
-        ctx.ledger.roll_back(job.id, job.durable)
+    if not job.ended:
+        tell_left(ctx, job, why, again=True)
 
 
 def holds(job: Job | None, node: int) -> bool:
@@ -124,4 +113,5 @@ def expire(ctx: Context, number: int, token: int) -> None:
     """The time is over, unless the job has started since."""
     job = ctx.view.jobs.get(number)
     if job is not None and job.kept is not None and job.kept.token == token:
-        give_up(ctx, job)
+        seconds = ctx.policy.recovery.keep_memory_ns // 10**9
+        give_up(ctx, job, reason("kept_too_long", seconds=seconds))

@@ -16,9 +16,10 @@ from phalanx.cluster.events import (
     SubmitWorkflow,
 )
 from phalanx.cluster.fleet import NodeState
-from phalanx.cluster.gangs import drain, form, gang_of, hurry, in_memory, stop_on, timeouts_of
+from phalanx.cluster.gangs import drain, form, gang_of, hurry, stop_on, timeouts_of
 from phalanx.cluster.horizon import leave_ns
 from phalanx.cluster.job import Dependency, Job, JobSpec, JobState, Placement
+from phalanx.cluster.losses import tell_left, unsaved, why_gone
 from phalanx.cluster.queue import Start
 from phalanx.cluster.reasons import Reason, reason, sentences
 
@@ -199,7 +200,7 @@ def leave(
         stop_on(ctx, job, holders, keep_snapshots=True)
         left_memory.stay(ctx, job, stays)
     elif state in ("pending", "failed"):
-        left_memory.tell_given_up(ctx, job, again=state == "pending")
+        tell_left(ctx, job, why_gone(ctx, job, why), again=state == "pending")
     stop_on(ctx, job, tuple(nodes), keep_snapshots=False)
     release(ctx, job)
     if state == "pending":
@@ -218,7 +219,7 @@ def end(ctx: Context, job: Job, state: JobState, why: Reason) -> None:
     if job.id in ctx.view.pending:
         withdraw(ctx, job)
     job.state, job.why, job.eligible = state, why, False
-    left_memory.give_up(ctx, job)
+    left_memory.give_up(ctx, job, why)
     job.ended_ns = ctx.now_ns
     dependencies.withdrawn(ctx, job)
     level: Level = "error" if state == "failed" else "info"
@@ -325,7 +326,7 @@ def depart_safely(ctx: Context, job: Job, ending: JobState, why: Reason, *, by_n
     elif gang.phase == "draining":
         if sooner and by_ns < gang.deadline_ns:
             hurry(ctx, job, max(1, by_ns - ctx.now_ns))
-    elif job.step > job.durable and in_memory(gang):
+    elif unsaved(job):
         gang.ending, gang.ending_why = ending, why
         if sooner:
             ctx.wake(by_ns, "leave_by", job.id, job.started_ns)

@@ -17,6 +17,7 @@ from phalanx.cluster.messages import (
     Exited,
     Finished,
     Joined,
+    LastSteps,
     Ready,
     Refused,
     Restored,
@@ -70,6 +71,7 @@ class LocalGang(Struct, kw_only=True):
     restored_step: int = 0
     skipped: tuple[int, int] = (0, 0)  # samples of the batch that was left out with it
     unsaid: Steps | None = None
+    complaints: list[Exited | Differed] = []  # why it stopped, said again to the next controller
     early: Restore | None = None  # came before the workers: the gang was further than this agent
 
     # Orders.
@@ -87,10 +89,11 @@ class LocalGang(Struct, kw_only=True):
                 self.kept.go(generation)
                 return [WorkerGo(job=job, generation=generation)]
             case Abort():
+                last = self.say_last()
                 if self.phase not in ("restoring", "ready", "running"):
-                    return []
+                    return last
                 self.phase = "aborted"
-                return [WorkerAbort(job=job, generation=generation)]
+                return [*last, WorkerAbort(job=job, generation=generation)]
             case Drain(deadline_ns=deadline):
                 if self.phase != "running":
                     return self.say_again()
@@ -166,7 +169,24 @@ class LocalGang(Struct, kw_only=True):
                 return [drained]
             case "done":
                 return [Finished(node=node, job=job, generation=generation, step=kept.reached)]
+            case "aborted":
+                return list(self.complaints)
         return []
+
+    def say_last(self) -> list[Output]:
+        """How far a generation came here that is over now; nothing of one that never ran."""
+        kept = self.kept
+        if kept.kept_generation != self.generation:
+            return []
+        last = LastSteps(
+            node=self.node,
+            job=self.job,
+            generation=self.generation,
+            committed=kept.committed,
+            reached=kept.reached,
+            durable=kept.durable,
+        )
+        return [last]
 
     def say_steps(self) -> list[Output]:
         """Progress that has not been reported yet."""
@@ -214,6 +234,7 @@ class LocalGang(Struct, kw_only=True):
         """A worker has made a step. A new durable checkpoint is said at once: it must be known."""
         rank = self.ranks.get(fact.rank)
         if rank is None or self.phase not in ("running", "draining"):
+            self._sealed_late(rank, fact)
             return []
         kept, durable = self.kept, self.kept.durable
         rank.step = max(rank.step, fact.step)
@@ -225,6 +246,13 @@ class LocalGang(Struct, kw_only=True):
         if reached or kept.durable > durable:
             self._note(fact)
         return self.say_steps() if kept.durable > durable else []
+
+    def _sealed_late(self, rank: Rank | None, fact: Sealed) -> None:
+        """A keeper says that a step is safe of a generation that has just been aborted."""
+        ran = self.phase == "aborted" and self.kept.kept_generation == self.generation
+        if rank is not None and ran and fact.acknowledged:
+            rank.committed = max(rank.committed, fact.step)
+            self.kept.seal(min(each.committed for each in self.ranks.values()))
 
     def _note(self, fact: Sealed) -> None:
         before, kept = self.unsaid, self.kept
@@ -244,7 +272,8 @@ class LocalGang(Struct, kw_only=True):
 
     def ward_sealed(self, step: int) -> None:
         """The keeper holds a step of the slot that this one is the buddy of."""
-        if self.phase in ("running", "draining"):
+        ran = self.phase == "aborted" and self.kept.kept_generation == self.generation
+        if ran or self.phase in ("running", "draining"):
             self.kept.seal_ward(step)
 
     def differs(self, fact: Differs) -> list[Output]:
@@ -262,6 +291,7 @@ class LocalGang(Struct, kw_only=True):
             copies=fact.copies,
             changed=fact.changed,
         )
+        self.complaints.append(differed)
         return [*self.say_steps(), differed]
 
     def left(self, fact: WorkerLeft) -> list[Output]:
@@ -281,6 +311,7 @@ class LocalGang(Struct, kw_only=True):
                 step=fact.step,
                 detail=fact.detail,
             )
+            self.complaints.append(exited)
             return [*self.say_steps(), exited]
         if not all(each.left for each in self.ranks.values()):
             return []

@@ -74,6 +74,17 @@ class Joined(Message, frozen=True, tag=True):
     durable: int = 0  # newest checkpoint on remote storage that the node has heard of
 
 
+class LastSteps(Message, frozen=True, tag=True):
+    """What a node kept of a generation that was aborted or stopped: its last word about it."""
+
+    node: int
+    job: int
+    generation: int
+    committed: int  # least committed step of the ranks here
+    reached: int  # highest step completed here
+    durable: int = 0  # newest checkpoint on remote storage that the node has heard of
+
+
 class Ready(Message, frozen=True, tag=True):
     """The node's ranks have restored a step. ``skipped``: samples left out from here on."""
 
@@ -217,6 +228,7 @@ AgentMessage = (
     | Hello
     | Applied
     | Joined
+    | LastSteps
     | Ready
     | Drained
     | FlushAsked

@@ -132,7 +132,11 @@ def reconcile(ctx: Context, node: int, inventory: Inventory) -> None:
         if job is None or not wanted or holding.generation > job.generation:
             end_there(ctx, node, holding, job)
         elif holding.generation == job.generation and gang_of(job).phase == "running":
-            ctx.emit((node,), go_order(job))  # it may have missed it
+            if holding.phase == "aborted":
+                # Why it stopped nobody heard; it is said again, and counts instead of this.
+                broken(ctx, job, node, "lost_peer", lost=False)
+            else:
+                ctx.emit((node,), go_order(job))  # it may have missed it
     for number, _ in inventory.snapshots:
         if number not in reported and number not in ctx.fleet.held[node]:
             _forget_there(ctx, node, number)

@@ -10,7 +10,6 @@ from phalanx.cluster.fleet import NodeState, lowest_bits
 from phalanx.cluster.gangs import (
     form,
     gang_of,
-    in_memory,
     last_call_ns,
     stop_on,
     timeouts_of,
@@ -26,6 +25,7 @@ from phalanx.cluster.lifecycle import (
     leave,
     spare_gpus,
 )
+from phalanx.cluster.losses import unsaved
 from phalanx.cluster.own_failures import EVIDENCE_KEPT, NOTHING_SAVES, back_off_ns
 from phalanx.cluster.placement import held_by
 from phalanx.cluster.reasons import Reason, reason, sentences
@@ -103,8 +103,7 @@ def give_up(ctx: Context, job: Job, node: int, cause: str, why: Reason) -> None:
     For that it forms once more, makes no step, writes its state and leaves: see ``on_ready``.
     """
     gang = gang_of(job)
-    unsaved = job.step > job.durable and job.spec.expected.snapshot_steps > 0
-    if why.code in NOTHING_SAVES or not (unsaved and in_memory(gang)):
+    if why.code in NOTHING_SAVES or not unsaved(job):
         leave(ctx, job, "failed", why)
         return
     broken(ctx, job, node, cause, lost=False)
@@ -118,7 +117,7 @@ def _saves_again(ctx: Context, job: Job) -> bool:
     Not for ever, and only where its nodes still hold the steps and there is time.
     """
     gang = gang_of(job)
-    if job.committed <= job.durable or not in_memory(gang):
+    if not unsaved(job):
         return False
     if gang.phase == "settling":
         return True  # it is about to
@@ -172,10 +171,10 @@ def recover(ctx: Context, job: Job) -> None:
 def _merely_emptied(ctx: Context, job: Job) -> bool:
     """Whether all that is wrong with a gang is that some of its nodes must be empty soon."""
     gang, fleet = gang_of(job), ctx.fleet
-    if gang.ending is not None or not gang.broken or job.step <= job.durable:
+    if gang.ending is not None or not gang.broken or not unsaved(job):
         return False
     by_ns = _empty_by_ns(ctx, tuple(gang.broken))
-    if not in_memory(gang) or 0 < by_ns < ctx.now_ns + job.saving_ns:
+    if 0 < by_ns < ctx.now_ns + job.saving_ns:
         return False
     return all(
         fleet.state(node) in (NodeState.DRAINING, NodeState.HEALTHY)

@@ -42,6 +42,7 @@ class Share(Struct, frozen=True, kw_only=True):
     gpu_hours: int
     micro_dollars: int
     watt_hours: int
+    lost_steps: int = 0  # committed ones that were lost; their time is in ``recompute``
     estimated: tuple[str, ...] = ESTIMATED
 
 
@@ -90,11 +91,15 @@ def _fleet(ledger: Ledger, price: PricePolicy) -> Share:
     buckets, causes = _collect(every, ledger)
     for bucket, gpu_ns in ledger.idle.items():
         add(buckets, bucket, gpu_ns)
-    return _share(buckets, causes, price)
+    return _share(buckets, causes, price, _lost_steps(every))
 
 
 def _share_of(accounts: list[Account], ledger: Ledger, price: PricePolicy) -> Share:
-    return _share(*_collect(accounts, ledger), price)
+    return _share(*_collect(accounts, ledger), price, _lost_steps(accounts))
+
+
+def _lost_steps(accounts: list[Account]) -> int:
+    return sum(account.lost_steps for account in accounts)
 
 
 def _collect(accounts: list[Account], ledger: Ledger) -> tuple[Buckets, dict[str, Buckets]]:
@@ -123,7 +128,9 @@ def _not_settled(account: Account, ledger: Ledger) -> Iterable[tuple[str, str, i
         yield span.cause, "detection", (span.to_ns - span.from_ns) * span.gpus
 
 
-def _share(buckets: Buckets, causes: dict[str, Buckets], price: PricePolicy) -> Share:
+def _share(
+    buckets: Buckets, causes: dict[str, Buckets], price: PricePolicy, lost_steps: int
+) -> Share:
     total = sum(buckets.values())
     held = total - sum(buckets.get(name, 0) for name in UNHELD)
     training = sum(buckets.get(name, 0) for name in TRAINING)
@@ -139,4 +146,5 @@ def _share(buckets: Buckets, causes: dict[str, Buckets], price: PricePolicy) -> 
         gpu_hours=total // HOUR_NS,
         micro_dollars=total * price.micro_dollars_per_gpu_hour // HOUR_NS,
         watt_hours=watt_ns // HOUR_NS,
+        lost_steps=lost_steps,
     )

@@ -16,6 +16,7 @@ from phalanx.cluster.events import (
     DeviceError,
     DrainNode,
     EventBody,
+    GangStopped,
     JobFinished,
     KeeperSilent,
     LossSpike,
@@ -73,6 +74,7 @@ def _progress(fact: Progress) -> Reason | None:
 RANGES: dict[type[EventBody], tuple[tuple[str, int, int], ...]] = {
     DeviceError: (("rail", -1, MOST_RAILS - 1),),
     WorkerExited: (("step", -1, MOST), ("rank", -1, MOST)),
+    GangStopped: (("step", 0, MOST), ("committed", 0, MOST), ("durable", 0, MOST)),
     NoProgress: (
         ("step", 0, MOST),
         ("limit_ns", 0, MOST),

@@ -51,6 +51,7 @@ class JobLedgerOut(t.Out, frozen=True):
     goodput: float
     ettr: float
     watt_hours: int
+    lost_steps: int  # committed ones that were lost
     timeline: list[Slice]
 
 
@@ -108,6 +109,7 @@ async def ledger_out(call: Call, owner: str, share: Share) -> JobLedgerOut:
         goodput=share.goodput_ppm / 1e6,
         ettr=share.ettr_ppm / 1e6,
         watt_hours=share.watt_hours,
+        lost_steps=share.lost_steps,
         timeline=timeline,
     )
 

@@ -208,11 +208,22 @@ class JobOut(Out, frozen=True):
     mfu: float | None = None
 
 
+class LossOut(Out, frozen=True):
+    """Committed steps that a job lost, and when and why that was found out."""
+
+    first: int
+    last: int
+    at_ns: int
+    why: Why
+
+
 class JobDetail(Out, frozen=True):
     job: JobOut
     spec: Raw
     evidence: tuple[str, ...]
     used_gpu_hours: float
+    lost_steps: int = 0  # committed ones, in all
+    losses: tuple[LossOut, ...] = ()  # the newest of them, oldest first
 
 
 class JobList(Out, frozen=True):

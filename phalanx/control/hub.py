@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("phalanx.server")
 
 SWEEP_SECONDS = 0.25  # between two looks at deadlines
-SEVERAL_SECONDS = 3.0  # for agents to come back, where a gang lost one of several that are away
+SEVERAL_SECONDS = 3.0  # for agents to come back where a gang lost a peer, or forms
 LAST_WORDS_SECONDS = 15.0  # nodes of an ended job may still tell of its last steps
 ENDED = ("done", "failed", "cancelled")
 
@@ -90,6 +90,7 @@ class Hub:
         self.autopsy = Autopsy(self.watch, self.push, controller.tell, now)
         self.shells = Shells(self.push)
         self.connections: dict[int, AgentSocket] = {}
+        self._heard: dict[int, None] = {}  # nodes that have connected to this server
         self.skew_ns: dict[int, int] = {}  # of each node's clock, ahead of the server's
         self.stores: dict[int, str] = {}  # host:port of each node's store
         controller.listeners.append(self.deliver)
@@ -114,6 +115,7 @@ class Hub:
         if before is not None:
             before.close(self.rejected("replaced", "this agent has connected again"))
         self.connections[connection.node] = connection
+        self._heard[connection.node] = None
         now = self.controller.clock.now_ns()
         self.liveness.watch(connection.node, now, incarnation)
 
@@ -138,12 +140,23 @@ class Hub:
         job = self.controller.core.view.jobs.get(number)
         nodes = job.placement.nodes if job is not None and job.placement is not None else ()
         away = [node for node in nodes if node not in self.connections]
-        if len(away) == 1:
+        if len(away) == 1 and away[0] in self._heard:
             self._lost(away[0])
             return
-        # One of several is dead, and the agents of others may only be starting again.
-        for node in away:
+        # One of several is dead, and the agents of others may only be starting again, or have yet
+        # to find this server.
+        self._lost_soon(away)
+
+    def _lost_soon(self, nodes: Sequence[int]) -> None:
+        """A gang waits for these nodes: their agents have less time to come back than usually."""
+        for node in nodes:
             asyncio.get_running_loop().call_later(SEVERAL_SECONDS, self._lost, node)
+
+    def _not_there(self, order: Form) -> list[int]:
+        """Nodes that have nothing of a job yet, are to take part in it, and are not connected."""
+        had = (order.kept_nodes or order.nodes) if order.kept_generation else ()
+        away = [node for node in order.nodes if node not in self.connections]
+        return [node for node in away if node not in had]
 
     def _silent(self, found: NodeSilent | None) -> None:
         if found is not None:
@@ -213,6 +226,8 @@ class Hub:
             self.outbox.send(command, now)
             if isinstance(command.body, Abort) and command.body.answer_ns:
                 self.liveness.ask(command.target, command.body.answer_ns)
+            if isinstance(command.body, Form):
+                self._lost_soon(self._not_there(command.body))
             frame = self._frame(command)  # once for all nodes
             for node in command.target:
                 self.push(node, frame)

@@ -20,6 +20,7 @@ from phalanx.control.api_types import (
     EventOut,
     JobDetail,
     JobOut,
+    LossOut,
     NodeOut,
     NoticeOut,
     QuestionOut,
@@ -86,6 +87,11 @@ def job_detail(core: Core, job: Job) -> JobDetail:
         spec=msgspec.Raw(msgspec.json.encode(job.spec)),
         evidence=job.evidence,
         used_gpu_hours=used / HOUR_NS,
+        lost_steps=job.lost_steps,
+        losses=tuple(
+            LossOut(first=each.first, last=each.last, at_ns=each.at_ns, why=why_of(each.why))
+            for each in job.losses
+        ),
     )
 
 

@@ -39,6 +39,7 @@ RULES = {
     "epoch": "epochs of the controller only rise",
     "two_generations": "two generations never both commit",
     "committed": "no committed step is lost while its copies live",
+    "losses": "every committed step that is lost is said, and no other",
     "exactly_once": "each sample is trained exactly once in the surviving history",
     "flushes": "no more jobs write to storage at a time than may",
     "ledger": "every GPU-second is in exactly one bucket",

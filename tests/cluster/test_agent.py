@@ -17,6 +17,7 @@ from phalanx.cluster.messages import (
     Hello,
     Joined,
     KeeperFound,
+    LastSteps,
     Ready,
     Refused,
     Restored,
@@ -216,10 +217,58 @@ def test_a_node_that_left_and_returns_still_has_what_it_was_told_to_keep():
     node.run()
     node.seal(9)
     stop = Stop(reason=WHY, job=1, generation=1, keep_snapshots=True)
-    assert node.command(stop) == [WorkerStop(job=1, generation=1, keep_snapshots=True)]
+    assert node.command(stop)[-1] == WorkerStop(job=1, generation=1, keep_snapshots=True)
     assert node.join(generation=2, kept_generation=1).committed == 9
     node.command(Stop(reason=WHY, job=1, generation=2))
     assert node.join(generation=3, kept_generation=1).committed == -1
+
+
+def test_a_node_says_how_far_it_was_when_it_is_told_to_stop():
+    node = Node()
+    node.run()
+    node.seal(9)
+    node.seal(10, ranks=(2,))
+    last = LastSteps(node=3, job=1, generation=1, committed=9, reached=9)
+    abort = Abort(reason=WHY, job=1, generation=1)
+    assert node.command(abort) == [last, WorkerAbort(job=1, generation=1)]
+    assert node.command(Stop(reason=WHY, job=1, generation=1))[0] == last
+
+
+def test_a_generation_that_never_ran_has_no_last_word():
+    node = Node()
+    node.run()
+    node.seal(9)
+    node.join(generation=2, kept_generation=1)
+    assert node.command(Abort(reason=WHY, job=1, generation=2)) == []
+
+
+def test_what_a_keeper_says_after_the_abort_counts():
+    node = Node()
+    node.run()
+    node.seal(8)
+    node.seal(9, ranks=(2,))
+    node.command(Abort(reason=WHY, job=1, generation=1))
+    node.seal(9, ranks=(3,))  # its buddy had it in the end
+    node.fact(WardSealed(job=1, generation=1, step=9))
+    joined = node.join(generation=2, kept_generation=1)
+    assert (joined.committed, joined.previous, joined.ward) == (9, 8, 9)
+
+
+def test_why_a_worker_left_is_said_to_the_next_controller_too():
+    node = Node()
+    node.run()
+    node.fact(Disconnected())  # the controller dies with the worker: nobody hears this
+    left = WorkerLeft(job=1, generation=1, rank=2, step=4, cause="worker_killed", detail="9")
+    (exited,) = node.fact(left)
+    hello, again = node.fact(Connected())
+    assert hello.inventory.jobs[0].phase == "aborted"
+    assert (
+        again
+        == exited
+        == Exited(node=3, job=1, generation=1, rank=2, cause="worker_killed", step=4, detail="9")
+    )
+    node.form(generation=2, kept_generation=1)
+    assert [type(out) for out in node.fact(Connected())] == [Hello]  # it is dealt with
 
 
 def test_a_fenced_job_does_not_come_back():

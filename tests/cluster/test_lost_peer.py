@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from phalanx.cluster.commands import Abort, Form, Notify
-from phalanx.cluster.events import GangJoined, NodeSilent, WorkerExited
+from phalanx.cluster.commands import Abort, Form, Go, Notify
+from phalanx.cluster.events import GangJoined, NodeSeen, NodeSilent, WorkerExited
 from phalanx.cluster.fleet import NodeState
 from phalanx.cluster.job import Job
 from phalanx.cluster.liveness import Liveness
+from phalanx.cluster.messages import Holding, Inventory
 from phalanx.cluster.policy import Policy, RecoveryPolicy
 from phalanx.cluster.timeouts import derive
 from tests.cluster.drive import EXPECTED, SECOND, Drive
@@ -187,3 +188,30 @@ def test_a_node_that_is_given_up_already_is_not_asked():
     watch.lost(0)
     watch.ask((0, 1, 7), SECOND)  # given up, never seen, not even known
     assert watch.silent(2 * SECOND) == []
+
+
+def test_a_gang_that_stopped_while_nobody_listened_is_not_told_to_go():
+    """The controller died with a worker: the next one sees it in what the agents say they run."""
+    drive = Drive()
+    job = drive.running(spares=1)
+    node = job.placement.nodes[0]
+    stopped = Holding(job.id, 1, "aborted", 160, 159)
+    inventory = Inventory(1, (stopped,), ((job.id, 159),))
+    commands = drive.tell(NodeSeen(node=node, inventory=inventory))
+    assert [type(command.body) for command in commands] == [Abort]
+    assert job.gang.phase == "settling" and job.gang.cause == "lost_peer"
+    # Why it stopped comes right after it, and nobody need be waited for.
+    exited = WorkerExited(
+        job=job.id, generation=1, node=node, rank=0, cause="worker_killed", step=160
+    )
+    drive.tell(exited)
+    drive.wait(SECOND // 5)
+    assert job.generation == 2 and job.placement.nodes[0] == node
+
+
+def test_a_gang_that_waits_for_go_gets_it_again():
+    drive = Drive()
+    job = drive.running()
+    waiting = Inventory(1, (Holding(job.id, 1, "ready", 0, 0),), ())
+    drive.tell(NodeSeen(node=job.placement.nodes[0], inventory=waiting))
+    assert isinstance(drive.sent[-1].body, Go) and job.gang.phase == "running"

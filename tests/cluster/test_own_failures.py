@@ -52,7 +52,7 @@ def test_hangs_at_different_steps_are_not_the_same_step_failing():
         drive.train(job, step)
     assert job.state == "running"
     told = [str(each.reason) for each in drive.bodies(Notify)]
-    assert any("it begins again, after 900 steps" in each for each in told)
+    assert any("900 committed steps (1 to 900) are lost" in each for each in told)
 
 
 def fail(drive, job, *, rank=0, step=-1, cause="user_error", detail="ValueError: bad sample"):
@@ -191,7 +191,7 @@ def test_a_job_that_cannot_even_save_says_what_is_lost():
         drive.settle(job)
     assert job.state == "failed" and job.durable == 100
     (told,) = [n for n in drive.bodies(Notify) if n.reason.code == "lost_steps"]
-    assert "its last 50 steps (101 to 150)" in str(told.reason)
+    assert "50 committed steps (101 to 150) are lost" in str(told.reason)
 
 
 def test_a_driver_that_fails_is_not_the_jobs_failure():

@@ -624,7 +624,7 @@ def test_memory_that_nobody_came_back_for_in_time_is_given_up():
     drive, job, _, lives = waits_with_memory()
     drive.wait(drive.core.view.policy.recovery.keep_memory_ns)
     assert job.kept is None and dropped(drive, job, lives)
-    assert "(101 to 150) were in the memory" in str(drive.bodies(Notify)[-1].reason)
+    assert "50 committed steps (101 to 150) are lost" in str(drive.bodies(Notify)[-1].reason)
 
 
 def test_a_job_that_ends_while_it_waits_leaves_nothing_in_memory():
@@ -662,4 +662,4 @@ def test_a_site_may_drop_the_memory_of_waiting_jobs_at_once():
     drive.wait(SECOND)
     assert job.kept is None and dropped(drive, job, lives)
     said = [str(notice.reason) for notice in drive.bodies(Notify)]
-    assert any("its last 50 steps (101 to 150)" in text for text in said)
+    assert any("50 committed steps (101 to 150)" in text for text in said)

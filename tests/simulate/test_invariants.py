@@ -278,6 +278,15 @@ def test_a_core_that_forgets_its_snapshots_is_caught(monkeypatch: pytest.MonkeyP
     assert "committed" in chaos_rules(range(6), monkeypatch, gangs, "choose_source", forgetful)
 
 
+def test_a_core_that_says_nothing_of_what_it_lost_is_caught(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def silent(*_: object) -> int:
+        return 0
+
+    assert "losses" in chaos_rules(range(10), monkeypatch, gangs, "tell_restored", silent)
+
+
 def test_a_queue_that_starts_nothing_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     def lazy(*_: object) -> list[object]:
         return []
@@ -308,6 +317,6 @@ def test_a_queue_that_asking_changes_is_caught(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_every_rule_is_broken_somewhere_in_this_file() -> None:
-    elsewhere = {"two_generations", "exactly_once", "liveness", "crash", "asking"}
+    elsewhere = {"two_generations", "exactly_once", "liveness", "crash", "asking", "losses"}
     elsewhere |= {rule for rule, _ in SITE_BROKEN}
     assert set(BROKEN) | elsewhere == set(RULES)

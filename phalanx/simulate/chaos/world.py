@@ -6,7 +6,7 @@ import traceback
 
 from msgspec import structs
 
-from phalanx.cluster.commands import Command, Form
+from phalanx.cluster.commands import Command, Form, Notify
 from phalanx.cluster.core import Core
 from phalanx.cluster.events import (
     Cancel,
@@ -224,14 +224,14 @@ class ChaosWorld:
         if isinstance(body, GangReady):
             job = controller.core.view.jobs.get(body.job)
             if job is not None and job.state == "running" and job.generation == body.generation:
-                self._goes_on(job, body.step)
+                self._goes_on(job, body.step, commands)
         if isinstance(body, JobFinished):
             job = controller.core.view.jobs.get(body.job)
             if job is not None and job.state == "done" and job.ended_ns == event.time_ns:
                 self.lineage.finished(body.job, job.spec.expected.steps)
         return commands
 
-    def _goes_on(self, job: Job, step: int) -> None:
+    def _goes_on(self, job: Job, step: int, commands: list[Command]) -> None:
         """The core lets a generation go on: a committed step is lost only with both copies."""
         lineage = self.lineage
         committed, made = lineage.committed.get(job.id, 0), lineage.heard.get(job.id, 0)
@@ -240,8 +240,29 @@ class ChaosWorld:
         if lost and self.in_memory(job.id, committed, job.placement.nodes, made) is not None:
             told = f"job {job.id} went back to step {step}, but step {committed} is in memory"
             self.complain("committed", told)
+        self._says(job, step, committed, commands)
         self.rolled_back.pop(job.id, None)
         lineage.hear(job.id, job.generation, step)
+
+    def _says(self, job: Job, step: int, committed: int, commands: list[Command]) -> None:
+        """Committed steps that a job lost are said: all that a node of it still knows of."""
+        notices = [each.body.reason for each in commands if isinstance(each.body, Notify)]
+        told = [int(why.facts["last"]) for why in notices if why.code == "given_up"]
+        lost = step < committed and job.id not in self.rolled_back
+        if lost and self._witnessed(job) and max(told, default=0) < committed:
+            silent = f"job {job.id} lost steps {step + 1} to {committed}, and says {told}"
+            self.complain("losses", silent)
+        known = job.id in self.lineage.committed
+        if known and max(told, default=0) > committed + 1:  # ranks may be one step apart
+            self.complain("losses", f"job {job.id} mourns {told}, and had committed {committed}")
+
+    def _witnessed(self, job: Job) -> bool:
+        """Whether a node of a job knows what its last generation had committed."""
+        assert job.placement is not None
+        made = self.lineage.heard.get(job.id, 0)
+        agents = [self.hosts[n].agent for n in job.placement.nodes if self.hosts[n].alive]
+        memories = [agent.memory.get(job.id) for agent in agents if agent is not None]
+        return any(kept is not None and kept.kept_generation == made for kept in memories)
 
     def controller_gone(self, controller: Controller) -> None:
         """A controller's process ended: its connections break, and another one takes over."""
