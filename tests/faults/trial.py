@@ -38,7 +38,7 @@ from phalanx.control.chaos.verdict import (
 from phalanx.control.client import ClientError
 from phalanx.control.runtime import runtime_folder
 from phalanx.control.stage import Commits, Stage
-from tests.control.jobs import assert_same, set_options, write_job
+from tests.control.jobs import assert_same, losses, set_options, write_job
 
 SLOTS = 4
 STEPS = 160
@@ -92,6 +92,11 @@ class Trial:
         """The newest step that is committed."""
         newest = self.commits.newest()
         return 0 if newest is None else newest.step
+
+    @property
+    def made(self) -> int:
+        """The newest step that was made, safe or not; the server hears of it later."""
+        return max(losses(self.folder), default=0)
 
     def node(self, slot: int) -> LocalNode:
         return self.stage.node_of(slot, self.job)
