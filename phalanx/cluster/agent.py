@@ -269,6 +269,7 @@ class Agent:
                 self.memory[fact.job] = Memory(
                     committed=fact.committed,
                     previous=fact.previous,
+                    oldest=fact.oldest,
                     ward=fact.ward,
                     ward_previous=fact.ward_previous,
                     kept_generation=fact.kept_generation,

@@ -366,7 +366,7 @@ def _common_step(gang: Expected, answers: dict[int, Joined]) -> int:
         other = answers.get(buddy)
         if own is None and other is None:
             continue
-        copies = {own.committed, own.previous} if own else set()
+        copies = {own.committed, own.previous, own.oldest} if own else set()
         if other:
             copies |= {other.ward, other.ward_previous}
         common = copies if common is None else common & copies
@@ -377,7 +377,8 @@ def _holds(answer: Joined, step: int) -> bool:
     """Whether a node keeps anything of a step; of none: anything at all."""
     if step < 0:
         return answer.committed >= 0
-    return step in (answer.committed, answer.previous, answer.ward, answer.ward_previous)
+    own = answer.committed, answer.previous, answer.oldest
+    return step in (*own, answer.ward, answer.ward_previous)
 
 
 def _sum(before: Steps, after: Steps) -> Steps:

@@ -10,10 +10,16 @@ from msgspec import Struct
 
 
 class Memory(Struct, kw_only=True):
-    """Committed steps of the node's own slot, and of the slot that it is the buddy of."""
+    """Committed steps of the node's own slot, and of the slot that it is the buddy of.
+
+    Of the own slot three count: while one rank's snapshot of a step is under way, others may have
+    committed that step and the next, and if it is lost with its keeper, only the one before is
+    left that all have. Until then nobody has overwritten it.
+    """
 
     committed: int = -1  # -1: nothing
     previous: int = -1
+    oldest: int = -1
     ward: int = -1
     ward_previous: int = -1
     kept_generation: int = 0  # that made these
@@ -33,7 +39,7 @@ class Memory(Struct, kw_only=True):
             return
         step = self.sealed_step
         self.kept_generation = generation
-        self.committed, self.previous = step, -1
+        self.committed, self.previous, self.oldest = step, -1, -1
         self.ward, self.ward_previous = step, -1
         self.reached, self.reached_ns = step, 0
         self.durable = min(self.durable, step)  # later ones are of a branch that is given up
@@ -42,13 +48,13 @@ class Memory(Struct, kw_only=True):
         """This generation is the last that ran, whatever the node has heard of it."""
         self.go(generation)
         if self.kept_generation < generation:
-            self.committed = self.previous = self.ward = self.ward_previous = -1
+            self.committed = self.previous = self.oldest = self.ward = self.ward_previous = -1
             self.reached = self.reached_ns = 0
 
     def seal(self, step: int) -> None:
         """The node's ranks have all committed a step."""
         if step > self.committed:
-            self.previous, self.committed = self.committed, step
+            self.oldest, self.previous, self.committed = self.previous, self.committed, step
 
     def seal_ward(self, step: int) -> None:
         """The buddy's snapshot is here."""

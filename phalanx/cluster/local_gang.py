@@ -142,6 +142,7 @@ class LocalGang(Struct, kw_only=True):
                     generation=generation,
                     committed=kept.committed,
                     previous=kept.previous,
+                    oldest=kept.oldest,
                     ward=kept.ward,
                     ward_previous=kept.ward_previous,
                     reached=kept.reached,

@@ -67,6 +67,7 @@ class Joined(Message, frozen=True, tag=True):
     generation: int
     committed: int  # least committed step of the ranks here; -1: nothing is kept here
     previous: int = -1  # the one before it, still kept
+    oldest: int = -1  # the one before that: a rank may lack its newest and the one before
     ward: int = -1  # newest committed step of the slot that this node is the buddy of
     ward_previous: int = -1
     reached: int = 0  # highest step completed here, in any generation
@@ -317,6 +318,7 @@ class KeeperFound(Message, frozen=True, tag=True):
     kept_generation: int
     committed: int
     previous: int = -1
+    oldest: int = -1
     ward: int = -1
     ward_previous: int = -1
 

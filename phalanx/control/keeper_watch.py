@@ -179,14 +179,15 @@ async def what_is_kept(path: Path, job: int) -> KeeperFound | None:
         kept_generation=generation,
         committed=own[-1],
         previous=own[-2],
+        oldest=own[-3],
         ward=ward[-1],
         ward_previous=ward[-2],
     )
 
 
 def whole_steps(notes: list[Noted]) -> list[int]:
-    """Steps that every rank of some notes has, after two that stand for none."""
+    """Steps that every rank of some notes has, after three that stand for none."""
     ranks: dict[int, set[int]] = {}
     for note in notes:
         ranks.setdefault(note.rank, set()).add(note.step)
-    return [-1, -1, *sorted(set.intersection(*ranks.values()) if ranks else ())]
+    return [-1, -1, -1, *sorted(set.intersection(*ranks.values()) if ranks else ())]

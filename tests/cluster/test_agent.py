@@ -170,6 +170,15 @@ def test_a_new_generation_aborts_the_old_one_and_keeps_its_snapshots():
     assert (joined.reached, joined.reached_ns) == (2, 2 * SECOND)
 
 
+def test_three_snapshots_of_the_own_slot_count():
+    node = Node()
+    node.run()
+    for step in range(1, 6):
+        node.seal(step)
+    joined = node.join(generation=2, kept_generation=1)
+    assert (joined.committed, joined.previous, joined.oldest) == (5, 4, 3)
+
+
 def test_a_step_is_committed_when_every_rank_has_sealed_it_and_its_buddy_has_it():
     node = Node()
     node.run()

@@ -122,6 +122,16 @@ def test_lost_slots_count_by_what_their_buddies_keep():
     assert event == GangJoined(job=1, generation=1, step=40, empty=(1,))
 
 
+def test_two_steps_behind_the_others_a_replica_still_finds_a_step_that_all_have():
+    """The keeper of slot 1 died with a snapshot under way, when the others had made the next."""
+    gather = Gather()
+    gather.expect(form())
+    gather.receive(joined(0, 41, 40, oldest=39), 0)
+    gather.receive(joined(1), 0)  # its keeper is another one
+    (event,) = gather.receive(joined(2, 41, 40, oldest=39, ward=39, ward_previous=38), 0)
+    assert (event.step, event.empty) == (39, (1,))
+
+
 def test_a_lost_slot_that_nobody_keeps_leaves_no_step_in_memory():
     gather = Gather()
     gather.expect(form(shift=0))

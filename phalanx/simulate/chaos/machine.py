@@ -124,13 +124,14 @@ class Machine(ABC):
             )
             for kind in ("own", "ward")
         }
-        own, ward = ([-1, -1, *steps[kind]] for kind in ("own", "ward"))
+        own, ward = ([-1, -1, -1, *steps[kind]] for kind in ("own", "ward"))
         self.feed(
             KeeperFound(
                 job=job,
                 kept_generation=generation,
                 committed=own[-1],
                 previous=own[-2],
+                oldest=own[-3],
                 ward=ward[-1],
                 ward_previous=ward[-2],
             )
@@ -154,5 +155,5 @@ class Machine(ABC):
         """A snapshot is in this node's memory."""
         steps = self.memory.setdefault(form.job, {}).setdefault((form.generation, kind, slot), {})
         steps[step] = branch
-        while len(steps) > KEPT:
+        while len(steps) > KEPT[kind]:
             del steps[min(steps)]

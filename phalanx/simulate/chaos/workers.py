@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 SECOND = 10**9
 ASK_AGAIN = 20 * SECOND  # for leave to write
-KEPT = 2  # snapshots of a slot that a keeper holds
+KEPT = {"own": 3, "ward": 2}  # snapshots of a slot that a keeper holds, its own or another's
 
 
 class Worker(Struct, kw_only=True):
