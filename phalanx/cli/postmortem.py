@@ -14,8 +14,9 @@ from phalanx.cli.remote import ServerUrl, State, connected
 from phalanx.cli.runs import Source, Which, write_out
 from phalanx.observe.report import PARTS, Curve, Material
 from phalanx.observe.report_pages import html, markdown
-from phalanx.observe.runs import Run
+from phalanx.observe.runs import Run, validations
 from phalanx.train.records import StepRecord
+from phalanx.train.run_folder import RunFolder
 
 app = typer.Typer()
 CURVES = ("loss", "grad_norm", "step_seconds", "mfu", "tokens_per_second")
@@ -49,7 +50,7 @@ def report(
 
 
 def _from_server(run: str, found: Run, server: str, state: Path | None, json: bool) -> Material:
-    names = ",".join([*CURVES, *(f"{part}_seconds" for part in PARTS)])
+    names = ",".join([*CURVES, "validation_loss", *(f"{part}_seconds" for part in PARTS)])
     with connected(server, json, state) as client:
         series = client.get(f"/v1/jobs/{run}/metrics", dict, names=names, points=1000)["series"]
         incidents = client.get(f"/v1/jobs/{run}/incidents", dict)["findings"]
@@ -100,6 +101,10 @@ def _from_folder(found: Run) -> Material:
     for part in PARTS:
         values = [getattr(record.parts, part) for record in thin]
         curves[f"{part}_seconds"] = Curve(steps, values)
+    validated = validations(RunFolder(Path(found.folder)))
+    curves["validation_loss"] = Curve(
+        [record.step for record in validated], [record.loss for record in validated]
+    )
     return Material(run=found, curves=curves, unread_lines=unread)
 
 

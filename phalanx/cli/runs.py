@@ -35,7 +35,9 @@ from phalanx.observe.runs import (
     find_folders,
     load_folder,
     removed,
+    validations,
 )
+from phalanx.train.run_folder import RunFolder
 
 app = typer.Typer(no_args_is_help=True, help="Runs: list, show, compare, export, annotate.")
 ledger_app = typer.Typer()
@@ -84,7 +86,8 @@ def list_runs(
     if json:
         print_json(found)
         return
-    shown = table("run", "name", "state", "step", "loss", "tokens/s", "started", "tags")
+    names = ("step", "loss", "validation", "tokens/s")
+    shown = table("run", "name", "state", *names, "started", "tags")
     for run in found:
         last = run.summary
         add_row(
@@ -94,6 +97,7 @@ def list_runs(
             run.state,
             _progress(run),
             _short(last.get("loss")),
+            _short(last.get("validation_loss")),
             _short(last.get("tokens_per_second")),
             _when(run.created),
             " ".join(run.tags),
@@ -214,7 +218,9 @@ def export(
     whole: dict[str, Any] = {"run": found}
     if run.isdigit():
         with connected(server, json, state) as client:
-            names = "loss,grad_norm,learning_rate,tokens_per_second,mfu,step_seconds"
+            names = (
+                "loss,validation_loss,grad_norm,learning_rate,tokens_per_second,mfu,step_seconds"
+            )
             path = f"/v1/jobs/{run}/metrics"
             whole["metrics"] = client.get(path, dict, names=names, points=5000)["series"]
             whole["incidents"] = client.get(f"/v1/jobs/{run}/incidents", dict)["findings"]
@@ -222,6 +228,7 @@ def export(
         steps = Path(found.folder) / "metrics" / "steps.jsonl"
         lines = steps.read_bytes().splitlines() if steps.exists() else []
         whole["steps"] = [msgspec.Raw(line) for line in lines if _is_json(line)]
+        whole["validations"] = validations(RunFolder(Path(found.folder)))
     write_out(out, msgspec.json.format(msgspec.json.encode(whole), indent=1) + b"\n")
     if json:
         print_json({"file": str(out)})

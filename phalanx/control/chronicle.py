@@ -36,7 +36,7 @@ from phalanx.control.views import job_of, names_of
 from phalanx.observe.findings import Finding, from_event, suggestion
 from phalanx.observe.journal import Journal
 from phalanx.observe.node_words import RunRecord
-from phalanx.observe.runs import Run
+from phalanx.observe.runs import VALIDATED, Run, validation_summary
 
 logger = logging.getLogger("phalanx.server")
 
@@ -246,7 +246,17 @@ class Chronicle:
     def made(self, number: int, summary: dict[str, Any]) -> None:
         """The newest step of a job."""
         if number in self._runs:
-            self._runs[number].summary = summary
+            run = self._runs[number]
+            validated = {name: run.summary[name] for name in VALIDATED if name in run.summary}
+            run.summary = validated | summary
+
+    def validated(self, number: int, step: int, loss: float | None) -> None:
+        """A job was tried on held-out samples."""
+        job = self.core.view.jobs.get(number)
+        if job is not None:
+            run = self.run_of(job)
+            run.summary = run.summary | validation_summary(step, loss)
+            self._dirty[number] = None
 
     def change(self, number: int, run: Run) -> None:
         """Somebody wrote a note or a tag."""

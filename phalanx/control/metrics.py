@@ -140,6 +140,8 @@ class Metrics:
     def _other(self, job: int, record: ValidationRecord | CheckpointRecord, now_ns: int) -> None:
         if self.recorder is not None:
             self.recorder.other(job, record, now_ns)
+        if isinstance(record, ValidationRecord) and self.chronicle:
+            self.chronicle.validated(job, record.step, record.loss)
         if isinstance(record, CheckpointRecord) and not record.problem and self.chronicle:
             self.chronicle.saved(job, record.step, record.path, record.seconds)
             for each in self._trends.saved(job, record.step, now_ns, record.seconds):

@@ -14,6 +14,7 @@ from msgspec import Struct
 MOST_JOBS = 200  # with series of their own
 JOB_GAUGES = {
     "loss": ("phalanx_job_loss", "Loss of the newest step."),
+    "validation_loss": ("phalanx_job_validation_loss", "Newest loss on held-out samples."),
     "grad_norm": ("phalanx_job_gradient_norm", "Gradient norm of the newest step."),
     "learning_rate": ("phalanx_job_learning_rate", "Learning rate of the newest step."),
     "step_seconds": ("phalanx_job_step_seconds", "Duration of the newest step."),

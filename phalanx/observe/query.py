@@ -278,7 +278,7 @@ def _series(read: Read, tier: int, points: int) -> Series:
     if tier == 0:  # a step that was made again counts as it was in the end
         _, index = np.unique(steps[::-1], return_index=True)
         order = len(steps) - 1 - index
-    if known.sum() < len(known) // 2:  # rows that are of something else
+    if known.sum() < len(known) // 2:  # a column that hardly any row has
         order = order[known[order]]
     times, steps, mean, least, most = (each[order] for each in (times, steps, mean, least, most))
     edges = _edges(len(times), points)

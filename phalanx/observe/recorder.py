@@ -19,6 +19,7 @@ from phalanx.observe.gang_steps import GangStep
 from phalanx.observe.gpu_sample import GPU
 from phalanx.observe.node_records import DETAIL_WORLD, PARTS, Floats
 from phalanx.observe.node_sample import HOST, NodeSample
+from phalanx.observe.runs import validation_summary
 from phalanx.observe.store import MetricStore
 from phalanx.observe.tables import DAY_NS, Array, Column, Table
 from phalanx.train.records import CheckpointRecord, StepRecord, ValidationRecord
@@ -52,8 +53,9 @@ SCALARS = (
     "dollars_per_million_tokens",
     "eta_seconds",
 )
-RARE = ("validation_loss", "checkpoint_seconds")  # in a table of their own: not of every step
-JOB_TABLES = ("scalars", "rare")
+# Not of every step: each in a table of its own, or the newest row of a step would hide the other.
+VALIDATION, CHECKPOINTS = "validation", "checkpoints"
+JOB_TABLES = ("scalars", VALIDATION, CHECKPOINTS)
 
 
 class RecordedGang(Struct, kw_only=True):
@@ -77,6 +79,7 @@ class Recorder:
         self.store, self.price = store, price
         self.gangs: dict[int, RecordedGang] = {}
         self.latest: dict[int, dict[str, float | int | None]] = {}  # by job: its newest row
+        self._validated: dict[int, dict[str, float | int | None]] = {}  # by job: its newest loss
         self._remembered = store.owners("scalars")  # from before: the others need no look
 
     def begin(self, gang: RecordedGang) -> None:
@@ -89,6 +92,7 @@ class Recorder:
         """Nothing more comes of a job."""
         self.gangs.pop(job, None)
         self.latest.pop(job, None)
+        self._validated.pop(job, None)
         self.store.forget(owner_of(job))
 
     def step(self, step: GangStep) -> None:
@@ -100,18 +104,27 @@ class Recorder:
         self._scalars(gang.job).append(step.time_ns, step.step, row)
         self._ranks(gang).append(step.time_ns, step.step, _rank_row(gang, step))
         shown = {name: value for name, value in row.items() if value == value}  # no NaN
-        self.latest[gang.job] = {"step": step.step, "time": step.time_ns / 1e9, **shown}
+        self.latest[gang.job] = {
+            "step": step.step,
+            "time": step.time_ns / 1e9,
+            **shown,
+            **self._validated.get(gang.job, {}),
+        }
 
     def other(self, job: int, record: ValidationRecord | CheckpointRecord, time_ns: int) -> None:
         """A validation, or a checkpoint."""
         if isinstance(record, ValidationRecord):
-            row = {"validation_loss": _number(record.loss)}
+            told = validation_summary(record.step, record.loss)
+            self._validated[job] = told
+            if job in self.latest:
+                self.latest[job] |= told
+            kind, name, value = VALIDATION, "validation_loss", _number(record.loss)
         elif not record.problem:
-            row = {"checkpoint_seconds": record.seconds}
+            kind, name, value = CHECKPOINTS, "checkpoint_seconds", record.seconds
         else:
             return
-        table = self.store.table(owner_of(job), "rare", 0, [Column(name) for name in RARE])
-        table.append(time_ns, record.step, row)
+        table = self.store.table(owner_of(job), kind, 0, [Column(name)])
+        table.append(time_ns, record.step, {name: value})
 
     def sample(self, sample: NodeSample, name: str, now_ns: int) -> None:
         """A look at a node's devices."""

@@ -76,7 +76,7 @@ def sections(material: Material) -> list[Section]:
     ]
 
 
-_SHOWN = ("loss", "grad_norm", "step_seconds", "mfu", "tokens_per_second")
+_SHOWN = ("loss", "validation_loss", "grad_norm", "step_seconds", "mfu", "tokens_per_second")
 
 
 def _curves(material: Material) -> Section:
@@ -95,6 +95,11 @@ def _verdict(material: Material) -> Section:
     ]
     if last:
         lines.append(f"last step {last.get('step')}, loss {short(last.get('loss'))}")
+    if "validation_step" in last:
+        lines.append(
+            f"loss on held-out samples after step {last['validation_step']}: "
+            f"{short(last['validation_loss']) or 'not finite'}"
+        )
     if material.unread_lines:
         lines.append(f"lines of its records that cannot be read: {material.unread_lines}")
     if material.ledger:

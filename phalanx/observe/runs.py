@@ -17,13 +17,14 @@ from msgspec import Struct
 
 from phalanx.train.exits import ExitCode
 from phalanx.train.process_identity import ProcessIdentity
-from phalanx.train.records import CheckpointRecord, StepRecord, read_records
+from phalanx.train.records import CheckpointRecord, StepRecord, ValidationRecord, read_records
 from phalanx.train.run_folder import RunFolder
 
 Table = dict[str, Any]
 
 NOTES_NAME = "tracker.json"
 QUIET_SECONDS = 3600.0  # without a word of a run whose process cannot be seen: it is lost
+VALIDATED = ("validation_step", "validation_loss")  # in a summary
 MOST_NOTES, MOST_NOTE_LETTERS, MOST_TAGS = 1000, 10_000, 64
 
 
@@ -51,7 +52,7 @@ class Run(Struct, kw_only=True):
     plan: Table = {}  # the mapping's prediction
     placements: list[Table] = []  # time, generation, nodes, replicas
     checkpoints: list[Table] = []
-    summary: Table = {}  # last step, loss, speed
+    summary: Table = {}  # last step, loss, speed; last validation
     folder: str = ""
     notes: list[Note] = []
     tags: list[str] = []
@@ -147,7 +148,7 @@ def load_folder(path: Path) -> Run:
         config=config,
         provenance=provenance,
         checkpoints=list(_checkpoints(folder)),
-        summary=_summary(steps) if steps else {},
+        summary=(_summary(steps) if steps else {}) | _validated(folder),
         folder=str(path.absolute()),
         notes=msgspec.convert(own.get("notes", []), list[Note]),
         tags=msgspec.convert(own.get("tags", []), list[str]),
@@ -249,6 +250,28 @@ def _summary(steps: list[StepRecord]) -> Table:
         "step_seconds": seconds / len(recent),
         "peak_memory_bytes": max(record.peak_memory_bytes for record in recent),
     }
+
+
+def validations(folder: RunFolder) -> list[ValidationRecord]:
+    """Losses on held-out samples, oldest first; a step that was made again counts as it was last.
+
+    Lines that cannot be read are left out.
+    """
+    try:
+        found = list(read_records(folder.validation, ValidationRecord))
+    except (OSError, msgspec.MsgspecError):
+        return []
+    return sorted({record.step: record for record in found}.values(), key=lambda each: each.step)
+
+
+def _validated(folder: RunFolder) -> Table:
+    found = validations(folder)
+    return validation_summary(found[-1].step, found[-1].loss) if found else {}
+
+
+def validation_summary(step: int, loss: float | None) -> Table:
+    """What a run's summary says of its newest validation; a loss of None is not finite."""
+    return dict(zip(VALIDATED, (step, loss), strict=True))
 
 
 def _checkpoints(folder: RunFolder) -> Iterator[Table]:

@@ -51,13 +51,22 @@ class Run:
         return list(self.stage.get(f"/v1/events?job={self.job}&limit=1000")["events"])
 
 
+def validated_job(root: Path) -> Path:
+    """A job whose validations and checkpoints fall on the same steps."""
+    path = write_job(root, "watched", STEPS)
+    text = path.read_text().replace("every = 0", "every = 5")
+    text = text.replace("sequence = 32", "sequence = 32\nvalidation_fraction = 0.1")
+    path.write_text(text.replace("[train]", "[train]\nvalidate_every = 5\nvalidate_samples = 4"))
+    return path
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     """The run that all tests look at."""
     chromium()
     root = tmp_path_factory.mktemp("stage")
     with Stage(root, nodes=2, gpus_per_node=2, spares=1) as stage:
-        found = Run(stage, stage.submit(str(write_job(root, "watched", STEPS))))
+        found = Run(stage, stage.submit(str(validated_job(root))))
         found.wait_steps(5)
         found.kill_worker(1)
         yield found
@@ -294,6 +303,17 @@ def test_curves_grow_while_one_looks(run: Run, at: Tab) -> None:
     before = at.page.evaluate(steps)
     at.page.wait_for_function(f"before => {steps} > before", arg=before)
     assert at.page.evaluate("document.querySelector('.heat canvas').heat.cells.length") == 4
+
+
+def test_the_loss_on_unseen_text_is_a_line_on_the_loss(run: Run, at: Tab) -> None:
+    at.sign_in(run.token, f"job/{run.job}")
+    lines = "document.querySelector('.chart canvas').chart.series"
+    at.page.wait_for_function(f"() => {lines}[1]?.x.length > 1")
+    steps, values = at.page.evaluate(f"[{lines}[1].x, {lines}[1].y]")
+    assert all(step % 5 == 0 for step in steps) and None not in values
+    assert "on unseen text" in at.page.locator("dl.figures").first.inner_text()
+    found = run.stage.client.get(f"/v1/runs/{run.job}", dict)["summary"]
+    assert found["validation_step"] % 5 == 0 and found["validation_loss"] > 0
 
 
 def test_runs_are_laid_over_each_other_with_their_differences(run: Run, at: Tab) -> None:

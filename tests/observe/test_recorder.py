@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,8 +12,10 @@ from msgspec import structs
 from phalanx.cluster.policy import PricePolicy
 from phalanx.observe.gang_steps import GangStep
 from phalanx.observe.node_records import PARTS
-from phalanx.observe.recorder import RecordedGang, Recorder
+from phalanx.observe.query import series
+from phalanx.observe.recorder import JOB_TABLES, RecordedGang, Recorder, owner_of
 from phalanx.observe.store import MetricStore
+from phalanx.train.records import CheckpointRecord, ValidationRecord
 from tests.observe.records import SECOND_NS, step_record
 
 TOKENS = 1024
@@ -44,6 +47,35 @@ def begin(recorder: Recorder, world: int) -> None:
 @pytest.fixture
 def recorder(tmp_path: Path) -> Recorder:
     return Recorder(MetricStore(tmp_path / "m.sqlite"), PricePolicy())
+
+
+def test_a_validation_and_a_checkpoint_of_one_step_are_both_kept(recorder: Recorder) -> None:
+    begin(recorder, 2)
+    common: dict[str, Any] = {"job": "j", "generation": 2}
+    for step in (1, 2, 3, 4):
+        make(recorder, step, 2, 1.0)
+        if step % 2 == 0:
+            validation = ValidationRecord(step=step, loss=5.0 - step, seconds=0.1, **common)
+            checkpoint = CheckpointRecord(step=step, path="p", seconds=0.5, **common)
+            recorder.other(1, validation, step * SECOND_NS + 1)
+            recorder.other(1, checkpoint, step * SECOND_NS + 2)
+    recorder.store.flush()
+    names = ["validation_loss", "checkpoint_seconds", "loss"]
+    found = series(recorder.store, owner_of(1), JOB_TABLES, names, (0, 10 * SECOND_NS), 100).series
+    validated, saved = found["validation_loss"], found["checkpoint_seconds"]
+    assert (validated.step, validated.value) == ([2, 4], [3.0, 1.0])
+    assert (saved.step, saved.value) == ([2, 4], [0.5, 0.5])
+    assert found["loss"].step == [1, 2, 3, 4]
+
+
+def test_the_newest_validation_stays_in_view_while_steps_go_on(recorder: Recorder) -> None:
+    begin(recorder, 2)
+    make(recorder, 1, 2, 1.0)
+    record = ValidationRecord(job="j", generation=2, step=1, loss=4.5, seconds=0.1)
+    recorder.other(1, record, SECOND_NS)
+    assert recorder.latest[1]["validation_loss"] == 4.5
+    row = make(recorder, 2, 2, 1.0)
+    assert (row["step"], row["validation_step"], row["validation_loss"]) == (2, 1, 4.5)
 
 
 def test_a_world_that_stays_scales_perfectly_whatever_its_noise(recorder: Recorder) -> None:

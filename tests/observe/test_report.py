@@ -25,7 +25,7 @@ def material() -> Material:
         exit={"message": EVIL},
         placements=[{"time": 1.7e9, "generation": 2, "nodes": [EVIL], "replicas": 2}],
         provenance={"packages": {"a": "1"}, "project": {"commit": "abc", "dirty": True}},
-        summary={"step": 3, "loss": 2.5},
+        summary={"step": 3, "loss": 2.5, "validation_step": 2, "validation_loss": 2.75},
     )
     incident = {
         "time": 1.7e9 + 5,
@@ -40,6 +40,7 @@ def material() -> Material:
         run=run,
         curves={
             "loss": Curve([1, 2, 3, 4], [4.0, None, 3.0, 2.5]),
+            "validation_loss": Curve([2, 4], [3.5, 2.75]),
             "step_seconds": Curve([1, 2], [1.0, 1.0]),
             "data_seconds": Curve([1, 2], [0.3, 0.3]),
         },
@@ -89,6 +90,13 @@ def test_both_forms_hold_incidents_causes_ledger_and_advice() -> None:
             "30% of a step",
         ):
             assert words in text
+
+
+def test_both_forms_tell_the_loss_on_held_out_samples() -> None:
+    for text in (html(material()), markdown(material()).replace("\\", "")):
+        assert "loss on held-out samples after step 2: 2.75" in text
+    assert "validation_loss: first 3.5" in markdown(material())
+    assert 'aria-label="validation_loss: 2.75 to 3.5, steps 2 to 4"' in html(material())
 
 
 def test_markdown_of_hostile_words_is_text() -> None:

@@ -71,6 +71,25 @@ def two_runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path
     return root, a, b
 
 
+def test_the_newest_validation_is_in_the_summary_the_list_and_the_export(tmp_path: Path) -> None:
+    job = write_job(tmp_path, "tried", 4)
+    text = job.read_text().replace("data = 2", "data = 1").replace("pipeline = 2", "pipeline = 1")
+    text = text.replace("every = 0", "every = 2").replace("[train]", "[train]\nvalidate_every = 2")
+    job.write_text(text.replace("sequence = 32", "sequence = 32\nvalidation_fraction = 0.1"))
+    phalanx(tmp_path, "train", str(job))
+    (folder,) = find_folders(tmp_path / "runs")
+    summary = load_folder(folder).summary
+    assert (summary["step"], summary["validation_step"]) == (4, 4)
+    listed = phalanx(tmp_path, "runs", "ls", "--runs", "runs", COLUMNS="200")
+    assert f"{summary['validation_loss']:.4g}" in listed
+    assert "validation_loss: " in phalanx(tmp_path, "runs", "show", str(folder))
+    phalanx(tmp_path, "runs", "export", str(folder), "--out", "all.json")
+    whole = json.loads((tmp_path / "all.json").read_text())
+    assert [each["step"] for each in whole["validations"]] == [2, 4]
+    phalanx(tmp_path, "report", str(folder), "--out", "report")
+    assert "loss on held-out samples after step 4" in (tmp_path / "report.md").read_text()
+
+
 def test_two_runs_differ_in_exactly_what_was_changed(two_runs: tuple[Path, Path, Path]) -> None:
     _, a, b = two_runs
     found = differences(load_folder(a), load_folder(b))

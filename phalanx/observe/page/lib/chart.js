@@ -26,7 +26,7 @@ export class Chart {
     this.listen();
   }
 
-  // series: [{name, x, y, min?, max?, colour?}]; marks: [{x, tone, text}]; lines: [{y, text}]
+  // series: [{name, x, y, min?, max?, colour?, points?}]; marks: [{x, tone, text}]; lines: [{y, text}]
   show(series, marks = [], lines = []) {
     this.series = series.filter((each) => each.x.length);
     this.marks = marks;
@@ -133,7 +133,7 @@ export class Chart {
     c.fillText(this.options.unit, 2, TOP - 6);
   }
 
-  curve(c, { x, y, min, max, dash }, colour, px, py) {
+  curve(c, { x, y, min, max, dash, points }, colour, px, py) {
     c.lineJoin = "round";
     if (min && max) {
       c.globalAlpha = 0.16;
@@ -153,7 +153,8 @@ export class Chart {
       c.beginPath();
       for (let i = from; i < to; i++) c.lineTo(px(x[i]), py(y[i]));
       c.stroke();
-      if (to - from === 1) c.fillRect(px(x[from]) - 1.5, py(y[from]) - 1.5, 3, 3);
+      // Few values far apart are shown where they are; so is one that stands alone.
+      if (points || to - from === 1) for (let i = from; i < to; i++) c.fillRect(px(x[i]) - 2, py(y[i]) - 2, 4, 4);
     });
     c.setLineDash([]);
     c.lineWidth = 1;

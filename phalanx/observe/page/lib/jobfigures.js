@@ -19,7 +19,8 @@ export class JobFigures {
     const planned = plan.prediction;
     step.set(whole(job.step), job.steps ? `of ${whole(job.steps)}` : "", listed(`${whole(job.committed)} safe in memory, ${whole(job.durable)} on disk`,
       job.state === "running" && now.eta_seconds > 0 ? `${span(now.eta_seconds)} to go` : ""));
-    loss.set(short(now.loss, 4), "", known(now.grad_norm) ? `gradient ${short(now.grad_norm)}, rate ${short(now.learning_rate)}` : "");
+    loss.set(short(now.loss, 4), "", listed(known(now.validation_loss) ? `${short(now.validation_loss, 4)} on unseen text` : "",
+      known(now.grad_norm) ? `gradient ${short(now.grad_norm)}, rate ${short(now.learning_rate)}` : ""));
     speed.set(short(now.tokens_per_second), "", listed(known(now.tokens_per_second_per_gpu) ? `${short(now.tokens_per_second_per_gpu)} a rank` : "",
       known(now.scaling_efficiency) ? `${percent(now.scaling_efficiency, 0)} of the smallest world` : ""));
     mfu.set(percent(now.mfu, 1), "", listed(known(now.hfu) ? `HFU ${percent(now.hfu, 1)}` : "", planned ? `planned ${percent(planned.mfu, 1)}` : known(now.mfu) ? "" : "no peak is known of these devices"));

@@ -20,11 +20,12 @@ const CURVES = [
 ];
 const bytes = (v, digits) => `${short(v, digits)}B`;
 const MORE = [
-  ["learning_rate", "Learning rate", short], ["validation_loss", "Loss on unseen text", short], ["step_seconds", "Step time", span], ["peak_memory_bytes", "Memory of the fullest rank", bytes],
+  ["learning_rate", "Learning rate", short], ["step_seconds", "Step time", span], ["peak_memory_bytes", "Memory of the fullest rank", bytes],
   ["tokens_per_second_per_gpu", "Tokens per second and rank", short], ["scaling_efficiency", "Against the smallest world size", percent], ["plan_efficiency", "Against the plan", percent],
   ["checkpoint_seconds", "Held up by a checkpoint", span], ["dollars_per_million_tokens", "Dollars per million tokens", short], ["joules_per_million_tokens", "Joules per million tokens", short],
 ];
-const NAMES = [...CURVES.map(([name]) => name), ...MEASURED_NAMES].join(",");
+const VALIDATION = "validation_loss"; // a line of its own on the loss
+const NAMES = [...CURVES.map(([name]) => name), VALIDATION, ...MEASURED_NAMES].join(",");
 const MORE_NAMES = MORE.map(([name]) => name).join(",");
 const MOST_CELLS = 400_000; // of the heat map in one answer
 const heatColumns = (job) => Math.max(24, Math.min(300, Math.floor(MOST_CELLS / Math.max(1, job.gpus > 1024 ? job.nodes.length : job.gpus))));
@@ -48,7 +49,7 @@ export function jobView({ rest: [id] }) {
     const box = h("div", { class: "half curve", hidden: true }, h("h3", {}, label), chart.node);
     return { name, label, chart, box };
   });
-  const moreBox = h("details", { ontoggle: () => { if (moreBox.open) refresh(); } }, h("summary", {}, "Learning rate, validation, memory, scaling, energy and price"), h("div", { class: "grid curves" }, more.map((each) => each.box)));
+  const moreBox = h("details", { ontoggle: () => { if (moreBox.open) refresh(); } }, h("summary", {}, "Learning rate, memory, scaling, energy and price"), h("div", { class: "grid curves" }, more.map((each) => each.box)));
   const heat = new HeatMap();
   const named = h("div", { class: "named", role: "status" });
   const closer = new RankRecords(number);
@@ -146,8 +147,11 @@ export function jobView({ rest: [id] }) {
       const one = name === "mfu" && !measured ? series.step_seconds : series[name];
       const lines = name === "mfu" && plan.prediction ? [{ y: plan.prediction.mfu, text: "planned" }]
         : name === "tokens_per_second" && plan.prediction ? [{ y: plan.prediction.tokens_per_second, text: "planned" }] : [];
+      const shown = one ? [{ name: name === "mfu" && !measured ? "step time" : label.toLowerCase(), x: one.step, y: one.value, min: one.min, max: one.max }] : [];
+      const unseen = series[VALIDATION];
+      if (name === "loss" && known(unseen)) shown.push({ name: "on unseen text", x: unseen.step, y: unseen.value, points: true });
       charts[name].options.waiting = "no step yet";
-      charts[name].show(one ? [{ name: name === "mfu" && !measured ? "step time" : label.toLowerCase(), x: one.step, y: one.value, min: one.min, max: one.max }] : [], marks, lines);
+      charts[name].show(shown, marks, lines);
     }
   }
 
