@@ -25,8 +25,8 @@ class LinearCrossEntropy(torch.autograd.Function):
     """Sum of cross-entropies of ``hidden @ weight.T`` times ``scale``, in chunks of tokens.
 
     Gradients are made in the forward pass, while a chunk's logits exist, so that neither
-    logits nor their gradient are ever stored for the whole batch. Labels below zero weigh
-    nothing.
+    logits nor their gradient are ever stored for the whole batch. Those of the weight add up
+    in fp32 over the chunks. Labels below zero weigh nothing.
     """
 
     @staticmethod
@@ -51,11 +51,10 @@ class LinearCrossEntropy(torch.autograd.Function):
             total += loss
             if grad_hidden is not None and slope is not None:
                 torch.mm(slope, weight, out=grad_hidden[part])
-                if grad_weight is None:
-                    grad_weight = slope.t() @ x
-                else:
-                    grad_weight.addmm_(slope.t(), x)
+                grad_weight = _added(grad_weight, slope.t() @ x)
             del logits, slope  # before the next chunk's exist
+        if grad_weight is not None:
+            grad_weight = grad_weight.to(weight.dtype)
         ctx.gradients, ctx.applied = (grad_hidden, grad_weight), None
         return total
 
@@ -67,6 +66,11 @@ class LinearCrossEntropy(torch.autograd.Function):
         ctx.applied = grad.clone()
         grad_hidden, grad_weight = (_scaled(g, factor) for g in ctx.gradients)
         return grad_hidden, grad_weight, None, None, None
+
+
+def _added(total: Tensor | None, part: Tensor) -> Tensor:
+    """The sum over chunks, which is fp32 from the second on: one chunk needs no other copy."""
+    return part if total is None else total.float().add_(part)
 
 
 def _scaled(gradient: Tensor, factor: Tensor) -> Tensor:

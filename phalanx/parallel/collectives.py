@@ -24,6 +24,17 @@ _reduce_scatter = getattr(functional, "reduce_scatter_single_autograd", None) or
 )
 
 
+class UnknownParameterError(Exception):
+    """Parameters of which an axis was not told what a rank holds of them and adds to them."""
+
+    def __init__(self, axis: str, names: list[str]) -> None:
+        super().__init__(
+            f"{axis} parallelism does not know {', '.join(names)}: each rank would train a copy on "
+            f"part of its gradient. Name it in phalanx/parallel/{axis}.py, or set "
+            f"parallel.{axis} = 1"
+        )
+
+
 def gather(x: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
     """Concatenate the ranks' parts along dim; backward sums and scatters."""
     gathered: Tensor = _all_gather(x.contiguous(), dim, group)

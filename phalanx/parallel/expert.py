@@ -11,7 +11,14 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Shard
 
 from phalanx.model import Block, Experts, MoeLayer, Router, Transformer
-from phalanx.parallel.collectives import exchange, shard_parameter, sum_over
+from phalanx.parallel.collectives import (
+    UnknownParameterError,
+    exchange,
+    shard_parameter,
+    sum_over,
+)
+
+SPREAD = ("gate_up", "down")  # parameters of the experts, stacked by expert
 
 
 def moe_layers(part: Transformer) -> list[MoeLayer]:
@@ -23,8 +30,10 @@ def moe_layers(part: Transformer) -> list[MoeLayer]:
 def apply_expert_parallel(part: Transformer, mesh: DeviceMesh) -> None:
     """Spread the experts of every MoE layer over the ranks of ``mesh``."""
     for layer in moe_layers(part):
-        for name in ("gate_up", "down"):
+        for name in SPREAD:
             shard_parameter(layer.experts, name, mesh, Shard(0))
+        if unknown := [n for n, _ in layer.experts.named_parameters() if n not in SPREAD]:
+            raise UnknownParameterError("expert", [f"moe.experts.{name}" for name in unknown])
         base = type(layer.experts)
         namespace = {"group": mesh.get_group()}
         layer.experts.__class__ = type("SpreadExperts", (SpreadExperts, base), namespace)

@@ -14,15 +14,23 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from phalanx.model import Block, Context, Embedding, Head, RMSNorm, Transformer, VocabSlice
+from phalanx.model import Block, Context, Embedding, Head, Transformer, VocabSlice
 from phalanx.model.loss import linear_cross_entropy
-from phalanx.parallel.collectives import gather, scatter_sum, shard_parameter
+from phalanx.parallel.collectives import (
+    UnknownParameterError,
+    gather,
+    scatter_sum,
+    shard_parameter,
+)
 
-# Linear layers by what a rank holds of them: rows (outputs) or columns (inputs).
+# Weights of attention and MLP by what a rank holds of them: rows (outputs), columns (inputs), or
+# all, with part of the gradient: latent projections and the norms of heads.
 ROW_SLICES = ("qkv", "q_up", "kv_up", "gate_up", "up")
 COLUMN_SLICES = ("out", "down")
+WHOLE = ("q_down", "kv_down", "q_norm", "k_norm", "kv_norm")
+EXPERTS = ".moe.experts."  # not cut: their tokens come from slices, and FSDP sums over those
 
 
 def apply_tensor_parallel(part: Transformer, mesh: DeviceMesh) -> None:
@@ -40,6 +48,9 @@ def apply_tensor_parallel(part: Transformer, mesh: DeviceMesh) -> None:
             part.head._parameters["weight"] = part.embed._parameters["weight"]
         shard_parameter(part.head, "weight", mesh, Shard(0))
         part.head.__class__ = _bind(type(part.head), VocabParallelHead, group)
+    named = part.named_parameters()
+    if unknown := [n for n, p in named if not isinstance(p, DTensor) and EXPERTS not in f".{n}"]:
+        raise UnknownParameterError("tensor", unknown)
 
 
 def _bind(base: type, mixin: type, group: dist.ProcessGroup) -> type:
@@ -50,11 +61,11 @@ def _split_block(block: Block, mesh: DeviceMesh, group: dist.ProcessGroup) -> No
     split = [block.attention] + ([block.mlp] if block.mlp is not None else [])
     for branch in split:
         for name, module in branch.named_modules():
-            if isinstance(module, nn.Linear) and name in ROW_SLICES:
+            if name in ROW_SLICES:
                 shard_parameter(module, "weight", mesh, Shard(0))
-            elif isinstance(module, nn.Linear) and name in COLUMN_SLICES:
+            elif name in COLUMN_SLICES:
                 shard_parameter(module, "weight", mesh, Shard(1))
-            elif isinstance(module, nn.Linear | RMSNorm):  # latent projections, head norms
+            elif name in WHOLE:
                 shard_parameter(module, "weight", mesh, Replicate(), partial=True)
         _gather_around(branch, group)
     for norm in (block.attention_norm, block.mlp_norm):

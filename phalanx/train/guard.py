@@ -12,6 +12,9 @@ from phalanx.parallel import Weight
 
 MEAN_DECAY = 0.98  # of the running mean of gradient norms
 WARMUP_STEPS = 20  # good steps before a spike can be told from the start of training
+MOST_SPIKES = 10  # in a row; norms that stay so high are the new level, which is learned anew
+SPIKE_MEANS = 4.0  # as which a spike enters the mean at most, so that a few hardly change it
+SETTLED = WARMUP_STEPS + MOST_SPIKES
 
 
 class Verdict(NamedTuple):
@@ -29,10 +32,15 @@ class Guard:
         self.config = optimizer
         self.always_finite = always_finite  # fp16: an overflow is part of the method
         self.mean = torch.zeros((), device=device)
+        # Counts up to the end of the warm-up, and then stands at ``SETTLED`` less the spikes since
+        # the last good step.
         self.good_steps = torch.zeros((), device=device)
 
-    def judge(self, norm: Tensor, loss_scale: Tensor) -> Verdict:
-        """``norm`` is that of the true gradients; stored are ``loss_scale`` times those."""
+    def judge(self, norm: Tensor, loss_scale: Tensor, empty: Tensor | None = None) -> Verdict:
+        """``norm`` is that of the true gradients; stored are ``loss_scale`` times those.
+
+        ``empty`` says that no token had a label: there is nothing to apply, and to learn from.
+        """
         multiplier = torch.ones_like(norm)
         if self.config.clip_norm > 0:
             multiplier = (self.config.clip_norm / (norm + 1e-6)).clamp(max=1.0)
@@ -40,17 +48,26 @@ class Guard:
         skip = torch.zeros_like(overflowed)
         if self.config.skip_non_finite or self.always_finite:
             skip = overflowed.clone()
-        if self.config.spike_factor > 0:
-            settled = self.good_steps >= WARMUP_STEPS
-            skip |= settled & (norm > self.config.spike_factor * self.mean)
-        self._remember(norm, skip | overflowed)
+        unknown = overflowed if empty is None else overflowed | empty
+        spike = torch.zeros_like(overflowed)
+        if (factor := self.config.spike_factor) > 0:
+            spike = (self.good_steps >= WARMUP_STEPS) & (norm > factor * self.mean) & ~unknown
+        self._remember(norm, spike, unknown)
+        skip = skip | spike if empty is None else skip | spike | empty
         return Verdict(multiplier / loss_scale, skip, overflowed)
 
-    def _remember(self, norm: Tensor, bad: Tensor) -> None:
+    def _remember(self, norm: Tensor, spike: Tensor, unknown: Tensor) -> None:
+        """Learn from a norm. Spikes are cut down, and still raise the mean where they are many."""
         first = self.good_steps == 0
-        updated = torch.where(first, norm, torch.lerp(norm, self.mean, MEAN_DECAY))
-        self.mean.copy_(torch.where(bad, self.mean, updated))
-        self.good_steps += (~bad).float()
+        most = min(self.config.spike_factor, SPIKE_MEANS) * self.mean
+        seen = torch.where(spike, most, norm)
+        updated = torch.where(first, seen, torch.lerp(seen, self.mean, MEAN_DECAY))
+        self.mean.copy_(torch.where(unknown, self.mean, updated))
+        warm = self.good_steps + 1 >= WARMUP_STEPS
+        good = torch.where(warm, SETTLED, self.good_steps + 1)
+        left = self.good_steps.clamp(max=SETTLED) - 1
+        after = torch.where(spike, torch.where(left > WARMUP_STEPS, left, 0.0), good)
+        self.good_steps.copy_(torch.where(unknown, self.good_steps, after))
 
 
 def squared_norm(weights: list[Weight]) -> Tensor:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import logging
+import math
 import os
 import zlib
 from collections.abc import Callable
@@ -23,6 +25,10 @@ from phalanx.train.optimizer import build_optimizer
 from phalanx.train.schedule import learning_rate_factor
 from phalanx.train.timing import StepTimer
 
+log = logging.getLogger(__name__)
+
+NO_LABELS = "step %d: no token of its batch has a label, so that there was nothing to learn"
+
 
 class StepOutcome(NamedTuple):
     """What a step leaves behind. Tensors are scalars on the device, the same on every rank."""
@@ -34,6 +40,7 @@ class StepOutcome(NamedTuple):
     first_sample: int
     samples: int
     tokens: int
+    labels: int  # tokens of the global batch that have one, and so a weight in the loss
     damaged: int  # samples of the global batch that cannot be read and carry no weight
     stop: bool  # all ranks agreed to stop after this step
     may_write: bool = True  # all ranks have leave to write a durable checkpoint after it
@@ -78,18 +85,21 @@ class Trainer:
         wanted = self.wanted_shares()
         told = (batches.real_tokens, batches.damaged, stop_requested, wanted)
         tokens = self.agreement.start(*told, self.may_write(), self.keeper_late())
-        token_weight = self.loss_scale.value / tokens
+        token_weight = self.loss_scale.value / tokens.clamp(min=1)  # without labels: nothing to do
         loss = self.engine.run(batches.micro_batches, token_weight, self.timer)
         with self.timer.phase("optimizer"):
-            outcome = self._update(loss, batches)
+            outcome = self._update(loss, batches, tokens == 0)
         self.step += 1
         self.tokens += outcome.tokens
         self.cursor = self.feed.advance(self.cursor)
         agreed = self.agreement.outcome()
         if agreed.same_shares and wanted != self.shares:
             self.rebalance(wanted)
+        if not agreed.labels:
+            log.warning(NO_LABELS, self.step)
         return outcome._replace(
             stop=agreed.stop,
+            labels=agreed.labels,
             damaged=agreed.damaged,
             may_write=agreed.may_write,
             keepers_late=agreed.keepers_late,
@@ -121,7 +131,7 @@ class Trainer:
         self.shares = shares
         self.feed.rebalance(shares, padded=not takes_unequal_shares(self.job))
 
-    def _update(self, loss: Tensor, batches: StepBatches) -> StepOutcome:
+    def _update(self, loss: Tensor, batches: StepBatches, empty: Tensor) -> StepOutcome:
         """Reduce what the ranks know of the step, judge it, and apply it or not."""
         scale = self.loss_scale.value
         share = loss / self.mesh.parallel.tensor  # tensor-parallel ranks know the same loss
@@ -129,7 +139,7 @@ class Trainer:
         total, squares = all_sum(torch.stack((share / scale, squares))).unbind()
         norm = squares.sqrt() / scale
         self.before_update()
-        verdict = self.guard.judge(norm, scale)
+        verdict = self.guard.judge(norm, scale, empty)
         rate = self.learning_rate
         self.optimizer.step(rate, verdict)
         self.loss_scale.update(verdict.overflowed)
@@ -143,6 +153,7 @@ class Trainer:
             first_sample=batches.step_first_sample,
             samples=batches.samples,
             tokens=batches.samples * self.job.data.sequence,
+            labels=0,
             damaged=0,
             stop=False,
         )
@@ -154,7 +165,10 @@ class Trainer:
         return self.job.optimizer.learning_rate * factor
 
     def validate(self) -> float:
-        """Mean loss over ``train.validate_samples`` held-out samples, the same ones every time."""
+        """Mean loss over ``train.validate_samples`` held-out samples, the same ones every time.
+
+        NaN where no token of them has a label.
+        """
         wanted = self.job.train.validate_samples
         with self._open_feed("validation", wanted) as feed:
             held_out = feed.samples
@@ -165,7 +179,7 @@ class Trainer:
         loss = self.engine.evaluate(batches.micro_batches, one) / self.mesh.parallel.tensor
         tokens = one * batches.real_tokens / self.mesh.ranks_per_sample
         total, count = all_sum(torch.stack((loss, tokens))).tolist()
-        return float(total / count)
+        return float(total / count) if count else math.nan
 
     def tensors(self) -> dict[str, Tensor]:
         """All state that lives in tensors, by name; loading fills these very tensors."""
@@ -232,6 +246,7 @@ class Agreed(NamedTuple):
     """What all ranks know of a step."""
 
     stop: bool  # all leave after it
+    labels: int  # tokens of its batch that have one
     damaged: int  # samples of its batch
     same_shares: bool  # all want the same
     may_write: bool  # all may write a checkpoint
@@ -287,10 +302,11 @@ class Agreement:
         """What the others told."""
         if self._copied is not None:
             self._copied.synchronize()
-        _, damaged, stop, shares, may_write, late = self._answer.tolist()
+        labels, damaged, stop, shares, may_write, late = self._answer.tolist()
         own, world = float(self._host[3]), self._mesh.world_size
         return Agreed(
             stop=stop > 0,
+            labels=round(labels),
             damaged=round(damaged),
             same_shares=own > 0 and shares == own * world,
             may_write=round(may_write) == world,

@@ -11,7 +11,15 @@ from torch import Tensor, nn
 
 from phalanx.config import Optimizer, Precision
 from phalanx.parallel import LossScale, Weight
-from phalanx.train.guard import MEAN_DECAY, WARMUP_STEPS, Guard, Verdict, squared_norm
+from phalanx.train.guard import (
+    MEAN_DECAY,
+    MOST_SPIKES,
+    SPIKE_MEANS,
+    WARMUP_STEPS,
+    Guard,
+    Verdict,
+    squared_norm,
+)
 from phalanx.train.optimizer import build_optimizer
 from tests.train.host_reads import no_host_reads
 
@@ -92,17 +100,70 @@ def test_spikes_are_never_skipped_when_the_factor_is_zero() -> None:
     assert not judged(watcher, 1e9).skip
 
 
-def test_the_running_mean_forgets_slowly_and_ignores_bad_steps() -> None:
-    watcher = guard(spike_factor=2.0)
+def settled(**settings: Any) -> Guard:
+    watcher = guard(**settings)
     for _ in range(WARMUP_STEPS):
         judged(watcher, 1.0)
     assert watcher.mean.item() == pytest.approx(1.0)
-    for bad in (50.0, math.nan, math.inf):
+    return watcher
+
+
+def test_the_running_mean_forgets_slowly_and_ignores_what_is_no_number() -> None:
+    watcher = settled(spike_factor=2.0)
+    before = watcher.good_steps.item()
+    for bad in (math.nan, math.inf):
         assert judged(watcher, bad).skip
-    assert watcher.mean.item() == pytest.approx(1.0)
-    assert watcher.good_steps.item() == WARMUP_STEPS
+    assert watcher.mean.item() == pytest.approx(1.0) and watcher.good_steps.item() == before
     judged(watcher, 1.5)
     assert watcher.mean.item() == pytest.approx(MEAN_DECAY + (1 - MEAN_DECAY) * 1.5)
+
+
+@pytest.mark.parametrize(("factor", "counted"), [(2.0, 2.0), (50.0, SPIKE_MEANS)])
+def test_a_spike_enters_the_mean_cut_down(factor: float, counted: float) -> None:
+    watcher = settled(spike_factor=factor)
+    assert judged(watcher, 1e6).skip
+    assert watcher.mean.item() == pytest.approx(MEAN_DECAY + (1 - MEAN_DECAY) * counted)
+    assert judged(watcher, 1e6).skip and not judged(watcher, 1.0).skip
+
+
+@pytest.mark.parametrize("factor", [1.5, 3.0, 10.0])
+@pytest.mark.parametrize("level", [20.0, 1e3, 1e9])
+def test_norms_that_stay_high_are_skipped_a_few_times_and_then_are_the_level(
+    factor: float, level: float
+) -> None:
+    watcher = settled(spike_factor=factor)
+    skipped = [bool(judged(watcher, level).skip) for _ in range(1900)]
+    assert skipped[0] and not any(skipped[MOST_SPIKES:])
+    assert judged(watcher, 2 * factor * level).skip  # and spikes are known again
+
+
+def test_a_good_step_between_spikes_begins_their_count_anew() -> None:
+    watcher = settled(spike_factor=100.0)
+    for _ in range(5):
+        assert all(judged(watcher, 1e9).skip for _ in range(MOST_SPIKES - 1))
+        assert not judged(watcher, 1.0).skip
+
+
+def test_every_second_step_is_not_skipped_for_ever() -> None:
+    watcher = settled(spike_factor=3.0)
+    skipped = [bool(judged(watcher, 1.0 + 50.0 * (step % 2)).skip) for step in range(1000)]
+    assert any(skipped) and not any(skipped[500:])
+
+
+def test_a_guard_of_an_earlier_version_goes_on() -> None:
+    watcher = settled(spike_factor=3.0)
+    watcher.good_steps.fill_(5000.0)  # all good steps of the run
+    assert sum(bool(judged(watcher, 100.0).skip) for _ in range(100)) == MOST_SPIKES
+
+
+def test_a_step_without_labels_is_skipped_and_teaches_nothing() -> None:
+    watcher = settled(spike_factor=2.0)
+    before = watcher.good_steps.item()
+    norm, empty = torch.tensor(0.0), torch.tensor(True)
+    with no_host_reads():
+        verdict = watcher.judge(norm, ONE, empty)
+    assert verdict.skip and not verdict.overflowed
+    assert watcher.mean.item() == pytest.approx(1.0) and watcher.good_steps.item() == before
 
 
 def test_bad_steps_do_not_shorten_the_warm_up() -> None:

@@ -28,6 +28,7 @@ def outcome(loss: float = 4.0, norm: float = 1.0, skipped: bool = False) -> Step
         first_sample=0,
         samples=4,
         tokens=64,
+        labels=1,
         damaged=0,
         stop=False,
     )
