@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -21,6 +25,12 @@ CUDA_BACKENDS = [
 ]
 
 
+@functools.cache
+def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compiled on its own, once for all layers; other documents are other data, not other code."""
+    return torch.compile(function, dynamic=False)
+
+
 def document_mask(documents: Tensor) -> Tensor | BlockMask:
     """Causal mask inside each packed document. documents: [batch, seq] numbers."""
     batch, sequence = documents.shape
@@ -29,7 +39,9 @@ def document_mask(documents: Tensor) -> Tensor | BlockMask:
         def visible(b: Tensor, _h: Tensor, query: Tensor, key: Tensor) -> Tensor:
             return (query >= key) & (documents[b, query] == documents[b, key])
 
-        return create_block_mask(visible, batch, None, sequence, sequence, device="cuda")
+        make = compiled(create_block_mask)  # uncompiled it would ask of every pair of tokens
+        mask: BlockMask = make(visible, batch, None, sequence, sequence, device=documents.device)
+        return mask
     same = documents[:, None, :, None] == documents[:, None, None, :]
     return same & torch.ones(sequence, sequence, dtype=torch.bool, device=documents.device).tril()
 
@@ -50,7 +62,10 @@ class CausalAttention(nn.Module):
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
         grouped = k.shape[1] != q.shape[1]
         if isinstance(mask, BlockMask):
-            out = flex_attention(q, k, v, block_mask=mask, scale=scale, enable_gqa=grouped)
+            # Uncompiled it would hold every score of the whole sequence, forward and backward.
+            inside = torch.compiler.is_compiling()  # of a block that is compiled as a whole
+            attend: Any = flex_attention if inside else compiled(flex_attention)
+            out: Tensor = attend(q, k, v, block_mask=mask, scale=scale, enable_gqa=grouped)
         elif q.is_cuda:
             backends = CUDA_BACKENDS[1:] if deterministic() else CUDA_BACKENDS
             with sdpa_kernel(backends, set_priority=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch._functorch.config
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.pipelining import PipelineStage
@@ -87,6 +88,9 @@ class Pipeline:
         self.parallel, self.group, self.stages = parallel, mesh.group("pipeline"), total
         self.parts = dict(zip(numbers, parts, strict=True))
         self.is_first, self.is_last = 0 in numbers, total - 1 in numbers
+        if parallel.schedule == "zero-bubble":
+            # Backward passes through compiled attention twice: it may not reuse what it was given.
+            torch._functorch.config.donated_buffer = False
         self._micro_batch = len(tokens)
         self._schedules: dict[int, Schedule] = {}
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from phalanx.config import LatentAttention, Model, RopeScaling
-from phalanx.model.attention import document_mask
+from phalanx.model import attention
+from phalanx.model.attention import CausalAttention, document_mask
 from phalanx.model.layers import rope_tables
 from phalanx.model.ops import apply_rope
 from tests.model.small_models import built, plain_context, small_model
@@ -65,6 +68,24 @@ def test_one_document_is_plain_causal_attention(kind: str) -> None:
     torch.testing.assert_close(
         model(sample, documents=numbered(12)), model(sample), rtol=1e-5, atol=1e-5
     )
+
+
+def test_blocks_of_documents_are_attended_by_what_is_compiled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Uncompiled, flex attention holds all scores: on CUDA nothing else may be called."""
+    called = []
+
+    def watch(function: Callable[..., Any]) -> Callable[..., Any]:
+        called.append(function)
+        return function
+
+    monkeypatch.setattr(attention, "compiled", watch)
+    mask = create_block_mask(lambda b, h, q, k: q >= k, 1, None, 128, 128, device="cpu")
+    q = torch.randn(1, 128, 2, 16)
+    found = CausalAttention()(q, q, q, mask)
+    assert called == [flex_attention]
+    torch.testing.assert_close(found, CausalAttention()(q, q, q, None))
 
 
 def test_no_token_sees_a_later_one() -> None:
