@@ -278,8 +278,10 @@ class Trial:
 
     @property
     def state(self) -> str:
-        with suppress(ClientError):  # the server may be dead just now
-            return str(self.stage.job(self.job)["state"])
+        """Of the job; "held" when it was drained, "" while the server is dead."""
+        with suppress(ClientError):
+            job = self.stage.job(self.job)
+            return "held" if job["why"]["code"] == "held" else str(job["state"])
         return ""
 
     def ends_like(self, expected: Path, seconds: float = END_SECONDS) -> None:
