@@ -84,11 +84,11 @@ from phalanx.cluster.placement import defragment
 from phalanx.cluster.policy import Policy
 from phalanx.cluster.queue import Preempt, Queue, QueueState, Resize, Start
 from phalanx.cluster.reasons import reason, sentences
-from phalanx.cluster.snapshot import VERSION, SnapshotError, VersionError, dump, load
+from phalanx.cluster.snapshot import FORMAT_VERSION, SnapshotError, VersionError, dump, load
 from phalanx.cluster.state import View
 from phalanx.config import ConfigError
 
-__all__ = ["VERSION", "Core", "SequenceError", "SnapshotError", "VersionError"]
+__all__ = ["FORMAT_VERSION", "Core", "SequenceError", "SnapshotError", "VersionError"]
 
 sentences({"moves": "moves that would make room: {count}"})
 
@@ -246,8 +246,10 @@ def _on_defragment(ctx: Context, fact: Defragment) -> None:
 
 
 def _on_controller(ctx: Context, fact: ControllerStarted) -> None:
-    """A new controller: its epoch rules, and whatever was not answered is said again."""
+    """A new controller: its epoch and policy rule, and what was not answered is said again."""
     ctx.epoch = max(ctx.epoch, fact.epoch)
+    if fact.policy is not None:
+        ctx.view.policy = fact.policy
     for number in list(ctx.view.active):
         job = ctx.view.jobs[number]
         assert job.placement is not None

@@ -13,6 +13,7 @@ from msgspec import Struct
 from phalanx.cluster.fleet import Node
 from phalanx.cluster.job import JobSpec
 from phalanx.cluster.messages import Inventory, KeeperState, Source
+from phalanx.cluster.policy import Policy
 
 
 class Body(Struct, frozen=True, kw_only=True, tag_field="kind", gc=False, omit_defaults=True):
@@ -401,6 +402,7 @@ class ControllerStarted(Body, frozen=True, tag=True):
     """A controller took over; commands carry its epoch from here on."""
 
     epoch: int
+    policy: Policy | None = None  # the one that holds from here on; None: as before
 
 
 class Tick(Body, frozen=True, tag=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator, Sequence
 from functools import partial
 
@@ -24,8 +25,10 @@ from phalanx.control import api_types as t
 from phalanx.control.endpoints import EVERYBODY, WRITERS, ApiError, Call, Endpoint, wrong_team
 from phalanx.control.log_requests import Whereabouts
 from phalanx.control.payload import Train, encode_payload
-from phalanx.control.store import Store, commands_of, event_of
+from phalanx.control.store import Row, Store, UnreadableError, commands_of, event_of
 from phalanx.control.views import event_out, job_detail, job_of, job_out, visible, waits, why_of
+
+logger = logging.getLogger("phalanx.server")
 
 ENDED_STATES = ("done", "failed", "cancelled")
 SCAN_EVENTS = 20_000  # looked through at most for one answer
@@ -275,10 +278,19 @@ def _jobs(event: Event, commands: Sequence[Command]) -> list[int]:
 
 
 def _page(store: Store, after: int, until: int) -> list[tuple[Event, list[Command]]]:
-    found = [event_of(row) for row in store.events(after, PAGE) if row[0] <= until]
+    found = [event for row in store.events(after, PAGE) if row[0] <= until for event in _read(row)]
     rows = store.commands([event.sequence for event in found])
     commands = {row[0]: commands_of(row) for row in rows}
     return [(event, commands.get(event.sequence, [])) for event in found]
+
+
+def _read(row: Row) -> list[Event]:
+    """The event in a row; old ones that make no sense any more are left out, and said."""
+    try:
+        return [event_of(row)]
+    except UnreadableError as error:
+        logger.error("%s", error)
+        return []
 
 
 def _job(name: str, summary: str, handler: object, body: object = None) -> Endpoint:

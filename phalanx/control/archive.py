@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from phalanx.control.store import Store, commands_of, event_of
+from phalanx.control.store import Row, Store, UnreadableError, commands_of, event_of
 
 PAGE = 5_000
 
@@ -30,19 +30,21 @@ def archive_events(store: Store, folder: Path, before_ns: int) -> int:
         commands = dict(store.commands(range(first, last + 1)))
         lines = []
         for row in rows:
-            event = event_of(row)
             given = commands_of((row[0], commands[row[0]])) if row[0] in commands else []
-            entry = {
-                "sequence": event.sequence,
-                "time_ns": event.time_ns,
-                "body": event.body,
-                "commands": given,
-            }
+            entry = {"sequence": row[0], "time_ns": row[1], "body": _body(row), "commands": given}
             lines.append(msgspec.json.encode(entry))
         _write(folder / f"events-{first:012d}-{last:012d}.jsonl.gz", b"\n".join(lines) + b"\n")
         store.drop_events(last)
         archived += len(rows)
         after = last
+
+
+def _body(row: Row) -> object:
+    """What an event says; its bytes where they make no sense any more."""
+    try:
+        return event_of(row).body
+    except UnreadableError:
+        return {"kind": "Unreadable", "bytes": row[2]}
 
 
 def _write(path: Path, text: bytes) -> None:

@@ -79,6 +79,7 @@ class Controller:
         self.listeners: list[Listener] = []
         self.problem = ""  # why nothing can be stored at the moment
         self._store = store
+        self._unusable = found.unusable
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="store")
         self._waiting: list[Waiting] = []
         self._in_hand: list[Waiting] = []  # the batch that is being stored or handled
@@ -91,10 +92,13 @@ class Controller:
 
     async def start(self, policy: Policy | None = None) -> None:
         """Makes the state of this moment the point that a restart goes on from; takes over."""
-        if policy is not None and policy != self.core.view.policy:
+        if policy is not None:
             self.core.view.policy = policy
+        for sequence in self._unusable:
+            await self._store_call(self._store.drop_snapshot, sequence)
         await self.snapshot()
-        self.tell([ControllerStarted(epoch=self.epoch)])
+        # With the policy, so that a replay from before this snapshot has it too.
+        self.tell([ControllerStarted(epoch=self.epoch, policy=policy)])
 
     async def order(self, body: EventBody, request: str = "", asked: str = "") -> Outcome:
         """Has a person's order stored and handled. The same request is done only once.

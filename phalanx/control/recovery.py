@@ -4,14 +4,26 @@ from __future__ import annotations
 
 import logging
 
+import msgspec
 from msgspec import Struct
 
-from phalanx.cluster.core import VERSION, Core, VersionError
-from phalanx.cluster.events import Event, Tick
+from phalanx import __version__
+from phalanx.cluster.core import Core, SnapshotError, VersionError
+from phalanx.cluster.events import ControllerStarted
 from phalanx.cluster.fleet import Fleet
 from phalanx.cluster.policy import Policy
+from phalanx.control.log_chain import START
 from phalanx.control.memory import Memory
-from phalanx.control.store import Snapshot, Store, StoreError, command_row, event_row, tail
+from phalanx.control.store import (
+    Row,
+    Store,
+    StoreDamagedError,
+    StoreFormatError,
+    UnreadableError,
+    command_row,
+    event_of,
+    tail,
+)
 
 logger = logging.getLogger("phalanx.server")
 
@@ -21,29 +33,43 @@ class Recovered(Struct):
 
     core: Core
     memory: Memory
-    replayed: int  # events behind the snapshot
-    diverged: int  # first event whose commands differ from those that were sent; 0: none
+    chain: bytes = START  # checksum of the event that the replay begins behind
+    replayed: int = 0  # events behind the snapshot
+    diverged: int = 0  # first event whose commands differ from those that were sent; 0: none
+    unusable: list[int] = []  # snapshots that could not be used
+
+
+class UndigestedError(Exception):
+    """The core failed on an event."""
+
+    def __init__(self, sequence: int, why: str) -> None:
+        super().__init__(why)
+        self.sequence = sequence
 
 
 def recover(store: Store, policy: Policy) -> Recovered:
-    """Loads the snapshot and replays the tail; a store without a log gives an empty fleet."""
-    snapshot = store.last_snapshot()
-    if snapshot is None:
-        core, memory = Core(Fleet(), policy), Memory()
-    else:
-        core, memory = _load(snapshot), Memory.load(snapshot.answers)
-    found = Recovered(core, memory, 0, 0)
-    sent = Sent(store)
-    for event in tail(store, core.sequence):
+    """Loads a snapshot and replays the tail; a store without a log gives an empty fleet.
+
+    The newest snapshot that can be used is taken. One event must not keep a fleet without its
+    controller for good: what makes no sense is set aside, and said.
+    """
+    while True:
+        try:
+            return _replay(store, _begin(store, policy))
+        except (UnreadableError, UndigestedError) as error:
+            logger.error("event %d is set aside: %s", error.sequence, error)
+            store.set_aside(error.sequence, str(error))
+
+
+def _replay(store: Store, found: Recovered) -> Recovered:
+    core, sent = found.core, Sent(store)
+    for event in tail(store, core.sequence, found.chain):
         try:
             commands = core.handle(event)
         except Exception as error:
-            # One event must not keep a fleet without its controller for good.
-            logger.exception("event %d cannot be digested and is set aside", event.sequence)
-            quiet = event_row(Event(event.sequence, event.time_ns, Tick()))
-            store.set_aside(event.sequence, quiet[2], repr(error))
-            return recover(store, policy)
-        memory.note(event, commands)
+            logger.exception("event %d cannot be digested", event.sequence)
+            raise UndigestedError(event.sequence, repr(error)) from error
+        found.memory.note(event, commands)
         found.replayed += 1
         if not found.diverged and sent.differs(event.sequence, command_row(0, commands)[1]):
             found.diverged = event.sequence
@@ -52,6 +78,42 @@ def recover(store: Store, policy: Policy) -> Recovered:
         # run when they connect, which brings both together again.
         logger.error("event %d replays differently: report this as a bug", found.diverged)
     return found
+
+
+def _begin(store: Store, policy: Policy) -> Recovered:
+    """The newest snapshot that can be used, or an empty fleet where all events are there."""
+    unusable = []
+    for snapshot in store.snapshots():
+        try:
+            core, memory = Core.restore(snapshot.core), Memory.load(snapshot.answers)
+        except VersionError as error:
+            raise StoreFormatError(
+                f"the log was written by phalanx {snapshot.version}, this is phalanx "
+                f"{__version__}: {error}"
+            ) from None
+        except (SnapshotError, msgspec.MsgspecError) as error:
+            logger.error("the snapshot at event %d cannot be used: %s", snapshot.sequence, error)
+            unusable.append(snapshot.sequence)
+            continue
+        if unusable:
+            logger.error("the snapshot at event %d is used instead", snapshot.sequence)
+        return Recovered(core, memory, chain=snapshot.chain, unusable=unusable)
+    rows = store.events(0, 1)
+    if unusable and (not rows or rows[0][0] != 1):
+        raise StoreDamagedError(
+            "no snapshot can be used, and the events before them are in the archive: restore a "
+            "backup, or start the version that wrote the log"
+        )
+    return Recovered(Core(Fleet(), _first_policy(rows) or policy), Memory(), unusable=unusable)
+
+
+def _first_policy(rows: list[Row]) -> Policy | None:
+    """The policy that a log begins with, where its first event says so."""
+    try:
+        first = event_of(rows[0]).body if rows else None
+    except UnreadableError:
+        return None
+    return first.policy if isinstance(first, ControllerStarted) else None
 
 
 class Sent:
@@ -69,13 +131,3 @@ class Sent:
             self._rows = dict(self._store.commands(range(sequence, self._until)))
         recorded = self._rows.get(sequence)
         return recorded is not None and recorded != commands
-
-
-def _load(snapshot: Snapshot) -> Core:
-    try:
-        return Core.restore(snapshot.core)
-    except VersionError as error:
-        raise StoreError(
-            f"the log was written by phalanx {snapshot.version} and its snapshot cannot be read "
-            f"by this version (core {VERSION}): {error}; start the old version once and stop it"
-        ) from None

@@ -38,6 +38,7 @@ from phalanx.control.store import (
     StoreBusyError,
     StoreError,
     StoreLostError,
+    StoreUnusableError,
     open_store,
 )
 from phalanx.control.upkeep import archive_old, keep_metrics
@@ -205,7 +206,11 @@ class Server:
                 if not self.options.store:
                     raise
                 self.settled.set()
+            except StoreUnusableError:
+                raise
             except StoreError as error:
+                if not self._may_wait():
+                    raise
                 if str(error) != self._obstacle:  # once, however long it lasts
                     logger.warning("cannot lead: %s", error)
                 self._obstacle = str(error)
@@ -213,6 +218,14 @@ class Server:
                 self.leader = self._obstacle = ""
                 await self._reign(lead)
             await asyncio.sleep(STANDBY_SECONDS)
+
+    def _may_wait(self) -> bool:
+        """Whether a store that fails is waited for.
+
+        A database comes back by itself. A full disk at the start is told to whoever starts it,
+        and waited for only by a server that agents and people already know.
+        """
+        return bool(self.options.store) or self.settled.is_set()
 
     async def _reign(self, lead: Lead) -> None:
         while True:
@@ -223,7 +236,11 @@ class Server:
                 return
             except CoreFailedError:
                 continue  # from the log, with the event set aside
+            except StoreUnusableError:
+                raise
             except StoreError as error:
+                if not self._may_wait():
+                    raise
                 logger.error("cannot lead: %s", error)
                 return
 

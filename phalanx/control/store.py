@@ -14,15 +14,37 @@ import msgspec
 from msgspec import Struct
 
 from phalanx.cluster.commands import Command
-from phalanx.cluster.events import Event, EventBody
+from phalanx.cluster.events import Event, EventBody, Tick
+from phalanx.control.log_chain import Record, follows
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode_body = msgspec.msgpack.Decoder(EventBody).decode
 _decode_commands = msgspec.msgpack.Decoder(list[Command]).decode
+TICK = _encode(Tick())
 
 
 class StoreError(Exception):
     """The store could not do its work: full disk, damaged file, lost connection."""
+
+
+class StoreUnusableError(StoreError):
+    """Nothing that waiting would mend: a person must decide."""
+
+
+class StoreDamagedError(StoreUnusableError):
+    """The log does not hold what was acknowledged, or cannot be read."""
+
+
+class StoreFormatError(StoreUnusableError):
+    """The log was written by a version that this one cannot follow."""
+
+
+class UnreadableError(StoreError):
+    """An event that is stored as it was written, and makes no sense."""
+
+    def __init__(self, sequence: int, why: str) -> None:
+        super().__init__(f"event {sequence} cannot be read: {why}")
+        self.sequence = sequence
 
 
 class StoreLostError(StoreError):
@@ -44,6 +66,7 @@ class Snapshot(Struct, frozen=True, kw_only=True):
     version: str  # of the package that wrote it
     core: bytes
     answers: bytes
+    chain: bytes = b""  # checksum of its last event; the store knows it
 
 
 class Lead(Struct, frozen=True, kw_only=True):
@@ -61,8 +84,12 @@ SECRET_BYTES = 32
 class Store(Protocol):
     """A log with one writer at a time."""
 
-    def lead(self, url: str, version: str) -> Lead:
-        """Become the one writer, with a new epoch; StoreBusyError when there is another."""
+    def lead(self, url: str, version: str, *, damaged_too: bool = False) -> Lead:
+        """Become the one writer, with a new epoch; StoreBusyError when there is another.
+
+        StoreUnusableError where the log is newer than this version, or damaged (unless it is led
+        in order to repair it): nothing is written then.
+        """
 
     def renew(self) -> None:
         """Say that the leader is well; StoreLostError when it no longer is the leader."""
@@ -70,14 +97,17 @@ class Store(Protocol):
     def append(self, events: Sequence[Row], commands: Sequence[CommandRow]) -> None:
         """Store events (all or none, durably), and commands that earlier events gave."""
 
-    def set_aside(self, sequence: int, body: bytes, why: str) -> None:
-        """Replace an event that the core cannot digest by ``body``; the original is kept apart."""
+    def set_aside(self, sequence: int, why: str) -> None:
+        """Have an event count as a tick from now on, since it cannot be read or digested."""
 
     def save_snapshot(self, snapshot: Snapshot) -> None:
         """Keep a snapshot; older ones than the last two go."""
 
-    def last_snapshot(self) -> Snapshot | None:
-        """The newest one."""
+    def snapshots(self) -> list[Snapshot]:
+        """Those that are whole, newest first."""
+
+    def drop_snapshot(self, sequence: int) -> None:
+        """Forget one that is of no use."""
 
     def oldest_snapshot(self) -> int:
         """The sequence of the oldest snapshot that is kept; 0: there is none."""
@@ -86,7 +116,10 @@ class Store(Protocol):
         """Forget events up to a sequence, and what they gave; never what a snapshot needs."""
 
     def events(self, after: int, limit: int) -> list[Row]:
-        """Events behind a sequence, oldest first."""
+        """Events behind a sequence, oldest first; ticks for those that were set aside."""
+
+    def records(self, after: int, limit: int) -> list[Record]:
+        """The same with their checksums, as they are stored."""
 
     def commands(self, sequences: Sequence[int]) -> list[CommandRow]:
         """What some events gave, as far as it was stored."""
@@ -110,9 +143,12 @@ def event_row(event: Event) -> Row:
 
 
 def event_of(row: Row) -> Event:
-    """The event in a row."""
+    """The event in a row; UnreadableError where there is none that this version knows."""
     sequence, time_ns, body = row
-    return Event(sequence, time_ns, _decode_body(body))
+    try:
+        return Event(sequence, time_ns, _decode_body(body))
+    except msgspec.MsgspecError as error:
+        raise UnreadableError(sequence, str(error)) from None
 
 
 def command_row(sequence: int, commands: Sequence[Command]) -> CommandRow:
@@ -125,17 +161,21 @@ def commands_of(row: CommandRow) -> list[Command]:
     return _decode_commands(row[1])
 
 
-def tail(store: Store, after: int, page: int = 10_000) -> Iterator[Event]:
-    """Every event behind a sequence; StoreError where the log has a gap."""
-    while rows := store.events(after, page):
-        for row in rows:
-            if row[0] != after + 1:
-                raise StoreError(
-                    f"the log jumps from event {after} to event {row[0]}: it is damaged; "
-                    "restore the newest backup"
-                )
-            after = row[0]
-            yield event_of(row)
+def tail(store: Store, after: int, chain: bytes, page: int = 10_000) -> Iterator[Event]:
+    """Every event behind one with this checksum; StoreDamagedError where the chain breaks."""
+    while records := store.records(after, page):
+        for record in records:
+            if record.sequence != after + 1:
+                raise StoreDamagedError(f"the log jumps from event {after} to {record.sequence}")
+            if not follows(chain, record):
+                raise StoreDamagedError(f"event {record.sequence} is damaged: its checksum differs")
+            after, chain = record.sequence, record.chain
+            yield event_of((record.sequence, record.time_ns, body_of(record)))
+
+
+def body_of(record: Record) -> bytes:
+    """What a record counts as."""
+    return TICK if record.aside else record.body
 
 
 def open_store(where: str, folder: Path) -> Store:
@@ -151,7 +191,7 @@ def open_store(where: str, folder: Path) -> Store:
             raise StoreError(
                 "PostgreSQL needs the package psycopg: pip install 'phalanx[postgres]'"
             ) from None
-        return PostgresStore(where)
+        return PostgresStore(where, folder / "postgres.anchor")
     raise StoreError(f"{where!r} is no store: leave it out for SQLite, or give postgresql://…")
 
 

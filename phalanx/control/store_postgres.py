@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from threading import Lock
 from typing import Any
 
@@ -18,28 +19,21 @@ import psycopg
 from phalanx.control.store import (
     CommandRow,
     Lead,
-    Row,
     StoreBusyError,
     StoreError,
     StoreLostError,
-    sequences,
+    StoreUnusableError,
 )
-from phalanx.control.store_sql import Session, SqlStore
+from phalanx.control.store_session import Session
+from phalanx.control.store_takeover import SqlStore
 
 LEASE_SECONDS = 5.0  # without a renewal, a leader counts as hung
 LOCK = 0x7068616C  # of the advisory lock, with the number of the schema
 
-SCHEMA = """
-CREATE TABLE IF NOT EXISTS events (sequence BIGINT PRIMARY KEY, time_ns BIGINT, body BYTEA);
-CREATE TABLE IF NOT EXISTS commands (sequence BIGINT PRIMARY KEY, body BYTEA);
-CREATE TABLE IF NOT EXISTS snapshots
-    (sequence BIGINT PRIMARY KEY, version TEXT, core BYTEA, answers BYTEA);
-CREATE TABLE IF NOT EXISTS aside (sequence BIGINT PRIMARY KEY, body BYTEA, why TEXT);
+LEADER = """
 CREATE TABLE IF NOT EXISTS leader (
     one BOOLEAN PRIMARY KEY DEFAULT TRUE CHECK (one),
     epoch BIGINT, url TEXT, version TEXT, backend INTEGER, renewed TIMESTAMPTZ);
-CREATE TABLE IF NOT EXISTS tokens (id TEXT PRIMARY KEY, record BYTEA);
-CREATE TABLE IF NOT EXISTS secrets (name TEXT PRIMARY KEY, value BYTEA);
 INSERT INTO leader VALUES (TRUE, 0, '', '', 0, now()) ON CONFLICT DO NOTHING;
 """
 
@@ -47,10 +41,11 @@ INSERT INTO leader VALUES (TRUE, 0, '', '', 0, now()) ON CONFLICT DO NOTHING;
 class PostgresStore(SqlStore):
     """One session to write, one to read; both are made again when they break."""
 
-    MARK = "%s"
+    MARK, INTEGER, BLOB, ANCHORED = "%s", "BIGINT", "BYTEA", False
 
-    def __init__(self, url: str, lease_seconds: float = LEASE_SECONDS) -> None:
-        self.url = url
+    def __init__(self, url: str, anchor: Path, lease_seconds: float = LEASE_SECONDS) -> None:
+        super().__init__(anchor)
+        self.url, self.place = url, "PostgreSQL"
         self.lease_seconds = lease_seconds
         self.epoch = 0  # 0: not leading
         self._using, self._reading = Lock(), Lock()
@@ -59,7 +54,9 @@ class PostgresStore(SqlStore):
         with self._explained(), self._writer.transaction():
             # Two servers may start together; creating a table twice at once is an error.
             self._writer.execute("SELECT pg_advisory_xact_lock(%s)", (LOCK + 1,))
-            self._writer.execute(SCHEMA)
+            if not self._has_table("events"):
+                self._create(self._writer.cursor())
+            self._writer.execute(LEADER)
 
     def _connect(self) -> psycopg.Connection[Any]:
         try:
@@ -79,8 +76,15 @@ class PostgresStore(SqlStore):
         except psycopg.Error as error:
             raise StoreError(f"cannot reach PostgreSQL: {_one_line(error)}") from None
 
-    def lead(self, url: str, version: str) -> Lead:
-        """Take the lock (from a leader that hangs, too) and the next epoch."""
+    def lead(self, url: str, version: str, *, damaged_too: bool = False) -> Lead:
+        """Take the lock (from a leader that hangs, too), judge the log, take the next epoch."""
+        try:
+            return self._lead(url, version, damaged_too)
+        except StoreUnusableError:
+            self._give_back()  # somebody may want to repair it
+            raise
+
+    def _lead(self, url: str, version: str, damaged_too: bool) -> Lead:
         with self._using, self._explained():
             if self._writer.closed:
                 self._writer = self._connect()
@@ -94,13 +98,24 @@ class PostgresStore(SqlStore):
                     "SELECT epoch, version FROM leader FOR UPDATE"
                 ).fetchone()
                 assert row is not None
-                self.epoch = row[0] + 1
+                # The leader before can write no more: what is read now is what it left.
+                stored, found = self.stored_format(), self._judge(damaged_too)
+                self._prepare(self._writer.cursor(), stored, found)
+                epoch = max(row[0], found.mark.epoch if found.mark is not None else 0) + 1
                 self._writer.execute(
                     "UPDATE leader SET epoch = %s, url = %s, version = %s, "
                     "backend = pg_backend_pid(), renewed = now()",
-                    (self.epoch, url, version),
+                    (epoch, url, version),
                 )
-            return Lead(epoch=self.epoch, version_before=row[1])
+            self.epoch = epoch
+        self._acknowledge(epoch=epoch)
+        self._sync_anchor()
+        return Lead(epoch=epoch, version_before=row[1])
+
+    def last_epoch(self) -> int:
+        """Of the last leader."""
+        rows = self._read("SELECT epoch FROM leader")
+        return int(rows[0][0]) if rows else 0
 
     def _take_lock(self) -> bool:
         row = self._writer.execute("SELECT pg_try_advisory_lock(%s)", (LOCK,)).fetchone()
@@ -119,31 +134,39 @@ class PostgresStore(SqlStore):
         """Say that this leader is well."""
         with self._writing() as cursor:
             cursor.execute("UPDATE leader SET renewed = now()")
+        self._sync_anchor()
 
-    def _insert(self, session: Session, events: Sequence[Row]) -> None:
+    def _insert(self, session: Session, rows: Sequence[tuple[int, int, bytes, bytes]]) -> None:
         try:
-            super()._insert(session, events)
+            super()._insert(session, rows)
         except psycopg.errors.UniqueViolation:
-            text = f"{sequences(events)} are already there: another server wrote them"
+            text = f"events from {rows[0][0]} on are already there: another server wrote them"
             raise StoreLostError(text) from None
 
     def commands(self, sequences: Sequence[int]) -> list[CommandRow]:
         """What some events gave."""
         rows = self._read(
-            "SELECT sequence, body FROM commands WHERE sequence = ANY(%s) ORDER BY sequence",
+            "SELECT sequence, body, seal FROM commands WHERE sequence = ANY(%s) ORDER BY sequence",
             (list(sequences),),
         )
-        return [(sequence, body) for sequence, body in rows]
+        return self._whole_commands(rows)
 
     def close(self) -> None:
         """Give the lock back and close both sessions."""
-        with self._using, suppress(psycopg.Error):
-            if self.epoch and not self._writer.closed:
-                self._writer.execute("SELECT pg_advisory_unlock_all()")
+        self._give_back()
+        self._anchor.close()
         for lock, session in ((self._using, self._writer), (self._reading, self._reader)):
             with lock:
                 session.close()
         self.epoch = 0
+
+    def _give_back(self) -> None:
+        with self._using, suppress(psycopg.Error):
+            if not self._writer.closed:
+                self._writer.execute("SELECT pg_advisory_unlock_all()")
+
+    def _has_table(self, name: str) -> bool:
+        return self._read("SELECT to_regclass(%s)", (name,))[0][0] is not None
 
     def _read(self, statement: str, values: tuple[object, ...] = ()) -> list[tuple[Any, ...]]:
         with self._reading, self._explained():

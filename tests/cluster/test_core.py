@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from phalanx.cluster.commands import Accept, Form, Restore
-from phalanx.cluster.core import VERSION, Core, SequenceError, SnapshotError, VersionError
+from phalanx.cluster.core import FORMAT_VERSION, Core, SequenceError, SnapshotError, VersionError
 from phalanx.cluster.events import (
     CheckResult,
     DeviceError,
@@ -101,8 +101,8 @@ def test_a_damaged_snapshot_is_refused(keep):
 
 
 def test_a_snapshot_of_another_version_is_refused_with_both_versions():
-    data = Drive(2).core.snapshot().replace(b'"version":%d' % VERSION, b'"version":99', 1)
-    told = f"version 99 of the core and this is version {VERSION}"
+    data = Drive(2).core.snapshot().replace(b'"version":%d' % FORMAT_VERSION, b'"version":99', 1)
+    told = f"format 99, and this version reads formats 1 to {FORMAT_VERSION}"
     with pytest.raises(VersionError, match=told):
         Core.restore(data)
 

@@ -25,6 +25,7 @@ from phalanx.cluster.job import JobSpec
 from phalanx.cluster.messages import Inventory
 from phalanx.cluster.policy import Policy, QueuePolicy
 from phalanx.control.controller import Controller, CoreFailedError, UnavailableError
+from phalanx.control.log_chain import START
 from phalanx.control.recovery import recover
 from phalanx.control.store import CommandRow, Row, StoreError, tail
 from phalanx.control.store_sqlite import SqliteStore
@@ -194,7 +195,7 @@ def test_a_replay_of_the_tail_gives_the_commands_that_were_sent(tmp_path: Path) 
         found = recover(store, Policy())
         assert found.replayed > 9 and not found.diverged
         assert found.core.snapshot() == running.controller.core.snapshot()
-        store.append([], [(3, b"\x90")])
+        running.store.append([], [(3, b"\x90")])
         assert recover(store, Policy()).diverged == 0  # event 3 gave none, and says so
         store.close()
         await running.__aexit__()
@@ -218,7 +219,7 @@ def test_an_event_that_breaks_the_core_is_set_aside(
             with pytest.raises(CoreFailedError):
                 await running.task
         async with Running(tmp_path) as again:
-            bodies = [event.body for event in tail(again.store, 0)]
+            bodies = [event.body for event in tail(again.store, 0, START)]
             assert NodeRepaired(node=0) not in bodies and Tick() in bodies
             outcome = await again.controller.order(Submit(spec=JobSpec(name="j")))
             assert outcome.accepted
