@@ -23,6 +23,7 @@ COMMANDS = {
     "ckpt": ("phalanx.cli.ckpt", "Look at checkpoints, prove, convert and remove them."),
     "convert": ("phalanx.cli.convert", "Weights from and to Hugging Face folders."),
     "up": ("phalanx.cli.up:up", "Start the server: controller, API and page."),
+    "server": ("phalanx.cli.server", "Check or repair the log of a server that is stopped."),
     "agent": ("phalanx.cli.agent:agent", "Serve a node: join a server and run its share of jobs."),
     "submit": ("phalanx.cli.submit:submit", "Put a job into the queue."),
     "ps": ("phalanx.cli.jobs:ps", "List jobs."),

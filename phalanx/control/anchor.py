@@ -44,6 +44,7 @@ class Anchor:
         self._file = -1
         self._writes = 0
         self._unsynced = False
+        self._draft = False
 
     def read(self) -> Mark | None:
         """The newest mark; None: there is no file. AnchorError where it is damaged."""
@@ -66,14 +67,29 @@ class Anchor:
         data = _FIELDS.pack(_MAGIC, self._writes, *fields)
         os.pwrite(self._file, data + seal(data), self._writes % 2 * SLOT_BYTES)
         self._unsynced = True
+        if self._draft:
+            self._show()
 
     def _open(self) -> None:
+        """The file as it is, or a draft of one that is shown once it says something."""
+        whole = self.path.exists() and self.path.stat().st_size >= 2 * SLOT_BYTES
         with suppress(AnchorError):  # a damaged one is written anew
             self.read()
-        self._file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
-        if os.fstat(self._file).st_size < 2 * SLOT_BYTES:
-            os.posix_fallocate(self._file, 0, 2 * SLOT_BYTES)  # later writes need no new room
-            _sync_folder(self.path.parent)
+        path = self.path if whole else self.path.with_name(f".{self.path.name}.new")
+        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            if not whole:
+                os.posix_fallocate(handle, 0, 2 * SLOT_BYTES)  # later writes need no new room
+        except OSError:
+            os.close(handle)
+            raise
+        self._file, self._draft = handle, not whole
+
+    def _show(self) -> None:
+        self.sync()
+        self.path.with_name(f".{self.path.name}.new").rename(self.path)
+        _sync_folder(self.path.parent)
+        self._draft = False
 
     def sync(self) -> None:
         """On the disk when this returns."""

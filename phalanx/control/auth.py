@@ -44,7 +44,7 @@ class Token(Struct, frozen=True, kw_only=True, omit_defaults=True):
     revoked: bool = False
 
 
-class Kept(Struct, frozen=True):
+class KeptToken(Struct, frozen=True):
     """A token as the store keeps it."""
 
     digest: bytes
@@ -74,7 +74,7 @@ class Tokens:
     def reload(self) -> None:
         """Read them all from the store (a standby that takes over)."""
         for _, record in self._store.tokens():
-            kept = msgspec.msgpack.decode(record, type=Kept)
+            kept = msgspec.msgpack.decode(record, type=KeptToken)
             self._remember(kept.digest, kept.token)
 
     def __len__(self) -> int:
@@ -95,8 +95,12 @@ class Tokens:
         machine: str = "",
         grants: Role = "read",
         parent: str = "",
+        hand_over: Callable[[str], None] = lambda _: None,
     ) -> tuple[str, Token]:
-        """A new token, in words that only its owner will know, and its record."""
+        """A new token, in words that only its owner will know, and its record.
+
+        Where it cannot be handed over (``hand_over`` raises), it is not made.
+        """
         secret = f"{PREFIX}{role}_{secrets.token_urlsafe(32)}"
         now = self._now_ns()
         token = Token(
@@ -111,6 +115,7 @@ class Tokens:
             created_ns=now,
             expires_ns=now + int(hours * HOUR_NS) if hours else 0,
         )
+        hand_over(secret)
         self._keep(_digest(secret), token)
         return secret, token
 
@@ -170,7 +175,7 @@ class Tokens:
         return token.revoked or (parent is not None and self._by_digest[parent].revoked)
 
     def _keep(self, digest: bytes, token: Token) -> None:
-        self._store.put_token(token.id, msgspec.msgpack.encode(Kept(digest, token)))
+        self._store.put_token(token.id, msgspec.msgpack.encode(KeptToken(digest, token)))
         self._remember(digest, token)
 
     def _remember(self, digest: bytes, token: Token) -> None:

@@ -208,9 +208,16 @@ class Chronicle:
 
     def run_of(self, job: Job) -> Run:
         """What is known of a job's run."""
-        run = self._runs.get(job.id) or self.journal.run(job.id) or first_look(job)
+        run = self._runs.get(job.id) or self._kept_run(job.id) or first_look(job)
         self._runs[job.id] = run
         return run
+
+    def _kept_run(self, number: int) -> Run | None:
+        try:
+            return self.journal.run(number)
+        except (sqlite3.Error, msgspec.MsgspecError) as error:
+            logger.error("what was kept of the run of job %d cannot be read: %s", number, error)
+            return None
 
     def describe(self, number: int, record: RunRecord) -> None:
         """Rank 0 said where its run comes from."""

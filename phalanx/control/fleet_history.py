@@ -21,6 +21,7 @@ from msgspec import Struct
 
 from phalanx.cluster.column import Column
 from phalanx.cluster.core import Core
+from phalanx.observe.sqlite_file import open_or_begin_anew
 
 logger = logging.getLogger("phalanx.server")
 
@@ -74,16 +75,7 @@ class FleetHistory:
         self._lock = threading.Lock()
         self._last: Frame | None = None
         self._since_whole = 0
-        self._database = self._open()
-
-    def _open(self) -> sqlite3.Connection:
-        try:
-            return _database(self._path)
-        except sqlite3.DatabaseError:
-            logger.warning("%s is damaged; the page's past begins anew", self._path)
-            for suffix in ("", "-wal", "-shm"):
-                self._path.with_name(self._path.name + suffix).unlink(missing_ok=True)
-            return _database(self._path)
+        self._database = open_or_begin_anew(path, _database)
 
     async def follow(self, core: Core, changed: asyncio.Event) -> None:
         """Keeps what changes, until it is cancelled."""

@@ -61,9 +61,6 @@ def serve(
     except StoreError as error:
         listening.close()
         raise StartError(str(error)) from None
-    except OSError as error:
-        listening.close()
-        raise StartError(f"no state can be kept in {options.state}: {error.strerror}") from None
     scheme = "https" if options.tls_cert else "http"
     host = "127.0.0.1" if options.host in ("0.0.0.0", "::") else options.host
     server.url = options.url or f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
@@ -130,7 +127,10 @@ async def _run(
         serving = asyncio.create_task(web.serve(sockets=[listening]))
         while not web.started and not serving.done():
             await asyncio.sleep(0.01)
-        ServerFile(server.url, os.getpid(), __version__).write(server.options.state)
+        try:
+            ServerFile(server.url, os.getpid(), __version__).write(server.options.state)
+        except OSError as error:
+            logger.error("commands will not find this server by themselves: %s", error)
         started(server)
         other = asyncio.create_task(beside(server)) if beside is not None else None
         waited = [task for task in (leading, serving, other) if task is not None]

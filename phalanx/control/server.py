@@ -8,8 +8,9 @@ import logging
 import sqlite3
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
@@ -39,12 +40,13 @@ from phalanx.control.store import (
     StoreError,
     StoreLostError,
     StoreUnusableError,
+    no_room,
     open_store,
 )
 from phalanx.control.upkeep import archive_old, keep_metrics
 from phalanx.control.views import team_of
 from phalanx.control.webhooks import Webhooks
-from phalanx.observe.journal import Journal
+from phalanx.observe.journal import Journal, open_journal
 from phalanx.observe.recorder import Recorder
 from phalanx.observe.store import open_metrics
 
@@ -145,14 +147,15 @@ class Server:
 
     def __init__(self, options: Options) -> None:
         self.options = options
-        options.state.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self.store: Store = open_store(options.store, options.state)
-        self.audit = Audit(options.state / "audit.jsonl")
-        self.history = FleetHistory(options.state / "history.sqlite")
+        with _kept_in(options.state):
+            options.state.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self.store: Store = open_store(options.store, options.state)
+            self.audit = Audit(options.state / "audit.jsonl")
+            self.history = FleetHistory(options.state / "history.sqlite")
+            self.metrics = open_metrics(options.state / "metrics.sqlite")
+            self.journal = open_journal(options.state / "runs.sqlite")
         self.helper = Helper()
         self.expectations = Expectations(self.helper)
-        self.metrics = open_metrics(options.state / "metrics.sqlite")
-        self.journal = Journal(options.state / "runs.sqlite")
         self.webhooks = Webhooks(options.webhooks)
         self.spans = _spans(options.otlp)
         self.leading: Leading | None = None
@@ -255,7 +258,8 @@ class Server:
         hub = Hub(controller, __version__, recorder, secret)
         tokens = await asyncio.to_thread(Tokens, self.store)
         await controller.start(policy)
-        self._first_tokens(tokens)
+        with _kept_in(self.options.state):
+            self._first_tokens(tokens)
         leading = Leading(controller, hub, tokens, self.journal, self.webhooks)
         gangs = _gang_spans(found.core, self.spans)
         if gangs is not None:
@@ -311,11 +315,12 @@ class Server:
         """The administrator's token at the very first start; a join token that is still good."""
         admin, join = self.options.state / "admin.token", self.options.state / "join.token"
         if not len(tokens):
-            write_secret(admin, tokens.create("admin", "admin")[0])
+            tokens.create("admin", "admin", hand_over=partial(write_secret, admin))
         try:
             tokens.check(join.read_text().strip())
-        except (OSError, AuthError):
-            write_secret(join, tokens.create("join", "agents", hours=JOIN_HOURS)[0])
+        except (OSError, ValueError, AuthError):
+            hand_over = partial(write_secret, join)
+            tokens.create("join", "agents", hours=JOIN_HOURS, hand_over=hand_over)
 
     def close(self) -> None:
         """Let go of the store and the audit log."""
@@ -328,6 +333,16 @@ class Server:
             self.journal.close()
         if self.spans is not None:
             self.spans.close()
+
+
+@contextmanager
+def _kept_in(state: Path) -> Iterator[None]:
+    """Files that cannot be written end a start in words."""
+    try:
+        yield
+    except (OSError, sqlite3.Error) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise StoreError(f"no state can be kept in {state}: {why}{no_room(state)}") from None
 
 
 def _spans(url: str) -> Spans | None:

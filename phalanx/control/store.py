@@ -6,6 +6,7 @@ called from one thread of their own, so that an fsync never holds up a socket.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
@@ -79,6 +80,7 @@ class Lead(Struct, frozen=True, kw_only=True):
 Row = tuple[int, int, bytes]  # sequence, time_ns, body
 CommandRow = tuple[int, bytes]  # sequence, its commands
 SECRET_BYTES = 32
+LITTLE_BYTES = 1 << 20  # left on a disk: it counts as full
 
 
 class Store(Protocol):
@@ -193,6 +195,15 @@ def open_store(where: str, folder: Path) -> Store:
             ) from None
         return PostgresStore(where, folder / "postgres.anchor")
     raise StoreError(f"{where!r} is no store: leave it out for SQLite, or give postgresql://…")
+
+
+def no_room(folder: Path) -> str:
+    """What a full disk needs, to be said behind an error; databases call it by several names."""
+    try:
+        free = shutil.disk_usage(folder).free
+    except OSError:
+        return ""
+    return "" if free > LITTLE_BYTES else f"; the disk is full: make room in {folder}"
 
 
 def sequences(rows: Iterable[Row]) -> str:

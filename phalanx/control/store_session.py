@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar, Protocol
 
+from phalanx.control.store import Lead
+
 
 class Session(Protocol):
     """A connection, or a cursor of one, inside a transaction."""
@@ -38,6 +40,14 @@ class SqlSession(ABC):
     @abstractmethod
     def _has_table(self, name: str) -> bool:
         """Whether there is a table of this name."""
+
+    @abstractmethod
+    def lead(self, url: str, version: str, *, damaged_too: bool = False) -> Lead:
+        """Become the one writer."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of everything."""
 
     @abstractmethod
     def last_epoch(self) -> int:

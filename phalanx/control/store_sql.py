@@ -75,7 +75,7 @@ class SqlLog(SqlSession):
     def _insert(self, session: Session, rows: Sequence[tuple[int, int, bytes, bytes]]) -> None:
         session.executemany(self._own("INSERT INTO events VALUES (?, ?, ?, ?)"), rows)
 
-    def set_aside(self, sequence: int, why: str) -> None:
+    def set_aside(self, sequence: int, why: str, time_ns: int | None = None) -> None:
         """Keep the original apart; from now on it counts as a tick."""
         with self._writing() as session:
             session.execute(
@@ -85,6 +85,11 @@ class SqlLog(SqlSession):
                 ),
                 (why, seal("aside", sequence, why), sequence),
             )
+            if time_ns is not None:
+                session.execute(
+                    self._own("UPDATE events SET time_ns = ? WHERE sequence = ?"),
+                    (time_ns, sequence),
+                )
 
     def save_snapshot(self, snapshot: Snapshot) -> None:
         """Keep it and the one before it."""

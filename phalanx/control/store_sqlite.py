@@ -21,6 +21,7 @@ from phalanx.control.store import (
     StoreDamagedError,
     StoreError,
     StoreLostError,
+    no_room,
 )
 from phalanx.control.store_takeover import SqlStore
 
@@ -28,7 +29,6 @@ EPOCHS = """
 CREATE TABLE IF NOT EXISTS epochs
     (epoch INTEGER PRIMARY KEY, url TEXT, version TEXT, started_ns INTEGER);
 """
-LITTLE_BYTES = 1 << 20  # left on a disk: it counts as full
 DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 
@@ -211,13 +211,4 @@ def _explained(path: Path) -> Iterator[None]:
                 f"{path}: {error}. Nothing was changed: restore a backup (docs/server.md, "
                 '"A damaged log")'
             ) from error
-        raise StoreError(f"{path}: {error}{_room(path)}") from error
-
-
-def _room(path: Path) -> str:
-    """What a full disk needs; SQLite calls it by several names."""
-    try:
-        free = shutil.disk_usage(path.parent).free
-    except OSError:
-        return ""
-    return "" if free > LITTLE_BYTES else f"; the disk is full: make room in {path.parent}"
+        raise StoreError(f"{path}: {error}{no_room(path.parent)}") from error

@@ -15,6 +15,7 @@ import msgspec
 
 from phalanx.observe.findings import Finding
 from phalanx.observe.runs import Run
+from phalanx.observe.sqlite_file import check_whole, open_or_begin_anew
 
 logger = logging.getLogger("phalanx.server")
 
@@ -43,6 +44,7 @@ class Journal:
         self._database.execute("PRAGMA journal_mode=WAL")
         self._database.execute("PRAGMA synchronous=NORMAL")
         self._database.executescript(SCHEMA)
+        check_whole(self._database)
         self._using = Lock()
 
     # Runs.
@@ -134,3 +136,8 @@ class Journal:
     def _read(self, statement: str, values: Sequence[object]) -> list[tuple]:  # type: ignore[type-arg]
         with self._using:
             return self._database.execute(statement, tuple(values)).fetchall()
+
+
+def open_journal(path: Path) -> Journal:
+    """The journal at a path; a damaged one is set aside, since jobs matter more than its words."""
+    return open_or_begin_anew(path, Journal)

@@ -20,6 +20,7 @@ import numpy as np
 from msgspec import Struct
 
 from phalanx.observe.blocks import pack, unpack
+from phalanx.observe.sqlite_file import open_or_begin_anew
 from phalanx.observe.tables import TIERS, Array, Column, Rows, Table, kind_of, statistics
 
 SCHEMA = """
@@ -287,15 +288,7 @@ class MetricStore:
 
 def open_metrics(path: Path) -> MetricStore:
     """The store at a path; one that cannot be read is set aside, since metrics can be missed."""
-    try:
-        return MetricStore(path)
-    except sqlite3.DatabaseError as error:
-        aside = path.with_name(f"{path.name}.unreadable-{time.time_ns()}")
-        logger.error("%s cannot be read (%s): it is kept as %s", path, error, aside.name)
-        path.rename(aside)
-        for more in ("-wal", "-shm"):
-            path.with_name(path.name + more).unlink(missing_ok=True)
-        return MetricStore(path)
+    return open_or_begin_anew(path, MetricStore)
 
 
 def _parts(columns: Sequence[Column], rows: Rows) -> dict[str, bytes]:

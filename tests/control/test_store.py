@@ -14,6 +14,7 @@ import pytest
 from phalanx.cluster.events import Event, Hold, Tick
 from phalanx.control.archive import archive_events
 from phalanx.control.log_chain import START
+from phalanx.control.log_repair import truncate
 from phalanx.control.store import (
     Snapshot,
     Store,
@@ -26,6 +27,7 @@ from phalanx.control.store import (
     open_store,
     tail,
 )
+from phalanx.control.store_takeover import SqlStore
 from tests.limits import file_size_limit
 
 Opener = Callable[[], Store]
@@ -265,3 +267,76 @@ def test_a_disk_that_cannot_take_the_archive_keeps_the_events(
     with pytest.raises(OSError, match="archive"):
         archive_events(store, tmp_path / "archive", before_ns=10**18)
     assert len(store.events(0, 100)) == 10
+
+
+def test_a_log_that_lost_its_end_is_refused_and_can_be_cut(opener: Opener) -> None:
+    store = opener()
+    store.lead("http://one", "1.0")
+    store.append(rows(1, 9), [])
+    change(store, "DELETE FROM events WHERE sequence > 6")
+    store.close()
+    with pytest.raises(StoreDamagedError, match="events 7 to 9 were acknowledged and are missing"):
+        opener().lead("http://two", "1.0")
+    cut = opener()
+    assert isinstance(cut, SqlStore)
+    truncate(cut, 6)
+    cut.append(rows(7, 7), [])
+    cut.close()
+    again = opener()
+    again.lead("http://three", "1.0")
+    assert [event.sequence for event in tail(again, 0, START)] == list(range(1, 8))
+
+
+def test_a_changed_event_is_refused(opener: Opener) -> None:
+    store = opener()
+    store.lead("http://one", "1.0")
+    store.append(rows(1, 9), [])
+    change(store, "UPDATE events SET time_ns = 7 WHERE sequence = 4")
+    store.close()
+    with pytest.raises(StoreDamagedError, match="event 4 is damaged"):
+        opener().lead("http://two", "1.0")
+
+
+def test_a_server_whose_anchor_is_old_leads_what_another_has_cut(
+    postgres_url: str, tmp_path: Path
+) -> None:
+    import psycopg
+
+    from phalanx.control.store_postgres import PostgresStore
+
+    with psycopg.connect(postgres_url, autocommit=True) as session:
+        session.execute("CREATE DATABASE cut")
+    url = postgres_url.replace("/postgres?", "/cut?")
+    first = PostgresStore(url, tmp_path / "first.anchor")
+    first.lead("http://first", "1.0")
+    first.append(rows(1, 9), [])
+    change(first, "DELETE FROM events WHERE sequence > 6")
+    first.close()
+    second = PostgresStore(url, tmp_path / "second.anchor")
+    truncate(second, 6)
+    second.append(rows(7, 12), [])
+    second.close()
+    again = PostgresStore(url, tmp_path / "first.anchor")
+    assert again.lead("http://first", "1.0").epoch == 3
+    again.close()
+
+
+def test_a_kill_between_a_token_and_its_mark_is_no_damage(
+    opener: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = opener()
+    store.lead("http://one", "1.0")
+    store.put_token("a", b"first")
+    acknowledge = type(store)._acknowledge  # type: ignore[attr-defined]
+
+    def killed(self: Store, **changed: object) -> None:
+        if "keys" not in changed:
+            acknowledge(self, **changed)
+
+    monkeypatch.setattr(type(store), "_acknowledge", killed)
+    store.put_token("b", b"second")
+    store.close()
+    monkeypatch.undo()
+    again = opener()
+    again.lead("http://two", "1.0")
+    assert [token for token, _ in again.tokens()] == ["a", "b"]
