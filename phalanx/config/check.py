@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import msgspec
 
+from phalanx.config.accepted import with_accepted_fix
 from phalanx.config.check_backend import backend_problems
 from phalanx.config.check_data import data_problems
 from phalanx.config.check_mesh import mesh_problems
@@ -27,6 +28,13 @@ def check(job: Job, world_size: int) -> None:
     problems = mistakes(Job, msgspec.to_builtins(job))
     if problems:
         raise ConfigError.of(problems)
+    problems = _problems(job, world_size)
+    if problems:
+        tried = (with_accepted_fix(p, job, world_size, problems, _problems) for p in problems)
+        raise ConfigError.of(tried)
+
+
+def _problems(job: Job, world_size: int) -> list[Problem]:
     job = resolve(job, world_size)
     problems = list(_model(job.model))
     # Rules between the axes and the model read its shape: without one they only mislead.
@@ -36,8 +44,7 @@ def check(job: Job, world_size: int) -> None:
     apart = (text_problems, data_problems, backend_problems)
     for rules in (*apart, _memory, _optimizer, _schedule, _train, _start):
         problems += rules(job)
-    if problems:
-        raise ConfigError.of(problems)
+    return problems
 
 
 def _model(model: Model) -> Iterator[Problem]:

@@ -5,8 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from phalanx.config.accepted import LEFT_OUT, RANKS, nearest_first
 from phalanx.config.errors import Problem, problem
-from phalanx.config.numbers import nearest_divisor, nearest_multiple
+from phalanx.config.mesh_changes import (
+    OTHER_SCHEDULES,
+    one_stage_schedules,
+    other_batches,
+    other_sizes,
+    ranks_with_replicas,
+    smaller_micro_batches,
+)
+from phalanx.config.numbers import divisors, nearest_divisor, nearest_multiple
 from phalanx.config.ramp import batch_ramp
 from phalanx.config.schema import Job, Model, Parallel, gate_up_groups
 
@@ -38,10 +47,10 @@ def mesh_problems(job: Job, world_size: int) -> list[Problem]:
     return [
         *_world(axes, world_size),
         *_sharding(axes),
-        *(_tensor(job) if axes.tensor > 1 else ()),
+        *(_tensor(job, world_size) if axes.tensor > 1 else ()),
         *_async_tensor(job),
-        *_pipeline(job),
-        *(_context(job) if axes.context > 1 else ()),
+        *_pipeline(job, world_size),
+        *(_context(job, world_size) if axes.context > 1 else ()),
         *_sequence(job),
         *_expert(job),
     ]
@@ -55,6 +64,8 @@ def _world(axes: Parallel, world_size: int) -> Iterator[Problem]:
     product = rest * axes.data
     if product == world_size:
         return
+    fewer = [{"parallel.data": data} for data in (world_size // rest, LEFT_OUT) if data]
+    more = [{RANKS: product}, *ranks_with_replicas("parallel.data", axes, world_size)]
     if world_size % rest == 0:
         fix = f"set parallel.data = {world_size // rest}, or start {product} ranks"
     else:
@@ -66,6 +77,8 @@ def _world(axes: Parallel, world_size: int) -> Iterator[Problem]:
         f"must be pipeline * data * context * tensor = {axes.pipeline} * {axes.data} * "
         f"{axes.context} * {axes.tensor} = {product}",
         fix,
+        fewer,
+        more,
     )
 
 
@@ -76,24 +89,32 @@ def _sharding(axes: Parallel) -> Iterator[Problem]:
             axes.replicate,
             f"must divide parallel.data ({axes.data})",
             f"nearest: {nearest_divisor(axes.data, axes.replicate)}",
+            [
+                {"parallel.replicate": size}
+                for size in nearest_first(divisors(axes.data), axes.replicate)
+            ],
         )
     elif axes.zero == 0 and axes.replicate != axes.data:
         yield problem(
             "parallel.replicate",
             axes.replicate,
             "zero = 0 shards nothing: every replica holds a full copy",
-            "leave it out, or set parallel.zero = 3 for HSDP",
+            "leave it out, or set parallel.zero = 3",
+            [{"parallel.replicate": 1}],
+            [{"parallel.zero": 3}],
         )
 
 
-def _tensor(job: Job) -> Iterator[Problem]:
+def _tensor(job: Job, world_size: int) -> Iterator[Problem]:
     model, tensor = job.model, job.parallel.tensor
     parts = list(_split_by_tensor(model))
-    nearest = nearest_divisor(math.gcd(*(size for _, size, _ in parts)), tensor)
+    common = math.gcd(*(size for _, size, _ in parts))
+    nearest = nearest_divisor(common, tensor)
+    others = other_sizes("parallel.tensor", job.parallel, world_size, divisors(common))
     for key, size, why in parts:
         if size % tensor:
             rule = f"must divide {key} ({size}): {why}"
-            yield problem("parallel.tensor", tensor, rule, f"nearest: {nearest}")
+            yield problem("parallel.tensor", tensor, rule, f"nearest: {nearest}", *others)
     if model.vocab % tensor:
         padded = -(-model.vocab // tensor) * tensor
         yield problem(
@@ -101,6 +122,8 @@ def _tensor(job: Job) -> Iterator[Problem]:
             tensor,
             f"must divide model.vocab ({model.vocab}): embedding and head are split by rows",
             f"pad model.vocab to {padded}",
+            [{"model.vocab": padded}],
+            others[0],
         )
 
 
@@ -154,15 +177,20 @@ def _split_by_tensor(model: Model) -> Iterator[tuple[str, int, str]]:
         )
 
 
-def _pipeline(job: Job) -> Iterator[Problem]:
+def _pipeline(job: Job, world_size: int) -> Iterator[Problem]:
     axes, layers = job.parallel, job.model.layers
     stages = axes.pipeline * axes.virtual_stages
+    most = layers if axes.pipeline > layers else layers // axes.virtual_stages
+    fewer = other_sizes("parallel.pipeline", axes, world_size, range(1, max(1, most) + 1))
+    plain = {"parallel.virtual_stages": LEFT_OUT, "parallel.schedule": "1f1b"}
+    fewer[0] += [{**change, **plain} for change in fewer[0]]
     if axes.pipeline > layers:
         yield problem(
             "parallel.pipeline",
             axes.pipeline,
             f"must be at most model.layers ({layers})",
             f"nearest: {layers}",
+            *fewer,
         )
     elif stages > layers:
         yield problem(
@@ -170,6 +198,9 @@ def _pipeline(job: Job) -> Iterator[Problem]:
             axes.virtual_stages,
             f"pipeline * virtual_stages = {stages} stages need as many layers, not {layers}",
             f"nearest: {layers // axes.pipeline}",
+            [{"parallel.virtual_stages": count} for count in range(axes.virtual_stages - 1, 0, -1)],
+            [*one_stage_schedules(), *one_stage_schedules({"parallel.virtual_stages": LEFT_OUT})],
+            *fewer,
         )
     if axes.pipeline == 1:
         if axes.virtual_stages != 1:
@@ -178,6 +209,7 @@ def _pipeline(job: Job) -> Iterator[Problem]:
                 axes.virtual_stages,
                 "there is no pipeline (parallel.pipeline = 1)",
                 "leave it out",
+                [{"parallel.virtual_stages": LEFT_OUT}],
             )
         return
     if job.model.tied_embedding:
@@ -202,6 +234,8 @@ def _zero_bubble(job: Job) -> Iterator[Problem]:
             '"on"',
             "zero-bubble splits backward in two, which compiled blocks cannot",
             'set it to "off", or parallel.schedule to "interleaved"',
+            [{"train.compile": "off"}],
+            OTHER_SCHEDULES,
         )
     if job.memory.recompute == "selective":
         yield problem(
@@ -209,6 +243,9 @@ def _zero_bubble(job: Job) -> Iterator[Problem]:
             '"selective"',
             "zero-bubble splits backward in two, and what is kept serves one backward only",
             'set it to "full" or "none", or parallel.schedule to "interleaved"',
+            [{"memory.recompute": "full"}],
+            [{"memory.recompute": "none"}],
+            OTHER_SCHEDULES,
         )
     sharded = axes.data * axes.context * (axes.tensor if job.model.moe else 1) > 1
     if axes.zero == 3 and sharded:
@@ -218,6 +255,8 @@ def _zero_bubble(job: Job) -> Iterator[Problem]:
             "zero-bubble makes weight gradients long after the layer ran, so its weights must "
             "stay gathered until then",
             'set it to 2, or parallel.schedule to "interleaved"',
+            [{"parallel.zero": 2}],
+            OTHER_SCHEDULES,
         )
 
 
@@ -235,6 +274,9 @@ def _virtual_stages(axes: Parallel) -> Iterator[Problem]:
             axes.virtual_stages,
             f'parallel.schedule = "{axes.schedule}" needs {wanted} stages per rank',
             f"set it to {wanted[-1]}, or leave it out",
+            [{"parallel.virtual_stages": int(wanted[-1])}],
+            [{"parallel.virtual_stages": LEFT_OUT}],
+            OTHER_SCHEDULES,
         )
 
 
@@ -254,8 +296,9 @@ def _enough_for_schedule(job: Job, batch: int, key: str) -> Iterator[Problem]:
             batch,
             f"gives {count} micro-batches a replica, and {axes.schedule} over {axes.pipeline} "
             f"ranks needs at least {axes.pipeline}",
-            f"nearest: {(axes.pipeline - 1) * per_micro_batch + 1}"
-            + (", or a smaller train.micro_batch" if job.train.micro_batch > 1 else ""),
+            f"nearest: {(axes.pipeline - 1) * per_micro_batch + 1}",
+            *(other_batches(key, (axes.pipeline - 1) * per_micro_batch + 1)),
+            *smaller_micro_batches(job),
         )
     rounds = max(1, count // axes.pipeline)
     if axes.schedule == "interleaved" and count % rounds:
@@ -266,10 +309,12 @@ def _enough_for_schedule(job: Job, batch: int, key: str) -> Iterator[Problem]:
             f"gives {count} micro-batches a replica, which interleaved over {axes.pipeline} ranks "
             f"cannot cut into {rounds} equal rounds",
             f"nearest: {near * per_micro_batch}",
+            *other_batches(key, near * per_micro_batch),
+            *smaller_micro_batches(job),
         )
 
 
-def _context(job: Job) -> Iterator[Problem]:
+def _context(job: Job, world_size: int) -> Iterator[Problem]:
     axes, model = job.parallel, job.model
     if axes.context_method == "ring" and job.data.document_mask:
         yield problem(
@@ -277,6 +322,8 @@ def _context(job: Job) -> Iterator[Problem]:
             True,
             "ring attention sees only part of a sample's documents at a time",
             'set parallel.context_method = "ulysses"',
+            [{"parallel.context_method": "ulysses"}],
+            [{"data.document_mask": False}],
         )
     latent = model.latent
     if axes.context_method == "ring" and latent and latent.value_head_dim > model.head_dim:
@@ -297,6 +344,8 @@ def _context(job: Job) -> Iterator[Problem]:
                 axes.context,
                 f"ulysses needs it to divide model.{name} / tensor ({heads} / {axes.tensor})",
                 f"nearest: {nearest_divisor(max(1, here), axes.context)}{other}",
+                *other_sizes("parallel.context", axes, world_size, divisors(max(1, here))),
+                [{"parallel.context_method": "ring"}],
             )
 
 
@@ -315,6 +364,7 @@ def _sequence(job: Job) -> Iterator[Problem]:
             sequence,
             f"must be a multiple of {unit} ({parts})",
             f"nearest: {nearest_multiple(sequence, unit)}",
+            [{"data.sequence": nearest_multiple(sequence, unit)}],
         )
 
 
@@ -323,21 +373,27 @@ def _expert(job: Job) -> Iterator[Problem]:
     if axes.expert == 1:
         return
     if moe is None:
-        yield problem("parallel.expert", axes.expert, "the model has no experts", "set it to 1")
+        rule = "the model has no experts"
+        yield problem("parallel.expert", axes.expert, rule, "set it to 1", [{"parallel.expert": 1}])
         return
+    ranks = axes.data // axes.replicate * axes.context * axes.tensor
+    common = math.gcd(moe.experts, ranks) if ranks else 1
+    others = [{"parallel.expert": size} for size in nearest_first(divisors(common), axes.expert)]
     if moe.experts % axes.expert:
         yield problem(
             "parallel.expert",
             axes.expert,
             f"must divide model.moe.experts ({moe.experts})",
             f"nearest: {nearest_divisor(moe.experts, axes.expert)}",
+            others,
         )
-    ranks = axes.data // axes.replicate * axes.context * axes.tensor
     if ranks == 0 or ranks % axes.expert:
         fix = f"nearest: {nearest_divisor(max(1, ranks), axes.expert)}"
         yield problem(
             "parallel.expert",
             axes.expert,
             f"must divide (data / replicate) * context * tensor ({ranks})",
-            fix + (", or set parallel.zero >= 1" if axes.zero == 0 and axes.data > 1 else ""),
+            fix,
+            others,
+            [{"parallel.zero": zero} for zero in (3, 2, 1)],
         )

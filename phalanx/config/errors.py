@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from msgspec import Struct
 
+Change = Mapping[str, Any]  # settings by dotted key
 
-class Problem(Struct, frozen=True):
+
+class Problem(Struct, frozen=True, omit_defaults=True):
     """One mistake in a configuration."""
 
     key: str
     value: str  # as the user would write it
     rule: str
     fix: str
+    # Other fixes, before it is known whether rules accept them: of each group the first that is.
+    tries: tuple[Sequence[Change], ...] = ()
 
     def __str__(self) -> str:
         """``key = value: rule; fix``."""
@@ -40,9 +45,9 @@ class ConfigError(Exception):
         return error
 
 
-def problem(key: str, value: object, rule: str, fix: str) -> Problem:
+def problem(key: str, value: object, rule: str, fix: str, *tries: Sequence[Change]) -> Problem:
     """A mistake, with its value written as TOML would."""
-    return Problem(key, value if isinstance(value, str) else written(value), rule, fix)
+    return Problem(key, value if isinstance(value, str) else written(value), rule, fix, tries)
 
 
 def written(value: object) -> str:

@@ -112,6 +112,7 @@ def _several(
             yield problem(name, written(entry), "must be a table", f"write [{name}]")
 
 
+@cache
 def required(section: type[Section]) -> tuple[str, ...]:
     """Names of the fields of a section that have no default."""
     return tuple(field.name for field in msgspec.structs.fields(section) if field.required)
@@ -157,6 +158,7 @@ def _wrong_value(key: str, value: Any, hint: Any, default: str) -> Iterator[Prob
         yield problem(key, written(value), rule, fix_for(value, hint, default))
 
 
+@cache
 def default_of(section: type[Section], name: str) -> str:
     """The default of a field as TOML; "" for a table or where a value must be given."""
     (field,) = (field for field in msgspec.structs.fields(section) if field.name == name)

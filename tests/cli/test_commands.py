@@ -85,7 +85,7 @@ def test_check_as_json_gives_key_value_rule_and_fix(job: Path) -> None:
     (found, *_) = json.loads(result.stdout)["problems"]
     assert result.exit_code == 2
     assert found["key"] == "parallel.pipeline" and found["value"] == "9"
-    assert found["rule"] and "nearest: 4" in found["fix"]
+    assert found["rule"] and "start 4 ranks with parallel.pipeline = 4" in found["fix"]
 
 
 def test_explain_prints_meaning_values_and_default() -> None:

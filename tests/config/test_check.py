@@ -40,18 +40,18 @@ REFUSED: list[tuple[int, list[str], str, str, str]] = [
     (1, ["checkpoint.archive.url=s4://b"], "checkpoint.archive.url", '"s4"', "known: s3"),
     (1, ["optimizer.spike_factor=0.5"], "optimizer.spike_factor", "skip ordinary", "nearest: 2"),
     (6, ["parallel.data=4"], "world size", "1 * 4 * 1 * 1 = 4", "parallel.data = 6"),
-    (7, ["parallel.tensor=2"], "world size", "= 6", "start 8 ranks with parallel.data = 4"),
+    (7, ["parallel.tensor=2"], "world size", "= 6", "start 6 ranks"),
     (8, ["parallel.tensor=8"], "parallel.tensor", "model.kv_heads (4)", "nearest: 4"),
-    (3, ["parallel.tensor=3"], "parallel.tensor", "row groups of model.ffn", "nearest: 2"),
+    (3, ["parallel.tensor=3"], "parallel.tensor", "row groups of model.ffn", "nearest: 1"),
     (4, ["parallel.tensor=4", "model.vocab=4094"], "parallel.tensor", "model.vocab", "4096"),
     (4, ["parallel.tensor=4", "model.ffn=36"], "parallel.tensor", "(2)", "nearest: 2"),
-    (5, ["parallel.pipeline=5"], "parallel.pipeline", "model.layers (4)", "nearest: 4"),
+    (5, ["parallel.pipeline=5"], "parallel.pipeline", "model.layers (4)", "parallel.pipeline = 4"),
     (
         4,
         ["parallel.pipeline=4", "parallel.schedule=interleaved"],
         "parallel.virtual_stages",
         "8 stages",
-        "nearest: 1",
+        'set parallel.schedule = "1f1b"',
     ),
     (1, ["parallel.virtual_stages=2"], "parallel.virtual_stages", "no pipeline", "leave it out"),
     (
@@ -151,7 +151,7 @@ REFUSED: list[tuple[int, list[str], str, str, str]] = [
         ["parallel.pipeline=2", "parallel.schedule=zero-bubble", "parallel.zero=3"],
         "parallel.zero",
         "stay gathered",
-        "set it to 2",
+        "nearest: 2",
     ),
     (1, ["model.kv_heads=3"], "model.kv_heads", "divide model.heads (8)", "nearest: 2"),
     (1, ["model.heads=7", "model.kv_heads=7", "model.head_dim=0"], "model.heads", "128", "8"),
@@ -217,9 +217,9 @@ def test_impossible_combination_is_refused(
 
 
 MOE_REFUSED: list[tuple[int, list[str], str, str, str]] = [
-    (3, ["parallel.expert=3"], "parallel.expert", "experts (8)", "nearest: 2"),
+    (3, ["parallel.expert=3"], "parallel.expert", "experts (8)", "nearest: 1"),
     (2, ["parallel.expert=4"], "parallel.expert", "tensor (2)", "nearest: 2"),
-    (2, ["parallel.expert=2", "parallel.zero=0"], "parallel.expert", "(1)", "zero >= 1"),
+    (2, ["parallel.expert=2", "parallel.zero=0"], "parallel.expert", "(1)", "zero = 3"),
     (1, ["model.moe.top_k=9"], "model.moe.top_k", "experts (8)", "nearest: 8"),
     (1, ["model.moe.first_dense_layers=4"], "model.moe.first_dense_layers", "none", "3"),
     (1, ["model.moe.shared_ffn=64"], "model.moe.shared_ffn", "shared experts", "= 1"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import msgspec
@@ -10,6 +11,20 @@ import pytest
 from phalanx.config import PRESETS, ConfigError, Job, Problem, check, job_from_table
 from phalanx.config.explain import catalogue
 from phalanx.config.tree import section_in
+from tests.config import fix_sentences
+
+FITTING: dict[str, Any] = {
+    "model.dim": 64,
+    "model.layers": 4,
+    "model.heads": 4,
+    "model.ffn": 128,
+    "model.vocab": 64,
+    "data.sequence": 64,
+    "train.device": "cpu",
+    "train.global_batch": 16,
+    "world size": 1,
+}
+EXPERTS = {"model.moe.experts": 8, "model.moe.top_k": 2, "model.moe.ffn": 32}
 
 
 def problems_of(table: dict[str, Any], *overrides: str, world_size: int = 1) -> list[Problem]:
@@ -96,6 +111,107 @@ def test_an_unknown_key_shows_the_value_it_was_given() -> None:
 def test_a_missing_key_says_what_to_add() -> None:
     found = problems_of({"model": {"preset": "tiny", "moe": {"experts": 4, "ffn": 8}}})
     assert "add top_k = an integer >= 1" in found[0].fix
+
+
+# name: settings of which one thing is wrong
+CONTRADICTIONS: dict[str, dict[str, Any]] = {
+    "zero-bubble needs two stages a rank, and there is a layer for each rank": {
+        "model.layers": 4,
+        "parallel.pipeline": 4,
+        "parallel.schedule": "zero-bubble",
+        "world size": 4,
+    },
+    "interleaved needs two stages a rank, and there is a layer for each rank": {
+        "model.layers": 4,
+        "parallel.pipeline": 4,
+        "parallel.schedule": "interleaved",
+        "world size": 4,
+    },
+    "three divides neither the experts nor the ranks": {
+        **EXPERTS,
+        "parallel.expert": 3,
+        "world size": 4,
+    },
+    "what divides the experts does not divide the ranks": {
+        **EXPERTS,
+        "parallel.expert": 8,
+        "world size": 6,
+    },
+    "more stages than layers on ranks that fewer do not divide": {
+        "model.layers": 3,
+        "parallel.pipeline": 4,
+        "world size": 8,
+    },
+    "a tensor axis that no group of heads fits": {"parallel.tensor": 3, "world size": 6},
+    "ranks that the axes do not divide": {"parallel.tensor": 2, "world size": 7},
+    "ulysses over more ranks than heads": {
+        "parallel.context": 8,
+        "parallel.context_method": "ulysses",
+        "world size": 8,
+    },
+    "too few micro-batches to fill the pipeline": {
+        "parallel.pipeline": 4,
+        "train.global_batch": 8,
+        "train.micro_batch": 4,
+        "world size": 8,
+    },
+}
+
+
+@pytest.mark.parametrize("name", CONTRADICTIONS)
+def test_every_fix_of_every_problem_is_accepted(name: str) -> None:
+    settings = {**FITTING, **CONTRADICTIONS[name]}
+    found = fix_sentences.problems_of(settings)
+    assert found
+    keys = {each.key for each in found}
+    for each in found:
+        for changed in fix_sentences.alternatives(each, settings):
+            left = fix_sentences.problems_of(changed)
+            assert len(left) < len(found) and {p.key for p in left} <= keys, (each, left)
+            assert not left or len(found) > 1, (each, left)
+
+
+AXES: dict[str, list[Any]] = {
+    "parallel.pipeline": [1, 2, 3, 4],
+    "parallel.schedule": ["gpipe", "1f1b", "interleaved", "zero-bubble"],
+    "parallel.virtual_stages": [1, 2, 3],
+    "parallel.tensor": [1, 2, 3],
+    "parallel.context": [1, 2, 3],
+    "parallel.context_method": ["ring", "ulysses"],
+    "parallel.data": [1, 2, 3],
+    "parallel.replicate": [1, 2, 3],
+    "parallel.zero": [0, 1, 2, 3],
+    "parallel.expert": [2, 3, 4],
+    "data.document_mask": [True],
+    "memory.recompute": ["selective", "full"],
+    "train.compile": ["on", "off"],
+    "model.layers": [2, 3, 8],
+    "model.kv_heads": [1, 2],
+    "model.vocab": [64, 65, 66],
+    "data.sequence": [32, 48, 64],
+    "train.global_batch": [4, 6, 16],
+    "train.micro_batch": [2, 4],
+}
+
+
+def test_fixes_of_any_mesh_lead_to_one_that_is_accepted() -> None:
+    """One wrong thing is mended by any of its fixes, several by the first of each in turn."""
+    dice = random.Random(5)
+    for _ in range(250):
+        settings = {**FITTING, **(EXPERTS if dice.random() < 0.5 else {})}
+        settings |= {
+            key: dice.choice(values) for key, values in AXES.items() if dice.random() < 0.3
+        }
+        settings["world size"] = dice.choice([1, 2, 3, 4, 6, 8, 12])
+        found = fix_sentences.problems_of(settings)
+        if len(found) == 1:
+            for changed in fix_sentences.alternatives(found[0], settings):
+                assert fix_sentences.problems_of(changed) == [], (settings, found)
+        mended, rounds = settings, 0
+        while left := fix_sentences.problems_of(mended):
+            mended = next(fix_sentences.alternatives(left[0], mended))
+            rounds += 1
+            assert rounds <= 10, (settings, left)
 
 
 ABSURD = [
