@@ -324,6 +324,9 @@ class Agent:
             self._report_ns = now_ns + self.report_ns
             for local in self.jobs.values():
                 outputs.extend(local.say_steps())
+                if local.phase in ("drained", "done"):
+                    # Until somebody stops it: an end that nobody heard would count as a hang.
+                    outputs.extend(local.say_again())
         return outputs
 
     def _expire(self, now_ns: int) -> list[Output]:

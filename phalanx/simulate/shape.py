@@ -170,6 +170,5 @@ def big_job(scenario: Scenario) -> JobSpec:
             whole_nodes=True,
         ),
         expected=expected_of(scenario, part.steps),
-        retries=ENDLESS_STEPS,
         spares=fleet.spare_nodes if fleet.spares_warm else 0,
     )

@@ -484,3 +484,18 @@ def test_the_last_slot_has_only_the_ranks_that_are_left():
         assert isinstance(form, WorkerForm) and form.world == 12
         ranks.append(len(form.ranks))
     assert ranks == [8, 4]
+
+
+def test_an_end_is_said_again_until_the_job_is_stopped_here():
+    node = Node()
+    node.fact(Connected())
+    node.run(step=5)
+    node.fact(WorkerLeft(job=1, generation=1, rank=2, step=5))
+    (said,) = node.fact(WorkerLeft(job=1, generation=1, rank=3, step=5))
+    assert isinstance(said, Finished)
+    for _ in range(3):  # messages get lost, and nobody would ask
+        node.now_ns += 10 * SECOND
+        assert said in node.fact(Wake())
+    node.command(Stop(reason=WHY, job=1, generation=1))
+    node.now_ns += 10 * SECOND
+    assert said not in node.fact(Wake())

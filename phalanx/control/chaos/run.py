@@ -49,8 +49,6 @@ strikes = 1000000
 lemon_score = 1000000000
 false_alarms_per_week = 1000000
 [recovery]
-same_step_failures = 100
-room_tries = 100
 room_retry_ns = 1000000000
 """
 
@@ -153,9 +151,7 @@ class Arena:
         """Submit the job, do what the plan says, wait for its end, and look."""
         began = time.monotonic()
         stage, steps = self.stage, self.job.train.steps
-        number = stage.submit(
-            str(self._write("disturbed")), "--world-size", str(self.ranks), "--retries", "1000000"
-        )
+        number = stage.submit(str(self._write("disturbed")), "--world-size", str(self.ranks))
         harm = Harm(stage, number, self.runs if self._own_disk else None)
         commits = stage.commits(number, self.ranks)
         waiting = list(plan.actions)

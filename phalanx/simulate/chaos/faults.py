@@ -50,6 +50,18 @@ KINDS = {
 }
 
 
+# What a worker may die of: from outside, of a part, of its storage, and of its own.
+CRASHES = (
+    "worker_killed",
+    "nccl_timeout",
+    "software_bug",
+    "xid",
+    "keeper_lost",
+    "storage",
+    "user_error",
+)
+
+
 class Injector:
     """Draws faults and their times, and ends them."""
 
@@ -120,7 +132,7 @@ class Injector:
 
     def _worker_crash(self) -> None:
         host = self._busy()
-        cause = self.luck.choice(("worker_killed", "nccl_timeout", "software_bug", "xid"))
+        cause = self.luck.choice(CRASHES)
         for worker in list(host.workers.values()):
             if host.alive and worker.ranks:
                 host.die(worker, cause)

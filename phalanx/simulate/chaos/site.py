@@ -79,10 +79,7 @@ def make_policy(spares: int, flushes: int, queue: QueuePolicy) -> Policy:
             heartbeat_ns=10 * SECOND, missed_heartbeats=3, round_trip_ns=3 * SECOND
         ),
         health=HealthPolicy(test_ns=MINUTE, breaker_least_nodes=3),
-        # Chaos kills the same step many times over; that is not the job's fault.
-        recovery=RecoveryPolicy(
-            same_step_failures=10_000, failed_formations=10_000, grow_after_ns=MINUTE
-        ),
+        recovery=RecoveryPolicy(grow_after_ns=MINUTE),
     )
 
 
@@ -152,7 +149,6 @@ def usual_jobs(luck: Stream, part: ChaosPart, nodes: int) -> list[JobSpec]:
                 restore_disk_ns=6 * SECOND,
                 restore_remote_ns=12 * SECOND,
             ),
-            retries=1 << 30,
             preemptible=luck.chance(0.3),
             spares=1 if slots < nodes - 1 and luck.chance(0.3) else 0,
         )
