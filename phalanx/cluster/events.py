@@ -224,6 +224,7 @@ class GangJoined(Body, frozen=True, tag=True):
     step: int
     empty: tuple[int, ...] = ()
     durable: int = 0  # newest checkpoint that they have heard of, perhaps before it was reported
+    newest: int = -1  # that each of those holds who hold anything; perhaps not all the same
 
 
 class GangStopped(Body, frozen=True, tag=True):

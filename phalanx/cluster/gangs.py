@@ -152,6 +152,7 @@ def on_joined(ctx: Context, fact: GangJoined) -> None:
         gang.lost.update({node: "empty" for node in fact.empty if node in kept})
     if gang.rollback < 0 or fact.durable <= gang.rollback:
         job.add_durable(fact.durable)
+    job.kept_step = max(job.kept_step, fact.newest)
     gang.memory_step = fact.step if fact.step >= 0 and in_memory(gang) else -1
     restore(ctx, job)
 

@@ -241,6 +241,7 @@ class Gather:
             step=step,
             empty=empty,
             durable=max(a.durable for a in answers),
+            newest=min((a.committed for a in answers if a.committed >= 0), default=-1),
         )
         return [*events, joined]
 

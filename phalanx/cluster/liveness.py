@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from phalanx.cluster.commands import Abort, Command, Form
 from phalanx.cluster.events import NodeSilent
 
 NEVER = -(1 << 62)
@@ -53,6 +54,18 @@ class Liveness:
         for node in nodes:
             if node < len(self._status) and self._status[node] == WATCHED:
                 self._asked[node] = until_ns
+
+    def sent(self, command: Command, answer_ns: int) -> None:
+        """A command goes out that somebody must answer soon, or is silent.
+
+        An abort after a lost peer says by when. Whoever takes the place of a lost node has until
+        ``answer_ns``: what took the one may have taken the other.
+        """
+        body = command.body
+        if isinstance(body, Abort) and body.answer_ns:
+            self.ask(command.target, body.answer_ns)
+        elif isinstance(body, Form):
+            self.ask(newcomers(body), answer_ns)
 
     def asked(self, node: int) -> bool:
         """Whether a node still owes an answer."""
@@ -120,3 +133,11 @@ class Liveness:
         first = int(watched.min()) + self.silent_after_ns if len(watched) else None
         asked = min(self._asked.values(), default=None)
         return min((at for at in (first, asked) if at is not None), default=None)
+
+
+def newcomers(order: Form) -> list[int]:
+    """Nodes that take the places of others in a gang that ran before."""
+    if not order.kept_generation or not order.kept_nodes:
+        return []
+    had = dict.fromkeys(order.kept_nodes)
+    return [node for node in order.nodes if node not in had]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import structs
 
-from phalanx.cluster.commands import Abort, Command, Form
+from phalanx.cluster.commands import Command, Form
 from phalanx.cluster.events import (
     Event,
     EventBody,
@@ -23,7 +23,7 @@ from phalanx.cluster.events import (
 from phalanx.cluster.fleet import NodeState
 from phalanx.cluster.gather import Gather
 from phalanx.cluster.job import Expected
-from phalanx.cluster.liveness import Liveness
+from phalanx.cluster.liveness import Liveness, newcomers
 from phalanx.cluster.messages import (
     Activity,
     AgentMessage,
@@ -152,12 +152,6 @@ class Hub:
         for node in nodes:
             asyncio.get_running_loop().call_later(SEVERAL_SECONDS, self._lost, node)
 
-    def _not_there(self, order: Form) -> list[int]:
-        """Nodes that have nothing of a job yet, are to take part in it, and are not connected."""
-        had = (order.kept_nodes or order.nodes) if order.kept_generation else ()
-        away = [node for node in order.nodes if node not in self.connections]
-        return [node for node in away if node not in had]
-
     def _silent(self, found: NodeSilent | None) -> None:
         if found is not None:
             self.controller.tell([found])
@@ -224,10 +218,10 @@ class Hub:
                 continue
             self.gather.expect(command)
             self.outbox.send(command, now)
-            if isinstance(command.body, Abort) and command.body.answer_ns:
-                self.liveness.ask(command.target, command.body.answer_ns)
+            self.liveness.sent(command, now + self.timeouts.abort_ns)
             if isinstance(command.body, Form):
-                self._lost_soon(self._not_there(command.body))
+                there = self.connections
+                self._lost_soon([node for node in newcomers(command.body) if node not in there])
             frame = self._frame(command)  # once for all nodes
             for node in command.target:
                 self.push(node, frame)

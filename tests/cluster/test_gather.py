@@ -110,7 +110,7 @@ def test_the_step_to_restore_is_the_least_that_all_have_committed():
     gather.receive(joined(0, 41, 40), 0)
     gather.receive(joined(1, 40, 39), 0)
     (event,) = gather.receive(joined(2, 41, 40), 0)
-    assert event == GangJoined(job=1, generation=1, step=40)
+    assert event == GangJoined(job=1, generation=1, step=40, newest=40)
 
 
 def test_lost_slots_count_by_what_their_buddies_keep():
@@ -119,7 +119,7 @@ def test_lost_slots_count_by_what_their_buddies_keep():
     gather.receive(joined(0, 41, 40, ward=41), 0)
     gather.receive(joined(1), 0)  # new here
     (event,) = gather.receive(joined(2, 41, 40, ward=40, ward_previous=39), 0)
-    assert event == GangJoined(job=1, generation=1, step=40, empty=(1,))
+    assert event == GangJoined(job=1, generation=1, step=40, empty=(1,), newest=41)
 
 
 def test_two_steps_behind_the_others_a_replica_still_finds_a_step_that_all_have():

@@ -126,6 +126,16 @@ def test_an_older_step_in_memory_than_was_committed_is_a_loss_too():
     assert "no later step in common" in str(drive.bodies(Notify)[-1].reason)
 
 
+def test_nodes_that_hold_no_step_in_common_still_tell_how_far_they_were():
+    drive = Drive()
+    job = drive.running(150)
+    killed(drive, job)
+    drive.wait(SECOND)
+    drive.tell(GangJoined(job=job.id, generation=2, step=-1, newest=158), SECOND)
+    ready(drive, job)
+    assert told(drive) == [("given_up", 101, 158)]
+
+
 def test_steps_that_are_taken_back_on_purpose_are_not_lost():
     drive = Drive()
     job = drive.running(150)

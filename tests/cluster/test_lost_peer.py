@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from phalanx.cluster.commands import Abort, Form, Go, Notify
+from phalanx.cluster.commands import Abort, Command, Form, Go, Notify
 from phalanx.cluster.events import GangJoined, NodeSeen, NodeSilent, WorkerExited
 from phalanx.cluster.fleet import NodeState
 from phalanx.cluster.job import Job
-from phalanx.cluster.liveness import Liveness
+from phalanx.cluster.liveness import Liveness, newcomers
 from phalanx.cluster.messages import Holding, Inventory
 from phalanx.cluster.policy import Policy, RecoveryPolicy
 from phalanx.cluster.timeouts import derive
@@ -207,6 +207,27 @@ def test_a_gang_that_stopped_while_nobody_listened_is_not_told_to_go():
     drive.tell(exited)
     drive.wait(SECOND // 5)
     assert job.generation == 2 and job.placement.nodes[0] == node
+
+
+def test_who_takes_the_place_of_a_lost_node_must_answer_too():
+    """What took the one may have taken the other, without a broken connection."""
+    drive = Drive()
+    job = drive.running()
+    liveness = Liveness(SILENT_AFTER, 8)
+    for node in range(8):
+        liveness.watch(node, 0)
+    form = drive.last_form()
+    liveness.sent(Command(1, 0, 1, form.nodes, form), 3 * SECOND)
+    assert not any(liveness.asked(node) for node in form.nodes)  # a first formation has its time
+    dead, stays = job.placement.nodes
+    drive.tell(NodeSilent(node=dead))
+    drive.wait(SECOND)
+    form = drive.last_form()
+    (spare,) = [node for node in form.nodes if node != stays]
+    assert newcomers(form) == [spare]
+    liveness.sent(Command(2, 0, 1, form.nodes, form), 3 * SECOND)
+    assert liveness.asked(spare) and not liveness.asked(stays)
+    assert liveness.silent(3 * SECOND) == [NodeSilent(node=spare)]
 
 
 def test_a_gang_that_waits_for_go_gets_it_again():

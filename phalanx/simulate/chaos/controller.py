@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from phalanx.cluster.commands import Abort, Ask, Command, Form
+from phalanx.cluster.commands import Ask, Command, Form
 from phalanx.cluster.core import Core
 from phalanx.cluster.events import (
     Answer,
@@ -17,9 +17,11 @@ from phalanx.cluster.events import (
 )
 from phalanx.cluster.fleet import NodeState
 from phalanx.cluster.gather import Gather
+from phalanx.cluster.job import Expected
 from phalanx.cluster.liveness import Liveness
 from phalanx.cluster.messages import AgentMessage, Applied, Heartbeat, Hello
 from phalanx.cluster.outbox import Outbox
+from phalanx.cluster.timeouts import derive
 from phalanx.cluster.watch import GangRecord, Watch
 from phalanx.simulate.chaos.network import CONTROLLER
 from phalanx.simulate.chaos.stores import DeposedError
@@ -46,6 +48,7 @@ class Controller:
         self.crash_in = -1  # events until it dies; -1: it does not
         self.crash_where = 0
         policy = core.view.policy.timeouts
+        self._answer_ns = derive(policy, Expected()).abort_ns
         silent = policy.heartbeat_ns * policy.missed_heartbeats + policy.round_trip_ns
         self.liveness = Liveness(silent, len(core.view.fleet))
         self.gather = Gather(5 * SECOND)
@@ -171,8 +174,7 @@ class Controller:
             self.world.agenda.after(delay, self._answer, command.body.question, approve)
         if isinstance(command.body, Form):
             self.world.forms[command.body.job, command.body.generation] = command.body
-        if isinstance(command.body, Abort) and command.body.answer_ns:
-            self.liveness.ask(command.target, command.body.answer_ns)
+        self.liveness.sent(command, now + self._answer_ns)
         if command.target:
             self.outbox.send(command, now)
             for node in command.target:
