@@ -200,7 +200,7 @@ def why_elsewhere(job: str, json: bool) -> None:
         return
     print(f"Slurm job {place.job} ({place.name}) is {place.state}")
     if place.text:
-        start = when(place.estimated_start * 10**9) if place.estimated_start else "nobody can say"
+        start = when(place.estimated_start * 10**9) if place.estimated_start else "unknown to Slurm"
         reason = f" ({place.reason})" if place.reason else ""
         print(f"it waits: {place.text}{reason}; estimated start: {start}")
         print(f"priority {place.priority}, {place.ahead} jobs before it in its partition")

@@ -179,12 +179,10 @@ def why_job(
         return
     print(plain(f"job {job} is {found.state}: {found.why.text}"))
     if found.waits_for is not None:
-        start = "no estimated start"
-        if found.estimated_start_ns is not None:
-            start = f"estimated start: {when(found.estimated_start_ns)}"
         told = found.waits_for.text
         verb = "it" if told.startswith(("waits ", "can never ")) else "it waits:"
-        print(plain(f"{verb} {told}; {start}"))
+        print(plain(f"{verb} {told}"))
+        print(plain(f"estimated start: {found.start}"))
         parts = ", ".join(f"{name} {value}" for name, value in found.priority.items())
         print(f"priority {sum(found.priority.values())}: {parts}")
     for each in found.history:

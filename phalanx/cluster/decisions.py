@@ -40,8 +40,9 @@ class Pending(Struct, frozen=True):
     """What a pending job waits for."""
 
     reason: Reason
-    estimated_start_ns: int | None  # None: nobody can say, and the reason says why
+    estimated_start_ns: int | None  # None: unknown
     priority: dict[str, int]  # its parts, which sum to the priority
+    unknown: str = ""  # why nobody can say when it starts
 
 
 class Reserved(Struct, frozen=True, kw_only=True):

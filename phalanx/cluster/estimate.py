@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from msgspec import structs
 
 from phalanx.cluster.fleet import NodeState
-from phalanx.cluster.horizon import length_ns
+from phalanx.cluster.horizon import length_ns, likely_end_ns
 from phalanx.cluster.job import Job
 from phalanx.cluster.line import Line, Nobody, When, latest
 from phalanx.cluster.reasons import reason
@@ -171,12 +171,16 @@ class Estimates:
     def _end(self, number: int) -> When:
         """When a job that others wait for will have ended."""
         job, view = self._view.jobs[number], self._view
+        endless = not job.spec.time_limit_ns and not job.spec.expected.steps
         if job.state != "pending":
-            end_ns = self._queue.horizon(view).end_ns(view, number)
-            return max(view.now_ns, _ends(job, view.now_ns, end_ns, 0))
+            found = likely_end_ns(view, job)
+            told = reason("endless" if endless else "overdue")
+            return Nobody(number, told) if found is None else found
         start = self.start(number)
         if isinstance(start, Nobody):
             return start
+        if endless:
+            return Nobody(number, reason("endless"))
         expected = job.spec.expected
         end_ns = start + length_ns(view, job)
         return _ends(job, start, end_ns, expected.start_ns + expected.form_ns)

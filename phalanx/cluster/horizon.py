@@ -50,6 +50,23 @@ def length_ns(view: View, job: Job) -> int:
     return running + expected.start_ns + expected.form_ns
 
 
+def likely_end_ns(view: View, job: Job) -> int | None:
+    """When a running job will probably be gone, as it looks now; None: nobody can say.
+
+    Unlike what the queue reckons with, it moves as steps are made, and nothing is assumed.
+    """
+    expected, now, bound = job.spec.expected, view.now_ns, bound_ns(view, job)
+    ends = [] if bound is None else [job.started_ns + bound]
+    if expected.steps and (not ends or not job.spec.requeue_at_limit):
+        left = max(1, expected.steps - job.step)
+        if job.step_ns:
+            ends.append(now + left * job.step_ns)
+        else:  # until one is measured, from its start on: a guess that is over is none
+            ends.append(job.started_ns + left * expected.step_ns)
+    known = [end for end in ends if end > now]
+    return min(known, default=None)
+
+
 class Horizon:
     """Ends by node, GPU by GPU, kept up to date with the fleet."""
 

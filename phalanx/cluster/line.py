@@ -12,7 +12,7 @@ from msgspec import Struct, structs
 from phalanx.cluster.admit import never_starts
 from phalanx.cluster.claims import collected, collector, promise_start
 from phalanx.cluster.decisions import Reserved
-from phalanx.cluster.horizon import bound_ns
+from phalanx.cluster.horizon import NEVER_NS, bound_ns
 from phalanx.cluster.job import Job
 from phalanx.cluster.outlook import Outlook, Place, least_of
 from phalanx.cluster.placement import Refusal, place
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from phalanx.cluster.queue import Queue
 
 LAST = 2**62  # the number of a job that comes now: behind all others of this moment
+# Nobody can say when others end: what the job waits for is known all the same.
+ENDLESS = ("holder_endless", "holder_late", "ahead_endless", "limit_endless")
 ITSELF = 0  # in place of a job's number: whoever asks is to blame
 
 sentences(
@@ -42,6 +44,14 @@ sentences(
         " {depth} at a time",
         "nodes_away": "{problem}; of the nodes that would do {there} of {fitting} are in service,"
         " and nobody can say when the others come back",
+        "holder_endless": "{problem}; job {job}, which holds what it needs, has neither a time"
+        " limit nor a number of steps",
+        "holder_late": "{problem}; job {job}, which holds what it needs, should have ended by now",
+        "ahead_endless": "job {job}, which is before it, has neither a time limit nor a number of"
+        " steps",
+        "limit_endless": "{problem}; nobody can say when those end that hold it",
+        "endless": "it has neither a time limit nor a number of steps",
+        "overdue": "it should have ended by now",
         "no_end": "{problem}; nobody can say when those end that hold what it needs",
     }
 )
@@ -165,14 +175,33 @@ class Line:
                 times.append(queue.state.reserved[self._collector].start_ns)
             promise = self.promise(job.id)
             if promise is not None:
-                return promise.start_ns
+                return self._kept(job, promise)
         else:
             for limit, name in (("team", spot.lane.team), ("qos", spot.lane.qos)):
                 if self._outlook.limited(limit, name):
                     at_ns = self._outlook.limit_ns(spot.place, spot.demand, limit, name)
-                    times.append(_no_end(job, gate) if at_ns is None else at_ns)
+                    times.append(_limit_endless(job, gate) if at_ns is None else at_ns)
         times.append(self._room(job, spot))
         return latest(times)
+
+    def _kept(self, job: Job, promise: Reserved) -> When:
+        """When a promise will be kept: what the queue reckoned with may have been too short."""
+        if promise.asked:
+            return promise.start_ns
+        fleet = self._view.fleet
+        holders = dict.fromkeys(number for node in promise.nodes for number in fleet.held[node])
+        for number in holders:
+            if self._outlook.end_ns(number) == NEVER_NS:
+                return self._endless(job, number)
+        ends = [self._outlook.end_ns(number) for number in holders]
+        return self._unless_assumed(job, max([promise.start_ns, *ends]))
+
+    def _unless_assumed(self, job: Job, at_ns: int) -> When:
+        """A start, unless it rests on how long jobs run of which nobody says that."""
+        if at_ns - self._view.now_ns < self._view.policy.queue.unbounded_ns:
+            return at_ns
+        other = self._outlook.endless_ahead(self.spot(job).place)
+        return Nobody(job.id, reason("ahead_endless", job=other)) if other else at_ns
 
     def obstacle(self, job: Job) -> tuple[Reason, bool]:
         """(why a job of the queue does not start, whether it will at the next look)."""
@@ -233,7 +262,18 @@ class Line:
         if alone_ns is None:
             return self._no_nodes(job, spot.demand)
         room_ns = self._outlook.room_ns(spot.place, spot.demand)
-        return alone_ns if room_ns is None else max(alone_ns, room_ns)
+        if room_ns is not None:
+            return self._unless_assumed(job, max(alone_ns, room_ns))
+        blamed = self._outlook.endless(self._outlook.classes(spot.demand))
+        return self._endless(job, blamed) if blamed else alone_ns
+
+    def _endless(self, job: Job, other: int) -> Nobody:
+        """Nobody can say when one that holds what a job needs ends."""
+        known = self._view.jobs[other].spec
+        code = "holder_late" if known.time_limit_ns or known.expected.steps else "holder_endless"
+        found = place(self._view.fleet, least_of(self.spot(job).demand))
+        problem = str(found.reason) if isinstance(found, Refusal) else "its turn will come"
+        return Nobody(job.id, reason(code, problem=problem, job=other))
 
     def _alone_ns(self, job: Job, spot: Spot) -> int | None:
         """The earliest start if nothing else is started but what was promised before it."""
@@ -265,6 +305,11 @@ class Line:
         there = (fitting & room.healthy).bit_count()
         facts = {"there": there, "fitting": fitting.bit_count()}
         return Nobody(job.id, reason("nodes_away", problem=str(problem), **facts))
+
+
+def _limit_endless(job: Job, gate: Reason | None) -> Nobody:
+    told = "what is saved for another will be free" if gate is None else str(gate)
+    return Nobody(job.id, reason("limit_endless", problem=told))
 
 
 def _no_end(job: Job, problem: Reason | None) -> Nobody:

@@ -13,6 +13,7 @@ import numpy as np
 from msgspec import structs
 
 from phalanx.cluster.fleet import NodeState
+from phalanx.cluster.horizon import NEVER_NS, likely_end_ns
 from phalanx.cluster.job import SECOND_NS
 from phalanx.cluster.placement import never_fits
 from phalanx.cluster.request import Request
@@ -224,21 +225,46 @@ class Outlook:
         found = self._supplies.get(("fleet", classes))
         if found is None:
             view, fleet = self._view, self._view.fleet
-            end_ns = self._queue.horizon(view).end_ns
             if len(classes) == len(fleet.classes):
                 free = fleet.idle_gpus[NodeState.HEALTHY]
-                ends = [(end_ns(view, job), gpus) for job, gpus in fleet.job_gpus.items()]
+                ends = [(self.end_ns(job), gpus) for job, gpus in fleet.job_gpus.items()]
             else:
                 columns = fleet.columns
                 mine = np.isin(columns.node_class, classes) & (columns.state == NodeState.HEALTHY)
                 free = int(columns.free_gpus[mine].sum())
                 ends = [
-                    (end_ns(view, job), gpus)
+                    (self.end_ns(job), gpus)
                     for job, gpus in fleet.job_gpus.items()
                     if self._stands_on(job, classes)
                 ]
             found = self._supplies[("fleet", classes)] = Supply(view.now_ns, free, ends)
         return found
+
+    def end_ns(self, number: int) -> int:
+        """When a running job will probably be gone; NEVER_NS: nobody can say."""
+        known = self._view.jobs.get(number)
+        found = None if known is None else likely_end_ns(self._view, known)
+        return NEVER_NS if found is None else found
+
+    def endless(self, classes: tuple[int, ...]) -> int:
+        """A job that holds nodes of some classes and of which nobody can say when it ends; 0: none.
+
+        The one with most GPUs is named.
+        """
+        found = [
+            (gpus, -number)
+            for number, gpus in self._view.fleet.job_gpus.items()
+            if self.end_ns(number) == NEVER_NS and self._stands_on(number, classes)
+        ]
+        return -max(found, default=(0, 0))[1]
+
+    def endless_ahead(self, mine: Place) -> int:
+        """A job before a place of which nobody can say how long it runs; 0: none."""
+        assumed = self._view.policy.queue.unbounded_ns
+        for demand, lane, _ in self._before(mine):
+            if demand.bound_ns is None and demand.length_ns == assumed:
+                return demand.lanes[lane][0][1]
+        return 0
 
     def _stands_on(self, job: int, classes: tuple[int, ...]) -> bool:
         """Whether a running job's first node is of one of some classes; gangs rarely mix them."""
@@ -256,8 +282,7 @@ class Outlook:
                 left = view.quotas[name].ceiling - queue.state.held.get(name, 0)
             else:
                 left = view.policy.queue.qos[name].most_gpus - queue.qos_gpus.get(name, 0)
-            end_ns = queue.horizon(view).end_ns
-            ends = [(end_ns(view, job), gpus) for job, gpus in queue.holders(limit, name)]
+            ends = [(self.end_ns(job), gpus) for job, gpus in queue.holders(limit, name)]
             found = self._supplies[(limit, name)] = Supply(view.now_ns, left, ends)
         return found
 

@@ -49,6 +49,31 @@ def span_of(span_ns: int) -> str:
     return f"{seconds} s"
 
 
+# What people say of times to come: a number between two of these would claim too much.
+_ROUND_SECONDS = (
+    *(60 * n for n in (1, 2, 3, 5, 10, 15, 20, 30, 45)),
+    *(3_600 * n for n in (1, 2, 3, 4, 6, 8, 12, 18)),
+    *(86_400 * n for n in (1, 2, 3, 5, 7, 10, 14, 21, 30, 45, 60, 90, 120, 180, 365)),
+)
+
+
+def about(span_ns: int) -> str:
+    """A time that is estimated, as a rounded range: a fifth less or a quarter more is likely."""
+    seconds = max(0, span_ns) // 10**9
+    if 5 * seconds < 4 * _ROUND_SECONDS[0]:
+        return "less than a minute"
+    low = max((n for n in _ROUND_SECONDS if 5 * n <= 4 * seconds), default=_ROUND_SECONDS[0])
+    high = next((n for n in _ROUND_SECONDS if 4 * n >= 5 * seconds), 0)
+    if not high:
+        return "more than a year"
+    shortest, longest = span_of(low * 10**9), span_of(high * 10**9)
+    if low == high:
+        return longest
+    if shortest.split(" ")[1:] == longest.split(" ")[1:]:
+        shortest = shortest.split(" ")[0]
+    return f"{shortest} to {longest}"
+
+
 def sentences(table: dict[str, str]) -> None:
     """Adds a module's sentences; a code has one owner."""
     twice = [code for code in table if code in SENTENCES]

@@ -9,8 +9,8 @@ from phalanx.cluster.decisions import Pending
 from phalanx.cluster.dependencies import array_width
 from phalanx.cluster.estimate import Estimates
 from phalanx.cluster.job import Job
-from phalanx.cluster.line import Nobody, When
-from phalanx.cluster.reasons import Reason, reason, sentences, span_of
+from phalanx.cluster.line import ENDLESS, Nobody, When
+from phalanx.cluster.reasons import Reason, about, reason, sentences, span_of
 from phalanx.cluster.state import View
 from phalanx.cluster.waiting import base_parts
 
@@ -26,8 +26,8 @@ sentences(
         "at_qos_limit": "jobs of class of service {qos} hold {held} GPUs and may hold {most}; this"
         " job needs {gpus}",
         "promised": "{problem}; {kept} kept for it, and it starts in {span} at the latest",
-        "promised_about": "{problem}; {kept} kept for it, and it starts in about {span} ({doubt})",
-        "others_leave": "{jobs} jobs are asked to leave for it, and it starts in about {span}",
+        "promised_about": "{problem}; {kept} kept for it, and it starts in {span} ({doubt})",
+        "others_leave": "{jobs} jobs are asked to leave for it, and it starts in {span}",
         "saved_for": "what {what} may hold is saved for job {job}, which has waited {span}",
         "saved_open": "what {what} may hold is saved for job {job}, which has waited {span};"
         " {blame}",
@@ -60,11 +60,14 @@ class Answers:
             return Pending(job.why, None, {})
         parts = self._parts(job)
         if job.never:
-            return Pending(job.why, None, parts)
+            return Pending(job.why, None, parts, str(job.why))
         when = self._estimates.if_released(number)
         why = self._why(job, when)
-        if job.held or isinstance(when, Nobody):
-            return Pending(why, None, parts)
+        if job.held:
+            return Pending(why, None, parts, "a person holds it")
+        if isinstance(when, Nobody):
+            unknown = str(when.why) if when.job == job.id else self._blame(when)
+            return Pending(why, None, parts, unknown)
         return Pending(why, max(when, self._view.now_ns), parts)
 
     def _parts(self, job: Job) -> dict[str, int]:
@@ -76,20 +79,20 @@ class Answers:
 
     def _why(self, job: Job, when: When) -> Reason:
         """What keeps a job: of several things the first that must change."""
-        if isinstance(when, Nobody) and when.job == job.id:
+        if isinstance(when, Nobody) and when.job == job.id and when.why.code not in ENDLESS:
             return when.why  # not even a person who holds it can let it start
         if job.held:
             then = ""
             if not isinstance(when, Nobody):
-                span = span_of(max(0, when - self._view.now_ns))
-                then = f" (released now, it would start in about {span})"
+                span = about(when - self._view.now_ns)
+                then = f" (released now, it would start in {span})"
             return reason("held_open", then=then)
         if isinstance(when, Nobody):
             for what, saver in self._estimates.line.savers(job):
                 if saver == when.job:
                     return self._saved("saved_open", what, saver, blame=self._blame(when))
         if self._estimates.line.has(job.id):
-            return self._in_line(job)
+            return self._in_line(job, when)
         blame = self._blame(when) if isinstance(when, Nobody) else ""
         if job.waiting_for:
             return self._dependency(job, when, blame)
@@ -116,10 +119,12 @@ class Answers:
             return f"a person holds job {nobody.job}"
         if code == "never_as_is" or self._view.jobs[nobody.job].never:
             return f"job {nobody.job} can never start"
+        if code in ("endless", "overdue"):
+            return f"nobody can say when job {nobody.job} ends: {nobody.why}"
         return f"nobody can say when job {nobody.job} starts"
 
-    def _in_line(self, job: Job) -> Reason:
-        """Why a job of the queue does not start."""
+    def _in_line(self, job: Job, when: When) -> Reason:
+        """Why a job of the queue does not start; ``when`` it will, it says as the estimate does."""
         queue, view, line = self._queue, self._view, self._estimates.line
         spot = line.spot(job)
         gate = queue.gate(view, spot.lane, spot.demand.least_gpus)
@@ -131,9 +136,9 @@ class Answers:
         if why.code == "waits_for_room" and line.ranks.entitled(spot.lane.team, spot.demand.gpus):
             why = self._with_guests(spot.lane.team, why)
         promise = line.promise(job.id)
-        if promise is None or now:
+        if promise is None or now or isinstance(when, Nobody):
             return why
-        span = span_of(promise.start_ns - view.now_ns)
+        span = about(when - view.now_ns)
         if promise.asked:
             return reason("others_leave", jobs=len(promise.asked), span=span)
         if why.code != "waits_for_room":
@@ -145,7 +150,8 @@ class Answers:
             return reason("promised_about", **facts, doubt="some that runs there has no time limit")
         if not line.is_next(job):
             return reason("promised_about", **facts, doubt=OVERTAKEN)
-        return reason("promised", **facts)
+        latest = span_of(promise.start_ns - view.now_ns)
+        return reason("promised", **{**facts, "span": latest})
 
     def _saved(self, code: str, what: str, saver: int, **facts: str) -> Reason:
         """What is saved for a job that starves."""

@@ -239,6 +239,7 @@ class Waits(Out, frozen=True):
     why: Why
     waits_for: Why | None
     estimated_start_ns: int | None
+    start: str  # the same for people: a rounded range, or why it is unknown
     priority: dict[str, int]
     history: list[Why]
 

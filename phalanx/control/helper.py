@@ -9,9 +9,10 @@ import asyncio
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from functools import partial
 from typing import ParamSpec, TypeVar
 
@@ -20,6 +21,7 @@ from phalanx.control.parent import follow
 P = ParamSpec("P")
 T = TypeVar("T")
 
+TERMINAL_SIGNALS = (signal.SIGINT, signal.SIGHUP)
 MOST_WAITING = 8
 LIMIT_SECONDS = 60.0  # for one question, once its turn has come
 PATIENCE_SECONDS = 120.0  # with the turns of others before it
@@ -49,7 +51,8 @@ class Helper:
         try:
             pool = self._pool = self._pool or self._start()
             asked = partial(function, *args, **kwargs)
-            future = pool.submit(_bounded, asked, self.limit_seconds)
+            with _held_back(TERMINAL_SIGNALS):  # also from the process that may be started here
+                future = pool.submit(_bounded, asked, self.limit_seconds)
             async with asyncio.timeout(self.limit_seconds + PATIENCE_SECONDS):
                 return await asyncio.wrap_future(future)
         except TimeoutError:
@@ -65,9 +68,24 @@ class Helper:
         return ProcessPoolExecutor(1, spawn, initializer=_settle, initargs=(os.getpid(),))
 
     def close(self) -> None:
-        """End the process."""
+        """End the process, also in the middle of a question."""
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
+            for child in multiprocessing.active_children():
+                child.kill()
+
+
+@contextmanager
+def _held_back(signals: tuple[signal.Signals, ...]) -> Iterator[None]:
+    """A process that is started inside never gets these signals: it ends with its parent.
+
+    Ctrl-C reaches every process of a terminal, and would end this one with a traceback.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _bounded(asked: Callable[[], T], seconds: float) -> T:

@@ -44,7 +44,7 @@ def serve(
     started: Callable[[Server], None] = lambda _: None,
     beside: Beside | None = None,
 ) -> None:
-    """Serves until SIGINT or SIGTERM. ``started`` is called once it leads or stands by.
+    """Serves until SIGINT, SIGTERM or SIGHUP. ``started`` is called once it leads or stands by.
 
     What runs ``beside`` it is cancelled, and waited for, before the server ends.
     """
@@ -97,13 +97,16 @@ class _Web(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """The first signal ends the server; a second one has the usual effect."""
         loop = asyncio.get_running_loop()
+        ending = [signal.SIGINT, signal.SIGTERM]
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as under nohup
+            ending.append(signal.SIGHUP)
 
         def stop() -> None:
             self.should_exit = True
-            for each in (signal.SIGINT, signal.SIGTERM):
+            for each in ending:
                 loop.remove_signal_handler(each)
 
-        for each in (signal.SIGINT, signal.SIGTERM):
+        for each in ending:
             loop.add_signal_handler(each, stop)
         yield
 

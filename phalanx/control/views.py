@@ -12,7 +12,7 @@ from phalanx.cluster.core import Core
 from phalanx.cluster.events import Event, Submit, SubmitWorkflow
 from phalanx.cluster.fleet import Fleet, NodeState
 from phalanx.cluster.job import HOUR_NS, Job
-from phalanx.cluster.reasons import Reason
+from phalanx.cluster.reasons import Reason, about
 from phalanx.cluster.why import Answers
 from phalanx.control.api_types import (
     ChangeOut,
@@ -103,14 +103,17 @@ def waits(
     if job.state == "pending":
         pending = (answers or core.queue.answers(core.view)).of(job.id)
         start_ns = pending.estimated_start_ns
+    start = f"unknown, because {pending.unknown}" if pending and pending.unknown else ""
     if start_ns is not None:
         start_ns = max(start_ns, now_ns)  # the core's own time is that of the last event
+        start = f"in {about(start_ns - now_ns)}"
     return Waits(
         job=job.id,
         state=job.state,
         why=why_of(job.why),
         waits_for=why_of(pending.reason) if pending else None,
         estimated_start_ns=start_ns,
+        start=start,
         priority=pending.priority if pending else {},
         history=history,
     )

@@ -19,6 +19,7 @@ from phalanx.cluster.events import (
     JobFinished,
     NodeJoined,
     NodeSilent,
+    Progress,
     QuarantineNode,
     Scale,
     SetQuota,
@@ -30,6 +31,7 @@ from phalanx.cluster.horizon import length_ns
 from phalanx.cluster.job import Array, Dependency, Expected, GangShape, Job, JobSpec
 from phalanx.cluster.messages import Inventory
 from phalanx.cluster.policy import Partition, Policy, Qos, QueuePolicy, Quota
+from phalanx.cluster.reasons import about
 from tests.cluster.drive import SECOND, Drive
 from tests.cluster.site import Site, policy_of
 from tests.cluster.test_queue_properties import SIZES
@@ -81,9 +83,9 @@ def tidy(drive: Drive) -> None:
         assert told and "{" not in told and told != found.reason.code.replace("_", " ")
         assert set(found.priority) >= {"job", "age", "fair_share"}
         if found.estimated_start_ns is None:
-            assert found.reason.code in NOBODY_CODES, told
-            assert "nobody can say" in told or "never" in told
+            assert found.unknown, told
         else:
+            assert not found.unknown
             assert found.estimated_start_ns >= core.view.now_ns
             assert found.reason.code not in NOBODY_CODES
         assert answers.of(job.id) == found == why(drive, job)
@@ -159,7 +161,7 @@ def test_behind_a_job_whose_steps_are_known_it_is_their_end_on_the_same_nodes_to
     second = drive.submit(after=(Dependency("afterok", runs.id),), **asks)
     third = drive.submit(after=(Dependency("afterok", second.id),), **asks)
     starts = [why(drive, job).estimated_start_ns for job in (second, third)]
-    assert starts[0] == drive.core.view.now_ns + 100 * steps.step_ns
+    assert starts[0] == runs.started_ns + 100 * steps.step_ns
     assert starts[1] == starts[0] + 100 * steps.step_ns + steps.start_ns + steps.form_ns
     tidy(drive)
     drive.submit(gang=NODE, time_limit_ns=HOUR)  # it comes first, when the limit is reached
@@ -198,7 +200,7 @@ def test_after_a_running_job_it_is_its_end() -> None:
     first = drive.submit(gang=NODE, time_limit_ns=2 * HOUR)
     steps = Expected(steps=360, step_ns=10 * SECOND)
     second = drive.submit(gang=NODE, time_limit_ns=9 * HOUR, expected=steps)
-    for other, end in ((first, ends(drive, first)), (second, drive.now_ns + HOUR)):
+    for other, end in ((first, ends(drive, first)), (second, second.started_ns + HOUR)):
         waits = drive.submit(gang=NODE, after=(Dependency("afterok", other.id),))
         found = why(drive, waits)
         assert found.reason.code == "dependency"
@@ -284,13 +286,14 @@ def test_of_a_held_job_nobody_can_say_when_but_what_if_it_is_released() -> None:
     runs = drive.submit(gang=NODE, time_limit_ns=2 * HOUR)
     held = drive.submit(gang=NODE, time_limit_ns=HOUR)
     drive.tell(Hold(job=held.id))
-    behind = drive.submit(gang=NODE, after=(Dependency("afterany", held.id),))
+    after = (Dependency("afterany", held.id),)
+    behind = drive.submit(gang=NODE, after=after, time_limit_ns=HOUR)
     last = drive.submit(gang=NODE, after=(Dependency("afterok", behind.id),))
     found = why(drive, held)
     assert found.estimated_start_ns is None and sum(found.priority.values())
     assert str(found.reason) == (
         "held by a person: nobody can say when it starts until it is released (released now, it"
-        " would start in about 2 h)"
+        " would start in 1 to 3 h)"
     )
     for job in (behind, last):
         told = why(drive, job)
@@ -593,3 +596,71 @@ def test_members_of_a_singleton_array_are_told_that_they_run_one_by_one() -> Non
         ends(drive, first),
         ends(drive, first) + each,
     ]
+
+
+def test_an_estimate_follows_the_steps_that_are_left() -> None:
+    """What was expected of a job that is slower is not repeated for as long as it runs."""
+    drive = Drive(1)
+    runs = drive.submit(gang=NODE, expected=Expected(steps=100, step_ns=SECOND))
+    drive.run(runs)
+    waits = drive.submit(gang=NODE, time_limit_ns=HOUR)
+    told = []
+    for step in range(10, 100, 10):
+        drive.wait(60 * SECOND)  # ten steps a minute, not sixty
+        now = drive.now_ns
+        made = {"step": step, "committed": step, "durable": 0, "at_ns": now}
+        drive.tell(Progress(job=runs.id, generation=runs.generation, **made))
+        found = why(drive, waits)
+        assert found.estimated_start_ns is not None
+        left_ns = found.estimated_start_ns - drive.core.view.now_ns
+        assert abs(left_ns - (100 - step) * 6 * SECOND) <= 60 * SECOND
+        told.append(left_ns)
+    assert told == sorted(told, reverse=True) and len(set(told)) == len(told)
+
+
+@pytest.mark.parametrize("expected", [Expected(), Expected(steps=100, step_ns=SECOND)])
+def test_behind_a_job_that_nobody_can_tell_of_the_start_is_unknown_and_says_why(
+    expected: Expected,
+) -> None:
+    drive = Drive(1)
+    runs = drive.submit(gang=NODE, expected=expected)
+    drive.run(runs)
+    waits = drive.submit(gang=NODE, time_limit_ns=HOUR)
+    behind = drive.submit(gang=NODE, time_limit_ns=HOUR)
+    drive.wait(HOUR)  # without a step that was measured
+    late = "should have ended by now" if expected.steps else "neither a time limit nor a number"
+    for job in (waits, behind):
+        found = why(drive, job)
+        assert found.estimated_start_ns is None
+        assert f"job {runs.id}, which holds what it needs" in found.unknown
+        assert late in found.unknown
+        assert found.reason.code == "waits_for_room"
+    tidy(drive)
+
+
+def test_behind_waiting_jobs_without_a_length_the_start_is_unknown() -> None:
+    drive = Drive(1)
+    drive.run(drive.submit(gang=NODE, time_limit_ns=HOUR))
+    endless = drive.submit(gang=NODE)
+    waits = drive.submit(gang=NODE, time_limit_ns=HOUR, priority=-100)
+    assert why(drive, endless).estimated_start_ns is not None
+    found = why(drive, waits)
+    assert found.estimated_start_ns is None and f"job {endless.id}" in found.unknown
+
+
+@pytest.mark.parametrize(
+    ("seconds", "told"),
+    [
+        (0, "less than a minute"),
+        (40, "less than a minute"),
+        (60, "1 to 2 min"),
+        (500, "5 to 15 min"),
+        (3600, "45 min to 2 h"),
+        (7260, "1 to 3 h"),
+        (86_400, "18 h to 2 d"),
+        (61 * 86_400, "45 to 90 d"),
+        (10**9, "more than a year"),
+    ],
+)
+def test_an_estimated_time_is_told_as_a_rounded_range(seconds: int, told: str) -> None:
+    assert about(seconds * SECOND) == told

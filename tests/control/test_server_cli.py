@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -291,6 +292,31 @@ def test_a_server_that_is_told_to_stop_leaves_nothing_to_replay(tmp_path: Path) 
     assert re.search(r"epoch 2: event \d+ \(0 replayed\)", server.output())
     assert server.call("GET", "/v1/quotas")[1]["quotas"][0]["gpus"] == 4
     server.kill()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_the_terminals_signals_end_the_server_in_order_after_a_plan(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    """Both reach every process of the terminal, that of the planner too."""
+    command = [sys.executable, "-m", "phalanx", "up", "--state", str(tmp_path), "--port", "0"]
+    with (tmp_path / "out.txt").open("wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+    server = ServerProcess(tmp_path)
+    server.process = process
+    try:
+        deadline = time.monotonic() + 60
+        while not (tmp_path / "server.json").exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        server.url = json.loads((tmp_path / "server.json").read_text())["url"]
+        question = {"model": "llama3-8b", "gpu": "h100", "gpus": 64, "tokens": "1T"}
+        assert server.call("POST", "/v1/plan", question)[0] == 200
+        os.killpg(process.pid, number)
+        assert process.wait(30) == 0, server.output()
+    finally:
+        process.kill()
+        process.wait()
+    assert "Traceback" not in server.output() and "KeyboardInterrupt" not in server.output()
 
 
 def test_a_job_is_followed_drained_resumed_scaled_and_cancelled(tmp_path: Path) -> None:

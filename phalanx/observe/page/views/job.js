@@ -94,14 +94,16 @@ export function jobView({ rest: [id] }) {
     const { job } = detail;
     const gang = detail.spec.gang ?? {};
     if (fleetDue()) fleet = await get("/v1/fleet");
-    const [events, metrics, ranks, ledger, plan, found, kept, described, others] = await Promise.all([
+    const [events, metrics, ranks, ledger, plan, found, kept, described, others, waits] = await Promise.all([
       get(`/v1/events?job=${id}&limit=1000`), get(`/v1/jobs/${id}/metrics?names=${NAMES}&points=800`),
       heatDue() ? get(`/v1/jobs/${id}/ranks?columns=${heatColumns(job)}`) : null, get(`/v1/jobs/${id}/ledger`), get(`/v1/jobs/${id}/plan`), get(`/v1/jobs/${id}/incidents`), get(`/v1/jobs/${id}/checkpoints`),
       get(`/v1/runs/${id}`), moreBox.open ? get(`/v1/jobs/${id}/metrics?names=${MORE_NAMES}&points=400`) : null,
+      job.state === "pending" ? get(`/v1/jobs/${id}/why`) : null,
     ]);
     setText(title, `${job.id} ${job.name}`);
     now.replaceChildren(state(job.state, job.phase && job.phase !== job.state ? `${job.state}, ${job.phase}` : job.state));
-    setText(why, job.why.text);
+    const waiting = waits?.waits_for ? `${waits.waits_for.text}; estimated start: ${waits.start}` : job.why.text;
+    setText(why, waiting);
     const series = metrics?.series ?? {};
     const states = new Map(fleet.names.map((name, i) => [name, fleet.states[fleet.state[i]]]));
     const nodeName = (at) => fleet.names[at];
@@ -122,7 +124,7 @@ export function jobView({ rest: [id] }) {
     planCard.note(plan.prediction || known(series.mfu) ? "from the peak of the devices down to MFU" : "as it was measured");
     const held = job.nodes.length ? job.nodes : lastNodes(gang);
     meshCard.note(job.nodes.length || !held.length ? "which rank holds what, and where" : "which rank held what, and where, at last");
-    meshBox.replaceChildren(held.length ? meshNode(gang, job.replicas, held, (name) => states.get(name)) : empty("Not placed yet", job.why.text));
+    meshBox.replaceChildren(held.length ? meshNode(gang, job.replicas, held, (name) => states.get(name)) : empty("Not placed yet", waiting));
     showSaves(kept.saved);
     setText(spec, JSON.stringify(detail.spec, null, 1));
     if (!logOpen && job.started_ns) { logOpen = true; logs.open(); }

@@ -31,8 +31,7 @@ export function queueView() {
     fill(list.body, rows.map((row) => ({ ...row, waited: Math.floor((nowNs - row.job.submitted_ns) / 1e9) })), ({ job }) => job.id, ({ job, why, total, waited }) => rowLink(`#/job/${job.id}`,
       h("td", {}, h("a", { href: `#/job/${job.id}` }, `${job.id} ${job.name}`), h("div", { class: "faint small" }, job.user)), h("td", {}, job.team),
       h("td", { class: "num" }, whole(job.gpus)), h("td", { class: "num" }, span(waited)), h("td", {}, (why.waits_for ?? why.why).text),
-      h("td", { class: "nowrap" }, why.estimated_start_ns ? `${moment(why.estimated_start_ns)}` : "nobody can say",
-        why.estimated_start_ns ? h("div", { class: "faint small" }, `in ${span(Math.max(0, (why.estimated_start_ns - nowNs) / 1e9))}`) : ""),
+      h("td", {}, why.start),
       h("td", {}, whole(total), h("div", { class: "faint small nowrap" }, Object.entries(why.priority).filter(([, v]) => v).map(([k, v]) => `${words(k)} ${whole(v)}`).join(", ")))));
     showTeams(quotas, status.gpus);
     const holding = jobs.filter((job) => job.state !== "pending").sort((a, b) => b.gpus - a.gpus);
