@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import msgspec
 import torch
@@ -20,7 +21,15 @@ from phalanx.checkpoint.source import NamedSource, rng_of
 from phalanx.checkpoint.tier import open_source
 from phalanx.config import Model, resolve_model
 from phalanx.data import Cursor
+from phalanx.data.manifest import read_manifest as read_corpus
 from phalanx.model.hf import config_from_hf, export_hf, load_hf
+from phalanx.model.hf_tokenizer import (
+    TOKENIZER_FILE,
+    TOKENIZER_FILES,
+    set_end_of_text,
+    write_generation_config,
+    write_tokenizer,
+)
 
 MODEL_PREFIX = "model."  # of the weights among a checkpoint's tensors
 ROUTER_SUFFIX = ".router.weight"
@@ -86,6 +95,47 @@ def export_checkpoint(
     context = manifest.config.get("data", {}).get("sequence", 0)
     export_hf(state, model, folder, dtype, max_shard_bytes, context)
     return sum(shape.numel() for shape in state.shapes().values())
+
+
+class FoundTokenizer(NamedTuple):
+    """The tokenizer that a run's tokens were made with."""
+
+    path: Path  # its file, or a model's folder
+    end: int | None  # the token that ends documents; None: the folder's own files say it
+
+
+def complete_export(path: Path | str, folder: Path, given: Path | None = None) -> str:
+    """Add to exported weights the tokenizer (of the run's corpus, or the one given) and how to
+    generate; says which tokenizer that is, or why there is none."""
+    config = open_source(path).manifest.config
+    found = FoundTokenizer(given, None) if given is not None else _find_tokenizer(config)
+    end = found.end if found is not None else None
+    if found is not None:
+        context = config.get("data", {}).get("sequence", 0)
+        write_tokenizer(found.path, folder, end, context)
+    write_generation_config(folder, end)
+    if end is not None:
+        set_end_of_text(folder, end)
+    if found is None:
+        return "no tokenizer: the run names none that can be read here; give --tokenizer"
+    return f"tokenizer: {found.path}"
+
+
+def _find_tokenizer(config: dict[str, Any]) -> FoundTokenizer | None:
+    """Beside the run's token shards, or in the folder that its weights came from."""
+    data = config.get("data", {})
+    corpora = [
+        data.get("path", ""),
+        *(each.get("path", "") for each in data.get("blend", {}).values()),
+    ]
+    for corpus in corpora:
+        place = Path(corpus)
+        if corpus and "://" not in corpus and (place / TOKENIZER_FILE).exists():
+            return FoundTokenizer(place / TOKENIZER_FILE, read_corpus(place).end_of_document)
+    origin = config.get("checkpoint", {}).get("load_hf", "")
+    if origin and any((Path(origin) / name).exists() for name in TOKENIZER_FILES):
+        return FoundTokenizer(Path(origin), None)
+    return None
 
 
 def import_checkpoint(

@@ -79,7 +79,6 @@ class LazyGroup(TyperGroup):
 app = typer.Typer(
     cls=LazyGroup,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 

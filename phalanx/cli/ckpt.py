@@ -20,6 +20,7 @@ from phalanx.cli.ckpt_words import (
     size_text,
     state_text,
 )
+from phalanx.cli.convert import TokenizerPath
 from phalanx.cli.options import Json, print_json
 
 app = typer.Typer(no_args_is_help=True, help="Look at checkpoints, prove, convert, remove them.")
@@ -163,13 +164,14 @@ def export(
         Dtype, typer.Option("--dtype", help="Of exported weights (hf).")
     ] = Dtype.bfloat16,
     max_shard_gb: Annotated[float, typer.Option(min=0.001, help="Of one file (hf).")] = 5.0,
+    tokenizer: TokenizerPath = None,
     json: Json = False,
 ) -> None:
     """Write a checkpoint in another form, one tensor in memory at a time."""
     with reported(json, folder), torch_imported():
         import torch
 
-        from phalanx.checkpoint.convert import export_checkpoint
+        from phalanx.checkpoint.convert import complete_export, export_checkpoint
         from phalanx.checkpoint.dcp import export_dcp
         from phalanx.checkpoint.inspect import find
         from phalanx.checkpoint.loader import stored_tensors
@@ -178,14 +180,19 @@ def export(
         prefix = "" if to is Form.dcp else "model."
         kinds = [k for name, k in stored_tensors(path).items() if name.startswith(prefix)]
         total = sum(shape.numel() * dtype.itemsize for shape, dtype in kinds)
+        told = ""
         with bar(f"export {Path(path).name}", total, json) as report:
             if to is Form.dcp:
                 done = {"tensors": export_dcp(path, folder, report)}
             else:
                 dtype, limit = getattr(torch, kind.value), int(max_shard_gb * 1e9)
                 done = {"parameters": export_checkpoint(path, folder, dtype, limit, report)}
-    answer = {"checkpoint": path, "folder": str(folder), **done}
-    print_json(answer) if json else print(f"{folder}: " + _in_words(done))
+                told = complete_export(path, folder, tokenizer)
+    if json:
+        more = {"tokenizer": told} if told else {}
+        print_json({"checkpoint": path, "folder": str(folder), **done, **more})
+    else:
+        print(f"{folder}: {_in_words(done)}{'; ' * bool(told)}{told}")
 
 
 @app.command("import")

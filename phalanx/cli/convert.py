@@ -15,6 +15,14 @@ from phalanx.cli.options import Json, print_json
 
 app = typer.Typer(no_args_is_help=True, help="Weights from and to Hugging Face folders.")
 
+TokenizerPath = Annotated[
+    Path | None,
+    typer.Option(
+        "--tokenizer",
+        exists=True,
+        help="tokenizer.json, or a model's folder (default: that of the run's corpus).",
+    ),
+]
 HfFolder = Annotated[Path, typer.Argument(help="Folder with config.json and safetensors files.")]
 
 
@@ -56,23 +64,25 @@ def export_hf(
     folder: Annotated[Path, typer.Argument(help="New folder that receives the model.")],
     dtype: Annotated[Dtype, typer.Option(help="Number format of the weights.")] = Dtype.bfloat16,
     max_shard_gb: Annotated[float, typer.Option(min=0.001, help="Size limit of one file.")] = 5.0,
+    tokenizer: TokenizerPath = None,
     json: Json = False,
 ) -> None:
-    """Turn a checkpoint's weights into a folder that transformers loads."""
+    """Turn a checkpoint into a folder that transformers loads: weights and tokenizer."""
     import torch
 
-    from phalanx.checkpoint.convert import export_checkpoint
+    from phalanx.checkpoint.convert import complete_export, export_checkpoint
     from phalanx.train.parent import checkpoint_at
 
     checkpoint = checkpoint_at(checkpoint)
     with _reported(json):
         kind = getattr(torch, dtype.value)
         parameters = export_checkpoint(checkpoint, folder, kind, int(max_shard_gb * 1e9))
+        told = complete_export(checkpoint, folder, tokenizer)
     if json:
-        made = {"folder": str(folder), "checkpoint": str(checkpoint)}
+        made = {"folder": str(folder), "checkpoint": str(checkpoint), "tokenizer": told}
         print_json({**made, "parameters": parameters, "dtype": dtype.value})
         return
-    print(f"{folder}: {parameters:,} parameters of {checkpoint} in {dtype.value}")
+    print(f"{folder}: {parameters:,} parameters of {checkpoint} in {dtype.value}; {told}")
 
 
 @contextmanager

@@ -64,6 +64,10 @@ def tokenize(
     shard_mb: Annotated[
         int, typer.Option(min=1, help="Size of a shard, in MiB; 128 to 1024 reads well.")
     ] = 256,
+    most_unreadable: Annotated[
+        float,
+        typer.Option(min=0, max=1, help="Share of the records that may be left out as unreadable."),
+    ] = 0.05,
     force: Annotated[
         bool, typer.Option(help="Replace the corpus in OUT, or an unfinished run.")
     ] = False,
@@ -83,6 +87,7 @@ def tokenize(
             file_bytes=shard_mb << 20,
             workers=workers or _cores(),
             replace=force,
+            most_unreadable=most_unreadable,
             inputs=tuple(map(str, inputs)) if inputs else ("Python's standard library",),
         )
         encoder = _encoder(files, vocab_size, tokenizer, text_key)

@@ -9,6 +9,8 @@ import msgspec
 
 from phalanx.data.inputs import Piece, cut_text
 
+MOST_KEYS = 12  # of a record, that are named
+
 
 class Unreadable(msgspec.Struct, frozen=True):
     """A record that was left out, and why."""
@@ -32,6 +34,7 @@ class RecordReader:
     def __init__(self, text_key: str) -> None:
         record = msgspec.defstruct("Record", [("text", str)], rename={"text": text_key}, gc=False)
         self._decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(record)
+        self._text_key = text_key
 
     def parts(self, pieces: Iterable[Piece], unreadable: list[Unreadable]) -> Iterator[Part]:
         """Parts of all documents; an empty document is one empty part."""
@@ -58,8 +61,20 @@ class RecordReader:
                 try:
                     texts.append(self._decoder.decode(line).text)
                 except ValueError as error:
-                    unreadable.append(Unreadable(piece.file, piece.line + at, str(error)))
+                    reason = self._reason(line, str(error))
+                    unreadable.append(Unreadable(piece.file, piece.line + at, reason))
         return texts
+
+    def _reason(self, line: bytes, error: str) -> str:
+        """What is wrong with a line; where only its key is, which keys there are."""
+        try:
+            found = msgspec.json.decode(line)
+        except ValueError:
+            return error
+        if not isinstance(found, dict) or self._text_key in found:
+            return error
+        keys = ", ".join(f"`{key}`" for key in list(found)[:MOST_KEYS]) or "none"
+        return f"has no key `{self._text_key}`, only {keys}"
 
 
 def _parts_of(document: str) -> Iterator[Part]:

@@ -36,6 +36,7 @@ from phalanx.data.vocabulary import end_of_document
 from phalanx.data.writer import FILE_BYTES, ShardWriter, write_atomically
 
 UNREADABLE_NAME = "unreadable.jsonl"
+FEW_UNREADABLE = 10  # records, of which a small corpus may lose up to half without a refusal
 MOST_NAMED = 1000  # unreadable records that are listed; all are counted
 
 _RUN_BYTES = 1 << 18  # of text, handed to a worker at once: small, so that all end together
@@ -50,6 +51,7 @@ class TokenizeOptions(msgspec.Struct, frozen=True):
     workers: int = 1
     replace: bool = False
     inputs: tuple[str, ...] = ()  # as the user named them, kept in the manifest
+    most_unreadable: float = 0.05  # share of the records; with more, the corpus is not completed
 
 
 class Tokenized(msgspec.Struct, frozen=True):
@@ -105,7 +107,7 @@ def tokenize_files(
             runs = _runs(files, options.text_key, work.file, work.piece)
             for run, encoded in encode_in_order(runs, settings, options.workers):
                 work.add(run, encoded)
-            return work.finish(files, options.inputs, len(finished))
+            return work.finish(files, options, len(finished))
 
 
 class _Work:
@@ -148,7 +150,7 @@ class _Work:
         self._count(input_bytes, encoded)
 
     def finish(
-        self, files: Sequence[Path], inputs: tuple[str, ...], resumed_shards: int
+        self, files: Sequence[Path], options: TokenizeOptions, resumed_shards: int
     ) -> Tokenized:
         """Complete the corpus, list what could not be read, forget the journal."""
         listing = self._writer.folder / UNREADABLE_NAME
@@ -163,7 +165,14 @@ class _Work:
         if self._named and not self._writer.files and not self._writer.open_tokens:
             self._journal.remove()
             raise _nothing_read(files[self._named[0].file], self._named[0])
-        source = Origin(inputs, len(files), counts.text_bytes, counts.empty, counts.unreadable)
+        records = self._writer.documents + counts.empty + counts.unreadable
+        few = counts.unreadable <= FEW_UNREADABLE and 2 * counts.unreadable <= records
+        if counts.unreadable > options.most_unreadable * records and not few:
+            where, first = files[self._named[0].file], self._named[0]
+            raise _too_many_left_out(where, first, counts.unreadable, records, listing)
+        source = Origin(
+            options.inputs, len(files), counts.text_bytes, counts.empty, counts.unreadable
+        )
         manifest = self._writer.finish(source)
         self._journal.remove()
         return Tokenized(manifest, resumed_shards, tuple(self._named))
@@ -185,6 +194,18 @@ def _nothing_read(file: Path, first: Unreadable) -> DataError:
     rule = f"no document of the input could be read; here: {first.reason}"
     where = f"{file}:{first.line}" if first.line else file
     return DataError("input", where, rule, "give other files, or the text's field as --text-key")
+
+
+def _too_many_left_out(
+    file: Path, first: Unreadable, count: int, records: int, listing: Path
+) -> DataError:
+    rule = (
+        f"{count:,} of {records:,} records cannot be read and would be left out, more than"
+        f" --most-unreadable allows; the first: {first.reason} (all: {listing})"
+    )
+    where = f"{file}:{first.line}" if first.line else file
+    fix = "name the text's field with --text-key (and --force), or allow more"
+    return DataError("input", where, rule, fix)
 
 
 def _runs(files: Sequence[Path], text_key: str, first_file: int, first_piece: int) -> Iterator[Run]:

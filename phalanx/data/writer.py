@@ -70,6 +70,13 @@ class ShardWriter:
         """Tokens in the shard that is not complete yet."""
         return self._open.tokens if self._open else 0
 
+    @property
+    def documents(self) -> int:
+        """Documents so far."""
+        return sum(file.documents for file in self.files) + (
+            self._open.documents if self._open else 0
+        )
+
     def append(self, tokens: ArrayLike, starts: ArrayLike, hashes: ArrayLike) -> None:
         """Add tokens, in which documents with these hashes start at these positions."""
         rest = self._stored(tokens)
@@ -154,7 +161,7 @@ class _OpenShard:
         self._sums = BlockSums(block_bytes)
         self._starts: list[NDArray[Any]] = []
         self._hashes: list[NDArray[Any]] = []
-        self.tokens = 0
+        self.tokens = self.documents = 0
 
     def append(
         self, tokens: StoredTokens, starts: NDArray[np.int64], hashes: NDArray[np.uint32]
@@ -165,6 +172,7 @@ class _OpenShard:
         self._starts.append(starts + self.tokens)
         self._hashes.append(hashes)
         self.tokens += len(tokens)
+        self.documents += len(starts)
 
     def commit(self) -> ShardFile:
         sums = self._sums.finish()

@@ -7,6 +7,7 @@ fused matrices (queries with keys and values, gates with ups, stacked experts) a
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,6 +85,8 @@ def export_hf(
         if (folder / "config.json").exists() or any(folder.glob("*.safetensors")):
             raise HfError(folder, "already holds a model: name an empty folder")
         _write_files(state, exported, folder, dtype, max_shard_bytes, written)
+        for path in written:
+            make_readable(path)
         written.append(folder / "config.json")
         written[-1].write_text(json.dumps(config_to_hf(model, dtype, context), indent=2))
     except (OSError, SafetensorError) as error:
@@ -92,6 +95,13 @@ def export_hf(
         reason = error.strerror if isinstance(error, OSError) and error.strerror else error
         fix = "name a folder that you may write, on a disk with room"
         raise HfError(folder, f"cannot be written: {reason}; {fix}") from error
+
+
+def make_readable(path: Path) -> None:
+    """Give a file the mode that any new file has: safetensors keeps its own to their owner."""
+    mask = os.umask(0)
+    os.umask(mask)
+    path.chmod(0o666 & ~mask)
 
 
 def _write_files(

@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 import msgspec
 from msgspec import Struct, structs
 
-from phalanx.config import PRESETS, ConfigError, Model, load_job, resolve_model
+from phalanx.config import PRESETS, ConfigError, Model, batch_ramp, load_job, resolve_model
 from phalanx.config.errors import did_you_mean
 from phalanx.config.numbers import nearest_divisor
 from phalanx.hardware import Cluster, cluster
@@ -91,7 +91,7 @@ class Question(Struct, frozen=True, kw_only=True):
 def understand(request: Request) -> Question:
     """Read a request; everything that is wrong with it raises ConfigError with a way out."""
     assumed: list[str] = []
-    name, model, sequence, batch = _model(request.model)
+    name, model, sequence, batch, tokens = _model(request.model)
     if request.sequence:
         sequence = quantity(request.sequence, "sequence", 1, MOST_SEQUENCE, binary=True)
     if not sequence:
@@ -101,11 +101,11 @@ def understand(request: Request) -> Question:
         batch = _samples(quantity(request.batch, "batch", 1, 1e12, binary=True), sequence)
     if not batch:
         large = parameters(model).total >= LARGE_PARAMETERS
-        tokens = LARGE_BATCH_TOKENS if large else BATCH_TOKENS
-        batch = max(1, tokens // sequence)
+        batch = max(1, (LARGE_BATCH_TOKENS if large else BATCH_TOKENS) // sequence)
         assumed.append(f"batch of {batch:,} samples, {short(batch * sequence)} tokens")
     on = _priced(cluster(request.cluster), request.price)
-    tokens = quantity(request.tokens, "tokens", 1, 1e18) if request.tokens else 0
+    if request.tokens:
+        tokens = quantity(request.tokens, "tokens", 1, 1e18)
     if not tokens:
         # Hoffmann et al. 2022: about twenty tokens a parameter.
         tokens = 20 * parameters(model).active
@@ -151,18 +151,19 @@ def changed(request: Request, text: str) -> Request:
         raise ConfigError("options", text, str(error), fix) from None
 
 
-def _model(text: str) -> tuple[str, Model, int, int]:
-    """Name, shape, and the sequence and batch where a job file gives them."""
+def _model(text: str) -> tuple[str, Model, int, int, int]:
+    """Name, shape, and the sequence, batch and tokens of a job file; 0: nothing is said."""
     if text.endswith(".toml"):
         job = load_job(Path(text))
         model = resolve_model(job.model)
         if not (model.dim and model.layers and model.heads and model.vocab):
             raise ConfigError("model", text, "gives no model shape", "set model.preset in it")
-        return job.name, model, job.data.sequence, job.train.global_batch
+        tokens = batch_ramp(job).samples(job.train.steps) * job.data.sequence
+        return job.name, model, job.data.sequence, job.train.global_batch, tokens
     if text not in PRESETS:
         fix = nearest(text.casefold(), list(PRESETS)) + " (or a job file, *.toml)"
         raise ConfigError("model", f'"{text}"', "no such model", fix)
-    return text, resolve_model(PRESETS[text]), 0, 0
+    return text, resolve_model(PRESETS[text]), 0, 0, 0
 
 
 def _samples(tokens: int, sequence: int) -> int:

@@ -16,7 +16,7 @@ from phalanx.config.load import overridden, read_table
 from phalanx.config.tree import build, mistakes
 from phalanx.simulate.check import READ, problems_of
 from phalanx.simulate.incidents import causes_of
-from phalanx.simulate.scenario import MOST_LOAD, Scenario
+from phalanx.simulate.scenario import MOST_LOAD, FleetPart, Scenario
 from phalanx.simulate.workload import load_of
 
 
@@ -31,7 +31,7 @@ def load_scenario(name: str, overrides: Sequence[str] = ()) -> Scenario:
     table = _table(name)
     given = {override.partition("=")[0].strip() for override in overrides}
     merged, problems = overridden(table, overrides, Scenario)
-    merged = _load_meant(_meant(table, merged, given), given)
+    merged = _spares_meant(table, _load_meant(_meant(table, merged, given), given), given)
     problems += mistakes(Scenario, merged) or _hidden(table, overrides)
     if problems:
         raise ConfigError.of(problems)
@@ -68,6 +68,18 @@ def _meant(table: dict[str, Any], merged: dict[str, Any], given: set[str]) -> di
         return merged
     kept = {k: v for k, v in part.items() if k in READ[kind] or f"workload.{k}" in given}
     return {**merged, "workload": kept}
+
+
+def _spares_meant(table: dict[str, Any], merged: dict[str, Any], given: set[str]) -> dict[str, Any]:
+    """A fleet of another size has as large a share of spares, unless their number is given too."""
+    before, fleet = table.get("fleet", {}), merged.get("fleet")
+    gpus = fleet.get("gpus") if isinstance(fleet, dict) else None
+    if "fleet.gpus" not in given or "fleet.spare_nodes" in given or not isinstance(gpus, int):
+        return merged
+    usual, spares = before.get("gpus", FleetPart().gpus), before.get("spare_nodes", 0)
+    if gpus < 1 or not spares:
+        return merged  # the number of GPUs is refused elsewhere
+    return {**merged, "fleet": {**fleet, "spare_nodes": max(1, -(-spares * gpus // usual))}}
 
 
 def _load_meant(merged: dict[str, Any], given: set[str]) -> dict[str, Any]:

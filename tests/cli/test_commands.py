@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -36,6 +37,34 @@ def test_version_is_printed() -> None:
 def test_help_lists_every_command() -> None:
     text = run("--help").stdout
     assert all(name in text for name in COMMANDS)
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [("tr", "train"), ("runs sh", "show"), ("submit --dry", "--dry-run")],
+)
+def test_the_shell_completes_commands_and_options(typed: str, offered: str) -> None:
+    words = ["phalanx", *typed.split()]
+    completing = {
+        "_PHALANX_COMPLETE": "complete_bash",
+        "COMP_WORDS": " ".join(words),
+        "COMP_CWORD": str(len(words) - 1),
+    }
+    call = "import sys; sys.argv = ['phalanx']; from phalanx.cli import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", call],
+        env=os.environ | completing,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert offered in done.stdout.split()
+
+
+def test_the_completion_of_a_shell_is_printed() -> None:
+    result = run("--show-completion", "bash")
+    assert result.exit_code == 0 and "complete" in result.stdout
 
 
 def test_an_unknown_command_is_refused() -> None:

@@ -39,6 +39,22 @@ def test_a_tokenizer_is_trained_and_used(lines: Path, tmp_path: Path) -> None:
     assert read_manifest(out).source.inputs == (str(lines),)
 
 
+def test_a_wrong_text_key_is_refused_with_counts_and_the_keys_that_exist(tmp_path: Path) -> None:
+    path, out = tmp_path / "mixed.jsonl", tmp_path / "out"
+    records = [{"text": f"number {number}"} for number in range(50)]
+    records += [{"body": f"number {number}", "id": "x"} for number in range(3004)]
+    path.write_bytes(msgspec.json.Encoder().encode_lines(records))
+    arguments = ("tokenize", path, "--vocab-size", 300, "--out", out)
+    code, _, error = run(*arguments)
+    assert code == 2
+    assert "3,004 of 3,054 records" in error and "has no key `text`, only `body`, `id`" in error
+    assert not (out / "manifest.json").exists()
+    code, text, _ = run(*arguments, "--most-unreadable", 1)
+    assert code == 0 and "50 documents" in text
+    code, text, _ = run(*arguments, "--text-key", "body", "--force")
+    assert code == 0 and "3,004 documents" in text
+
+
 def test_verify_ends_with_the_bad_block_and_code_2(tmp_path: Path) -> None:
     write_corpus(tmp_path / "c", 500)
     code, text, _ = run("verify", tmp_path / "c")

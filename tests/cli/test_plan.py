@@ -160,3 +160,17 @@ def test_planning_needs_no_torch() -> None:
         "assert 'torch' not in sys.modules and 'matplotlib' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_a_job_files_own_steps_are_planned(tmp_path: Path) -> None:
+    job = tmp_path / "job.toml"
+    job.write_text(
+        '[model]\npreset = "llama3-8b"\n[data]\nsequence = 8192\n'
+        "[train]\nsteps = 1000\nglobal_batch = 512\n"
+    )
+    arguments = ["plan", "--model", str(job), "--cluster", "h100-64", "--json"]
+    planned = json.loads(CliRunner().invoke(app, arguments).stdout)
+    assert planned["tokens"] == 1000 * 512 * 8192
+    assert not [each for each in planned["assumed"] if "tokens" in each]
+    other = json.loads(CliRunner().invoke(app, [*arguments, "--tokens", "1T"]).stdout)
+    assert other["tokens"] == 10**12

@@ -295,3 +295,13 @@ def test_no_key_takes_what_virtual_time_cannot_hold() -> None:
         for value in ("nan", "inf", "-1e300", "1e300"):
             with pytest.raises(ConfigError, match=key.split(".")[0]):
                 load_scenario("multi-tenant", [f"{key}={value}"])
+
+
+def test_a_fleet_of_another_size_has_as_large_a_share_of_spares() -> None:
+    usual = load_scenario("llama3-54d").fleet
+    small = load_scenario("llama3-54d", ["fleet.gpus=512"]).fleet
+    assert small.spare_nodes == max(1, -(-usual.spare_nodes * 512 // usual.gpus)) < 10
+    given = load_scenario("llama3-54d", ["fleet.gpus=512", "fleet.spare_nodes=7"]).fleet
+    assert given.spare_nodes == 7
+    none = load_scenario("rsc-11mo", ["fleet.gpus=512"]).fleet
+    assert none.spare_nodes == 0
