@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -74,13 +75,16 @@ def check_command(
         job, ranks = load(path, overrides, world_size)
         check(job, ranks)
         job = resolve(job, ranks)
+        from phalanx.plan.fits import fit_of
         from phalanx.train.refusal import refuse_files, refuse_rate
 
         refuse_rate(job)
         if files:
             refuse_files(job)
+    fit = fit_of(job, ranks) if job.train.device != "cpu" else None
     if json:
-        print_json({"problems": [], "world_size": ranks, "files_checked": files})
+        memory = {"memory": fit} if fit is not None else {}
+        print_json({"problems": [], "world_size": ranks, "files_checked": files, **memory})
         return
     axes = job.parallel
     unread = "" if files else "; its files were not looked at"
@@ -89,6 +93,8 @@ def check_command(
         f"{path}: fine on {count} (pipeline {axes.pipeline}, data {axes.data}, "
         f"context {axes.context}, tensor {axes.tensor}){unread}"
     )
+    if fit is not None and fit.text:
+        print(f"warning: {fit.text}", file=sys.stderr)
 
 
 @app.command("explain")

@@ -22,6 +22,7 @@ from phalanx.parallel.mesh import Mesh, build_mesh
 from phalanx.parallel.pipeline import stages_of_rank
 from phalanx.parallel.precision import compute_dtype
 from phalanx.plan.activations import activation_bytes
+from phalanx.plan.fits import Fit, fit_of
 
 _MODEL_AXES = ("tensor", "expert")  # these divide the model itself; the others are ZeRO's
 
@@ -52,12 +53,14 @@ class DryRunReport(msgspec.Struct, frozen=True):
     rows: list[StageRow]
     notes: list[str]
     seconds: float
+    fit: Fit | None = None  # None: on CPUs
 
 
 def dry_run(job: Job, world_size: int) -> DryRunReport:
     """Build the job for one rank of every pipeline position and count."""
     began = time.perf_counter()
     kept = [activation_bytes(job, position) for position in range(job.parallel.pipeline)]
+    fit = fit_of(job, world_size) if job.train.device != "cpu" else None
     train = msgspec.structs.replace(job.train, compile="off")
     precision = msgspec.structs.replace(job.precision, fp8=False)  # fp8 casts; it stores nothing
     job = msgspec.structs.replace(job, train=train, precision=precision)
@@ -74,7 +77,8 @@ def dry_run(job: Job, world_size: int) -> DryRunReport:
         micro_batches=micro_batches(job),
         parameters=sum(row.parameters for row in rows),
         rows=rows,
-        notes=_notes(job),
+        notes=[*_notes(job), *([fit.text] if fit is not None and fit.text else [])],
+        fit=fit,
         seconds=time.perf_counter() - began,
     )
 

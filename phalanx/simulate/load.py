@@ -72,7 +72,7 @@ def _meant(table: dict[str, Any], merged: dict[str, Any], given: set[str]) -> di
 
 def _spares_meant(table: dict[str, Any], merged: dict[str, Any], given: set[str]) -> dict[str, Any]:
     """A fleet of another size has as large a share of spares, unless their number is given too."""
-    before, fleet = table.get("fleet", {}), merged.get("fleet")
+    before, fleet = table.get("fleet", {}), merged.get("fleet", {})
     gpus = fleet.get("gpus") if isinstance(fleet, dict) else None
     if "fleet.gpus" not in given or "fleet.spare_nodes" in given or not isinstance(gpus, int):
         return merged

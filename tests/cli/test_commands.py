@@ -63,8 +63,10 @@ def test_the_shell_completes_commands_and_options(typed: str, offered: str) -> N
 
 
 def test_the_completion_of_a_shell_is_printed() -> None:
-    result = run("--show-completion", "bash")
-    assert result.exit_code == 0 and "complete" in result.stdout
+    call = "import sys; sys.argv[0] = 'phalanx'; from phalanx.cli import main; main()"
+    command = [sys.executable, "-c", call, "--show-completion", "bash"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and "_PHALANX_COMPLETE" in done.stdout
 
 
 def test_an_unknown_command_is_refused() -> None:
@@ -160,6 +162,30 @@ def test_check_opens_the_files_that_a_job_names_unless_told_not_to(job: Path) ->
     assert refused.exit_code == 2 and "data.path = /no/such/corpus" in refused.stderr
     accepted = run("config", "check", str(job), *corpus, "--no-files")
     assert accepted.exit_code == 0 and "not looked at" in accepted.stdout
+
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def test_a_rank_that_no_usual_gpu_holds_is_said_with_what_would_help() -> None:
+    job = str(EXAMPLES / "llama3-405b.toml")
+    fits = run("config", "check", job, "--no-files")
+    assert fits.exit_code == 0 and "does not fit" not in fits.stderr
+    wide = ["--set", "parallel.context=1", "--set", "parallel.data=128"]
+    result = run("config", "check", job, "--no-files", *wide)
+    assert result.exit_code == 0
+    assert "does not fit h100 (80 GiB), h200 (141 GiB); it fits b200" in result.stderr
+    assert 'what would help: memory.recompute = "full"' in result.stderr
+    told = json.loads(run("config", "check", job, "--no-files", *wide, "--json").stdout)["memory"]
+    assert told["rank_bytes"] > 141 * 2**30 and told["changes"][0]["rank_bytes"] < 80 * 2**30
+
+
+@pytest.mark.parametrize("name", ["llama3-405b", "dense-1t"])
+def test_the_large_examples_fit_gpus_of_80_gb(name: str) -> None:
+    told = json.loads(
+        run("config", "check", str(EXAMPLES / f"{name}.toml"), "--no-files", "--json").stdout
+    )
+    assert told["memory"]["rank_bytes"] < 80 * 2**30 and not told["memory"]["too_small"]
 
 
 @pytest.mark.parametrize("key", ["checkpoint.resume", "checkpoint.load_hf"])
