@@ -61,9 +61,10 @@ def join_and_serve(
 ) -> None:
     """Serve a node: join a server, run workers, tell how they do.
 
-    The join token comes from PHALANX_TOKEN or the file in PHALANX_TOKEN_FILE. SIGINT ends what
-    runs here; after SIGTERM it runs on for a while, and the next agent takes it over. With --site
-    SIGTERM ends it as well: it is the engine's last word.
+    The join token comes from PHALANX_TOKEN, the file in PHALANX_TOKEN_FILE, or the state folder of
+    a server of yours on this machine. SIGINT ends what runs here; after SIGTERM it runs on for a
+    while, and the next agent takes it over. With --site SIGTERM ends it as well: it is the engine's
+    last word.
     """
     from phalanx.control.agent_config import AgentConfig, read_agent_config
     from phalanx.control.agent_files import AlreadyRunsError, claim, describe_node, own_address
@@ -108,7 +109,7 @@ def join_and_serve(
         threading.Thread(target=_end_with, args=(until, _written(until)), daemon=True).start()
     try:
         claim(folder)
-        token = join_token(TOKEN_SECONDS if site else 0.0)
+        token = join_token(urls, TOKEN_SECONDS if site else 0.0)
         if not standby:
             asyncio.run(wait_for_work(urls, folder, node, token))
         from phalanx.control.agent import AgentOptions, AgentProcess

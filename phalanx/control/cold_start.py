@@ -15,6 +15,9 @@ import socket
 import sys
 import time
 from pathlib import Path
+from urllib.parse import urlsplit
+
+import msgspec
 
 from phalanx.cluster.fleet import Node
 from phalanx.control.agent_files import (
@@ -26,10 +29,12 @@ from phalanx.control.agent_files import (
 )
 from phalanx.control.backends.site import ENGINES, node_facts
 from phalanx.control.cold import ColdAgent
+from phalanx.control.server_file import ServerFile
 from phalanx.control.uplink import JoinError, Uplink
 from phalanx.control.wire import JoinRequest
 
 TOKEN_SECONDS = 60.0
+POLL_SECONDS = 0.5
 
 
 class TokenError(Exception):
@@ -81,7 +86,7 @@ def _run(given: argparse.Namespace, urls: tuple[str, ...]) -> None:
     )
     try:
         claim(state.absolute())
-        token = join_token(TOKEN_SECONDS if given.site else 0.0)
+        token = join_token(urls, TOKEN_SECONDS if given.site else 0.0)
         asyncio.run(wait_for_work(urls, state.absolute(), node, token))
     except (JoinError, TokenError, AlreadyRunsError, OSError) as error:
         sys.exit(f"error: {error}")  # said on stderr; the exit code is 1
@@ -102,13 +107,16 @@ async def wait_for_work(urls: tuple[str, ...], folder: Path, node: Node, token: 
     await ColdAgent(node, machine, next_incarnation(folder), uplink).run()
 
 
-def join_token(patience: float) -> str:
-    """The token; inside an allocation its file may be written by a controller that just starts."""
+def join_token(urls: tuple[str, ...], patience: float) -> str:
+    """The token; inside an allocation its file may be written by a controller that just starts.
+
+    Beside a server that runs here, as the same user, it is found by itself.
+    """
     if token := os.environ.get("PHALANX_TOKEN"):
         return token.strip()
     path = os.environ.get("PHALANX_TOKEN_FILE")
     if not path:
-        return ""
+        return _token_of_server_here(urls)
     deadline = time.monotonic() + patience
     while not Path(path).exists() and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -116,3 +124,40 @@ def join_token(patience: float) -> str:
         return Path(path).read_text().strip()
     except OSError as error:
         raise TokenError(f"no token: {path}: {error.strerror}") from None
+
+
+def _token_of_server_here(urls: tuple[str, ...]) -> str:
+    """The join token of a server of this user on this machine; "": there is none.
+
+    One that is just being started (`phalanx up &` in the same script) is waited for.
+    """
+    here = [url for url in urls if urlsplit(url).hostname in ("127.0.0.1", "localhost", "::1")]
+    deadline = time.monotonic() + TOKEN_SECONDS
+    answers = False
+    while True:
+        if token := _read_token(urls):
+            return token
+        if not here or answers or time.monotonic() > deadline:
+            return ""
+        answers = any(_answers(url) for url in here)
+        time.sleep(POLL_SECONDS)
+
+
+def _read_token(urls: tuple[str, ...]) -> str:
+    state = Path(os.environ.get("PHALANX_STATE") or Path.home() / ".phalanx" / "server")
+    try:
+        if ServerFile.read(state).url.rstrip("/") in urls:
+            return (state / "join.token").read_text().strip()
+    except (OSError, ValueError, msgspec.MsgspecError):
+        pass  # nobody has started one here, or its files are somebody else's
+    return ""
+
+
+def _answers(url: str) -> bool:
+    parts = urlsplit(url)
+    try:
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+        with socket.create_connection((parts.hostname or "", port), timeout=POLL_SECONDS):
+            return True
+    except (OSError, ValueError):
+        return False

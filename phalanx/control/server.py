@@ -44,6 +44,7 @@ from phalanx.control.store import (
     open_store,
 )
 from phalanx.control.upkeep import archive_old, keep_metrics
+from phalanx.control.users import own_name
 from phalanx.control.views import team_of
 from phalanx.control.webhooks import Webhooks
 from phalanx.observe.journal import Journal, open_journal
@@ -315,7 +316,8 @@ class Server:
         """The administrator's token at the very first start; a join token that is still good."""
         admin, join = self.options.state / "admin.token", self.options.state / "join.token"
         if not len(tokens):
-            tokens.create("admin", "admin", hand_over=partial(write_secret, admin))
+            # Named after who starts it: where agents are root, jobs run as the token's name.
+            tokens.create("admin", own_name(), hand_over=partial(write_secret, admin))
         try:
             tokens.check(join.read_text().strip())
         except (OSError, ValueError, AuthError):

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import pwd
 
 
 class UnknownUserError(Exception):
     """A job's user does not exist on this node."""
+
+
+def own_name() -> str:
+    """Of the user that this process runs as; "admin" where the system has no name for it."""
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return "admin"
 
 
 def known_user(name: str) -> pwd.struct_passwd:

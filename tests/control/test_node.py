@@ -307,10 +307,11 @@ def test_a_job_runs_as_whoever_submitted_it(user: str, open_folder: Path) -> Non
             assert "token is safe" in lines and "own folder" in lines and "no rights" in lines
             missing = run([*submit, "--world-size", "1", "--", "id"], cwd=open_folder)
             assert missing.returncode != 0  # no token, no job
-            unknown = server.call("POST", "/v1/jobs", {"spec": {"name": "j"}, "work": NOBODYS})[1]
+            spec = {"name": "j", "user": "no-such-user"}
+            unknown = server.call("POST", "/v1/jobs", {"spec": spec, "work": NOBODYS})[1]
             show = lambda: server.call("GET", f"/v1/jobs/{unknown['jobs'][0]}")[1]["job"]  # noqa: E731
             wait_for(lambda: show()["state"] == "failed")
-            assert "there is no user 'admin'" in show()["why"]["text"], show()["why"]
+            assert "there is no user 'no-such-user'" in show()["why"]["text"], show()["why"]
             assert show()["generation"] == 1  # the next try would not be different
             (node,) = server.call("GET", "/v1/nodes")[1]["nodes"]
             assert node["state"] == "healthy"  # it is not the node's fault

@@ -3,17 +3,120 @@
 from __future__ import annotations
 
 import os
+import pwd
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import tempfile
+import time
 from pathlib import Path
 
 import pytest
 
 from tests.control.servers import ServerProcess
+from tests.ports import free_port
 
 PAGE = Path(__file__).parents[2] / "docs" / "server.md"
+
+
+FIRST_BLOCK_SECONDS = 120
+ORDINARY = "nobody"
+
+
+def first_block() -> list[str]:
+    """The lines of the page's first example, without their comments."""
+    block = re.search(r"```sh\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    assert block is not None
+    return [line.split("  #")[0].strip() for line in block[1].splitlines()]
+
+
+class Person:
+    """A user of this machine with an empty home folder and the command `phalanx`."""
+
+    def __init__(self, home: Path, user: str = "") -> None:
+        self.home, self.user = home, user
+        (home / "bin").mkdir(parents=True)
+        python, paths = interpreter_of(user)
+        command = home / "bin" / "phalanx"
+        command.write_text(f'#!/bin/sh\nPYTHONPATH={paths} exec {python} -m phalanx "$@"\n')
+        command.chmod(0o755)
+        if user:
+            shutil.chown(home, user)
+        self.environment = {
+            "HOME": str(home),
+            "PATH": f"{home / 'bin'}:{os.environ['PATH']}",
+            "OMP_NUM_THREADS": "1",
+        }
+
+    def start(self, line: str) -> subprocess.Popen[str]:
+        """One line of a shell, in the background; what it says goes to one pipe."""
+        return subprocess.Popen(
+            ["bash", "-c", line],
+            cwd=self.home,
+            env=self.environment,
+            user=self.user or None,
+            group=pwd.getpwnam(self.user).pw_gid if self.user else None,
+            extra_groups=[] if self.user else None,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def run(self, line: str) -> str:
+        """What a line prints; it must work."""
+        process = self.start(line)
+        output, _ = process.communicate(timeout=FIRST_BLOCK_SECONDS)
+        assert process.returncode == 0, f"{line}: {output}"
+        return output
+
+
+def interpreter_of(user: str) -> tuple[str, str]:
+    """A Python that a user may run, and where it finds us and what we need."""
+    packages = ":".join(dict.fromkeys([str(PAGE.parents[1]), *filter(None, sys.path)]))
+    if not user:
+        return sys.executable, packages
+    system = f"/usr/bin/python3.{sys.version_info.minor}"
+    for python in (sys.executable, system):
+        trial = subprocess.run(
+            ["/bin/sh", "-c", f"exec {python} -c 'import phalanx.control.server'"],
+            user=user,
+            env={"PYTHONPATH": packages, "PATH": os.environ["PATH"]},
+            cwd="/",
+            capture_output=True,
+            check=False,
+        )
+        if trial.returncode == 0:
+            return python, packages
+    pytest.skip(f"{user} can run no Python here that has what Phalanx needs")
+
+
+@pytest.mark.parametrize("user", ["", ORDINARY])
+def test_the_first_example_runs_in_an_empty_home(user: str) -> None:
+    """As whoever runs the tests (in CI root), and as an ordinary user."""
+    if user and os.getuid() != 0:
+        pytest.skip("only root can be somebody else")
+    up, agent, submit, look = first_block()
+    # Not below pytest's own folder, which only its owner may enter.
+    with tempfile.TemporaryDirectory(prefix="phalanx-docs-") as name:
+        Path(name).chmod(0o755)
+        person, port = Person(Path(name) / "home", user), str(free_port())
+        running = [person.start(f"exec {up} --port {port}")]
+        try:
+            running.append(person.start(f"exec {agent.replace('7070', port)}"))
+            deadline = time.monotonic() + FIRST_BLOCK_SECONDS
+            while "healthy" not in person.run("phalanx nodes || true"):
+                assert time.monotonic() < deadline and running[1].poll() is None
+                time.sleep(0.2)
+            assert "accepted" in person.run(submit)
+            assert look.endswith("phalanx top")  # which goes on until somebody ends it
+            assert "hello" in person.run(f"{look} --once")
+            assert "job 1 is done" in person.run("phalanx why 1")
+        finally:
+            for process in reversed(running):
+                process.send_signal(signal.SIGINT)
+                process.communicate(timeout=60)
 
 
 def examples(language: str) -> list[str]:
