@@ -54,7 +54,7 @@ class Meter:
         self._warming_up = True
         self._non_finite_steps = 0
         self._step_seconds = self._data_seconds = 0.0
-        self.skipped_steps = self.damaged_samples = 0
+        self.skipped_steps = self.damaged_samples = self.unlabelled_steps = 0
 
     @property
     def data_share(self) -> float:
@@ -64,7 +64,11 @@ class Meter:
     @property
     def oddities(self) -> dict[str, int]:
         """What a run should have none of."""
-        return {"skipped_steps": self.skipped_steps, "damaged_samples": self.damaged_samples}
+        return {
+            "skipped_steps": self.skipped_steps,
+            "damaged_samples": self.damaged_samples,
+            "steps_without_labels": self.unlabelled_steps,
+        }
 
     def waiting_text(self) -> str:
         """How much of the step time made no progress, in words."""
@@ -119,6 +123,7 @@ class Meter:
         self._data_seconds += time.parts.data
         self.skipped_steps += bool(host.skipped)
         self.damaged_samples += outcome.damaged
+        self.unlabelled_steps += not outcome.labels
         sample_seconds = self._sample_seconds(time.seconds / outcome.samples)
         samples_left = self._ramp.samples(self._job.train.steps) - self._ramp.samples(step)
         parts, estimated = self._parts(time, pending.exposed_seconds)

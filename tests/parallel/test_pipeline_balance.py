@@ -96,6 +96,29 @@ def test_a_pipeline_balances_like_one_process_and_resumes_to_the_bit(
     prove(make(balance, 2, axes), make(balance, 1, {}), tmp_path)
 
 
+def forwards_of_a_step(job: Job) -> list[int]:
+    """How often each part of this rank ran in its first step."""
+    device = torch.device("cpu")
+    trainer = Trainer(job, build_mesh(job, device), device)
+    counts = [0] * len(trainer.engine.parts)
+
+    def count(index: int) -> None:
+        counts[index] += 1
+
+    for index, part in enumerate(trainer.engine.parts):
+        part.register_forward_pre_hook(lambda *_, index=index: count(index))
+    trainer.train_step()
+    trainer.close()
+    return counts
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zero-bubble"])
+def test_a_stage_runs_once_for_each_micro_batch_and_never_to_find_out_shapes(schedule: str) -> None:
+    job = make("none", 2, {"pipeline": 2, "schedule": schedule})
+    for counts in run_ranks(2, forwards_of_a_step, job):
+        assert counts == [8] * len(counts)
+
+
 def test_a_batch_that_grows_makes_a_schedule_anew_and_counts_nothing_for_it(tmp_path: Path) -> None:
     further = {"train": {"batch_ramp": RAMP}}
     axes = {"pipeline": 2, "schedule": "1f1b"}
