@@ -31,6 +31,7 @@ from phalanx.cluster.fleet import Node
 from phalanx.cluster.fleet_file import read_fleet
 from phalanx.cluster.job import Expected, GangShape, JobSpec
 from phalanx.cluster.messages import Holding, Inventory
+from phalanx.cluster.policy import Policy
 from phalanx.config import ConfigError
 from tests.cluster.drive import EXPECTED, SECOND, SHAPE, Drive
 from tests.cluster.invariants import check
@@ -235,8 +236,10 @@ class Wild:
             return rng.choice(get_args(hint))
         return self.struct(hint)
 
-    def struct(self, hint: Any) -> Struct | tuple[()]:
+    def struct(self, hint: Any) -> Struct | tuple[()] | None:
         rng = self.rng
+        if hint == Policy | None:
+            return rng.choice((None, Policy()))
         if hint is Inventory:
             holding = Holding(rng.choice((1, 2, 99)), 1, "running", rng.choice(NUMBERS), 5)
             return Inventory(rng.choice((0, 1, 5)), (holding,) * rng.randrange(2))
