@@ -49,11 +49,9 @@ def main() -> int:
         documents.write(history.read(options.history))
         return 0
     chosen = _chosen(options.claims, quick=options.quick, gpu=options.gpu)
-    outcomes = _prove_all(chosen, options.history)
-    stored = [o.measurement for o in outcomes if o.measurement]
-    if options.store or not options.quick:
-        history.append(stored, options.history)
-    if options.history == history.HISTORY and (options.store or not options.quick):
+    stores = options.store or not options.quick
+    outcomes = _prove_all(chosen, options.history, stores=stores)
+    if stores and options.history == history.HISTORY:
         documents.write(history.read())
     return _summary(outcomes)
 
@@ -68,7 +66,7 @@ def _chosen(names: list[str], *, quick: bool, gpu: bool) -> list[Claim]:
     ]
 
 
-def _prove_all(claims: list[Claim], store: Path) -> list[Outcome]:
+def _prove_all(claims: list[Claim], store: Path, *, stores: bool) -> list[Outcome]:
     busy = busy_share()
     print(f"{machine_name()}, {busy:.0%} busy before", flush=True)
     if busy > QUIET_SHARE:
@@ -87,6 +85,8 @@ def _prove_all(claims: list[Claim], store: Path) -> list[Outcome]:
         began = time.monotonic()
         outcome = prover.prove(claim)
         outcomes.append(outcome)
+        if stores and outcome.measurement:
+            history.append([outcome.measurement], store)  # a run that is cut off loses nothing
         _show(outcome, time.monotonic() - began)
     return outcomes
 

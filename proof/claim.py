@@ -102,6 +102,11 @@ class Verdict:
     problem: str = ""  # why it fails; empty when it holds
 
     @property
+    def may_be_noise(self) -> bool:
+        """Whether measuring again could come to something else."""
+        return bool(self.problem) and self.value is not None and self.figure.timed
+
+    @property
     def words(self) -> str:
         return "not reported" if self.value is None else self.figure.show(self.value)
 

@@ -57,7 +57,7 @@ class Prover:
         before = reference(self._history, claim.name, machine_name())
         for attempt in range(1 + AGAIN):
             outcome = self._measure(claim, before)
-            fallen = [v for v in outcome.verdicts if v.problem and v.figure.timed]
+            fallen = [verdict for verdict in outcome.verdicts if verdict.may_be_noise]
             if not fallen or attempt == AGAIN:
                 break
             worst = "; ".join(f"{v.figure.name} {v.words}, {v.problem}" for v in fallen)

@@ -168,7 +168,7 @@ RECOVERY = (
         figures=(
             Figure("worker", "a worker killed", "s", at_most=3.0, regression=0.5),
             Figure("node", "a node killed", "s", at_most=6.0, regression=0.5),
-            Figure("stopped", "a worker stopped", "s", at_most=8.0, regression=0.5),
+            Figure("hang", "a worker stopped", "s", at_most=8.0, regression=0.5),
             Figure("controller", "the controller killed", "s", at_most=3.0, regression=2.0),
             Figure(
                 "times_faster",

@@ -83,3 +83,9 @@ def test_a_command_without_figures_fails_with_its_last_words(counter: Path) -> N
 def test_the_environment_is_this_one() -> None:
     assert runner.arguments("python -m x --y")[0] == sys.executable
     assert runner.arguments("phalanx ps")[0] == str(Path(sys.executable).parent / "phalanx")
+
+
+def test_a_figure_that_is_not_reported_is_not_measured_again(counter: Path) -> None:
+    outcome = runner.Prover([]).prove(claim(counter, '{"other": 1.0}'))
+    assert outcome.failed
+    assert counter.read_text() == "1"
