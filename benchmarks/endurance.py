@@ -22,7 +22,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.recovery import CPU, Bench
+from benchmarks.recovery import CPU, Bench, step_seconds
 from benchmarks.recovery_kinds import KINDS, Struck, Target, summary
 from phalanx.control.backends.local import keeper_pid
 from phalanx.control.chaos.verdict import compare
@@ -140,13 +140,7 @@ class Endurance:
 
     def _steps(self) -> int:
         """As many as fit into the time beside what is done to the job."""
-        began = time.monotonic()
-        self._train("calibration", CALIBRATION_STEPS)
-        self._train("calibration-start", 1)
-        once = time.monotonic()
-        self._train("calibration-start", 1)
-        start = time.monotonic() - once
-        seconds = (once - began - 2 * start) / CALIBRATION_STEPS
+        seconds = step_seconds(self._train("calibration", CALIBRATION_STEPS))
         left = max(0.0, self.seconds - self.kills * STRIKE_SECONDS)
         return max(int(left / max(seconds, 0.01)), self.kills * LEAST_STEPS_BETWEEN)
 
