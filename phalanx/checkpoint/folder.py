@@ -31,7 +31,6 @@ from phalanx.checkpoint.tier import (
     entries,
     open_tier,
     read_scores,
-    step_of,
 )
 
 LOCK_FILE = "writer.lock"
@@ -90,8 +89,13 @@ def older_than(path: Path) -> Path | None:
 def scan(folder: Path) -> Iterator[Found]:
     """Every step's folder, complete or not."""
     for path in folder.glob("step-*"):
-        if match := re.fullmatch(r"step-(\d+)(?:\.g(\d+))?", path.name):
-            yield Found(int(match[1]), int(match[2] or 0), path)
+        if (found := _found(path)) is not None:
+            yield found
+
+
+def _found(path: Path) -> Found | None:
+    match = re.fullmatch(r"step-(\d+)(?:\.g(\d+))?", path.name)
+    return Found(int(match[1]), int(match[2] or 0), path) if match else None
 
 
 def read_fences(folder: Path) -> list[Fence]:
@@ -154,8 +158,7 @@ def prune(folder: Path, policy: Policy, newest: Path) -> list[Path]:
     others = used_bytes(folder) - own if policy.quota_bytes else 0
     decision = decide(found, policy, newest.name, max(0, others))
     doomed = list(decision.removed)
-    step = step_of(newest.name)
-    doomed += [f.path.name for f in scan(folder) if f.step < step and not f.complete]
+    doomed += _superseded(folder, newest)
     removed = []
     for name in doomed:
         try:
@@ -166,6 +169,21 @@ def prune(folder: Path, policy: Policy, newest: Path) -> list[Path]:
         over = f"{decision.excess_bytes / 1e9:.1f} GB above the quota"
         log.error("checkpoints below %s are %s", folder, over)
     return removed
+
+
+def _superseded(folder: Path, newest: Path) -> list[str]:
+    """Folders that never became complete and that nobody will complete any more.
+
+    Earlier steps, and all that an older gang left: this one made those steps again, or goes
+    another way.
+    """
+    own = _found(newest)
+    assert own is not None
+    return [
+        each.path.name
+        for each in scan(folder)
+        if not each.complete and (each.generation < own.generation or each.step < own.step)
+    ]
 
 
 def clear(doomed: list[Path]) -> None:

@@ -388,6 +388,15 @@ def test_every_differing_tensor_is_listed_however_many(tmp_path: Path) -> None:
     assert len(caught.value.problems) == 50
 
 
+def test_what_older_gangs_did_not_complete_goes_with_the_next_checkpoint(tmp_path: Path) -> None:
+    left = ("step-00000003", "step-00000005.g1", "step-00000007.g1", "step-00000007.g2")
+    for name in left:
+        (tmp_path / name).mkdir()
+    Checkpointer(tmp_path, exclusive=False).save(5, plain(), extra(generation=2))
+    found = sorted(path.name for path in tmp_path.glob("step-*"))
+    assert found == ["step-00000005.g2", "step-00000007.g2"]  # which may still be written
+
+
 def test_incomplete_folders_are_not_listed(tmp_path: Path) -> None:
     assert latest(tmp_path) is None and latest(tmp_path / "absent") is None
     older, newer = save_two(tmp_path)
