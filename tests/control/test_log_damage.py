@@ -201,3 +201,11 @@ def repair(state: Path, *options: str) -> subprocess.CompletedProcess[str]:
 
 def sound_until(state: Path) -> int:
     return int(json.loads(repair(state, "--json").stdout)["sound_until"])
+
+
+def test_the_command_refuses_a_damaged_log_with_a_sentence(killed: Path) -> None:
+    (killed / f"{LOG}-wal").unlink()
+    command = [sys.executable, "-m", "phalanx", "up", "--state", str(killed), "--port", "0"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
+    assert done.stderr.startswith("error: ") and "phalanx server repair" in done.stderr
