@@ -153,7 +153,11 @@ class SqliteStore(SqlStore):
         return self._whole_commands(row for row in rows if row[0] in wanted)
 
     def copy_apart(self) -> Path:
-        """A copy of the files as they are, for whoever wants to look into them later."""
+        """A copy of the files as they are, for whoever wants to look into them later.
+
+        StoreBusyError where a server runs on them.
+        """
+        self._take_lock("")
         folder = self.path.parent / f"log-before-repair-{time.time_ns()}"
         with _explained(folder):
             folder.mkdir(mode=0o700)

@@ -29,6 +29,7 @@ from phalanx.control.log_chain import START
 from phalanx.control.recovery import recover
 from phalanx.control.store import CommandRow, Row, StoreError, tail
 from phalanx.control.store_sqlite import SqliteStore
+from tests.control.sql import change_file
 
 
 class WatchedStore(SqliteStore):
@@ -236,6 +237,23 @@ def test_a_changed_policy_holds_from_the_restart_on(tmp_path: Path) -> None:
             await running.controller.start(policy)
         found = recover(SqliteStore(tmp_path / "log.sqlite"), Policy())
         assert found.core.view.policy == policy
+
+    asyncio.run(scenario())
+
+
+def test_a_replay_from_before_a_changed_policy_has_it(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        policy = Policy(queue=QueuePolicy(age_weight=7))
+        async with Running(tmp_path) as running:
+            await running.controller.order(joined("a"))
+            await running.controller.start(policy)
+            await running.controller.order(Submit(spec=JobSpec(name="j")))
+        change_file(tmp_path / "log.sqlite", "UPDATE snapshots SET core = x'00'")
+        store = SqliteStore(tmp_path / "log.sqlite")
+        found = recover(store, Policy())
+        store.close()
+        assert found.replayed > 3 and not found.diverged
+        assert found.core.view.policy == policy and len(found.core.view.jobs) == 1
 
     asyncio.run(scenario())
 

@@ -193,6 +193,15 @@ def test_repair_refuses_what_it_cannot_do(killed: Path) -> None:
     assert "cannot be set aside" in repair(killed, "--set-aside", "3", "--yes").stderr
 
 
+def test_repair_leaves_the_log_of_a_running_server_alone(killed: Path) -> None:
+    server = SqliteStore(killed / LOG)
+    server.lead("http://one", "1")
+    assert "a server already runs" in repair(killed, "--truncate-after", "9", "--yes").stderr
+    assert not list(killed.glob("log-before-repair-*"))
+    assert repair(killed).returncode == 0
+    server.close()
+
+
 def repair(state: Path, *options: str) -> subprocess.CompletedProcess[str]:
     words = ["server", "repair", "--state", str(state), *options]
     command = [sys.executable, "-m", "phalanx", *words]
