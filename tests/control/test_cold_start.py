@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from phalanx.control import cold_start
 from phalanx.control.cold_start import waited_for_work
+from phalanx.control.server_file import ServerFile
+from tests.ports import free_port
 
 HEAVY = ("torch", "numpy", "pydantic", "typer", "phalanx.checkpoint", "phalanx.plan")
 
@@ -51,3 +55,20 @@ def test_a_missing_token_is_named() -> None:
         },
     )
     assert done.returncode == 1 and "error: no token: /nowhere/token" in done.stderr
+
+
+def test_an_agent_beside_a_server_of_its_user_finds_the_join_token(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PHALANX_TOKEN", raising=False)
+    monkeypatch.delenv("PHALANX_TOKEN_FILE", raising=False)
+    monkeypatch.setenv("PHALANX_STATE", str(tmp_path))
+    monkeypatch.setattr(cold_start, "TOKEN_SECONDS", 0.0)
+    monkeypatch.setattr(cold_start, "POLL_SECONDS", 0.01)
+    url = f"http://127.0.0.1:{free_port()}"
+    assert cold_start.join_token((url,), 0.0) == ""  # nobody is there
+    ServerFile(url, 1, "1").write(tmp_path)
+    (tmp_path / "join.token").write_text("phx_join_words\n")
+    assert cold_start.join_token((url,), 0.0) == "phx_join_words"
+    # It is not handed to anybody else.
+    assert cold_start.join_token(("http://10.0.0.1:7070",), 0.0) == ""
