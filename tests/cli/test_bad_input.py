@@ -1,0 +1,95 @@
+"""What is wrong is said in words, whichever command is given it: no traceback reaches a person."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from phalanx.cli.app import app
+from tests.ports import free_port
+
+ASKING = [
+    "ps",
+    "show 1",
+    "why 1",
+    "logs 1",
+    "logs -f 1",
+    "cancel 1",
+    "scale 1 2",
+    "nodes",
+    "drain n1",
+    "resume n1",
+    "events",
+    "answer",
+    "quota",
+    "top",
+    "page",
+    "runs ls",
+    "runs show 1",
+    "runs note 1 hi",
+    "runs tag 1 a",
+    "ledger",
+    "token list",
+    "shell 1",
+    "submit -- true",
+    "submit --dry-run -- true",
+]
+
+
+@pytest.mark.parametrize("address", ["foo", "http://h:abc", "http://127.0.0.1:{port}"])
+@pytest.mark.parametrize("command", ASKING)
+def test_a_server_that_is_none_is_told_in_words(
+    command: str, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PHALANX_TOKEN", "x")
+    words, _, program = command.partition(" -- ")
+    url = address.format(port=free_port())
+    arguments = [*words.split(), "--server", url, *(["--", program] if program else [])]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 3 and isinstance(result.exception, SystemExit)
+    assert result.stderr.startswith("error: ")
+
+
+MISSING = [
+    "train {0}.toml",
+    "config check {0}.toml",
+    "plan --model {0}.toml --cluster h100-64",
+    "simulate show {0}.toml",
+    "data tokenize {0} --out {0}.out --vocab-size 300",
+    "data inspect {0}",
+    "ckpt show {0}",
+    "ckpt export {0} {0}.out",
+    "convert import-hf {0} {0}.out",
+    "convert export-hf {0} {0}.out",
+    "submit {0}.toml",
+    "runs show {0}",
+    "runs ls --runs {0}",
+    "up --policy {0}.toml",
+]
+
+
+@pytest.mark.parametrize("command", MISSING)
+def test_a_file_that_is_not_there_is_told_in_words(command: str, tmp_path: Path) -> None:
+    arguments = command.format(tmp_path / "missing").split()
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code not in (0, 1) and isinstance(result.exception, SystemExit)
+    assert "missing" in result.stderr.replace("\n", "")
+
+
+@pytest.mark.parametrize("command", ["--help", "config explain", "submit --dry-run -- sleep 1"])
+def test_a_reader_that_leaves_ends_a_command_quietly(command: str) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "phalanx", *command.split()],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None and process.stderr is not None
+    with process:
+        process.stdout.close()
+        told = process.stderr.read()
+    assert told == ""
