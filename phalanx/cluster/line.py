@@ -44,9 +44,9 @@ sentences(
         " {depth} at a time",
         "nodes_away": "{problem}; of the nodes that would do {there} of {fitting} are in service,"
         " and nobody can say when the others come back",
-        "holder_endless": "{problem}; job {job}, which holds what it needs, has neither a time"
+        "holder_endless": "job {job}, which holds what it needs, has neither a time"
         " limit nor a number of steps",
-        "holder_late": "{problem}; job {job}, which holds what it needs, should have ended by now",
+        "holder_late": "job {job}, which holds what it needs, should have ended by now",
         "ahead_endless": "job {job}, which is before it, has neither a time limit nor a number of"
         " steps",
         "limit_endless": "{problem}; nobody can say when those end that hold it",
@@ -271,9 +271,7 @@ class Line:
         """Nobody can say when one that holds what a job needs ends."""
         known = self._view.jobs[other].spec
         code = "holder_late" if known.time_limit_ns or known.expected.steps else "holder_endless"
-        found = place(self._view.fleet, least_of(self.spot(job).demand))
-        problem = str(found.reason) if isinstance(found, Refusal) else "its turn will come"
-        return Nobody(job.id, reason(code, problem=problem, job=other))
+        return Nobody(job.id, reason(code, job=other))
 
     def _alone_ns(self, job: Job, spot: Spot) -> int | None:
         """The earliest start if nothing else is started but what was promised before it."""
