@@ -20,7 +20,7 @@ from phalanx.checkpoint.shard import Sidecar, Slot, parse_header
 from phalanx.checkpoint.source import ShardReader, Source
 
 READ_BYTES = 4 << 20  # read at a time by one thread: proved and handed out while in the caches
-READERS = 4
+READERS = 8  # threads: with half of them the disk waits while the others prove and copy
 SHARED_READS = 1.5  # times that the ranks together may want a byte, for reads past the page cache
 
 Problems = list[tuple[int, str]]  # rank of the shard, what is wrong
