@@ -10,6 +10,7 @@ import shutil
 import signal
 import tomllib
 from collections.abc import Callable
+from pathlib import Path
 
 from phalanx.cluster.commands import Form
 from phalanx.cluster.messages import (
@@ -23,7 +24,7 @@ from phalanx.cluster.messages import (
 from phalanx.control.ears import Ears
 from phalanx.control.hands import KEEPER_SOCKET, Here, Place
 from phalanx.control.hooks import Hook, run_hook, told
-from phalanx.control.keeper_watch import ward_ranks, what_is_kept
+from phalanx.control.keeper_watch import is_listened_to, ward_ranks, what_is_kept
 from phalanx.control.log_keeping import note_ranks, noted_ranks
 from phalanx.control.payload import Script, Train, decode_payload
 from phalanx.control.places import Places
@@ -59,6 +60,7 @@ class Crew:
 
     async def open(self) -> None:
         """Listen to workers that outlived an earlier agent."""
+        self._clear_sockets()
         for key in self.zygote.children:
             job, _, role = key.partition("/")
             if role.startswith(("worker", "standby")):
@@ -91,8 +93,21 @@ class Crew:
         """Jobs with a keeper here; it outlives the zygote, too, which then knows nothing of it."""
         keys = (key.partition("/") for key in self.zygote.children)
         found = {int(job.removeprefix("job")) for job, _, role in keys if role == "keeper"}
-        sockets = runtime_folder(self.state).glob(f"*/{KEEPER_SOCKET}")
-        return found | {int(path.parent.name) for path in sockets if path.parent.name.isdigit()}
+        folders = self._sockets().items()
+        return found | {job for job, path in folders if is_listened_to(path / KEEPER_SOCKET)}
+
+    def _sockets(self) -> dict[int, Path]:
+        """The folders of sockets that are here, by job."""
+        folders = runtime_folder(self.state).iterdir()
+        return {int(path.name): path for path in folders if path.name.isdigit()}
+
+    def _clear_sockets(self) -> None:
+        """Of jobs that nothing is left of: the node died, and this is all that outlived it."""
+        kept = self._kept()
+        for job, folder in self._sockets().items():
+            lives = any(key.startswith(f"job{job}/") for key in self.zygote.children)
+            if not lives and job not in kept:
+                shutil.rmtree(folder, ignore_errors=True)
 
     @property
     def out_of_memory(self) -> Callable[[int], str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import struct
 import time
 from collections.abc import Callable
@@ -150,6 +151,14 @@ def say(writer: asyncio.StreamWriter, message: ToKeeper) -> None:
     """A word to a keeper; one that is gone is noticed by whoever listens to it."""
     body = msgspec.msgpack.encode(message)
     writer.write(_LENGTH.pack(len(body)) + body)
+
+
+def is_listened_to(path: Path) -> bool:
+    """Whether a process has this socket; the name outlives one that was killed."""
+    with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.connect(str(path))
+        return True
+    return False
 
 
 async def what_is_kept(path: Path, job: int) -> KeeperFound | None:

@@ -11,13 +11,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from phalanx.checkpoint.recover import inventory
 from phalanx.checkpoint.wire import Ping, Pong, ToKeeper
 from phalanx.cluster.messages import KeeperChange, LocalFact
 from phalanx.control import keeper_watch
 from phalanx.control.agent_config import AgentConfig
 from phalanx.control.hands import Here, Place
-from phalanx.control.keeper_watch import KeeperWatch
+from phalanx.control.keeper_watch import KeeperWatch, is_listened_to
 from phalanx.control.processes import Processes
 from phalanx.control.zygote_client import ZygoteClient
 from tests.checkpoint.waiting import eventually
@@ -94,9 +93,10 @@ def test_a_keeper_that_no_zygote_knows_is_ended(tmp_path: Path) -> None:
     here = Here(1, tmp_path, tmp_path / "sockets")
     command = [sys.executable, "-m", "phalanx.checkpoint.keeper", "--socket"]
     process = subprocess.Popen([*command, str(here.keeper_socket)])
-    assert eventually(lambda: inventory(str(here.keeper_socket)) is not None)
+    assert eventually(lambda: is_listened_to(here.keeper_socket))
     zygote = ZygoteClient(tmp_path / "zygote", tmp_path / "log", lambda end: None)
     place = Place("node", tmp_path, "127.0.0.1", False, 1, AgentConfig())
     Processes(place, zygote, lambda fact: None).end_keeper(here)
     assert process.wait(30) == -9
+    assert not is_listened_to(here.keeper_socket)
     assert not here.keeper_socket.exists()
