@@ -11,13 +11,16 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from phalanx.checkpoint.archive import Archiver, Copy
 from phalanx.checkpoint.channel import Stream, connect
 from phalanx.checkpoint.commit import Order, publish_sidecar, try_commit, withdraw, write_bytes
+from phalanx.checkpoint.folder import checkpoint_path
 from phalanx.checkpoint.local import write_local
 from phalanx.checkpoint.manifest import CheckpointError
 from phalanx.checkpoint.peer import Peer
-from phalanx.checkpoint.shelf import Held, Region, WorkerGoneError, sums_of
+from phalanx.checkpoint.shelf import Held, Region, Shelf, WorkerGoneError, sums_of
 from phalanx.checkpoint.wire import (
     Acknowledged,
     Archived,
@@ -33,6 +36,8 @@ from phalanx.checkpoint.wire import (
     Refused,
     Release,
     Replicated,
+    Save,
+    Saved,
     Shelve,
     Taken,
     Trouble,
@@ -121,6 +126,8 @@ class Worker(Peer):
                 self.keeper.local_root = Path(message.root)
             case Watch():
                 self.keeper.watched(self)
+            case Save():
+                self.tell(save_held(self.shelf, message))
             case Bye():
                 self._as_planned = True
                 return False
@@ -317,6 +324,32 @@ def problem_of(error: Exception) -> str:
     if isinstance(error, CheckpointError):
         return "; ".join(error.problems)
     return str(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+
+
+def save_held(shelf: Shelf, wanted: Save) -> Saved:
+    """Write what this node's own ranks have of a step; the last keeper to do so commits it."""
+    path = checkpoint_path(Path(wanted.folder), wanted.step, 0)
+    newest: dict[int, Held] = {}
+    for held in shelf.sealed():
+        draft, rank = held.order.draft, held.order.sidecar.rank
+        if held.replica or draft.step != wanted.step:
+            continue
+        if rank not in newest or draft.generation > newest[rank].order.draft.generation:
+            newest[rank] = held
+    try:
+        if not newest:
+            raise CheckpointError(path, f"step {wanted.step} is not in this node's memory")
+        for held in newest.values():
+            order = msgspec.structs.replace(held.order, path=str(path), write=True)
+            assert held.sidecar is not None
+            if write_bytes(order, held.views()) != held.sidecar.sums:
+                raise CheckpointError(path, "its memory was damaged")
+            publish_sidecar(path, held.sidecar)
+            try_commit(order)
+    except (OSError, CheckpointError) as error:
+        log.error("step %d is not saved: %s", wanted.step, problem_of(error))
+        return Saved(str(path), problem_of(error))
+    return Saved(str(path))
 
 
 def failed(slot: int, order: Order, error: Exception) -> Failed:

@@ -108,6 +108,13 @@ class Ping(msgspec.Struct, frozen=True, tag=True):
     """Is anybody there?"""
 
 
+class Save(msgspec.Struct, frozen=True, tag=True):
+    """Write what this node's own ranks have of a step as a checkpoint: no worker is left to."""
+
+    step: int
+    folder: str  # of checkpoints
+
+
 class Shelve(msgspec.Struct, frozen=True, tag=True):
     """Answer for what lies on the disk of this node, too."""
 
@@ -253,6 +260,13 @@ class Details(msgspec.Struct, frozen=True, tag=True):
     sidecar: Sidecar
 
 
+class Saved(msgspec.Struct, frozen=True, tag=True):
+    """The answer to Save; ``problem``: why it is not."""
+
+    path: str
+    problem: str = ""
+
+
 class Judged(msgspec.Struct, frozen=True, tag=True):
     """The answer to Condemn."""
 
@@ -270,12 +284,12 @@ class Taken(msgspec.Struct, frozen=True, tag=True):
 
 
 ToKeeper = (
-    Hello | Flush | Filled | Pair | Bye | Release | Ask | Watch | Shelve | Detail | Fetch | Put
-    | Condemn | Ping
+    Hello | Flush | Filled | Pair | Bye | Release | Ask | Watch | Save | Shelve | Detail | Fetch
+    | Put | Condemn | Ping
 )  # fmt: skip
 FromKeeper = (
     Welcome | Refused | Durable | Committed | Superseded | Failed | Trouble | Replicated | Archived
-    | Acknowledged | Noted | Inventory | Details | Data | Taken | Judged
+    | Acknowledged | Noted | Inventory | Details | Data | Taken | Judged | Saved
     | Pong
 )  # fmt: skip
 

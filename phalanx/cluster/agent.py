@@ -287,6 +287,8 @@ class Agent:
     def _found(self, fact: WorkerFound) -> None:
         """A worker outlived the agent before this one."""
         local = self.jobs.get(fact.job)
+        if local is not None and local.generation > fact.generation:
+            return  # of a generation that is over
         if local is None or local.generation < fact.generation:
             kept = self.memory.setdefault(fact.job, Memory())
             if fact.running and kept.kept_generation < fact.generation:

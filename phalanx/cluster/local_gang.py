@@ -324,9 +324,17 @@ class LocalGang(Struct, kw_only=True):
         return [*self.say_steps(), *self.say_again()]
 
     def found(self, fact: WorkerFound) -> None:
-        """A worker outlived the agent before this one."""
-        found = Rank(up=True, restored=True, step=fact.step, committed=fact.committed)
-        self.ranks[fact.rank] = found
+        """A worker outlived the agent before this one, or speaks to this one for the first time.
+
+        A program that has just begun knows less than it is to restore, which is safe all the same.
+        """
+        known = self.ranks.get(fact.rank, Rank())
+        self.ranks[fact.rank] = Rank(
+            up=True,
+            restored=True,
+            step=max(known.step, fact.step),
+            committed=max(known.committed, fact.committed),
+        )
         kept = self.kept
         if not fact.running:
             self.phase, self.restored_step = "ready", fact.step

@@ -58,6 +58,7 @@ class Here:
         self.replica_key = b""  # of its keepers, on all nodes
         self.generation = 0
         self.restored = 0  # step that a program is to continue from
+        self.saves = False  # it is only written, and the program not started
         self.work: Train | Script | None = None
         self.hands: dict[int, Hand] = {}
         self.standbys: dict[int, Hand] = {}  # warm processes that wait for a place

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from phalanx.checkpoint.deadline import LEAST_SECONDS
-from phalanx.checkpoint.wire import FromKeeper, Noted, Ping, Pong, ToKeeper, Watch
+from phalanx.checkpoint.wire import FromKeeper, Noted, Ping, Pong, Save, Saved, ToKeeper, Watch
 from phalanx.cluster.commands import Form
 from phalanx.cluster.messages import (
     KeeperChange,
@@ -27,6 +27,7 @@ from phalanx.cluster.messages import (
 _LENGTH = struct.Struct("<I")
 _decode = msgspec.msgpack.Decoder(FromKeeper).decode
 TELL_SECONDS = 0.3  # for a keeper to say what it holds; it does so at once
+SAVE_SECONDS = 3600.0  # for one to write it: the core has a deadline of its own
 PING_SECONDS = 1.0
 
 
@@ -159,6 +160,25 @@ def is_listened_to(path: Path) -> bool:
         connection.connect(str(path))
         return True
     return False
+
+
+async def save_kept(path: Path, step: int, folder: Path) -> Saved:
+    """Have the keeper of a job write a step, where no worker can."""
+    try:
+        async with asyncio.timeout(SAVE_SECONDS):
+            reader, writer = await asyncio.open_unix_connection(str(path))
+            try:
+                body = msgspec.msgpack.encode(Save(step, str(folder)))
+                writer.write(_LENGTH.pack(len(body)) + body)
+                while True:
+                    size = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))[0]
+                    message = _decode(await reader.readexactly(size))
+                    if isinstance(message, Saved):
+                        return message
+            finally:
+                writer.close()
+    except (OSError, TimeoutError, asyncio.IncompleteReadError) as error:
+        return Saved(str(folder), f"its keeper does not answer: {error or 'too late'}")
 
 
 async def what_is_kept(path: Path, job: int) -> KeeperFound | None:

@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
+import time
 from collections.abc import Callable
+from pathlib import Path
 
+from phalanx.checkpoint.wire import Saved
 from phalanx.cluster.commands import Form
 from phalanx.cluster.messages import (
     LocalFact,
     Restored,
+    Sealed,
     WorkerAbort,
     WorkerDrain,
     WorkerGo,
+    WorkerLeft,
     WorkerRestore,
     WorkerUp,
 )
 from phalanx.control.hands import Hand, Here
+from phalanx.control.keeper_watch import save_kept
 from phalanx.control.payload import Script
 from phalanx.control.processes import Processes
 from phalanx.control.worker_link import Passed
 from phalanx.control.zygote_client import ZygoteClient
 from phalanx.control.zygote_wire import Spawn
+
+log = logging.getLogger("phalanx.agent")
 
 
 class Programs:
@@ -47,7 +56,7 @@ class Programs:
         """Carry out an order of the core for a program's ranks."""
         match order:
             case WorkerRestore():
-                here.restored = order.step
+                here.restored, here.saves = order.step, order.saves
                 for hand in here.hands.values():
                     restored = Restored(
                         job=here.job,
@@ -57,6 +66,9 @@ class Programs:
                         source=order.source,
                     )
                     self._fact(restored)
+            case WorkerGo() if here.saves:
+                if order.generation == here.generation:
+                    await self._save(here)
             case WorkerGo():
                 async with here.forming:
                     if order.generation == here.generation:
@@ -66,6 +78,38 @@ class Programs:
                     hand.sent_away = isinstance(order, WorkerDrain)
                     hand.left |= isinstance(order, WorkerAbort)  # its end needs no explanation
                     self._zygote.signal(hand.key, signal.SIGTERM)
+
+    async def _save(self, here: Here) -> None:
+        """A job is given up: its keeper writes what it holds, and no program is needed for that."""
+        generation, work = here.generation, here.work
+        assert work is not None
+        folder = Path(work.folder or here.folder) / f"phalanx-job-{here.job}" / "checkpoints"
+        saved = Saved("")
+        if here.restored:
+            saved = await save_kept(here.keeper_socket, here.restored, folder)
+            log.warning("job %d: %s: %s", here.job, saved.path, saved.problem or "saved")
+        detail = f"{saved.path}: {saved.problem}" if saved.problem else ""
+        for hand in here.hands.values():
+            if here.restored and not saved.problem:
+                done = Sealed(
+                    job=here.job,
+                    generation=generation,
+                    rank=hand.rank,
+                    step=here.restored,
+                    at_ns=time.time_ns(),
+                    acknowledged=False,
+                    durable=here.restored,
+                )
+                self._fact(done)
+            left = WorkerLeft(
+                job=here.job,
+                generation=generation,
+                rank=hand.rank,
+                step=here.restored,
+                cause="checkpoint" if saved.problem else "",
+                detail=detail,
+            )
+            self._fact(left)
 
     async def _start(self, here: Here) -> None:
         work, form = here.work, here.form

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import random
 import resource
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -33,6 +36,7 @@ from phalanx.checkpoint.commit import Order
 from phalanx.checkpoint.direct import CHUNK_BYTES, WRITE_BYTES, chunk_sums
 from phalanx.checkpoint.kept import Outcome
 from phalanx.checkpoint.shelf import Held, refuse_memory
+from phalanx.control.keeper_watch import save_kept
 from phalanx.data import Cursor
 from tests.checkpoint.waiting import eventually, keepers_below, newest_child
 from tests.ranks import RankError, die_together, run_ranks
@@ -94,6 +98,39 @@ def test_state_may_change_as_soon_as_save_returns(tmp_path: Path) -> None:
 
     run_ranks(2, train)
     assert eventually(lambda: not keepers())
+
+
+def test_a_keeper_writes_what_only_memory_holds_when_no_worker_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    socket = tmp_path / "keeper"
+    monkeypatch.setenv("PHALANX_KEEPER", str(socket))
+    keeper = subprocess.Popen(
+        [sys.executable, "-m", "phalanx.checkpoint.keeper", "--socket", str(socket)]
+    )
+    try:
+        assert eventually(socket.exists)
+
+        def train() -> None:
+            tensors = state(7.0)
+            checkpointer = prepared(tmp_path / "own", tensors, slots=4, prompt=True)
+            for step in (1, 2):
+                checkpointer.save(step, tensors, extra(), write=False)
+            checkpointer.wait_acknowledged()
+            die_together()
+
+        with pytest.raises(RankError):
+            run_ranks(2, train)
+        saved = asyncio.run(save_kept(socket, 2, tmp_path / "saved"))
+        assert not saved.problem and latest(tmp_path / "saved") == Path(saved.path)
+        loaded = {"model.w": torch.zeros(4096, 64), "scale": torch.zeros(())}
+        assert Checkpointer(tmp_path / "saved").load(Path(saved.path), loaded).step == 2
+        assert loaded["scale"] == 7.0
+        missing = asyncio.run(save_kept(socket, 9, tmp_path / "saved"))
+        assert "step 9 is not in this node's memory" in missing.problem
+    finally:
+        keeper.kill()
+        keeper.wait()
 
 
 def test_what_was_handed_over_is_committed_although_the_worker_is_killed(tmp_path: Path) -> None:

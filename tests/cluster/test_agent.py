@@ -499,3 +499,21 @@ def test_an_end_is_said_again_until_the_job_is_stopped_here():
     node.command(Stop(reason=WHY, job=1, generation=1))
     node.now_ns += 10 * SECOND
     assert said not in node.fact(Wake())
+
+
+def test_a_program_that_connects_before_its_first_step_has_lost_nothing():
+    node = Node()
+    node.run(step=25)
+    for rank in (2, 3):  # it knows no step before it has restored one, and may never come so far
+        node.fact(WorkerFound(job=1, generation=1, rank=rank, step=0, committed=-1))
+    joined = node.join(generation=2, kept_generation=1)
+    assert joined.committed == 25 and joined.reached == 25
+
+
+def test_a_worker_of_an_older_generation_says_nothing_about_this_one():
+    node = Node()
+    node.run(step=25)
+    node.join(generation=2, kept_generation=1)
+    node.fact(WorkerFound(job=1, generation=1, rank=2, step=3, committed=2))
+    node.restore(generation=2, step=25)
+    assert node.agent.committed(1) == 25
