@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from phalanx.checkpoint import latest, stored_tensors
-from phalanx.control.backends.local import LocalNode, worker_pids
-from phalanx.control.chaos.harm import open_files
+from phalanx.control.backends.local import LocalNode, open_files, worker_pids
 from phalanx.control.chaos.verdict import belonging, orphans
 from phalanx.control.stage import Commits, Stage
 from tests.control.jobs import assert_same, losses, undisturbed, write_job
