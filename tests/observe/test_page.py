@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -280,18 +281,19 @@ def test_the_queue_says_who_waits_and_why(run: Run, at: Tab) -> None:
     body = {"spec": spec, "work": {"kind": "Script", "argv": ["true"]}}
     job = run.stage.client.post("/v1/jobs", body, dict)["jobs"][0]
     try:
-        told = lambda: run.stage.get(f"/v1/jobs/{job}/why")["waits_for"]  # noqa: E731
-        run.stage.wait(told, "the queue to look at it")
+        why = lambda: run.stage.get(f"/v1/jobs/{job}/why")  # noqa: E731
+        run.stage.wait(lambda: why()["waits_for"], "the queue to look at it")
         at.sign_in(run.token, "queue")
         at.wait_for_text("waiting")
 
-        def shown() -> bool:
+        def shown(view: str) -> bool:
             """What is said of it changes with what runs: page and answer of one moment agree."""
-            at.show("queue")
-            now = told()
-            return bool(now) and now["text"].split(";")[0] in at.text()
+            at.show(view)
+            now, text = why(), at.text()
+            return now["waits_for"]["text"].split(";")[0] in text and now["start"] in text
 
-        run.stage.wait(shown, "the page to say what it waits for")
+        for view in ("queue", f"job/{job}"):  # one estimate, wherever one looks
+            run.stage.wait(partial(shown, view), "the page to say what it waits for, until when")
     finally:
         run.stage.client.post(f"/v1/jobs/{job}/cancel", None, dict)
 
