@@ -20,7 +20,7 @@ import time
 import traceback
 from contextlib import suppress
 from pathlib import Path
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from phalanx.train.threads import keep_single_threaded, require_single_thread
 
@@ -28,8 +28,11 @@ keep_single_threaded()
 
 # ruff: noqa: E402 - these load numpy and torch, whose pools must not exist when it forks
 from phalanx.control.binding import prefer_memory
+from phalanx.control.cgroups import Cgroups, enter_group
 from phalanx.control.network import enter_namespace
 from phalanx.control.not_started import NOT_STARTED, CannotStartError, enter, tell_agent
+from phalanx.control.output_pump import Pump, Pumps
+from phalanx.control.process_tree import become_subreaper, own_children
 from phalanx.control.users import known_user
 from phalanx.control.zygote_wire import (
     Child,
@@ -47,7 +50,7 @@ from phalanx.control.zygote_wire import (
     framed,
 )
 from phalanx.train.gang import die_with_parent
-from phalanx.train.launch import redirect_output
+from phalanx.train.launch import redirect_output, redirect_to
 
 START_SECONDS = 600.0  # for the first agent to come
 KEPT_ENDS = 1000  # ends of children that no agent has heard of
@@ -70,11 +73,14 @@ class Zygote:
         self._alone_since = time.monotonic()
         self._leaving = False
         self._selector = selectors.DefaultSelector()
+        self._pumps = Pumps(self._selector)
+        self._groups = Cgroups(path)
         self._wake, self._wake_writer = socket.socketpair()
 
     def serve(self) -> None:
         """Until it is told to leave, or the lease is over."""
         require_single_thread()
+        become_subreaper()
         self._catch_signals()
         self._listener.setblocking(False)
         for source in (self._listener, self._wake):
@@ -97,10 +103,11 @@ class Zygote:
             signal.signal(number, signal.SIG_IGN)  # its agent decides, or the lease
 
     def _patience(self) -> float | None:
+        wait = self._pumps.wake()
         if self._agent is not None:
-            return None
-        left = self._alone_since + self._lease_seconds - time.monotonic()
-        return max(0.05, left)
+            return wait
+        left = max(0.05, self._alone_since + self._lease_seconds - time.monotonic())
+        return left if wait is None else min(left, wait)
 
     def _attend(self, source: object) -> None:
         if source is self._listener:
@@ -109,7 +116,9 @@ class Zygote:
             with suppress(BlockingIOError):
                 while self._wake.recv(4096):
                     pass
-        else:
+        elif isinstance(source, Pump):
+            self._pumps.attend(source)
+        elif source is self._agent:
             self._listen()
 
     def _meet(self) -> None:
@@ -179,21 +188,29 @@ class Zygote:
             self._tell(self._children[order.key])
             return
         serving: socket.socket | None = None
-        port = 0
+        port, output = 0, -1
+        group: Path | None = None
         try:
             require_single_thread()
+            if order.role == "program" and order.log:
+                output = self._pumps.open(order.key, Path(order.log))
+                group = self._groups.make(order.key)
             if order.role == "store":
                 serving = socket.create_server((order.host, 0), backlog=1024)
                 port = int(serving.getsockname()[1])
             zygote = os.getpid()
             pid = os.fork()
         except (OSError, RuntimeError) as error:
+            if output >= 0:
+                os.close(output)
             self._tell(NotStarted(key=order.key, problem=str(error)))
             return
         if pid == 0:
-            be_child(self, order, serving, zygote)
+            be_child(self, order, zygote, Inherited(serving, output, group))
         if serving is not None:
             serving.close()
+        if output >= 0:
+            os.close(output)
         child = Child(key=order.key, pid=pid, port=port)
         self._children[order.key], self._keys[pid] = child, order.key
         if order.role == "zygote":
@@ -201,22 +218,38 @@ class Zygote:
         self._tell(child)
 
     def _reap(self) -> None:
-        while True:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
-            if pid == 0:
-                return
-            key = self._keys.pop(pid, None)
-            if key is not None:
-                self._children.pop(key, None)
-                signal_group(pid, signal.SIGKILL)  # what it started ends with it
-                code = os.waitstatus_to_exitcode(status)
-                self._tell(Ended(key=key, pid=pid, status=code))
-                self._ending.pop(key, None)
-                if key in self._next:
-                    self._spawn(self._next.pop(key))
+        reaped = False
+        with suppress(ChildProcessError):
+            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                reaped = True
+                self._bury(*ended)
+        if reaped:
+            self._end_orphans()
+
+    def _bury(self, pid: int, status: int) -> None:
+        key = self._keys.pop(pid, None)
+        if key is None:
+            return  # an orphan of a child that is gone
+        self._children.pop(key, None)
+        signal_group(pid, signal.SIGKILL)  # what it started ends with it
+        self._groups.end(key)
+        self._pumps.drain(key)
+        self._tell(Ended(key=key, pid=pid, status=os.waitstatus_to_exitcode(status)))
+        self._ending.pop(key, None)
+        if key in self._next:
+            self._spawn(self._next.pop(key))
+
+    def _end_orphans(self) -> None:
+        """Whoever left its group is still found: every child holds its own descendants while it
+        lives, so those that come to us belonged to one that is gone.
+        """
+        if self._nodes:  # keepers of a node whose zygote was killed outlive it
+            return
+        for pid in own_children():
+            if pid not in self._keys:
+                with suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGKILL)
+        self._groups.sweep()
 
     def _end_children(self) -> None:
         for key, child in list(self._children.items()):
@@ -224,10 +257,13 @@ class Zygote:
                 self._keys.pop(child.pid)  # a node of its own, which has a lease of its own
             else:
                 signal_child(child.pid, signal.SIGKILL)
+        self._end_orphans()
         with suppress(ChildProcessError):
-            while self._keys:
+            while self._keys or (not self._nodes and own_children()):
                 pid, _ = os.waitpid(-1, 0)
                 self._keys.pop(pid, None)
+                self._end_orphans()
+        self._groups.close()
         self._part()
         Path(self._path).unlink(missing_ok=True)
 
@@ -240,6 +276,7 @@ class Zygote:
         for each in (self._listener, self._agent, self._wake, self._wake_writer):
             if each is not None:
                 each.close()
+        self._pumps.close()
         self._selector.close()
 
 
@@ -259,7 +296,15 @@ def signal_child(pid: int, number: int) -> None:
         pass
 
 
-def be_child(zygote: Zygote, order: Spawn, serving: socket.socket | None, parent: int) -> NoReturn:
+class Inherited(NamedTuple):
+    """What the zygote made for a child before it forked it."""
+
+    serving: socket.socket | None  # of a store
+    output: int  # end of a pipe that a program writes to; -1: none
+    group: Path | None  # control group of a program
+
+
+def be_child(zygote: Zygote, order: Spawn, parent: int, made: Inherited) -> NoReturn:
     """The life of a forked child; it never returns into the zygote's code."""
     code = 1
     try:
@@ -267,8 +312,14 @@ def be_child(zygote: Zygote, order: Spawn, serving: socket.socket | None, parent
         # A keeper outlives everybody for its lease, and another node's zygote is not ours.
         if order.role not in ("keeper", "zygote"):
             die_with_parent(parent)
+        if order.role == "program":
+            become_subreaper()  # so that nothing that it starts gets out of sight
+        if made.group is not None:
+            enter_group(made.group)
         zygote.forget_parent()
-        if order.log:
+        if made.output >= 0:
+            redirect_to(made.output)
+        elif order.log:
             redirect_output(Path(order.log))
         if order.cores:
             os.sched_setaffinity(0, order.cores)
@@ -279,7 +330,7 @@ def be_child(zygote: Zygote, order: Spawn, serving: socket.socket | None, parent
         become(order.user)
         if order.folder:
             enter(order.folder)
-        code = play(order, serving)
+        code = play(order, made.serving)
     except CannotStartError as error:
         code = NOT_STARTED
         with suppress(BaseException):

@@ -161,7 +161,11 @@ def _be_rank(
 
 def redirect_output(log: Path) -> None:
     """Have everything that this process prints go to the end of a file."""
-    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    redirect_to(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644))
+
+
+def redirect_to(output: int) -> None:
+    """Have everything that this process prints go to a descriptor, which is closed."""
     nothing = os.open(os.devnull, os.O_RDONLY)
     for target, source in ((0, nothing), (1, output), (2, output)):
         os.dup2(source, target)

@@ -21,6 +21,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from phalanx.control.network import CARD, Network
+from phalanx.control.process_tree import read_stat
 from phalanx.control.runtime import make_runtime_folder, runtime_folder
 from phalanx.control.zygote_client import ZygoteClient
 from phalanx.control.zygote_wire import Spawn
@@ -181,10 +182,27 @@ def worker_pids(node: LocalNode, job: int) -> dict[int, int]:
     """The worker processes of a job on a node, by their index there."""
     found = {}
     for pid in _all_processes():
-        for path in open_files(pid):
+        with suppress(OSError):
+            # Our own trainer's were forked, and write their logs themselves.
+            path = Path(f"/proc/{pid}/fd/1").readlink()
             if path.parent == node.state / "jobs" / str(job) and path.stem.startswith("worker-"):
                 found[int(path.stem.removeprefix("worker-"))] = pid
+    programs = {pid: of for pid in _all_processes() if (of := _program(pid, node)) is not None}
+    for pid, (number, index) in programs.items():
+        stat = read_stat(pid)
+        if number == job and stat is not None and stat.state != "Z" and stat.parent not in programs:
+            found[index] = pid
     return found
+
+
+def _program(pid: int, node: LocalNode) -> tuple[int, int] | None:
+    """Job and index of a program that runs on a node, or of what it started."""
+    with suppress(OSError, ValueError, KeyError):
+        words = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace").split("\0")
+        given = dict(word.partition("=")[::2] for word in words)
+        if Path(given["PHALANX_AGENT"]).is_relative_to(runtime_folder(node.state)):
+            return int(given["PHALANX_JOB"]), int(given["PHALANX_INDEX"])
+    return None
 
 
 def keeper_pid(node: LocalNode, job: int) -> int | None:
@@ -240,4 +258,6 @@ def _belongs(pid: int, node: LocalNode) -> bool:
         command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
         if str(node.state).encode() in command:
             return True
+    if _program(pid, node) is not None:
+        return True
     return any(path.is_relative_to(node.state) for path in open_files(pid))
