@@ -227,7 +227,8 @@ def _on_finished(ctx: Context, fact: JobFinished) -> None:
     job = ctx.live(fact.job, fact.generation)
     if job is None:
         return
-    if fact.step < job.committed:
+    # A program that has ended has ended, whatever steps it told of.
+    if fact.step < job.committed and job.spec.reports_steps:
         rule = f"job {job.id} has committed step {job.committed}"
         ctx.notify(sense.nonsense(fact, "step", fact.step, rule), job=job.id, level="warning")
         return

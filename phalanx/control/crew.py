@@ -29,6 +29,7 @@ from phalanx.control.log_keeping import note_ranks, noted_ranks
 from phalanx.control.payload import Script, Train, decode_payload
 from phalanx.control.places import Places
 from phalanx.control.processes import Processes
+from phalanx.control.program_notes import forget_program, noted_programs
 from phalanx.control.programs import Programs
 from phalanx.control.runtime import runtime_folder
 from phalanx.control.tasks import Tasks
@@ -55,6 +56,8 @@ class Crew:
         self._places = Places(zygote, self.processes, self._tasks)
         self._ears = Ears(fact, self.here, self._places.give_way)
         self._programs = Programs(zygote, place.address, fact, self.processes)
+        # Ends that no agent has heard of, until it is known what they are the ends of.
+        self._unheard: dict[str, Ended] | None = {}
         if place.switch_users:
             place.state.chmod(0o711)  # users pass through to the folder of their job
 
@@ -68,6 +71,16 @@ class Crew:
                 await self._ears.listen(here, self.processes.user(here))
                 if here.watch is None:
                     await self.processes.watch(here, 0)
+        ends, self._unheard = self._unheard, None
+        assert ends is not None
+        for note in noted_programs(self.state / "jobs"):
+            here = self.here(note.job)
+            if self._programs.adopt(here, note, ends.get):
+                for end in [end for key, end in ends.items() if key.startswith(f"job{note.job}/")]:
+                    self.ended(end)
+            elif not here.hands and here.watch is None:
+                del self.jobs[note.job]
+                forget_program(here.folder)
 
     async def find_kept(self, known: set[int]) -> None:
         """Say what keepers hold of jobs without a worker that runs; ``known``: those that have one.
@@ -248,6 +261,7 @@ class Crew:
             self.zygote.signal(hand.key, signal.SIGKILL)
         here.standbys.clear()
         self._programs.end_stores(here.job)
+        forget_program(here.folder)
         if not action.keep_snapshots:
             self.processes.end_keeper(here)
             here.close()
@@ -258,6 +272,7 @@ class Crew:
     def abandon(self, job: int, *, keep_snapshots: bool) -> None:
         """End the workers of a job that nobody wants, and its keeper unless that is needed."""
         here = self.jobs[job]
+        forget_program(here.folder)
         for hand in here.hands.values():
             hand.left = True
         for key in list(self.zygote.children):  # also programs that never said a word
@@ -272,6 +287,9 @@ class Crew:
 
     def ended(self, end: Ended) -> None:
         """The zygote says that a process is gone."""
+        if self._unheard is not None:
+            self._unheard[end.key] = end
+            return
         job, _, role = end.key.partition("/")
         here = self.jobs.get(int(job.removeprefix("job"))) if role else None
         if here is None:

@@ -86,7 +86,7 @@ class Ears:
 
     def _present(self, here: Here, fact: Present, writer: asyncio.StreamWriter) -> Hand:
         hand = here.find(fact.pid)
-        outlived = hand is None  # the agent before this one started it
+        outlived = hand is None or hand.adopted  # the agent before this one started it
         if hand is None:
             expected = here.hands.get(fact.index)
             if expected is not None and not expected.pid:

@@ -32,6 +32,7 @@ class Hand:
         self.left = False  # it has said its last word of this generation
         self.last_generation = 0  # that its process takes part in: it is about to end; 0: it lives
         self.sent_away = False  # a program was asked to save its state and go
+        self.adopted = False  # an earlier agent started it
         self.status: int | None = None  # of a process that ended
         self.looked: Looked | None = None  # what it does, when somebody asked last
 

@@ -17,6 +17,7 @@ from phalanx.cluster.messages import (
     Sealed,
     WorkerAbort,
     WorkerDrain,
+    WorkerFound,
     WorkerGo,
     WorkerLeft,
     WorkerRestore,
@@ -24,11 +25,12 @@ from phalanx.cluster.messages import (
 )
 from phalanx.control.hands import Hand, Here
 from phalanx.control.keeper_watch import save_kept
-from phalanx.control.payload import Script
+from phalanx.control.payload import Script, decode_payload, encode_payload
 from phalanx.control.processes import Processes
+from phalanx.control.program_notes import ProgramNote, note_program
 from phalanx.control.worker_link import Passed
 from phalanx.control.zygote_client import ZygoteClient
-from phalanx.control.zygote_wire import Spawn
+from phalanx.control.zygote_wire import Ended, Spawn
 
 log = logging.getLogger("phalanx.agent")
 
@@ -111,9 +113,44 @@ class Programs:
             )
             self._fact(left)
 
+    def adopt(self, here: Here, note: ProgramNote, ended: Callable[[str], Ended | None]) -> bool:
+        """Take over what an earlier agent started; ``ended``: what became of one since then.
+
+        False: nothing of it is known any more, as after a restart of the node.
+        """
+        hands = [here.hand(index, rank) for index, rank in enumerate(note.ranks)]
+        lives = {hand.key: self._zygote.children.get(hand.key) for hand in hands}
+        ends = {hand.key: ended(hand.key) for hand in hands}
+        if not any(lives.values()) and not any(ends.values()):
+            return False
+        here.work, here.generation, here.gpus = (
+            decode_payload(note.payload),
+            note.generation,
+            note.gpus,
+        )
+        here.restored, here.workers = note.restored, len(note.ranks)
+        for hand in hands:
+            child = lives[hand.key] or ends[hand.key]
+            hand.generation, hand.adopted = note.generation, True
+            hand.pid = child.pid if child is not None else 0
+            here.hands[hand.index] = hand
+            found = WorkerFound(
+                job=here.job,
+                generation=note.generation,
+                rank=hand.rank,
+                step=note.restored,
+                committed=-1,
+            )
+            self._fact(found)
+        for hand in hands:
+            if lives[hand.key] is None and ends[hand.key] is None:
+                self._fact(_lost(here, hand))
+        return True
+
     async def _start(self, here: Here) -> None:
         work, form = here.work, here.form
         assert isinstance(work, Script) and form is not None
+        self._note(here, work)
         host, _, port = here.store.rpartition(":")
         own_port = 0
         if any(hand.rank == 0 for hand in here.hands.values()):
@@ -141,6 +178,18 @@ class Programs:
             )
             await self._zygote.spawn(order, hand.started)
 
+    def _note(self, here: Here, work: Script) -> None:
+        ranks = tuple(here.hands[index].rank for index in sorted(here.hands))
+        note = ProgramNote(
+            job=here.job,
+            generation=here.generation,
+            ranks=ranks,
+            payload=encode_payload(work),
+            gpus=here.gpus,
+            restored=here.restored,
+        )
+        note_program(here.folder, note)
+
     async def _own_store(self, here: Here) -> int:
         """A store for one generation of a program, hosted outside of its ranks."""
         key = f"job{here.job}/store{here.generation}"
@@ -154,6 +203,19 @@ class Programs:
         for key in list(self._zygote.children):
             if key.startswith(f"job{job}/store") and key != f"job{job}/store{but}":
                 self._zygote.signal(key, signal.SIGKILL)
+
+
+def _lost(here: Here, hand: Hand) -> WorkerLeft:
+    """A rank ended, and neither agent was told how."""
+    hand.left = True
+    return WorkerLeft(
+        job=here.job,
+        generation=hand.generation,
+        rank=hand.rank,
+        step=hand.step,
+        cause="worker_killed",
+        detail="it ended while the node had no agent",
+    )
 
 
 def torchrun_environment(here: Here, hand: Hand, form: Form) -> dict[str, str]:

@@ -519,3 +519,13 @@ def test_a_program_that_leaves_as_it_was_asked_to_is_told_to_begin_anew():
     said = [str(notice.reason) for notice in drive.bodies(Notify)]
     assert any("it begins anew, unless it keeps its own" in text for text in said)
     assert not any("broke" in text for text in said)
+
+
+def test_a_program_that_ended_is_done_whatever_steps_it_told_of():
+    drive = Drive()
+    job = drive.submit(reports_steps=False)
+    drive.run(job)
+    drive.train(job, 10)
+    assert job.committed == 10
+    drive.tell(JobFinished(job=job.id, generation=1, step=0))
+    assert job.state == "done"

@@ -99,6 +99,74 @@ def test_a_plain_program_runs_as_a_gang_and_is_started_again(tmp_path: Path) -> 
         assert "from step 6 with 6.0" in log or "from step 5 with 5.0" in log
 
 
+QUICK = """
+[timeouts]
+first_step_ns = 2_000_000_000
+least_hang_ns = 2_000_000_000
+least_program_hang_ns = 2_000_000_000
+idle_ns = 6_000_000_000
+"""
+LATE = """
+import time
+import phalanx
+
+worker = phalanx.worker()
+time.sleep(4)
+for step in range(1, 4):
+    worker.stepped(step)
+    time.sleep(1)
+"""
+
+
+def test_programs_without_steps_are_left_alone_and_verdicts_say_what_they_follow_from(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "late.py").write_text(LATE)
+    with Stage(tmp_path, nodes=1, gpus_per_node=4, policy=QUICK) as stage:
+        silent = stage.submit("--", "sleep", "16")
+        idle = stage.submit("--idle-minutes", "0.1", "--retries", "0", "--", "sleep", "1000")
+        patient = stage.submit("--first-step-minutes", "1", "--", sys.executable, "late.py")
+        late = stage.submit("--retries", "0", "--", sys.executable, "late.py")
+        assert stage.wait_ended(late, 60) == "failed"
+        (fact,) = stage.events("NoProgress", late)
+        assert (fact["limit"], fact["setting"]) == ("first_step", "timeouts.first_step_ns")
+        assert fact["quiet_ns"] >= 2e9 and fact["cpu_ns"] >= 0
+        why = stage.job(late)["why"]["text"]
+        assert "2.0 s are allowed by timeouts.first_step_ns" in why and "Phalanx ends" in why
+        assert stage.wait_ended(idle, 90) == "failed"
+        why = stage.job(idle)["why"]["text"]
+        assert "no activity" in why and "the job's idle_ns" in why and "bytes of output" in why
+        assert stage.wait_ended(patient, 60) == stage.wait_ended(silent, 60) == "done"
+        assert stage.job(patient)["step"] == 3
+        for job in (silent, patient):
+            assert stage.job(job)["generation"] == 1
+        (told,) = stage.events("NoProgress", silent)  # and nothing was done about it
+        assert told["limit"] == "idle"
+        found = stage.get(f"/v1/jobs/{silent}/ledger")
+        buckets = {name: int(text) for name, text in found["buckets"].items()}
+        assert buckets["unreported"] >= 16e9 and not buckets["checkpoint_stall"]
+        assert sum(buckets.values()) == int(found["allocation_gpu_ns"])
+
+
+def test_a_program_outlives_its_agent_and_is_not_run_again_when_it_has_ended(
+    tmp_path: Path,
+) -> None:
+    patient = "[timeouts]\nreconnect_ns = 40_000_000_000\nmissed_heartbeats = 10\n"
+    with Stage(tmp_path, nodes=1, gpus_per_node=2, policy=patient) as stage:
+        short = stage.submit("--", "sh", "-c", "echo begins; sleep 4; echo ends")
+        long = stage.submit("--", "sh", "-c", "echo begins; sleep 12; echo ends")
+        for job in (short, long):
+            stage.wait(lambda job=job: "begins" in output(stage, job), "its first word", 60)
+        node = stage.cluster.nodes[0]
+        stage.kill_agent(node)
+        stage.wait(lambda: "ends" in output(stage, short), "its end", 30)
+        stage.restart_node(node)
+        assert stage.wait_ended(short, 60) == "done" == stage.wait_ended(long, 60)
+        for job in (short, long):
+            assert output(stage, job).split() == ["begins", "ends"]
+            assert stage.job(job)["generation"] == 1
+
+
 def output(stage: Stage, job: int) -> str:
     found = stage.root.glob(f"local/nodes/*/jobs/{job}/worker-*.log")
     return "\n".join(path.read_text() for path in found)
