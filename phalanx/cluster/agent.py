@@ -25,6 +25,7 @@ from phalanx.cluster.keeper import Memory
 from phalanx.cluster.local_gang import LocalGang, Output, Phase, Rank
 from phalanx.cluster.messages import (
     Applied,
+    Busy,
     CheckDone,
     Checked,
     Connected,
@@ -50,6 +51,7 @@ from phalanx.cluster.messages import (
     Wake,
     WardSealed,
     WorkerAbort,
+    WorkerBusy,
     WorkerForm,
     WorkerFound,
     WorkerLeft,
@@ -107,6 +109,7 @@ class Agent:
                 | WardSealed()
                 | FlushAsk()
                 | Differs()
+                | WorkerBusy()
             ):
                 local = self.jobs.get(happened.job)
                 if local is None or local.generation != happened.generation:
@@ -242,7 +245,14 @@ class Agent:
     def _of_gang(
         self,
         local: LocalGang,
-        fact: Sealed | WorkerUp | Restored | WorkerLeft | WardSealed | FlushAsk | Differs,
+        fact: Sealed
+        | WorkerUp
+        | Restored
+        | WorkerLeft
+        | WardSealed
+        | FlushAsk
+        | Differs
+        | WorkerBusy,
     ) -> list[Output]:
         match fact:
             case Sealed():
@@ -257,6 +267,8 @@ class Agent:
                 return local.left(fact)
             case Differs():
                 return local.differs(fact)
+            case WorkerBusy(job=j, generation=g, step=s, what=w):
+                return [Busy(node=self.node, job=j, generation=g, step=s, what=w)]
             case FlushAsk(job=job, generation=generation):
                 return [FlushAsked(node=self.node, job=job, generation=generation)]
         return []

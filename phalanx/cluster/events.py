@@ -316,7 +316,8 @@ class NoProgress(Body, frozen=True, tag=True):
     step: int
     nodes: tuple[int, ...] = ()
     detail: str = ""
-    limit: Literal["first_step", "step", "idle"] = "step"  # that was passed
+    limit: Literal["first_step", "step", "phase", "idle"] = "step"  # that was passed
+    phase: str = ""  # what it does between two steps, where it said so
     limit_ns: int = 0
     setting: str = ""  # the key of the policy or of the job that it follows from
     quiet_ns: int = 0  # how long there was no step, or no activity

@@ -16,7 +16,7 @@ from phalanx.cluster.job import JobSpec
 from phalanx.cluster.policy import TimeoutPolicy
 from phalanx.cluster.timeouts import derive, stall_ns
 
-LimitKind = Literal["first_step", "step", "idle"]
+LimitKind = Literal["first_step", "step", "phase", "idle"]
 
 
 class Limit(Struct, frozen=True):
@@ -32,6 +32,7 @@ class HangLimits(Struct, frozen=True):
 
     first_step: Limit
     step: Limit
+    phase: Limit  # a validation, a checkpoint: what is no step, and said so
     idle: Limit
 
 
@@ -44,7 +45,10 @@ def hang_limits(
 ) -> HangLimits:
     """The limits of a job. ``usual``: as measured in it so far; ``step_ns``: lately; 0: unknown."""
     step = _step(policy, spec, step_ns or usual_step_ns)
-    return HangLimits(_first_step(policy, spec, step.ns, usual_first_ns), step, _idle(policy, spec))
+    first = _first_step(policy, spec, step.ns, usual_first_ns)
+    allowed = _first_step(policy, spec, step.ns, 0)
+    phase = Limit("phase", max(allowed.ns, step.ns), allowed.setting)
+    return HangLimits(first, step, phase, _idle(policy, spec))
 
 
 def fixed_limits(ns: int) -> Callable[[int], HangLimits]:

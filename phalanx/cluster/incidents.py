@@ -138,6 +138,8 @@ def _evidence(fact: NoProgress) -> str:
         return ""
     quiet = f" for {_seconds(fact.quiet_ns)}"
     first = ", the first of this start," if fact.limit == "first_step" else ""
+    if fact.limit == "phase":
+        first = f", but {fact.phase},"
     told = f"{first}{quiet}; {_seconds(fact.limit_ns)} are allowed by {fact.setting}"
     if fact.cpu_ns < 0:
         return told

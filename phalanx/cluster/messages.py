@@ -171,6 +171,16 @@ class Activity(Message, frozen=True, tag=True):
     reports_steps: bool = False  # it has called ``phalanx.worker()``
 
 
+class Busy(Message, frozen=True, tag=True):
+    """The workers do something that is no step: a validation, a checkpoint. Not logged."""
+
+    node: int
+    job: int
+    generation: int
+    step: int  # after which it is done: reports of that one may still be under way
+    what: str
+
+
 class Differed(Message, frozen=True, tag=True):
     """Replicas of a block of weights disagree, or were asked about this step.
 
@@ -238,6 +248,7 @@ AgentMessage = (
     | Refused
     | Steps
     | Activity
+    | Busy
     | Differed
     | Trouble
     | Noticed
@@ -351,6 +362,16 @@ class Differs(Message, frozen=True, tag=True):
     changed: tuple[int, ...] = ()  # ranks whose weights changed between two updates
 
 
+class WorkerBusy(Message, frozen=True, tag=True):
+    """A rank begins something that is no step and may take long; its next step ends it."""
+
+    job: int
+    generation: int
+    rank: int
+    step: int  # after which it is done
+    what: str
+
+
 class WardSealed(Message, frozen=True, tag=True):
     """The keeper holds a neighbour's snapshot."""
 
@@ -406,6 +427,7 @@ LocalFact = (
     | KeeperChange
     | FlushAsk
     | Differs
+    | WorkerBusy
     | WardSealed
     | Fault
     | SiteNotice

@@ -32,7 +32,7 @@ from phalanx.cluster.events import (
 )
 from phalanx.cluster.hang_limits import HangLimits, Limit, hang_limits
 from phalanx.cluster.job import GangShape, Job, Placement
-from phalanx.cluster.messages import Activity
+from phalanx.cluster.messages import Activity, Busy
 from phalanx.cluster.policy import TimeoutPolicy
 
 WINDOW = 12  # steps that one judgement of ranks is made on
@@ -67,6 +67,8 @@ class Watched(Struct):
     activity: ActivityWindow
     reports: bool = True  # steps; False: its processes alone tell whether it does anything
     stepped: bool = False  # in this generation
+    phase: str = ""  # what it does between two steps, where it said so
+    phase_step: int = 0  # after which
     due_ns: int | None = None  # when it counts as hung; None: nothing says so yet
     idle_told: bool = False
     step: int = 0  # of the newest record
@@ -153,6 +155,13 @@ class Watch:
         if gang is not None and gang.generation == generation and step > gang.reached:
             self._stepped(gang, step, now_ns)
 
+    def busy(self, fact: Busy, now_ns: int) -> None:
+        """The gang does something that is no step: it has an allowance until its next one."""
+        gang = self.gangs.get(fact.job)
+        if gang is not None and gang.generation == fact.generation:
+            gang.phase, gang.phase_step, gang.reports = fact.what, fact.step, True
+            gang.due_ns = now_ns + _limit(gang).ns
+
     def active(self, fact: Activity, now_ns: int) -> None:
         """What the processes of a program did on a node: one without steps is judged by that."""
         gang = self.gangs.get(fact.job)
@@ -179,6 +188,7 @@ class Watch:
     def _stepped(self, gang: Watched, step: int, now_ns: int) -> None:
         gang.reached, gang.since_ns = step, now_ns
         gang.reports = gang.stepped = True
+        gang.phase = gang.phase if step <= gang.phase_step else ""
         gang.activity.restart(now_ns)
         gang.due_ns = now_ns + _limit(gang).ns
 
@@ -304,6 +314,8 @@ def _limit(gang: Watched) -> Limit:
     """What a gang is judged by now."""
     if not gang.reports:
         return gang.limits.idle
+    if gang.phase:
+        return gang.limits.phase
     return gang.limits.step if gang.stepped else gang.limits.first_step
 
 
@@ -316,6 +328,7 @@ def _no_progress(job: int, gang: Watched, limit: Limit, now_ns: int) -> NoProgre
         generation=gang.generation,
         step=gang.reached,
         limit=limit.kind,
+        phase=gang.phase,
         limit_ns=limit.ns,
         setting=limit.setting,
         quiet_ns=now_ns - (gang.since_ns if gang.reports else activity.since_ns),

@@ -15,6 +15,7 @@ from phalanx.cluster.messages import (
     Restored,
     Sealed,
     WorkerAbort,
+    WorkerBusy,
     WorkerDrain,
     WorkerFlush,
     WorkerGo,
@@ -263,6 +264,13 @@ class AgentOrders:
             durable=durable,
             checkpoint_ns=int(stall_seconds * 1e9),
             data_wait_ns=int(data_seconds * 1e9),
+        )
+        self._link.say(fact)
+
+    def busy(self, what: str, step: int) -> None:
+        """Tells the agent that no step comes for a while, and why."""
+        fact = WorkerBusy(
+            job=self.job, generation=self._generation, rank=self._rank, step=step, what=what
         )
         self._link.say(fact)
 

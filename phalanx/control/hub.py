@@ -28,6 +28,7 @@ from phalanx.cluster.messages import (
     Activity,
     AgentMessage,
     Applied,
+    Busy,
     Exited,
     Heartbeat,
     Hello,
@@ -187,6 +188,9 @@ class Hub:
             return
         if isinstance(message, Activity):
             self.watch.active(message, now)
+            return
+        if isinstance(message, Busy):
+            self.watch.busy(message, now)
             return
         if isinstance(message, Applied):
             self.liveness.spoke(message.node, now)

@@ -22,7 +22,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from phalanx.cluster.messages import Sealed
+from phalanx.cluster.messages import Sealed, WorkerBusy
 from phalanx.control.worker_link import Link, Present
 from phalanx.observe.worker_ring import RingSink, ring_path
 from phalanx.train.records import StepParts, StepRecord
@@ -85,6 +85,21 @@ class WorkerClient:
                 step=step,
                 at_ns=time.time_ns(),
                 acknowledged=False,
+            )
+            self._link.say(fact)
+
+    def busy(self, what: str) -> None:
+        """No step comes for a while: ``what`` (an evaluation, a checkpoint) is under way.
+
+        Until the next step the program has the allowance of a first step.
+        """
+        if self._link is not None:
+            fact = WorkerBusy(
+                job=int(os.environ["PHALANX_JOB"]),
+                generation=self._generation,
+                rank=self._rank,
+                step=self._step,
+                what=what,
             )
             self._link.say(fact)
 

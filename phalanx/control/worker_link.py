@@ -20,6 +20,7 @@ from phalanx.cluster.messages import (
     Restored,
     Sealed,
     WorkerAbort,
+    WorkerBusy,
     WorkerDrain,
     WorkerFlush,
     WorkerGo,
@@ -101,7 +102,9 @@ class TraceSteps(Frame, frozen=True, tag=True):
 
 
 Order = Take | Look | Passed | TraceSteps
-Fact = Present | WorkerUp | Restored | Sealed | FlushAsk | Differs | Looked | WorkerLeft
+Fact = (
+    Present | WorkerUp | Restored | Sealed | FlushAsk | Differs | WorkerBusy | Looked | WorkerLeft
+)
 
 decode_order = msgspec.msgpack.Decoder(Order).decode
 decode_fact = msgspec.msgpack.Decoder(Fact).decode

@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 
 Stepped = Callable[[int, int, float, float], None]
 Compare = Callable[[int], None]
+Busy = Callable[[str, int], None]
 
 
 class Leave(Protocol):
@@ -42,6 +43,9 @@ class Leave(Protocol):
     def used_leave(self) -> None: ...
 
 
+SAVING, VALIDATING = "a checkpoint is being written", "a validation is under way"
+
+
 def train(
     trainer: Trainer,
     run_folder: RunFolder,
@@ -52,13 +56,15 @@ def train(
     compare: Compare = lambda step: None,
     ask: ProfileAsk | None = None,
     leave: Leave | None = None,
+    busy: Busy = lambda what, step: None,
 ) -> ExitInfo:
     """Make steps until the job's last one, or until somebody asks the run to stop.
 
     ``stepped`` is told of every step: its number, the newest checkpoint that is complete, and
     how long saving held it up and data let it wait. ``compare`` looks at a step before it is
     handed over, and raises where it must not be. ``leave``: whom to ask before a checkpoint is
-    written, where several jobs share the storage.
+    written, where several jobs share the storage. ``busy`` is told of what is no step and may take
+    long, before it begins.
     """
     run = _Run(trainer, sinks, checkpointer, leave)
     trainer.timer.restart()  # building and loading are not part of the first step
@@ -72,8 +78,10 @@ def train(
                 compare(trainer.step)
                 last = outcome.stop or trainer.step == trainer.job.train.steps
                 if last and run.keeps_the_end(outcome.stop):
+                    busy(SAVING, trainer.step)
                     run.save()
                 elif run.is_due() and run.may_hand_over(outcome):
+                    busy(SAVING, trainer.step)
                     run.save_or_go_on()
                 elif not outcome.keepers_late and (run.memory_is_due() or run.local_is_due()):
                     run.save(write=False, patient=False)
@@ -84,12 +92,15 @@ def train(
                 if last or run.log_is_due():
                     run.report_steps()
                 if run.validation_is_due():
+                    busy(VALIDATING, trainer.step)
                     run.validate()
                 run.plan_checkpoints()
                 if outcome.stop:
+                    busy(SAVING, trainer.step)
                     run.report_checkpoints(checkpointer.finish())
                     stepped(trainer.step, run.durable, 0.0, 0.0)
                     return run.ended(stop.reason or "stopped", "stopped on request")
+            busy(SAVING, trainer.step)
             if run.ended_before():
                 run.save()
             run.report_checkpoints(checkpointer.finish())
@@ -111,10 +122,11 @@ def train(
 
 
 def save_only(
-    trainer: Trainer, sinks: Sinks, checkpointer: Checkpointer, stepped: Stepped
+    trainer: Trainer, sinks: Sinks, checkpointer: Checkpointer, stepped: Stepped, busy: Busy
 ) -> ExitInfo:
     """Write what was restored from memory, and make no step: the run is about to be ended."""
     run = _Run(trainer, sinks, checkpointer)
+    busy(SAVING, trainer.step)
     if trainer.unsaved:
         run.save()
     run.report_checkpoints(checkpointer.finish())

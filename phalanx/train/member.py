@@ -280,7 +280,8 @@ class Member:
 
             trainer.before_update = before_update
             if self._saves:
-                info = loop.save_only(trainer, sinks, checkpointer, self._orders.stepped)
+                orders = self._orders
+                info = loop.save_only(trainer, sinks, checkpointer, orders.stepped, orders.busy)
             else:
                 info = self._make_steps(trainer, checkpointer, sinks, prints)
         finally:
@@ -304,6 +305,7 @@ class Member:
             prints.compare,
             self.ask,
             self._orders if self._asks_leave else None,
+            self._orders.busy,
         )
 
     def _failure(self, error: BaseException) -> ExitInfo:

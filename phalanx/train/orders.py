@@ -70,6 +70,9 @@ class Orders(Protocol):
     def stepped(self, step: int, durable: int, stall_seconds: float, data_seconds: float) -> None:
         """A step is complete."""
 
+    def busy(self, what: str, step: int) -> None:
+        """No step comes for a while after this one: a validation or a checkpoint is under way."""
+
     def shares(self) -> tuple[int, ...]:
         """Micro-batches by replica that somebody wants; (): as they are."""
 

@@ -9,7 +9,7 @@ from phalanx.cluster.commands import Notify
 from phalanx.cluster.events import NoProgress
 from phalanx.cluster.hang_limits import fixed_limits, hang_limits
 from phalanx.cluster.job import GangShape, JobSpec, JobTimeouts, Placement
-from phalanx.cluster.messages import Activity
+from phalanx.cluster.messages import Activity, Busy
 from phalanx.cluster.policy import Policy, TimeoutPolicy
 from phalanx.cluster.watch import Watch
 from tests.cluster.drive import SECOND, Drive
@@ -54,6 +54,7 @@ def test_what_a_job_says_itself_counts() -> None:
     assert found == [
         (MINUTE, "the job's first_step_ns"),
         (2 * MINUTE, "the job's hang_ns"),
+        (2 * MINUTE, "the job's first_step_ns"),
         (3 * MINUTE, "the job's idle_ns"),
     ]
 
@@ -127,6 +128,21 @@ def test_a_step_that_was_only_restored_is_no_first_step() -> None:
     assert watch.next_deadline_ns() == limits.first_step.ns
     watch.alive(1, 2, 21, 2 * SECOND)
     assert watch.next_deadline_ns() == 2 * SECOND + MINUTE
+
+
+def test_a_validation_or_a_checkpoint_has_the_allowance_of_a_first_step() -> None:
+    watch = Watch()
+    limits = hang_limits(TimeoutPolicy(), TRAINER, SECOND, SECOND)
+    watch.begin(1, 1, SHAPE, PLACEMENT, lambda _: limits, 0)
+    watch.alive(1, 1, 7, 10 * SECOND)
+    watch.busy(Busy(node=0, job=1, generation=1, step=8, what="a validation"), 20 * SECOND)
+    assert watch.next_deadline_ns() == 20 * SECOND + 30 * MINUTE
+    watch.alive(1, 1, 8, 25 * SECOND)  # that it was made is heard of a little later
+    assert watch.next_deadline_ns() == 25 * SECOND + 30 * MINUTE
+    (fact,) = watch.due(25 * SECOND + 30 * MINUTE)
+    assert isinstance(fact, NoProgress) and (fact.limit, fact.phase) == ("phase", "a validation")
+    watch.alive(1, 1, 9, 40 * MINUTE)
+    assert watch.next_deadline_ns() == 41 * MINUTE
 
 
 # Verdicts.
