@@ -78,6 +78,8 @@ SUGGESTIONS = {
     "worker_exited": "`phalanx logs {job} --rank {rank}` has its last words.",
     "restore_failed": "The next older state is tried; `phalanx ckpt verify` names what is damaged.",
     "hang": "Stacks of all ranks are in their logs; the ranks behind are named in the evidence.",
+    "idle": "Its processes use no CPU or GPU and print nothing: `phalanx logs {job}` has what they "
+    "said last; `phalanx submit --idle-minutes` has such a program restarted.",
     "slow_storage": "Checkpoints wait for their turn: spread them, or give the store more.",
 }
 _DEVICE_KINDS = {"thermal": "throttling"}
@@ -151,13 +153,14 @@ def _found(body: EventBody) -> Found | None:
                 {"step": step, "not_finite": broken},
                 {"series": ["loss", "grad_norm"], "step": step},
             )
-        case NoProgress(step=step, nodes=nodes):
-            return (
-                "hang",
-                f"no step after {step} within the deadline",
-                {"step": step, "nodes": list(nodes)},
-                {"series": ["step_seconds"], "step": step},
-            )
+        case NoProgress(limit="idle", quiet_ns=quiet_ns):
+            text = f"it reports no steps, and shows no activity for {quiet_ns // 10**9} s"
+            return ("idle", text, _facts(body), {"devices": _LOAD})
+        case NoProgress(step=step, quiet_ns=quiet_ns, setting=setting):
+            text = f"no step after {step} within the deadline"
+            if setting:
+                text = f"no step after {step} for {quiet_ns // 10**9} s: more than {setting} allows"
+            return ("hang", text, _facts(body), {"series": ["step_seconds"], "step": step})
         case Corruption():
             picture = {"series": ["loss", "grad_norm"]}
             return ("silent_corruption", "replicas of the weights differ", _facts(body), picture)
