@@ -111,7 +111,7 @@ import time
 import phalanx
 
 worker = phalanx.worker()
-time.sleep(4)
+time.sleep(12)
 for step in range(1, 4):
     worker.stepped(step)
     time.sleep(1)
