@@ -45,8 +45,8 @@ def hang_limits(
 ) -> HangLimits:
     """The limits of a job. ``usual``: as measured in it so far; ``step_ns``: lately; 0: unknown."""
     step = _step(policy, spec, step_ns or usual_step_ns)
-    first = _first_step(policy, spec, step.ns, usual_first_ns)
-    allowed = _first_step(policy, spec, step.ns, 0)
+    first = _first_step(policy, spec, step, usual_first_ns)
+    allowed = _first_step(policy, spec, step, 0)
     phase = Limit("phase", max(allowed.ns, step.ns), allowed.setting)
     return HangLimits(first, step, phase, _idle(policy, spec))
 
@@ -67,7 +67,7 @@ def _step(policy: TimeoutPolicy, spec: JobSpec, step_ns: int) -> Limit:
     return Limit("step", derived, "timeouts.least_hang_ns" if least else "timeouts.hang_steps")
 
 
-def _first_step(policy: TimeoutPolicy, spec: JobSpec, step_ns: int, usual_ns: int) -> Limit:
+def _first_step(policy: TimeoutPolicy, spec: JobSpec, step: Limit, usual_ns: int) -> Limit:
     """The first step of a generation.
 
     Our trainer restores before it goes, so one that was measured tells how long others may take. A
@@ -76,10 +76,12 @@ def _first_step(policy: TimeoutPolicy, spec: JobSpec, step_ns: int, usual_ns: in
     """
     if spec.timeouts.first_step_ns:
         return Limit("first_step", spec.timeouts.first_step_ns, "the job's first_step_ns")
-    allowed = Limit("first_step", max(policy.first_step_ns, step_ns), "timeouts.first_step_ns")
+    allowed = Limit("first_step", policy.first_step_ns, "timeouts.first_step_ns")
+    if step.ns > allowed.ns:
+        allowed = Limit("first_step", step.ns, step.setting)
     if not usual_ns or not spec.reports_steps:
         return allowed
-    derived = max(step_ns, policy.hang_steps * usual_ns + stall_ns(policy, spec.expected))
+    derived = max(step.ns, policy.hang_steps * usual_ns + stall_ns(policy, spec.expected))
     return Limit("first_step", derived, "timeouts.hang_steps") if derived < allowed.ns else allowed
 
 

@@ -47,6 +47,11 @@ def test_a_program_may_evaluate_and_save_between_two_steps() -> None:
     assert hang_limits(TimeoutPolicy(), PROGRAM, 5 * MINUTE).step.ns > 25 * MINUTE
 
 
+def test_a_first_step_has_no_less_than_a_later_one() -> None:
+    limit = hang_limits(TimeoutPolicy(first_step_ns=SECOND), TRAINER).first_step
+    assert limit.ns == MINUTE and limit.setting == "timeouts.least_hang_ns"
+
+
 def test_what_a_job_says_itself_counts() -> None:
     asked = JobTimeouts(first_step_ns=MINUTE, hang_ns=2 * MINUTE, idle_ns=3 * MINUTE)
     limits = hang_limits(TimeoutPolicy(), structs.replace(PROGRAM, timeouts=asked), SECOND, SECOND)
