@@ -99,6 +99,55 @@ def test_a_plain_program_runs_as_a_gang_and_is_started_again(tmp_path: Path) -> 
         assert "from step 6 with 6.0" in log or "from step 5 with 5.0" in log
 
 
+QUICK = """
+[timeouts]
+first_step_ns = 8_000_000_000
+least_hang_ns = 2_000_000_000
+least_program_hang_ns = 2_000_000_000
+idle_ns = 6_000_000_000
+"""
+LATE = """
+import time
+import phalanx
+
+worker = phalanx.worker()
+time.sleep(12)
+for step in range(1, 4):
+    worker.stepped(step)
+    time.sleep(1)
+"""
+
+
+def test_programs_without_steps_are_left_alone_and_verdicts_say_what_they_follow_from(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "late.py").write_text(LATE)
+    with Stage(tmp_path, nodes=1, gpus_per_node=4, policy=QUICK) as stage:
+        silent = stage.submit("--", "sleep", "16")
+        idle = stage.submit("--idle-minutes", "0.1", "--retries", "0", "--", "sleep", "1000")
+        patient = stage.submit("--first-step-minutes", "1", "--", sys.executable, "late.py")
+        late = stage.submit("--retries", "0", "--", sys.executable, "late.py")
+        assert stage.wait_ended(late, 60) == "failed"
+        (fact,) = stage.events("NoProgress", late)
+        assert (fact["limit"], fact["setting"]) == ("first_step", "timeouts.first_step_ns")
+        assert fact["quiet_ns"] >= 8e9 and fact["cpu_ns"] >= 0
+        why = stage.job(late)["why"]["text"]
+        assert "8.0 s are allowed by timeouts.first_step_ns" in why and "Phalanx ends" in why
+        assert stage.wait_ended(idle, 90) == "failed"
+        why = stage.job(idle)["why"]["text"]
+        assert "no activity" in why and "the job's idle_ns" in why and "bytes of output" in why
+        assert stage.wait_ended(patient, 60) == stage.wait_ended(silent, 60) == "done"
+        assert stage.job(patient)["step"] == 3
+        for job in (silent, patient):
+            assert stage.job(job)["generation"] == 1
+        (told,) = stage.events("NoProgress", silent)  # and nothing was done about it
+        assert told["limit"] == "idle"
+        found = stage.get(f"/v1/jobs/{silent}/ledger")
+        buckets = {name: int(text) for name, text in found["buckets"].items()}
+        assert buckets["unreported"] >= 16e9 and not buckets["checkpoint_stall"]
+        assert sum(buckets.values()) == int(found["allocation_gpu_ns"])
+
+
 def test_a_program_outlives_its_agent_and_is_not_run_again_when_it_has_ended(
     tmp_path: Path,
 ) -> None:
