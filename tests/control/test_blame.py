@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from phalanx.checkpoint import latest, stored_tensors
 from phalanx.control.backends.local import LocalNode, open_files, worker_pids
 from phalanx.control.chaos.verdict import belonging, orphans
 from phalanx.control.stage import Commits, Stage
@@ -95,3 +97,47 @@ def test_a_run_folder_that_is_away_for_a_while_fails_no_job(stage: Stage, tmp_pa
     (tmp_path / "away").rename(folder)
     assert stage.wait_ended(job, END_SECONDS) == "done"
     assert losses(folder / f"job-{job}") == losses(expected)
+
+
+PROGRAM = """
+import os, sys, time
+import torch, torch.distributed as dist
+import phalanx
+dist.init_process_group("gloo")
+worker, state = phalanx.worker(), {"w": torch.zeros(1000)}
+step = worker.restore(state)
+print("starts at", step, state["w"][0].item(), flush=True)
+while not worker.stopping:
+    if step == 10:
+        time.sleep(600)  # longer than any hang limit here
+    state["w"] += 1
+    step += 1
+    worker.snapshot(step, state)
+    worker.stepped(step)
+"""
+IMPATIENT = """
+[timeouts]
+least_hang_ns = 3_000_000_000
+least_program_hang_ns = 3_000_000_000
+first_step_ns = 3_000_000_000
+[recovery]
+back_off_ns = 500_000_000
+"""
+
+
+def test_a_program_that_pauses_too_long_goes_on_from_memory_and_is_saved_in_the_end(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "pauses.py").write_text(PROGRAM)
+    with Stage(tmp_path, nodes=1, policy=IMPATIENT) as stage:
+        job = stage.submit("--world-size", "1", "--", sys.executable, "pauses.py")
+        assert stage.wait_ended(job, END_SECONDS) == "failed"
+        shown = stage.job(job)
+        assert "hang" in shown["why"]["text"] and shown["durable"] in (9, 10)
+        (log,) = stage.cluster.nodes[0].state.glob(f"jobs/{job}/worker-0.log")
+        starts = [line.split() for line in log.read_text().splitlines() if "starts" in line]
+    assert starts[0][2] == "0" and len(starts) >= 3
+    for line in starts[1:]:  # the last one, too
+        assert int(line[2]) >= 9 and float(line[3]) == int(line[2])
+    saved = latest(tmp_path / f"phalanx-job-{job}" / "checkpoints")
+    assert saved is not None and stored_tensors(saved).keys() == {"w"}
