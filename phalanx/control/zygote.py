@@ -261,7 +261,9 @@ class Zygote:
         with suppress(ChildProcessError):
             while self._keys or (not self._nodes and own_children()):
                 pid, _ = os.waitpid(-1, 0)
-                self._keys.pop(pid, None)
+                ended = self._keys.pop(pid, None)
+                if ended is not None:
+                    self._groups.end(ended)
                 self._end_orphans()
         self._groups.close()
         self._part()

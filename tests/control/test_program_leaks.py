@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 
 from phalanx.control.backends.local import processes_of, worker_pids
+from phalanx.control.cgroups import Cgroups
 from phalanx.control.log_keeping import MOST_BYTES
 from phalanx.control.process_tree import read_stat
+from phalanx.control.runtime import runtime_folder
 from phalanx.control.stage import Stage
 
 DAEMON = """
@@ -121,3 +123,15 @@ def test_a_zygote_that_is_killed_leaves_none_of_its_programs(tmp_path: Path) -> 
         stage.restart_node(node)
         stage.wait(lambda: len(started()) in (0, 2), "the daemons of the first start to end", 60)
     stage.wait(lambda: not started(), "all of them to end", 20)
+
+
+def test_the_control_groups_of_programs_go_with_their_node(tmp_path: Path) -> None:
+    with Stage(tmp_path, nodes=1) as stage:
+        node = stage.cluster.nodes[0]
+        folder = Cgroups(str(runtime_folder(node.state) / "zygote.sock"))._folder
+        job = stage.submit("--", "sleep", "1000")
+        stage.wait(lambda: worker_pids(node, job), "its process", 60)
+        if folder is None or not folder.is_dir():
+            pytest.skip("control groups cannot be used here")
+        assert [path.name for path in folder.iterdir() if path.is_dir()] == ["job1-worker0"]
+    assert not folder.exists()
