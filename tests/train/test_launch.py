@@ -152,7 +152,7 @@ def test_a_full_disk_under_the_checkpoint_has_its_own_exit(tmp_path: Path, start
     job = small_job(tmp_path, log__tensorboard="false", checkpoint__every=4)
     run = start(job, before=limit)
     assert run.wait() == ExitCode.CHECKPOINT  # of the last save: the one of step 4 stops nothing
-    assert run.exit.reason == "checkpoint"
+    assert run.exit.reason == "disk_full"
     assert str(run.folder.checkpoints) in str(run.exit.details["path"])
     assert "is full" in run.exit.advice
     assert latest(run.folder.checkpoints) is None  # nothing that looks complete
