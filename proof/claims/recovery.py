@@ -14,7 +14,14 @@ RECOVERY = (
         command="python -m benchmarks.recovery --only worker --times 30",
         figures=(
             Figure("worker_recovered", "kills that were recovered from", at_least=30, timed=False),
-            Figure("worker_median", "until the next committed step, median", "s", at_most=1.3),
+            # It holds a step, whose own time differs by a fifth between quiet runs on two cores.
+            Figure(
+                "worker_median",
+                "until the next committed step, median",
+                "s",
+                at_most=1.3,
+                regression=0.3,
+            ),
             Figure("worker_worst", "the worst", "s", at_most=3.0, regression=1.0),
             Figure(
                 "worker_detected", "until it was noticed, median", "s", at_most=0.5, regression=1.0
