@@ -269,7 +269,7 @@ def test_names_from_users_are_text_and_never_markup(run: Run, at: Tab) -> None:
         for view in (f"job/{job}", "events", "fleet", "queue", f"compare?jobs={run.job},{job}"):
             at.show(view)
             assert at.page.evaluate("window.harmed") is None
-        assert name in at.text()
+        at.wait_for_text(name)  # the list may come after the curves
         assert at.page.evaluate("window.harmed") is None
         assert at.page.locator("#main img, #main script").count() == 0
     finally:
