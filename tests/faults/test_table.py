@@ -11,7 +11,7 @@ from tests.faults.trial import Phase, Process, Trial, staged
 STOPPED_SECONDS = 30.0
 KILLED_SECONDS = 40.0  # to go on in, on a busy machine
 TABLE = [(process, phase) for process in Process for phase in Phase]
-# In the normal suite: one cell a phase, each with another process.
+# In the normal suite; all others are soak tests.
 SHORT = {
     (Process.WORKER, Phase.FORMING),
     (Process.KEEPER, Phase.FLUSHING),
