@@ -1,0 +1,58 @@
+"""Real agents that run as root and switch to the user of each job."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.control.servers import ServerProcess
+
+
+class RootAgent:
+    """``phalanx agent`` as a process of its own."""
+
+    def __init__(self, server: ServerProcess, folder: Path, name: str, *options: str) -> None:
+        self.name, self.state = name, folder / name
+        self._log = folder / f"{name}.log"
+        command = [sys.executable, "-m", "phalanx", "agent", "--join", server.url, "--name", name]
+        command += ["--gpus", "1", "--state", str(self.state), "--address", "127.0.0.1", *options]
+        token = {"PHALANX_TOKEN_FILE": str(server.state / "join.token")}
+        with self._log.open("wb") as output:
+            self.process = subprocess.Popen(
+                command, env={**os.environ, **token}, stdout=output, stderr=output
+            )
+
+    def alive(self) -> bool:
+        """Whether its process is the one that was started."""
+        return self.process.poll() is None
+
+    def log(self) -> str:
+        """What it said."""
+        return self._log.read_text()
+
+    def end(self) -> None:
+        """End it with all that runs on its node."""
+        if self.alive():
+            self.process.send_signal(signal.SIGINT)
+            self.process.wait(120)
+
+    def __enter__(self) -> RootAgent:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+
+def wait_for(ready: Callable[[], object], seconds: float = 120.0) -> bool:
+    """Whether something became true in time."""
+    deadline = time.monotonic() + seconds
+    while not ready():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
