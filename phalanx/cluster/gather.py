@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from phalanx.cluster.commands import Abort, Command, Drain, Form, Restore, Stop
 from phalanx.cluster.detectors import vote
@@ -52,6 +52,8 @@ from phalanx.cluster.messages import (
 
 Phase = Literal["join", "restore", "drain", "run"]
 
+CONFIRM_NS = 5_000_000_000  # for a second node to say the same of replicas that disagree
+
 
 class Expected(Struct):
     """What one gang is expected to say."""
@@ -69,6 +71,8 @@ class Expected(Struct):
     reported: int = -1
     reported_ns: int = 0
     differed: bool = False  # said already
+    doubts: dict[int, Differed] = {}  # by node: what it says of replicas that disagree
+    doubts_due_ns: int = 0  # when what nobody confirmed is said without names; 0: nothing is
     durable: int = 0  # newest checkpoint that was reported
 
 
@@ -160,17 +164,20 @@ class Gather:
             case Hello(node=n, inventory=inventory):
                 return [NodeSeen(node=n, inventory=inventory)]
             case Differed():
-                return self._differed(message)
+                return self._differed(message, now_ns)
             case KeeperChanged(node=n, job=j, state=state, seconds=s):
                 return [KeeperSilent(node=n, job=j, state=state, seconds=s)]
-            case FlushAsked(job=j, generation=g):
-                return [FlushWanted(job=j, generation=g)]
+            case FlushAsked(node=n, job=j, generation=g):
+                gang = self._gang_of(n, j, g)
+                return [FlushWanted(job=j, generation=g)] if gang is not None else []
         return []  # heartbeats and receipts are for Liveness and Outbox
 
     def due(self, now_ns: int) -> list[EventBody]:
         """Gangs whose deadline has passed, with the nodes that are missing; each said once."""
         found: list[EventBody] = []
         for job, gang in self.gangs.items():
+            if 0 < gang.doubts_due_ns <= now_ns:
+                found.append(_unconfirmed(job, gang))
             phase = gang.phase
             if phase == "run" or gang.deadline_ns > now_ns or not gang.deadline_ns:
                 continue
@@ -183,11 +190,12 @@ class Gather:
         """When the first gang is late."""
         waiting = [g.deadline_ns for g in self.gangs.values() if g.phase != "run"]
         waiting.append(self.last_words.next_deadline_ns() or 0)
+        waiting += [gang.doubts_due_ns for gang in self.gangs.values()]
         return min((at for at in waiting if at), default=None)
 
     def _answer(self, message: Joined | Ready | Drained | Finished, now_ns: int) -> list[EventBody]:
-        gang = self.gangs.get(message.job)
-        if gang is None or gang.generation != message.generation or message.node not in gang.nodes:
+        gang = self._gang_of(message.node, message.job, message.generation)
+        if gang is None:
             return []
         phases = {Joined: "join", Ready: "restore", Drained: "drain", Finished: "run"}
         if phases[type(message)] != gang.phase:
@@ -252,9 +260,16 @@ class Gather:
             return []
         return self._report(job, gang, now_ns)
 
+    def _gang_of(self, node: int, job: int, generation: int) -> Expected | None:
+        """The gang that a node may speak of: one that it is in."""
+        gang = self.gangs.get(job)
+        if gang is None or gang.generation != generation or node not in gang.nodes:
+            return None
+        return gang
+
     def _refused(self, message: Refused) -> list[EventBody]:
-        gang = self.gangs.get(message.job)
-        if gang is None or gang.generation != message.generation:
+        gang = self._gang_of(message.node, message.job, message.generation)
+        if gang is None:
             return []
         gang.answers = {}
         return [
@@ -269,18 +284,32 @@ class Gather:
             )
         ]
 
-    def _differed(self, message: Differed) -> list[EventBody]:
+    def _differed(self, message: Differed, now_ns: int) -> list[EventBody]:
         """Replicas disagree. Weights that changed between two updates say who is wrong; else a
         vote does. Without either the core gets to know what each of them said.
+
+        All nodes with such replicas say the same: what one alone says of others is not believed.
         """
-        gang = self.gangs.get(message.job)
-        if gang is None or gang.generation != message.generation or gang.differed:
+        gang = self._gang_of(message.node, message.job, message.generation)
+        if gang is None or gang.differed or message.node in gang.doubts:
             return []
-        gang.differed = True
-        wrong = message.changed or vote({0: message.copies}).wrong
         nodes = list(gang.nodes)
         each = gang.slot_gpus or max(1, message.world // len(nodes))
-        named = dict.fromkeys(nodes[rank // each] for rank in wrong)
+        meant = (*message.changed, *(rank for rank, _ in message.copies))
+        if not all(0 <= rank < each * len(nodes) for rank in meant):
+            return []
+        alone = all(nodes[rank // each] == message.node for rank in meant)
+        named = _accused(message, nodes, each)
+        agreed = any(
+            structs.replace(other, node=message.node) == message
+            or (named and _accused(other, nodes, each) == named)
+            for other in gang.doubts.values()
+        )
+        gang.doubts[message.node] = message
+        if not alone and not agreed:
+            gang.doubts_due_ns = gang.doubts_due_ns or now_ns + CONFIRM_NS
+            return []
+        gang.differed, gang.doubts_due_ns = True, 0
         claims = ((nodes[rank // each], said) for rank, said in message.copies)
         return [
             Corruption(
@@ -288,15 +317,15 @@ class Gather:
                 generation=message.generation,
                 step=message.step,
                 clean_step=message.clean_step,
-                nodes=tuple(named),
+                nodes=named,
                 claims=() if named else tuple(claims),
                 block=min((rank for rank, _ in message.copies), default=0),
             )
         ]
 
     def _steps(self, message: Steps, now_ns: int) -> list[EventBody]:
-        gang = self.gangs.get(message.job)
-        if gang is None or gang.generation != message.generation or message.node not in gang.nodes:
+        gang = self._gang_of(message.node, message.job, message.generation)
+        if gang is None:
             return []
         step, durable = gang.heard.get(message.node, (-1, -1))
         if step >= message.step and durable >= message.durable:
@@ -351,6 +380,22 @@ class Gather:
                 busy_ns=max(each.busy_ns for each in said),
             )
         ]
+
+
+def _accused(message: Differed, nodes: list[int], each: int) -> tuple[int, ...]:
+    """Nodes whose replicas are wrong, as far as one message tells."""
+    wrong = message.changed or vote({0: message.copies}).wrong
+    return tuple(dict.fromkeys(nodes[rank // each] for rank in wrong))
+
+
+def _unconfirmed(job: int, gang: Expected) -> Corruption:
+    """Replicas disagree, as one node says: the step is made again, and nobody is accused."""
+    gang.differed, gang.doubts_due_ns = True, 0
+    first = next(iter(gang.doubts.values()))
+    clean_step = min(each.clean_step for each in gang.doubts.values())
+    return Corruption(
+        job=job, generation=gang.generation, step=first.step, clean_step=clean_step, nodes=()
+    )
 
 
 def _common_step(gang: Expected, answers: dict[int, Joined]) -> int:

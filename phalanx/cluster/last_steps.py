@@ -50,6 +50,8 @@ class LastWords:
         stopped = self._stopped.get(message.job)
         if stopped is None or stopped.generation != message.generation:
             return []
+        if message.node not in stopped.nodes:
+            return []  # it took no part
         stopped.answers[message.node] = message
         if all(node in stopped.answers for node in stopped.nodes):
             return self._said(message.job, stopped)

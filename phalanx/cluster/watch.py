@@ -65,6 +65,7 @@ class Watched(Struct):
     limits: HangLimits
     since_ns: int  # of its last step, or of its start
     activity: ActivityWindow
+    members: dict[int, None] = {}  # the nodes of its placement
     reports: bool = True  # steps; False: its processes alone tell whether it does anything
     stepped: bool = False  # in this generation
     phase: str = ""  # what it does between two steps, where it said so
@@ -127,6 +128,7 @@ class Watch:
             limits_of(0),
             now_ns,
             ActivityWindow(since_ns=now_ns),
+            dict.fromkeys(placement.nodes),
             reports=reports,
             stepped=stepped,
             compute=deque(maxlen=WINDOW),
@@ -143,6 +145,13 @@ class Watch:
         if job in self.gangs:
             self.gangs[job].collectives[rank] = collectives
 
+    def hosts(self, job: int, node: int, rank: int) -> bool:
+        """Whether a rank of a running gang is on a node."""
+        gang = self.gangs.get(job)
+        if gang is None or not 0 <= rank < gang.shape.gpus(gang.placement.replicas):
+            return False
+        return self._node(gang, rank) == node
+
     def restored(self, job: int, generation: int, step: int) -> None:
         """The gang goes on from a step, which it has not made itself."""
         gang = self.gangs.get(job)
@@ -158,14 +167,14 @@ class Watch:
     def busy(self, fact: Busy, now_ns: int) -> None:
         """The gang does something that is no step: it has an allowance until its next one."""
         gang = self.gangs.get(fact.job)
-        if gang is not None and gang.generation == fact.generation:
+        if gang is not None and gang.generation == fact.generation and fact.node in gang.members:
             gang.phase, gang.phase_step, gang.reports = fact.what, fact.step, True
             gang.due_ns = now_ns + _limit(gang).ns
 
     def active(self, fact: Activity, now_ns: int) -> None:
         """What the processes of a program did on a node: one without steps is judged by that."""
         gang = self.gangs.get(fact.job)
-        if gang is None or gang.generation != fact.generation:
+        if gang is None or gang.generation != fact.generation or fact.node not in gang.members:
             return
         busy = gang.activity.add(fact, now_ns)
         if fact.reports_steps and not gang.reports:

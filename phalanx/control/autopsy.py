@@ -55,6 +55,8 @@ class Autopsy:
         opened = self._open.get(seen.job)
         if opened is None or opened.fact.generation != seen.generation:
             return
+        if seen.node not in opened.nodes:
+            return
         opened.seen[seen.node] = seen
         if len(opened.seen) == len(opened.nodes):
             self._close(opened)
@@ -70,7 +72,8 @@ class Autopsy:
             return
         for seen in opened.seen.values():
             for rank, entered in seen.ranks.items():
-                self._watch.entered(fact.job, rank, entered)
+                if self._watch.hosts(fact.job, seen.node, rank):
+                    self._watch.entered(fact.job, rank, entered)
         named = self._watch.named(fact)
         kept = sorted({seen.folder for seen in opened.seen.values()})
         detail = "stacks and flight recorders: " + ", ".join(kept[:4]) if kept else ""

@@ -43,10 +43,11 @@ from phalanx.control.controller import Controller
 from phalanx.control.frames import framed
 from phalanx.control.log_requests import LogRequests
 from phalanx.control.metrics import Metrics
+from phalanx.control.refusals import Refusals
 from phalanx.control.shell_wire import ShellOutput
 from phalanx.control.shells import Shells
 from phalanx.control.views import job_of, names_of
-from phalanx.control.wire import Deliver, LogPart, Rejected, Seen, Up, encode
+from phalanx.control.wire import Deliver, LogPart, Register, Rejected, Seen, Up, encode
 from phalanx.observe.node_sample import NodeSample
 from phalanx.observe.node_words import NodeRecords
 from phalanx.observe.recorder import Recorder
@@ -90,6 +91,7 @@ class Hub:
         now = controller.clock.now_ns
         self.autopsy = Autopsy(self.watch, self.push, controller.tell, now)
         self.shells = Shells(self.push)
+        self.refusals = Refusals()
         self.connections: dict[int, AgentSocket] = {}
         self._heard: dict[int, None] = {}  # nodes that have connected to this server
         self.skew_ns: dict[int, int] = {}  # of each node's clock, ahead of the server's
@@ -136,10 +138,12 @@ class Hub:
         if node not in self.connections:
             self._silent(self.liveness.lost(node))
 
-    def _confirm_lost(self, number: int) -> None:
+    def _confirm_lost(self, said: Exited) -> None:
         """A gang lost a peer: a node of it without a connection is dead, not its agent alone."""
-        job = self.controller.core.view.jobs.get(number)
+        job = self.controller.core.view.jobs.get(said.job)
         nodes = job.placement.nodes if job is not None and job.placement is not None else ()
+        if said.node not in nodes:
+            return
         away = [node for node in nodes if node not in self.connections]
         if len(away) == 1 and away[0] in self._heard:
             self._lost(away[0])
@@ -170,6 +174,19 @@ class Hub:
             connection.close(self.rejected("wrong_node", text))
             return
         now = self.controller.clock.now_ns()
+        if isinstance(message, Heartbeat):
+            if self.liveness.heartbeat(connection.node, now, message.incarnation):
+                # It was given up, so what it runs may be wrong by now: it is asked by connecting.
+                text = "you were silent for too long: connect again and say what you run"
+                connection.close(self.rejected("replaced", text, retry=True))
+            return
+        if isinstance(message, Applied):
+            self.liveness.spoke(message.node, now)
+            self.outbox.applied(message.node, message.sequence, message.index)
+            return
+        view = self.controller.core.view
+        if isinstance(message, Register) or self.refusals.refused(view, connection.node, message):
+            return
         if isinstance(message, Seen):
             self.autopsy.receive(message)
             return
@@ -177,14 +194,8 @@ class Hub:
             self._records(message, now)
             return
         if isinstance(message, NodeSample):
-            name = self.controller.core.view.fleet.nodes[connection.node].name
+            name = view.fleet.nodes[connection.node].name
             self.metrics.sampled(message, name, now)
-            return
-        if isinstance(message, Heartbeat):
-            if self.liveness.heartbeat(connection.node, now, message.incarnation):
-                # It was given up, so what it runs may be wrong by now: it is asked by connecting.
-                text = "you were silent for too long: connect again and say what you run"
-                connection.close(self.rejected("replaced", text, retry=True))
             return
         if isinstance(message, Activity):
             self.watch.active(message, now)
@@ -192,20 +203,20 @@ class Hub:
         if isinstance(message, Busy):
             self.watch.busy(message, now)
             return
-        if isinstance(message, Applied):
-            self.liveness.spoke(message.node, now)
-            self.outbox.applied(message.node, message.sequence, message.index)
-            return
         if isinstance(message, Hello):
             self.liveness.watch(message.node, now, message.inventory.incarnation)
         if isinstance(message, Exited) and message.cause == "lost_peer":
-            self._confirm_lost(message.job)
-        events = self.gather.receive(_not_in_future(message, now), now)  # type: ignore[arg-type]
+            self._confirm_lost(message)
+        events = self.gather.receive(_not_in_future(message, now), now)
         if events:
             self.controller.tell([self.metrics.with_stragglers(event) for event in events])
 
     def _records(self, message: NodeRecords, now: int) -> None:
         """What a node tells of steps; whatever is wrong with it must not cost its connection."""
+        job = self.controller.core.view.jobs.get(message.job)
+        placed = job is not None and job.placement is not None and job.placement.nodes
+        if message.run is not None and not (placed and placed[0] == message.node):
+            message = structs.replace(message, run=None)  # where a run comes from, rank 0 says
         try:
             self.metrics.receive(message, now)
         except Exception:

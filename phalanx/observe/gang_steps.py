@@ -54,13 +54,18 @@ class Gang:
         self.told = False  # somebody has
         self._middle_step = self._heard = 0
 
-    def take(self, message: NodeRecords, now_ns: int) -> int:
-        """Takes in a node's words; returns how many of its steps cannot be meant."""
+    def hosts(self, message: NodeRecords) -> bool:
+        """Whether a node speaks of its own ranks alone."""
         slot = self.nodes.get(message.node)
-        first = 0 if slot is None else slot * self.slot_ranks
+        if slot is None:
+            return False
+        first = slot * self.slot_ranks
         own = range(first, min(first + self.slot_ranks, self.world))
-        if slot is None or any(rank not in own for rank in message.ranks):
-            return len(message.steps)
+        return all(rank in own for rank in message.ranks)
+
+    def take(self, message: NodeRecords, now_ns: int) -> int:
+        """Takes in what a node says of its ranks; returns how many steps cannot be meant."""
+        slot = self.nodes[message.node]
         matrices = unpack(message)
         self._heard += 1
         columns = np.asarray(message.ranks, np.int64)
@@ -168,6 +173,9 @@ class GangSteps:
         self.refused += message.refused
         gang = self.gangs.get(message.job)
         if gang is None or gang.generation != message.generation:
+            return Merged([])
+        if not gang.hosts(message):
+            self.refused += max(1, len(message.steps))
             return Merged([])
         try:
             self.refused += gang.take(message, now_ns)

@@ -20,7 +20,9 @@ from phalanx.cluster.messages import (
     Drained,
     Exited,
     Finished,
+    FlushAsked,
     Joined,
+    LastSteps,
     Ready,
     Refused,
     Steps,
@@ -279,19 +281,65 @@ def test_the_minority_of_replicas_that_disagree_is_named_once():
     gather = Gather()
     gather.expect(form(nodes=(4, 5, 6)))
     copies = ((0, 11), (1, 99), (2, 11))
-    (fact,) = gather.receive(differed(4, copies), 0)
+    assert gather.receive(differed(4, copies), 0) == []
+    (fact,) = gather.receive(differed(5, copies), 0)
     assert fact == Corruption(job=1, generation=1, step=8, clean_step=7, nodes=(5,))
     assert gather.receive(differed(6, copies), 0) == []
+    assert gather.due(60 * SECOND) == [
+        GangStuck(job=1, generation=1, phase="join", nodes=(4, 5, 6))
+    ]
+
+
+def test_one_node_alone_cannot_accuse_others_of_wrong_numbers():
+    gather = Gather()
+    gather.running(1, 1, (4, 5, 6), 0)
+    lie = structs.replace(differed(4, ((0, 11), (1, 99))), changed=(1, 2))
+    assert gather.receive(lie, 0) == []
+    assert gather.receive(lie, 0) == []  # said twice, it is still one word
+    (fact,) = gather.due(10 * SECOND)
+    assert (fact.nodes, fact.claims) == ((), ())  # made again, and nobody leaves for it
+    assert gather.due(20 * SECOND) == []
+
+
+def test_what_a_node_says_of_its_own_ranks_needs_nobody_else():
+    gather = Gather()
+    gather.running(1, 1, (4, 5), 0, slot_gpus=4)
+    own = structs.replace(differed(5, ((4, 1), (6, 2), (7, 1))), world=8)
+    (fact,) = gather.receive(own, 0)
+    assert fact.nodes == (5,)
+
+
+def test_a_node_outside_a_gang_says_nothing_about_it():
+    gather = Gather()
+    gather.running(1, 1, (4, 5), 0)
+    outside = differed(9, ((0, 1), (1, 2)))
+    refused = Refused(node=9, job=1, generation=1, source="remote", step=3)
+    for message in (outside, refused, FlushAsked(node=9, job=1, generation=1)):
+        assert gather.receive(message, 0) == []
+    assert gather.due(60 * SECOND) == []
+    absurd = structs.replace(differed(4, ((-1, 1), (1 << 40, 2))), changed=(77,))
+    assert gather.receive(absurd, 0) == [] and gather.due(60 * SECOND) == []
+
+
+def test_last_words_come_from_nodes_that_took_part():
+    gather = Gather()
+    gather.running(1, 1, (4, 5), 0)
+    stop = Stop(reason=WHY, job=1, generation=1)
+    gather.expect(Command(1, 0, 1, (4, 5), stop))
+    lie = LastSteps(node=9, job=1, generation=1, committed=0, reached=0, durable=1 << 40)
+    assert gather.receive(lie, 0) == [] and gather.due(60 * SECOND) == []
 
 
 def test_two_replicas_that_disagree_are_told_with_their_words():
     gather = Gather()
     gather.expect(form(nodes=(4, 5, 6)))
-    (fact,) = gather.receive(differed(4, ((1, 11), (2, 99))), 0)
+    assert gather.receive(differed(5, ((1, 11), (2, 99))), 0) == []
+    (fact,) = gather.receive(differed(6, ((1, 11), (2, 99))), 0)
     assert (fact.nodes, fact.claims, fact.block) == ((), ((5, 11), (6, 99)), 1)
     gather.expect(form(generation=2, nodes=(4, 5, 6)))
-    again = structs.replace(differed(4, ((1, 11), (2, 11))), generation=2)
-    (fact,) = gather.receive(again, 0)
+    again = structs.replace(differed(5, ((1, 11), (2, 11))), generation=2)
+    assert gather.receive(again, 0) == []
+    (fact,) = gather.receive(structs.replace(again, node=6), 0)
     assert (fact.nodes, fact.claims) == ((), ((5, 11), (6, 11)))
 
 
@@ -335,18 +383,17 @@ def test_steps_that_are_said_again_after_a_report_are_counted_once():
 def test_ranks_of_a_gang_whose_last_slot_is_not_full_are_found_on_their_nodes():
     gather = Gather()
     gather.running(1, 1, (5, 6), 0, slot_gpus=8)
-    (event,) = gather.receive(
-        Differed(
-            node=5,
-            job=1,
-            generation=1,
-            step=9,
-            clean_step=4,
-            world=12,
-            copies=((3, 1), (7, 2), (11, 1)),
-        ),
-        0,
+    said = Differed(
+        node=5,
+        job=1,
+        generation=1,
+        step=9,
+        clean_step=4,
+        world=12,
+        copies=((3, 1), (7, 2), (11, 1)),
     )
+    assert gather.receive(said, 0) == []
+    (event,) = gather.receive(structs.replace(said, node=6), 0)
     assert event.nodes == (5,)  # rank 7 is the last of the first node
 
 

@@ -1,0 +1,85 @@
+"""What a node may speak of: itself, and the gangs that it is in.
+
+An agent may be in the wrong hands, with everything that its node has. Whatever it says of others
+is refused here, before any machine takes it in; ``Gather``, ``LastWords`` and the records of steps
+look again at the nodes of the very generation that a message names, which may be over.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from msgspec import Struct
+
+from phalanx.cluster.job import Job
+from phalanx.cluster.messages import Inventory
+from phalanx.cluster.state import View
+
+MOST_HOLDINGS = 1_024  # jobs that one node runs or keeps snapshots of
+MOST_WORD = 256  # letters of a cause, a check or a phase
+MOST_TEXT = 65_536  # of a detail, such as the end of a stack
+MOST_LISTED = 65_536  # checkpoints, ranks or fingerprints in one message
+
+
+class Refusal(StrEnum):
+    """Why a message of an agent is not taken in."""
+
+    UNKNOWN_JOB = "it names a job that is not there"
+    NOT_A_MEMBER = "the node is not in that job's gang"
+    NO_SUCH_GENERATION = "there is no such generation yet"
+    TOO_LARGE = "it is larger than anything that is meant"
+    TOO_MANY = "the node says too much"
+
+
+def refusal(view: View, node: int, message: Struct) -> Refusal | None:
+    """Why a node may not say this; None: it may."""
+    if _too_large(message):
+        return Refusal.TOO_LARGE
+    number = getattr(message, "job", 0)
+    if not number:
+        return None
+    fleet = view.fleet
+    job = view.jobs.get(number)
+    if job is None:
+        return Refusal.UNKNOWN_JOB
+    generation = getattr(message, "generation", job.generation)
+    if generation > job.generation:
+        return Refusal.NO_SUCH_GENERATION
+    if number in fleet.held[node] or fleet.spare_for(node) == number or _kept_there(job, node):
+        return None
+    # Of a generation that is over, or of a job that holds no nodes any more, a last word may come:
+    # whoever gathers those knows which nodes took part.
+    over = generation < job.generation or job.placement is None
+    return None if over else Refusal.NOT_A_MEMBER
+
+
+def _kept_there(job: Job, node: int) -> bool:
+    """Whether a node that the job has left may still hold something of it."""
+    gang, kept = job.gang, job.kept
+    if gang is not None and (node in gang.keepers or node in gang.leftover):
+        return True
+    return kept is not None and node in kept.nodes
+
+
+def _too_large(message: Struct) -> bool:
+    inventory = getattr(message, "inventory", None)
+    if isinstance(inventory, Inventory):
+        return max(len(inventory.jobs), len(inventory.snapshots)) > MOST_HOLDINGS
+    for name, most in _LIMITS:
+        value = getattr(message, name, None)
+        if value is not None and not isinstance(value, bool | int) and len(value) > most:
+            return True
+    return False
+
+
+_LIMITS = (
+    ("cause", MOST_WORD),
+    ("check", MOST_WORD),
+    ("what", MOST_WORD),
+    ("detail", MOST_TEXT),
+    ("folder", MOST_TEXT),
+    ("there", MOST_LISTED),
+    ("copies", MOST_LISTED),
+    ("changed", MOST_LISTED),
+    ("ranks", MOST_LISTED),
+)
