@@ -72,17 +72,6 @@ class ReplicaOptions(Struct, frozen=True):
         }
 
 
-def require_sealing() -> None:
-    """Raise ChannelError where the library that seals is not installed."""
-    try:
-        import cryptography  # noqa: F401
-    except ImportError:
-        raise ChannelError(
-            "replicas are to be encrypted, and `cryptography` is not installed: "
-            "pip install 'phalanx[encrypt]'"
-        ) from None
-
-
 class Throttle:
     """Lets so many bytes a second pass; short bursts are free."""
 
@@ -172,7 +161,6 @@ def _proof(token: bytes, who: bytes, script: bytes) -> bytes:
 
 
 def _key_pair() -> tuple[Any, bytes]:
-    require_sealing()
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
     private = X25519PrivateKey.generate()

@@ -26,7 +26,6 @@ from phalanx.checkpoint.channel import (
     ReplicaOptions,
     Throttle,
     accept,
-    require_sealing,
 )
 from phalanx.checkpoint.commit import Order, try_commit, withdraw
 from phalanx.checkpoint.folder import scan
@@ -289,8 +288,6 @@ def run_keeper(
         signal.signal(number, signal.SIG_IGN)
     listener = listener or listen(address)
     options = ReplicaOptions.from_environment()
-    if options.encrypt:
-        require_sealing()
     tcp = socket.create_server((options.address or host, 0))
     key = bytes.fromhex(os.environ.pop(REPLICA_KEY, ""))
     try:

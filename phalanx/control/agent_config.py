@@ -65,20 +65,14 @@ class ReplicaChannel(Part, frozen=True):
         """As keepers want it; ConfigError where it cannot be had here."""
         # Imported here: an agent that only waits for work starts in half the time without it.
         from phalanx.checkpoint.channel import (
-            ChannelError,
             ReplicaOptions,
             interface_address,
-            require_sealing,
         )
 
         address = ""
         try:
             if self.interface:
                 address = interface_address(self.interface)
-            if self.encrypt:
-                require_sealing()
-        except ChannelError as error:
-            raise ConfigError("replicas.encrypt", True, str(error), "or set it to false") from None
         except OSError as error:
             rule = error.strerror or str(error)
             raise ConfigError("replicas.interface", self.interface, rule, "name another") from None
