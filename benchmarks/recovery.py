@@ -122,7 +122,7 @@ def main() -> int:
         if options.peers:
             job = bench.job
             parts["torchrun"] = lambda: torchrun(root / "torchrun", job, bench.world, options.times)
-            parts["torchft"] = lambda: torchft(root / "torchft", max(1, options.times // 3))
+            parts["torchft"] = lambda: torchft(root / "torchft", options.times)
         if options.only:
             parts = {name: parts[name] for name in options.only.split(",")}
         results: dict[str, dict[str, Any]] = {}
@@ -225,6 +225,9 @@ def figures(results: dict[str, dict[str, Any]]) -> dict[str, float]:
         flat["torchrun_median"] = median(results["torchrun"])
         if "worker" in results:
             flat["torchrun_ratio"] = flat["torchrun_median"] / median(results["worker"])
+    if results.get("torchft", {}).get("seconds"):
+        flat["torchft_median"] = median(results["torchft"])
+        flat["torchft_worst"] = max(results["torchft"]["seconds"])
     return flat
 
 

@@ -97,7 +97,7 @@ RECOVERY = (
     Claim(
         name="peers",
         says="The same kill under torchrun and torchft.",
-        command="python -m benchmarks.recovery --only worker,torchrun --times 5 --peers",
+        command="python -m benchmarks.recovery --only worker,torchrun,torchft --times 5 --peers",
         figures=(
             Figure("torchrun_median", "torchrun: until the next step, median", "s"),
             Figure(
@@ -107,8 +107,17 @@ RECOVERY = (
                 at_least=3.0,
                 regression=0.3,
             ),
+            # No bars and no ratio: torchft goes on with one replica fewer, and how long that takes
+            # depends on where in its step the kill fell.
+            Figure(
+                "torchft_median",
+                "torchft, with one replica fewer: the same, median",
+                "s",
+                timed=False,
+            ),
+            Figure("torchft_worst", "torchft: the longest", "s", timed=False),
         ),
-        minutes=4,
+        minutes=5,
         needs=QUIET,
     ),
     Claim(
