@@ -48,12 +48,14 @@ from phalanx.control.hands import Place
 from phalanx.control.program_activity import ProgramActivity
 from phalanx.control.runtime import make_runtime_folder, runtime_folder
 from phalanx.control.shell_wire import CloseShell, OpenShell, ShellInput
+from phalanx.control.tasks import Tasks
 from phalanx.control.telemetry import Telemetry
 from phalanx.control.uplink import JoinError, Uplink
 from phalanx.control.zygote_client import ZygoteClient
 from phalanx.control.zygote_wire import Ended, Spawn
 from phalanx.observe.node_sample import Sampler
 
+STORE = "store"  # the zygote's name of the process where the ranks of gangs meet
 REPORT_NS = 10**9  # between two reports of progress
 UNSAID_FACTS = 100  # about the node, kept while there is no connection
 UNCLAIMED_SECONDS = 10.0  # for the core to say what it wants of what outlived an agent
@@ -121,6 +123,7 @@ class AgentProcess:
         self.evidence = Evidence(self.crew.jobs, self.uplink.send)
         self.details = Details(self.crew.jobs, self.uplink.send, lambda: self.skew_ns)
         self.store = ""
+        self._tasks = Tasks()
         self._early: list[LocalFact] = []  # before there is a machine
         self._unsaid: list[LocalFact] = []  # about the node, while there is no connection
         self._changed = asyncio.Event()
@@ -152,6 +155,7 @@ class AgentProcess:
         finally:
             for task in (waking, rotating, telling, looking, lost, serving):
                 task.cancel()
+            self._tasks.close()
             self.faults.close()
             self.crew.close()
 
@@ -169,13 +173,21 @@ class AgentProcess:
         await self.zygote.leave()
         shutil.rmtree(runtime_folder(self.options.state), ignore_errors=True)
 
-    async def _open_store(self) -> None:
-        child = self.zygote.children.get("store")
+    async def _open_store(self, port: int = 0) -> None:
+        child = self.zygote.children.get(STORE)
         if child is None:
             child = await self.zygote.spawn(
-                Spawn(key="store", role="store", host=self.options.address)
+                Spawn(key=STORE, role="store", host=self.options.address, port=port)
             )
         self.store = f"{self.options.address}:{child.port}"
+
+    async def _replace_store(self) -> None:
+        """Gangs still form at the address of the one that ended: the next one is there, too."""
+        port = int(self.store.rpartition(":")[2])
+        await self._open_store(port)
+        log.warning("the store of this node ended: another one is at %s", self.store)
+        if not self.store.endswith(f":{port}"):
+            await self.uplink.reconnect()  # the server hears of addresses when a node registers
 
     # The machine.
 
@@ -219,6 +231,8 @@ class AgentProcess:
                 self.crew.pass_on(action)  # type: ignore[arg-type]
 
     def _ended(self, end: Ended) -> None:
+        if end.key == STORE and self.store:
+            self._tasks.later(self._replace_store())
         self.examiner.ended(end)
         self.crew.ended(end)
 

@@ -59,6 +59,12 @@ class Uplink:
         self._token = read_text(self._token_file)
         self._connected = False
         self._outgoing: asyncio.Queue[bytes] = asyncio.Queue()
+        self._connection: ClientConnection | None = None
+
+    async def reconnect(self) -> None:
+        """Register again: what was told then has changed."""
+        if self._connection is not None:
+            await self._connection.close()
 
     def send(self, message: msgspec.Struct) -> None:
         """Tell the server; without a connection the word is lost."""
@@ -115,7 +121,7 @@ class Uplink:
             return _rejected(first)
         assert isinstance(first, wire.Welcome)
         self._outgoing = asyncio.Queue()
-        self._connected = True
+        self._connected, self._connection = True, connection
         sending = asyncio.create_task(_pump(connection, self._outgoing))
         try:
             listener.welcomed(first)
@@ -127,7 +133,7 @@ class Uplink:
                 listener.heard(message)
         finally:
             sending.cancel()
-            self._connected = False
+            self._connected, self._connection = False, None
             listener.parted()
         return True
 

@@ -38,6 +38,7 @@ from phalanx.control.zygote_wire import (
     Child,
     Ended,
     FromZygote,
+    Heard,
     Lease,
     Leave,
     NotStarted,
@@ -66,7 +67,7 @@ class Zygote:
         self._children: dict[str, Child] = {}
         self._keys: dict[int, str] = {}  # by pid
         self._nodes: set[str] = set()  # children that are zygotes of nodes
-        self._unheard: list[Ended] = []
+        self._unheard: dict[int, Ended] = {}  # by pid
         self._ending: dict[str, None] = {}  # children that were killed and are not gone yet
         self._next: dict[str, Spawn] = {}  # who takes their place then
         self._lease_seconds = START_SECONDS
@@ -128,8 +129,8 @@ class Zygote:
             self._part()
             self._agent, self._unframer = connection, Unframer()
             self._selector.register(connection, selectors.EVENT_READ)
-            self._tell(*self._children.values(), *self._unheard, Ready(pid=os.getpid()))
-            self._unheard.clear()
+            ready = Ready(pid=os.getpid(), hears=True)
+            self._tell(*self._children.values(), *self._unheard.values(), ready)
 
     def _part(self) -> None:
         if self._agent is not None:
@@ -153,8 +154,6 @@ class Zygote:
 
     def _tell(self, *messages: FromZygote) -> None:
         if self._agent is None:
-            ends = [each for each in messages if isinstance(each, Ended)]
-            self._unheard = [*self._unheard, *ends][-KEPT_ENDS:]
             return
         with suppress(OSError):
             self._agent.sendall(b"".join(framed(message) for message in messages))
@@ -169,6 +168,8 @@ class Zygote:
                 self._lease_seconds = message.seconds
             case Leave():
                 self._leaving = True
+            case Heard():
+                self._unheard.pop(message.pid, None)
 
     def _signal(self, order: Signal) -> None:
         child = self._children.get(order.key)
@@ -196,7 +197,7 @@ class Zygote:
                 output = self._pumps.open(order.key, Path(order.log))
                 group = self._groups.make(order.key)
             if order.role == "store":
-                serving = socket.create_server((order.host, 0), backlog=1024)
+                serving = listen_for_ranks(order.host, order.port)
                 port = int(serving.getsockname()[1])
             zygote = os.getpid()
             pid = os.fork()
@@ -234,7 +235,11 @@ class Zygote:
         signal_group(pid, signal.SIGKILL)  # what it started ends with it
         self._groups.end(key)
         self._pumps.drain(key)
-        self._tell(Ended(key=key, pid=pid, status=os.waitstatus_to_exitcode(status)))
+        # An agent that was killed may have been told, and not have read it.
+        end = self._unheard[pid] = Ended(key=key, pid=pid, status=os.waitstatus_to_exitcode(status))
+        if len(self._unheard) > KEPT_ENDS:
+            del self._unheard[next(iter(self._unheard))]
+        self._tell(end)
         self._ending.pop(key, None)
         if key in self._next:
             self._spawn(self._next.pop(key))
@@ -384,6 +389,14 @@ def play(order: Spawn, serving: socket.socket | None) -> int:
         case "zygote":
             run(order.socket)
     return 0
+
+
+def listen_for_ranks(host: str, port: int) -> socket.socket:
+    """Where a store is to be: at a port that ranks know already, or at any."""
+    if port:
+        with suppress(OSError):
+            return socket.create_server((host, port), backlog=1024)
+    return socket.create_server((host, 0), backlog=1024)
 
 
 def host_store(listening: socket.socket) -> None:

@@ -14,6 +14,7 @@ from phalanx.control.zygote_wire import (
     Child,
     Ended,
     FromZygote,
+    Heard,
     Lease,
     Leave,
     NotStarted,
@@ -47,6 +48,8 @@ class ZygoteClient:
         self._listening: asyncio.Task[None] | None = None
         self._waiting: dict[str, tuple[asyncio.Future[Child], Callable[[Child], None]]] = {}
         self._ready = asyncio.Event()
+        self._hears = False  # a zygote of an earlier version does not
+        self._unsaid: list[Ended] = []  # that were heard of before it was ready
         self._process: subprocess.Popen[bytes] | None = None  # where we started it
 
     async def open(self) -> None:
@@ -148,10 +151,19 @@ class ZygoteClient:
             case Ended():
                 self.children.pop(message.key, None)
                 self._ended(message)
+                self._acknowledge(message)
             case NotStarted():
                 future, _ = self._waiting.pop(message.key, (None, None))
                 if future is not None and not future.done():
                     future.set_exception(ZygoteError(message.problem))
             case Ready():
-                self.pid = message.pid
+                self.pid, self._hears = message.pid, message.hears
                 self._ready.set()
+                for end in self._unsaid:
+                    self._acknowledge(end)
+
+    def _acknowledge(self, end: Ended) -> None:
+        if not self._ready.is_set():
+            self._unsaid.append(end)  # nobody knows yet whether it would understand
+        elif self._hears:
+            self._send(Heard(pid=end.pid))

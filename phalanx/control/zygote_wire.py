@@ -33,6 +33,7 @@ class Spawn(Frame, frozen=True, tag=True):
     argv: tuple[str, ...] = ()  # of a program; what a doctor is to examine, and where to report
     socket: str = ""  # of a keeper, a zygote, or the agent that a member talks to
     host: str = ""  # where a store or a keeper listens
+    port: int = 0  # of a store that takes another's place, if it is still free; 0: any
     lease_seconds: float = 60.0  # of a keeper
     cores: tuple[int, ...] = ()  # that it is bound to; (): all
     namespace: str = ""  # of the network; "": the zygote's own
@@ -57,6 +58,12 @@ class Lease(Frame, frozen=True, tag=True):
 
 class Leave(Frame, frozen=True, tag=True):
     """End all children, and the zygote."""
+
+
+class Heard(Frame, frozen=True, tag=True):
+    """The agent knows of the end of a child: the next one needs not be told."""
+
+    pid: int
 
 
 # Zygote to agent.
@@ -86,12 +93,13 @@ class NotStarted(Frame, frozen=True, tag=True):
 
 
 class Ready(Frame, frozen=True, tag=True):
-    """The zygote has told of all its children."""
+    """The zygote has told of all its children; ``hears``: it understands ``Heard``."""
 
     pid: int
+    hears: bool = False
 
 
-ToZygote = Spawn | Signal | Lease | Leave
+ToZygote = Spawn | Signal | Lease | Leave | Heard
 FromZygote = Child | Ended | NotStarted | Ready
 
 _encode = msgspec.msgpack.Encoder().encode

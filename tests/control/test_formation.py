@@ -139,3 +139,56 @@ async def _spawn_kill_spawn(root: Path) -> None:
             ends.clear()
     finally:
         await zygote.leave()
+
+
+def test_a_store_that_takes_anothers_place_is_where_that_one_was(tmp_path: Path) -> None:
+    asyncio.run(_replace_store(tmp_path))
+
+
+async def _replace_store(root: Path) -> None:
+    ends: list[Ended] = []
+    zygote = ZygoteClient(root / "zygote.sock", root / "zygote.log", ends.append)
+    await zygote.open()
+    try:
+        first = await zygote.spawn(Spawn(key="store", role="store", host="127.0.0.1"))
+        rank = TCPStore("127.0.0.1", first.port, is_master=False)  # its connection stays open
+        os.kill(first.pid, signal.SIGKILL)
+        while not ends:
+            await asyncio.sleep(0.01)
+        again = Spawn(key="store", role="store", host="127.0.0.1", port=first.port)
+        second = await zygote.spawn(again)
+        assert second.port == first.port
+        next_rank = TCPStore("127.0.0.1", first.port, is_master=False)
+        next_rank.set("here", "yes")
+        del rank
+        elsewhere = await zygote.spawn(msgspec.structs.replace(again, key="other"))
+        assert elsewhere.port not in (0, first.port)  # it is taken: any other will do
+    finally:
+        await zygote.leave()
+
+
+def test_an_end_that_an_agent_did_not_live_to_read_is_told_to_the_next_one(tmp_path: Path) -> None:
+    asyncio.run(_end_unread(tmp_path))
+
+
+async def _end_unread(root: Path) -> None:
+    def client(ends: list[Ended]) -> ZygoteClient:
+        return ZygoteClient(root / "zygote.sock", root / "zygote.log", ends.append)
+
+    first = client([])
+    await first.open()
+    child = await first.spawn(Spawn(key="store", role="store", host="127.0.0.1"))
+    assert first._listening is not None
+    first._listening.cancel()  # from here on it reads nothing, as if it was killed
+    os.kill(child.pid, signal.SIGKILL)
+    while Path(f"/proc/{child.pid}").exists():
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(0.1)
+    heard: list[list[Ended]] = [[], []]
+    for ends in heard:
+        first.close()
+        first = client(ends)
+        await first.open()
+        await asyncio.sleep(0.1)  # for its answer to be read
+    await first.leave()
+    assert [end.pid for end in heard[0]] == [child.pid] and heard[1] == []

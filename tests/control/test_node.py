@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from phalanx.control.api_types import Done
-from phalanx.control.backends.local import worker_pids
+from phalanx.control.backends.local import store_pid, worker_pids
 from phalanx.control.stage import Stage
 from phalanx.control.submission import Wanted, submission
 from tests.control.servers import ServerProcess
@@ -97,6 +97,15 @@ def test_a_memory_error_moves_the_job_and_the_node_is_examined(stage: Stage) -> 
     stage.wait(lambda: state_of(stage, node.name) == "healthy", "the node to pass its check", 120)
     assert [event for event in events(stage, "CheckResult") if event["body"]["passed"]]
     cancel(stage, job)
+
+
+def test_gangs_still_form_when_every_store_was_killed(stage: Stage) -> None:
+    for node in stage.cluster.nodes:
+        store = store_pid(node)
+        assert store is not None
+        os.kill(store, signal.SIGKILL)
+    job = submit(stage, "true")
+    assert stage.wait_ended(job, 60) == "done"
 
 
 def test_a_worker_that_the_kernel_killed_for_memory_is_told_apart(stage: Stage) -> None:
