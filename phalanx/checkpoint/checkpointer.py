@@ -231,6 +231,13 @@ class Checkpointer(Loader):
         """Whether this rank's last prompt snapshot is not safe within its deadline."""
         return self._background is not None and self._background.late
 
+    def some_rank_late(self) -> bool:
+        """Whether any rank's last prompt snapshot is; collective.
+
+        While one is nobody saves: what all of them hold must not be overwritten.
+        """
+        return self._ranks.any_of(self.late)
+
     @property
     def flush_seconds(self) -> float:
         """How long this rank's last background save took to be written."""

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
+import torch
 import torch.distributed as dist
 
 from phalanx.checkpoint.describe import current_rank, world_size
@@ -58,6 +59,14 @@ class Ranks:
     def agreed(self, value: T) -> T:
         """Rank 0's value."""
         return self.gather(value)[0]
+
+    def any_of(self, value: bool) -> bool:
+        """Whether it is so on some rank; one small reduction, cheap enough for every step."""
+        if world_size() == 1:
+            return value
+        total = torch.tensor([float(value)])
+        dist.all_reduce(total, group=self.cpu_group())
+        return bool(total.item() > 0)
 
     def cpu_group(self) -> dist.ProcessGroup | None:
         """A gloo group of all ranks: agreement must not depend on the health of a GPU."""

@@ -179,7 +179,11 @@ class WorkerClient:
         return loaded.step
 
     def snapshot(self, step: int, state: dict[str, Tensor]) -> None:
-        """Have the state kept in this node's memory and at a neighbour's."""
+        """Have the state kept in this node's memory and at a neighbour's. Collective.
+
+        Where a keeper stands still this waits for the snapshot deadline, once; until it answers
+        again, or another one takes its place, steps have no snapshots and the program goes on.
+        """
         if not self.under_phalanx:
             return
         from phalanx.checkpoint import Extra
@@ -205,7 +209,12 @@ class WorkerClient:
             config_hash="",
             generation=self._generation,
         )
-        checkpointer.save(step, state, extra, write=False)
+        checkpointer.poll()  # a keeper that was late may have answered
+        if checkpointer.some_rank_late():
+            return
+        checkpointer.save(step, state, extra, write=False, patient=False)
+        if checkpointer.late:
+            return  # left out
         # A step is taken over only when the one before it is safe.
         self._kept, self._handed = self._handed, step
 

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 import pytest
 import torch
 
 import phalanx
+from phalanx.checkpoint.deadline import LEAST_SECONDS
+from phalanx.control.backends.local import keeper_pid, worker_pids
 from phalanx.control.stage import Stage
+
+BUSY_SECONDS = 8.0  # that a busy machine may add
 
 PLAIN = """
 import os, sys
@@ -97,6 +103,54 @@ def test_a_plain_program_runs_as_a_gang_and_is_started_again(tmp_path: Path) -> 
         log = output(stage, job)
         assert "from step 0 with 0.0" in log
         assert "from step 6 with 6.0" in log or "from step 5 with 5.0" in log
+
+
+GOING_ON = """
+import time
+import torch, torch.distributed as dist
+import phalanx
+
+dist.init_process_group("gloo")
+worker = phalanx.worker()
+state = {"x": torch.zeros(1000)}
+step = worker.restore(state)
+while not worker.stopping:
+    state["x"] += 1
+    time.sleep(0.05)
+    stopping = torch.tensor(float(worker.stopping))
+    dist.all_reduce(stopping)
+    step += 1
+    worker.snapshot(step, state)
+    worker.stepped(step)
+    print("made", step, flush=True)
+"""
+
+
+def test_a_program_goes_on_while_a_keeper_stands_still(tmp_path: Path) -> None:
+    (tmp_path / "going_on.py").write_text(GOING_ON)
+    patient = "[timeouts]\nmissed_heartbeats = 60\n"  # nobody replaces the keeper meanwhile
+    with Stage(tmp_path, nodes=2, policy=patient) as stage:
+        job = stage.submit("--world-size", "2", "--", sys.executable, "going_on.py")
+        made = lambda: output(stage, job).count("made")  # noqa: E731
+        stage.wait(lambda: made() >= 20, "steps", 60)
+        keeper = keeper_pid(stage.node_of(1, job), job)
+        assert keeper is not None
+        os.kill(keeper, signal.SIGSTOP)
+        began, before = time.monotonic(), made()
+        try:
+            # Training waits for its snapshot once, and no more after that.
+            stage.wait(lambda: made() >= before + 40, "steps without snapshots", 60)
+            assert time.monotonic() - began < LEAST_SECONDS + BUSY_SECONDS
+        finally:
+            os.kill(keeper, signal.SIGCONT)
+        worker = worker_pids(stage.node_of(0, job), job)[0]
+        answers = made()
+        stage.wait(lambda: made() >= answers + 20, "steps with snapshots", 60)
+        os.kill(worker, signal.SIGKILL)
+        stage.wait(lambda: stage.job(job)["generation"] == 2, "the next generation", 60)
+        stage.wait(lambda: stage.events("GangReady", job)[1:], "it to go on", 60)
+        assert stage.events("GangReady", job)[-1]["step"] > answers // 2
+        stage.command("cancel", str(job))
 
 
 QUICK = """
