@@ -318,6 +318,21 @@ def test_the_loss_on_unseen_text_is_a_line_on_the_loss(run: Run, at: Tab) -> Non
     assert found["validation_step"] % 5 == 0 and found["validation_loss"] > 0
 
 
+def test_committed_steps_that_were_lost_are_listed_with_the_reason(run: Run, at: Tab) -> None:
+    def add_loss(route: Any) -> None:
+        answer = route.fetch()
+        detail = answer.json()
+        why = {"code": "lost", "text": "both nodes that held them died", "facts": {}}
+        loss = {"first": 4, "last": 9, "at_ns": detail["job"]["started_ns"], "why": why}
+        route.fulfill(response=answer, json=detail | {"lost_steps": 6, "losses": [loss]})
+
+    at.page.route(re.compile(rf"/v1/jobs/{run.job}$"), add_loss)
+    at.sign_in(run.token, f"job/{run.job}")
+    at.wait_for_text("steps 4 to 9 are lost")
+    at.wait_for_text("both nodes that held them died")
+    at.wait_for_text("6 committed steps lost")
+
+
 def test_runs_are_laid_over_each_other_with_their_differences(run: Run, at: Tab) -> None:
     spec = {"name": "other", "gang": {"slot_gpus": 2, "tensor": 2, "replicas": 3}}
     body = {"spec": spec, "work": {"kind": "Script", "argv": ["true"]}}

@@ -51,6 +51,11 @@ export function together(findings, fromLog) {
   return found.sort((a, b) => a.time - b.time);
 }
 
+// Committed steps that had to be made again, as the job tells them.
+export const lossOf = ({ first, last, at_ns, why }) => ({
+  time: at_ns / 1e9, tone: "bad", text: first === last ? `step ${last} is lost` : `steps ${first} to ${last} are lost`, decision: why.text, away: null, step: last,
+});
+
 const placed = ({ sentence: text, node, kind }) => `${text || kind}${node && !text.includes(node) ? ` on ${node}` : ""}`;
 
 export const sentence = (incident, nodeName) => {

@@ -13,8 +13,8 @@ export class JobFigures {
     this.node = h("dl", { class: "figures" }, Object.values(this.each));
   }
 
-  // now: the newest row of the job's metrics; plan: what was predicted.
-  show(job, now, ledger, plan) {
+  // now: the newest row of the job's metrics; plan: what was predicted; lost: committed steps that were.
+  show(job, now, ledger, plan, lost) {
     const { step, loss, speed, mfu, time, goodput, price, generation } = this.each;
     const planned = plan.prediction;
     step.set(whole(job.step), job.steps ? `of ${whole(job.steps)}` : "", listed(`${whole(job.committed)} safe in memory, ${whole(job.durable)} on disk`,
@@ -28,6 +28,7 @@ export class JobFigures {
       listed(known(now.plan_efficiency) ? `${percent(now.plan_efficiency, 0)} of the plan's speed` : "", now.peak_memory_bytes > 0 ? `${short(now.peak_memory_bytes)}B of memory` : ""));
     goodput.set(percent(ledger.goodput, 1), "", `${gpuHours(ledger.allocation_gpu_ns).join(" ")}, ${dollars(ledger.dollars)}`);
     price.set(dollars(now.dollars_per_million_tokens ?? NaN), "", known(now.joules_per_million_tokens) ? `${short(now.joules_per_million_tokens)}J, ${short(now.co2_grams_per_million_tokens)} g CO₂` : "");
-    generation.set(job.generation, "", job.generation > 1 ? counted(job.generation - 1, "re-formation") : "never re-formed");
+    generation.set(job.generation, "", listed(job.generation > 1 ? counted(job.generation - 1, "re-formation") : "never re-formed",
+      lost ? `${counted(lost, "committed step")} lost` : ""));
   }
 }

@@ -4,7 +4,7 @@ import { Chart } from "../lib/chart.js";
 import { card, empty, fill, h, prose, setText, table } from "../lib/dom.js";
 import { evidence } from "../lib/evidence.js";
 import { HeatMap } from "../lib/heatmap.js";
-import { incidentsOf, sentence, stepAt, together } from "../lib/incidents.js";
+import { incidentsOf, lossOf, sentence, stepAt, together } from "../lib/incidents.js";
 import { JobFigures } from "../lib/jobfigures.js";
 import { clock, counted, gpuHours, percent, short, span, whole } from "../lib/format.js";
 import { LogPane } from "../lib/logpane.js";
@@ -107,9 +107,10 @@ export function jobView({ rest: [id] }) {
     const series = metrics?.series ?? {};
     const states = new Map(fleet.names.map((name, i) => [name, fleet.states[fleet.state[i]]]));
     const nodeName = (at) => fleet.names[at];
-    const happened = together(found.findings, incidentsOf(events.events, number).map((each) => told(each, nodeName)));
+    const happened = [...together(found.findings, incidentsOf(events.events, number).map((each) => told(each, nodeName))), ...detail.losses.map(lossOf)]
+      .sort((a, b) => a.time - b.time);
     closer.made(job.step);
-    figures.show(job, { ...newest(series), ...described.summary }, ledger, plan);
+    figures.show(job, { ...newest(series), ...described.summary }, ledger, plan, detail.lost_steps);
     run.show(described);
     const marks = marksOf(happened, series);
     curves(series, marks, plan);
