@@ -61,6 +61,13 @@ _ROWS = (
     Cause("no_progress", "software", "keep", 150_000, "it hung, and Phalanx ended its processes"),
     Cause("no_answer", "software", "keep", 100_000, "nobody answered in time"),
     Cause("driver", "software", "replace", 600_000, "the driver failed"),
+    Cause(
+        "bus_error",
+        "software",
+        "suspect",
+        300_000,
+        "mapped memory failed: a full /dev/shm, a disk, or a faulty memory module",
+    ),
     Cause("system_service", "software", "suspect", 200_000, "a service of the node failed"),
     Cause("filesystem_mount", "software", "suspect", 400_000, "a mount is gone or hangs"),
     Cause("dependency", "software", "keep", 100_000, "a service outside of the node failed"),

@@ -20,11 +20,12 @@ from phalanx.cluster.messages import (
     WorkerLeft,
     WorkerUp,
 )
-from phalanx.control.exit_causes import SHELL, explained
+from phalanx.control.exit_causes import SHELL, cause_of_signal, explained
 from phalanx.control.hands import Hand, Here
-from phalanx.control.payload import Train
+from phalanx.control.payload import Script, Train
 from phalanx.control.users import known_user
 from phalanx.control.worker_link import GIVE_WAY, Fact, Looked, Present, decode_fact
+from phalanx.control.wrapper_exits import KilledChild, killed_child, last_output
 from phalanx.control.zygote_wire import Ended, Unframer
 
 log = logging.getLogger("phalanx.agent")
@@ -164,7 +165,14 @@ class Ears:
         cause, detail = explained(hand.status, ours=isinstance(here.work, Train))
         if hand.sent_away and hand.status in (-signal.SIGTERM, SHELL_TERM):
             cause = detail = ""  # as it was asked to
-        if hand.status == -signal.SIGKILL and (told := self.out_of_memory(hand.pid)):
+        ended_by, pid = -hand.status, hand.pid
+        child = self._killed_child(here, hand) if cause == "user_error" else None
+        if child is not None:
+            ended_by, pid = child.number, child.pid
+            cause = cause_of_signal(ended_by)
+            which = f"process {pid}, which it had started," if pid else "a process of it"
+            detail = f"{detail}: {which} was ended by {child.number.name}"
+        if ended_by == signal.SIGKILL and (told := self.out_of_memory(pid)):
             cause, detail = "host_out_of_memory", told
         left = WorkerLeft(
             job=here.job,
@@ -175,6 +183,12 @@ class Ears:
             detail=detail,
         )
         self._fact(left)
+
+    def _killed_child(self, here: Here, hand: Hand) -> KilledChild | None:
+        """Which process of a program that starts others a signal ended, where it told."""
+        if not isinstance(here.work, Script):
+            return None
+        return killed_child(last_output(here.log(hand.index), hand.log_start))
 
 
 def at_server_time(fact: LocalFact, skew_ns: int) -> LocalFact:

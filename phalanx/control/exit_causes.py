@@ -30,17 +30,25 @@ def cause_of_exit(code: int, reason: str = "") -> str:
     return known.get(code, "user_error")
 
 
+def cause_of_signal(number: int) -> str:
+    """What a signal that ended a process means."""
+    if number in OUTSIDE:
+        return "worker_killed"
+    # Memory behind a mapping could not be had: a full /dev/shm, a disk, or a faulty module.
+    return "bus_error" if number == signal.SIGBUS else "software_bug"
+
+
 def explained(status: int, *, ours: bool = False) -> tuple[str, str]:
     """Cause and words for the exit status of a worker that said nothing.
 
     ``ours``: it was our own trainer, whose codes have a meaning.
     """
     if status < 0:
-        name = signal.Signals(-status).name
-        return "worker_killed" if -status in OUTSIDE else "software_bug", f"ended by {name}"
+        return cause_of_signal(-status), f"ended by {signal.Signals(-status).name}"
     if not status:
         return "", ""
-    if not ours and status - SHELL in OUTSIDE:
+    if not ours and status - SHELL in (*OUTSIDE, signal.SIGBUS):
         name = signal.Signals(status - SHELL).name
-        return "worker_killed", f"exit code {status}: its program was ended by {name}"
+        why = f"exit code {status}: its program was ended by {name}"
+        return cause_of_signal(status - SHELL), why
     return cause_of_exit(status) if ours else "user_error", f"exit code {status}"

@@ -34,6 +34,7 @@ class Hand:
         self.sent_away = False  # a program was asked to save its state and go
         self.adopted = False  # an earlier agent started it
         self.status: int | None = None  # of a process that ended
+        self.log_start = 0  # where the output of its process begins in its log
         self.looked: Looked | None = None  # what it does, when somebody asked last
 
     def started(self, child: Child) -> None:

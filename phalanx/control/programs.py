@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from phalanx.checkpoint.wire import Saved
@@ -157,6 +158,8 @@ class Programs:
             own_port = await self._own_store(here)
         for hand in list(here.hands.values()):
             seat = self._processes.seat(here, hand)
+            with suppress(OSError):
+                hand.log_start = here.log(hand.index).lstat().st_size
             order = Spawn(
                 key=hand.key,
                 role="program",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import structs
 
-from phalanx.cluster.commands import Notify
+from phalanx.cluster.commands import Check, Notify
 from phalanx.cluster.events import (
     Corruption,
     NoProgress,
@@ -40,6 +40,16 @@ def test_steps_that_are_made_again_after_a_corruption_are_not_the_same_step_fail
         drive.wait(SECOND)
         drive.run(job)
     assert job.state == "running" and job.step == 150
+
+
+def test_a_bus_error_has_its_node_tested_before_more_work():
+    drive = Drive(8)
+    job = drive.running(steps=50)
+    told = exited(job, cause="bus_error")
+    drive.tell(told)
+    drive.wait(SECOND)
+    assert [check.node for check in drive.bodies(Check)] == [told.node]
+    assert job.retries_used == 1  # it may be the job's own use of /dev/shm
 
 
 def test_hangs_at_different_steps_are_not_the_same_step_failing():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,10 @@ from phalanx.cluster.messages import WorkerFound, WorkerLeft
 from phalanx.control.ears import Ears
 from phalanx.control.exit_causes import explained
 from phalanx.control.hands import Here
+from phalanx.control.payload import Script
 from phalanx.control.users import UnknownUserError
 from phalanx.control.worker_link import Present, Take
+from phalanx.control.wrapper_exits import last_output
 from phalanx.control.zygote_wire import Ended
 
 
@@ -91,6 +94,8 @@ def test_a_program_that_was_asked_to_go_did_not_break(
         (143, "worker_killed"),
         (-9, "worker_killed"),
         (-11, "software_bug"),
+        (-7, "bus_error"),
+        (135, "bus_error"),
         (15, "user_error"),
         (1, "user_error"),
         (0, ""),
@@ -98,6 +103,71 @@ def test_a_program_that_was_asked_to_go_did_not_break(
 )
 def test_the_status_of_a_program_says_whether_somebody_killed_it(status: int, cause: str) -> None:
     assert explained(status)[0] == cause
+
+
+TORCHRUN = """
+Failures:
+[1]:
+  exitcode  : {other} (pid: 71)
+-------------------------------------------------------
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-03-01_11:13:01
+  rank      : 1 (local_rank: 1)
+  exitcode  : {first} (pid: 72)  (SIGKILL)
+  error_file: <N/A>
+=======================================================
+"""
+
+
+@pytest.mark.parametrize(
+    ("output", "cause"),
+    [
+        (TORCHRUN.format(first=-9, other=-15), "worker_killed"),
+        (TORCHRUN.format(first=1, other=-15), "user_error"),  # torchrun ended the other one
+        (TORCHRUN.format(first=-9, other=-15) + TORCHRUN.format(first=1, other=-9), "user_error"),
+        (TORCHRUN.format(first=-11, other=-15), "user_error"),
+        (TORCHRUN.format(first=-7, other=-15), "bus_error"),
+        ("ProcessExitedException: process 1 terminated with signal SIGKILL\n", "worker_killed"),
+        ("CalledProcessError: Command 'x' died with <Signals.SIGTERM: 15>.\n", "worker_killed"),
+        ("DataLoader worker (pid 9) is killed by signal: Killed.\n", "worker_killed"),
+        ("DataLoader worker (pid 9) is killed by signal: Bus error. It is pos", "bus_error"),
+        ("process 1 terminated with signal SIGKILL\nit went on\nValueError: 3\n", "user_error"),
+        ("", "user_error"),
+    ],
+)
+def test_a_wrapper_whose_child_was_killed_did_not_fail_by_itself(
+    tmp_path: Path, output: str, cause: str
+) -> None:
+    left = wrapper_left(tmp_path, TORCHRUN.format(first=1, other=1), output)
+    assert left.cause == cause
+
+
+def test_what_an_earlier_generation_printed_explains_nothing(tmp_path: Path) -> None:
+    left = wrapper_left(tmp_path, TORCHRUN.format(first=-9, other=-15), "")
+    assert left.cause == "user_error"
+
+
+def test_a_wrappers_log_that_is_no_plain_file_is_not_read(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text(TORCHRUN.format(first=-9, other=-15))
+    (tmp_path / "link").symlink_to(tmp_path / "secret")
+    os.mkfifo(tmp_path / "fifo")
+    assert last_output(tmp_path / "link", 0) == last_output(tmp_path / "fifo", 0) == ""
+    assert last_output(tmp_path / "secret", 10**6)  # it was cut since: all of it is new
+
+
+def wrapper_left(folder: Path, before: str, output: str) -> WorkerLeft:
+    """What is said of a program that ended with code 1 after this output."""
+    said: list[Any] = []
+    here = Here(1, folder, folder / "sockets")
+    here.work = Script(argv=("torchrun",))
+    hand = here.hands[0] = here.hand(0, 0)
+    here.log(0).write_text(before + output)
+    hand.pid, hand.log_start = 77, len(before)
+    Ears(said.append, unused, unused).ended(here, Ended(hand.key, 77, 1))
+    (left,) = said
+    assert isinstance(left, WorkerLeft)
+    return left
 
 
 @pytest.mark.parametrize(
