@@ -16,7 +16,10 @@ from phalanx.cluster.timeouts import derive
 from phalanx.config import ConfigError
 from phalanx.config.check_text import name_problems
 
-MOST_ARRAY = 100_000
+MOST_ARRAY = 10_000
+MOST_WORD = 128  # characters of a name of somebody or something
+MOST_AFTER = 1_000
+MOST_TRAFFIC = 64
 
 sentences(
     {
@@ -49,6 +52,15 @@ def _bad_fields(spec: JobSpec) -> Iterator[tuple[str, object, str]]:
     shape, expected = spec.gang, spec.expected
     for wrong in name_problems("name", spec.name):
         yield wrong.key, wrong.value, f"{wrong.rule} ({wrong.fix})"
+    for name in ("user", "team", "partition", "qos"):
+        word = getattr(spec, name)
+        if len(word) > MOST_WORD or not word.isprintable():
+            rule = f"must be printable, and have at most {MOST_WORD} characters"
+            yield name, ascii(word[:MOST_WORD]), rule
+    for name, most in (("after", MOST_AFTER), ("gang.traffic", MOST_TRAFFIC)):
+        count = len(spec.after if name == "after" else shape.traffic)
+        if count > most:
+            yield name, count, f"must have at most {most} entries"
     for name in ("replicas", "tensor", "context", "pipeline"):
         if getattr(shape, name) < 1:
             yield f"gang.{name}", getattr(shape, name), "must be at least 1"

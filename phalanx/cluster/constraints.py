@@ -11,6 +11,12 @@ from phalanx.cluster.fleet import WORD
 from phalanx.config import ConfigError
 from phalanx.config.errors import did_you_mean
 
+MOST_CHARACTERS = 2_048
+MOST_TERMS = 64
+SHOWN = 60  # characters of a text that is refused
+NAMED = 8  # features that nobody has, of many
+
+_SIGNS = ("|", "&", "!", "(", ")")
 _TOKEN = re.compile(rf"\s*([|&!()]|{WORD.pattern})")
 
 
@@ -35,46 +41,56 @@ def parse(text: str) -> Constraint:
     """The constraint that a text means; "" means any node."""
     if not text.strip():
         return ()
+    if len(text) > MOST_CHARACTERS:
+        rule = f"has more than {MOST_CHARACTERS} characters"
+        raise _error(text, rule, "name what nodes have in common")
     tokens = _tokens(text)
+    if sum(token not in _SIGNS for token in tokens) > MOST_TERMS:
+        rule = f"names more than {MOST_TERMS} features"
+        raise _error(text, rule, "name what nodes have in common")
+    tokens.reverse()  # the next one is the last: taking it copies nothing
     clauses: list[Clause] = []
     while True:
-        clause, tokens = _clause(text, tokens)
-        clauses.append(clause)
+        clauses.append(_clause(text, tokens))
         if not tokens:
             return tuple(clauses)
-        if tokens[0] != "&":
-            raise _error(text, f'"{tokens[0]}" cannot stand there', "join features with & or |")
-        tokens = tokens[1:]
+        if tokens[-1] != "&":
+            raise _error(text, f'"{tokens[-1]}" cannot stand there', "join features with & or |")
+        tokens.pop()
 
 
 def unknown(constraint: Constraint, known: list[str]) -> list[str]:
     """For each feature that no node of the fleet has: the word and the nearest known one."""
     wanted = dict.fromkeys(term.feature for clause in constraint for term in clause)
-    return [f'"{word}": {did_you_mean(word, known)}' for word in wanted if word not in known]
+    there = dict.fromkeys(known)
+    missing = [word for word in wanted if word not in there]
+    return [f'"{word[:SHOWN]}": {did_you_mean(word[:SHOWN], known)}' for word in missing[:NAMED]]
 
 
-def _clause(text: str, tokens: list[str]) -> tuple[Clause, list[str]]:
-    if tokens and tokens[0] == "(":
-        inner, rest = _alternatives(text, tokens[1:])
-        if not rest or rest[0] != ")":
+def _clause(text: str, tokens: list[str]) -> Clause:
+    if tokens and tokens[-1] == "(":
+        tokens.pop()
+        inner = _alternatives(text, tokens)
+        if not tokens or tokens[-1] != ")":
             raise _error(text, "a parenthesis is not closed", 'add ")"; "&" stands outside of them')
-        return inner, rest[1:]
+        tokens.pop()
+        return inner
     return _alternatives(text, tokens)
 
 
-def _alternatives(text: str, tokens: list[str]) -> tuple[Clause, list[str]]:
+def _alternatives(text: str, tokens: list[str]) -> Clause:
     terms: list[Term] = []
     while True:
         wanted = True
-        while tokens and tokens[0] == "!":
-            wanted, tokens = not wanted, tokens[1:]
-        if not tokens or tokens[0] in "|&()":
+        while tokens and tokens[-1] == "!":
+            wanted = not wanted
+            tokens.pop()
+        if not tokens or tokens[-1] in _SIGNS:
             raise _error(text, "a feature is missing", 'e.g. "a100|h100 & nvlink"')
-        terms.append(Term(tokens[0], wanted))
-        tokens = tokens[1:]
-        if not tokens or tokens[0] != "|":
-            return tuple(terms), tokens
-        tokens = tokens[1:]
+        terms.append(Term(tokens.pop(), wanted))
+        if not tokens or tokens[-1] != "|":
+            return tuple(terms)
+        tokens.pop()
 
 
 def _tokens(text: str) -> list[str]:
@@ -91,4 +107,5 @@ def _tokens(text: str) -> list[str]:
 
 
 def _error(text: str, rule: str, fix: str) -> ConfigError:
-    return ConfigError("constraint", f'"{text}"', rule, fix)
+    shown = text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
+    return ConfigError("constraint", f'"{shown}"', rule, fix)

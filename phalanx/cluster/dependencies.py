@@ -12,6 +12,8 @@ from phalanx.cluster.reasons import Reason, reason, sentences
 if TYPE_CHECKING:
     from phalanx.cluster.context import Context
 
+SHOWN_STEPS = 20  # of a circle
+
 sentences(
     {
         "dependency": "waits for other jobs ({count}), the first is {job}",
@@ -154,19 +156,25 @@ def workflow_order(steps: Sequence[Step]) -> list[int] | Reason:
         for _, name in step.after:
             if name not in index:
                 return reason("unknown_step", job=step.name, missing=name)
-    order: list[int] = []
+    followers: dict[int, list[int]] = {}
+    missing = [len(step.after) for step in steps]  # that it waits for, and that are not done
+    for number, step in enumerate(steps):
+        for _, name in step.after:
+            followers.setdefault(index[name], []).append(number)
     done: dict[int, None] = {}
-    while len(order) < len(steps):
-        ready = [
-            number
-            for number, step in enumerate(steps)
-            if number not in done and all(index[name] in done for _, name in step.after)
-        ]
-        if not ready:
-            return reason("cycle", cycle=" -> ".join(_cycle(steps, index, done)))
-        order.extend(ready)
+    ready = [number for number, count in enumerate(missing) if not count]
+    while ready:
         done.update(dict.fromkeys(ready))
-    return order
+        freed: list[int] = []
+        for number in ready:
+            for other in followers.get(number, ()):
+                missing[other] -= 1
+                if not missing[other]:
+                    freed.append(other)
+        ready = sorted(freed)
+    if len(done) < len(steps):
+        return reason("cycle", cycle=" -> ".join(_cycle(steps, index, done)))
+    return list(done)
 
 
 def _wants_success(other: Job, job: Job) -> bool:
@@ -177,9 +185,11 @@ def _wants_success(other: Job, job: Job) -> bool:
 def _cycle(steps: Sequence[Step], index: dict[str, int], done: dict[int, None]) -> list[str]:
     """The names around one circle: every job that is left waits for another one that is left."""
     name = next(step.name for number, step in enumerate(steps) if number not in done)
-    path: list[str] = []
-    while name not in path:
-        path.append(name)
+    met: dict[str, None] = {}
+    while name not in met:
+        met[name] = None
         step = steps[index[name]]
         name = next(other for _, other in step.after if index[other] not in done)
-    return [*path[path.index(name) :], name]
+    path = list(met)
+    circle = [*path[path.index(name) :], name]
+    return circle if len(circle) <= SHOWN_STEPS else [*circle[:SHOWN_STEPS], "...", name]

@@ -22,6 +22,8 @@ from msgspec import Meta
 from phalanx.cluster.fleet import MOST_NODE_GPUS, Fleet, Node, NodeState, bad_words
 from phalanx.config import ConfigError, Section
 from phalanx.config.errors import Problem, problem
+from phalanx.config.load import MOST_CHARACTERS
+from phalanx.config.toml_text import parse_toml
 from phalanx.config.tree import build, mistakes
 
 MOST_NODES = 1_000_000
@@ -76,7 +78,7 @@ class FleetFile(Section, frozen=True, kw_only=True):
 def read_fleet(text: str, state: NodeState = NodeState.HEALTHY) -> Fleet:
     """The fleet that a TOML text describes; ConfigError lists everything that is wrong with it."""
     try:
-        table = tomllib.loads(text)
+        table = parse_toml(text, MOST_CHARACTERS)
     except tomllib.TOMLDecodeError as error:
         fix = "correct the line that is named"
         raise ConfigError("fleet", "", f"is not valid TOML: {error}", fix) from None

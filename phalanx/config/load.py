@@ -13,6 +13,7 @@ from phalanx.config.errors import ConfigError, Problem, did_you_mean, problem
 from phalanx.config.presets import PRESETS
 from phalanx.config.schema import Job
 from phalanx.config.section import Section
+from phalanx.config.toml_text import parse_toml
 from phalanx.config.tree import (
     build,
     did_you_mean_key,
@@ -79,7 +80,7 @@ def read_table(path: Path) -> dict[str, Any]:
         if len(text) > MOST_CHARACTERS:
             rule = f"has more than {MOST_CHARACTERS:,} characters"
             raise ConfigError(str(path), "", rule, "give the path of a TOML file written by hand")
-        return tomllib.loads(text)
+        return parse_toml(text, MOST_CHARACTERS)
     except FileNotFoundError:
         raise ConfigError(str(path), "", "no such file", _nearby_file(path)) from None
     except (OSError, UnicodeDecodeError) as error:
@@ -88,8 +89,6 @@ def read_table(path: Path) -> dict[str, Any]:
     except tomllib.TOMLDecodeError as error:
         fix = "correct it there; strings stand in quotes, tables in [brackets]"
         raise ConfigError(str(path), "", f"is not valid TOML: {error}", fix) from None
-    except RecursionError:
-        raise ConfigError(str(path), "", *TOO_DEEP) from None
 
 
 def _nearby_file(path: Path) -> str:
@@ -134,8 +133,8 @@ def _apply(table: dict[str, Any], override: str, root: type[Section]) -> list[Pr
 
 def _value(key: str, text: str, root: type[Section]) -> Any:
     try:
-        value = tomllib.loads(f"value = {text}")["value"]
-    except (tomllib.TOMLDecodeError, RecursionError):
+        value = parse_toml(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
         return text  # a string without quotes
     wants_text = _field_type(key, root) is str
     return text if wants_text and not isinstance(value, str) else value

@@ -34,6 +34,7 @@ MOST_WAITING_BYTES = 64 << 20  # an agent that far behind is cut off and told an
 REJECTED, TOO_SLOW, STOPPED = 4000, 1013, 1012  # close codes; the first comes behind a ``Rejected``
 FAREWELL_SECONDS = 5.0  # a peer that does not close by then is cut off
 GOOD = 101
+UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)  # as messages of a peer can be
 
 
 class AgentSocket(asyncio.Protocol):
@@ -159,11 +160,15 @@ class AgentSocket(asyncio.Protocol):
             return
         try:
             message = decode_up(data)
-        except msgspec.MsgspecError as error:
+        except UNREADABLE as error:
             text = f"a message cannot be read: {error}"
             self.close(self._hub.rejected("protocol", text))
             return
-        self._hub.receive(self, message)
+        try:
+            self._hub.receive(self, message)
+        except Exception as error:  # what one node says must not cost it, or others, more
+            about = f"{type(message).__name__} of node {self.node}"
+            self._hub.controller.alarms.raised("agents' messages", error, about)
 
     def _first(self, hub: Hub, data: bytes) -> None:
         """``Register``, or what is wrong with it."""
@@ -171,7 +176,7 @@ class AgentSocket(asyncio.Protocol):
         self._due.cancel()
         try:
             register = decode_up(data)
-        except msgspec.MsgspecError as error:
+        except UNREADABLE as error:
             self._refuse(hub, f"the first message cannot be read: {error}")
             return
         if not isinstance(register, Register):

@@ -91,10 +91,17 @@ def _server(call: Call) -> list[Family]:
             "1 while nothing can be stored.",
             int(bool(leading.controller.problem)),
         ),
+        "phalanx_longest_handling_seconds": (
+            "The longest that one event took the core, of this leadership.",
+            leading.controller.longest_handling_seconds,
+        ),
         "phalanx_metric_store_bytes": ("Bytes of metrics kept.", server.metrics.size_bytes()),
     }
     found = [Family(n, "counter", text, [({}, float(v))]) for n, (text, v) in counters.items()]
     found += [Family(n, "gauge", text, [({}, float(v))]) for n, (text, v) in gauges.items()]
+    faults = _by("part", leading.controller.alarms.counts)
+    text = "Faults of the server's own parts, which were set aside."
+    found.append(Family("phalanx_server_faults_total", "counter", text, faults))
     kinds = _by("kind", leading.chronicle.counts)
     found.append(Family("phalanx_findings_total", "counter", "Findings by kind.", kinds))
     return found

@@ -31,6 +31,7 @@ from phalanx.control import (
 from phalanx.control.api_types import WORD, Done, Failure, Health, Problem
 from phalanx.control.auth import AuthError, Token, bearer, require
 from phalanx.control.controller import UnavailableError
+from phalanx.control.door import DoorError, read_body
 from phalanx.control.endpoints import ApiError, Call, Endpoint
 from phalanx.control.live import serve_live
 from phalanx.control.openapi import document
@@ -225,7 +226,7 @@ async def _decode(
             if kind != "application/json":
                 raise ApiError(415, "not_json", "send JSON: Content-Type: application/json")
             body = _body(data, endpoint.body)
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError, DoorError) as error:
         raise ApiError(400, "bad_request", _plain(str(error))) from None
     return Call(
         server=server,
@@ -254,11 +255,12 @@ def _plain(problem: str) -> str:
 
 
 def _body(data: bytes, kind: Any) -> Any:
+    plain = read_body(data)
     try:
         return msgspec.json.decode(data, type=kind)
     except msgspec.ValidationError:
         # 3.0 is an integer in JSON Schema, and some languages know no other numbers.
-        return msgspec.convert(_whole(msgspec.json.decode(data)), kind)
+        return msgspec.convert(_whole(plain), kind)
 
 
 def _whole(value: Any) -> Any:

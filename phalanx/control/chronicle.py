@@ -6,8 +6,7 @@ import asyncio
 import logging
 import sqlite3
 import time
-import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -31,6 +30,8 @@ from phalanx.cluster.events import (
 from phalanx.cluster.job import Job, Placement
 from phalanx.cluster.report import Share, report
 from phalanx.config import ConfigError, job_from_table
+from phalanx.config.toml_text import parse_toml
+from phalanx.control.alarms import Alarms
 from phalanx.control.payload import Train, decode_payload
 from phalanx.control.views import job_of, names_of
 from phalanx.observe.findings import Finding, from_event, suggestion
@@ -72,8 +73,11 @@ class Open(Struct):
 class Chronicle:
     """One instance a leadership. ``told`` hears of findings and ended jobs."""
 
-    def __init__(self, core: Core, journal: Journal, told: Heard) -> None:
+    def __init__(
+        self, core: Core, journal: Journal, told: Heard, alarms: Alarms | None = None
+    ) -> None:
         self.core, self.journal, self._told = core, journal, told
+        self._alarms = alarms or Alarms()
         self.counts: dict[str, int] = {}  # findings by kind
         self._runs: dict[int, Run] = {}
         self._dirty: dict[int, None] = {}
@@ -304,22 +308,33 @@ class Chronicle:
         while True:
             await asyncio.sleep(FLUSH_SECONDS)
             dirty, self._dirty = self._dirty, {}
-            copies = [(n, msgspec.json.encode(self._runs[n])) for n in dirty if n in self._runs]
             try:
+                copies = self._copies(dirty)
                 await asyncio.to_thread(self._write, copies)
                 if time.monotonic() >= ledger_due:
                     ledger_due = time.monotonic() + LEDGER_SECONDS
                     await asyncio.to_thread(self._write_ledger, *self.ledger_now())
-            except (sqlite3.Error, OSError, ValueError, OverflowError) as error:
-                # Whatever is wrong with what people read must not end the leadership.
+            except (sqlite3.Error, OSError) as error:
                 logger.error("runs cannot be stored: %r", error)
                 self._dirty = {**dirty, **self._dirty}
             for number in [n for n in self._runs if n in self._ended and n not in self._dirty]:
                 del self._runs[number]
 
-    def _write(self, runs: list[tuple[int, bytes]]) -> None:
-        for number, body in runs:
-            self.journal.put_run(number, msgspec.json.decode(body, type=Run))
+    def _copies(self, dirty: Iterable[int]) -> list[tuple[int, Run]]:
+        """Runs as they are now, to be written by a thread; one that cannot be is left out."""
+        found = []
+        for number in dirty:
+            try:
+                if number in self._runs:
+                    body = msgspec.json.encode(self._runs[number])
+                    found.append((number, msgspec.json.decode(body, type=Run)))
+            except (ValueError, OverflowError, RecursionError) as error:
+                self._alarms.raised("runs", error, f"job {number}")
+        return found
+
+    def _write(self, runs: list[tuple[int, Run]]) -> None:
+        for number, run in runs:
+            self.journal.put_run(number, run)
 
     def _write_ledger(self, time_ns: int, owners: dict[str, dict[str, int]]) -> None:
         # What did not change since is not written again: most jobs of a log have long ended.
@@ -379,7 +394,7 @@ def _config(payload: str) -> dict[str, Any]:
         if not isinstance(work, Train):
             return {"argv": list(work.argv), "folder": work.folder}
         # As it comes back from a file: runs are compared with each other.
-        found = msgspec.json.decode(msgspec.json.encode(job_from_table(tomllib.loads(work.toml))))
-    except (msgspec.MsgspecError, tomllib.TOMLDecodeError, ConfigError):
+        found = msgspec.json.decode(msgspec.json.encode(job_from_table(parse_toml(work.toml))))
+    except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError, ConfigError):
         return {}
     return found if isinstance(found, dict) else {}

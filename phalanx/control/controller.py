@@ -21,11 +21,13 @@ from phalanx.cluster.commands import Command
 from phalanx.cluster.core import Core
 from phalanx.cluster.events import ControllerStarted, Event, EventBody, Tick
 from phalanx.cluster.policy import Policy
+from phalanx.control.alarms import Alarms
 from phalanx.control.clock import Clock
 from phalanx.control.memory import Memory, Outcome, named
 from phalanx.control.recovery import Recovered
 from phalanx.control.store import (
     CommandRow,
+    Row,
     Snapshot,
     Store,
     StoreError,
@@ -77,6 +79,8 @@ class Controller:
         self.epoch = epoch
         self.clock = Clock(found.core.view.now_ns)
         self.listeners: list[Listener] = []
+        self.alarms = Alarms()
+        self.longest_handling_seconds = 0.0
         self.problem = ""  # why nothing can be stored at the moment
         self._store = store
         self._unusable = found.unusable
@@ -150,14 +154,16 @@ class Controller:
 
     async def snapshot(self) -> None:
         """Stores the state, so that a restart replays little."""
+        self._since_snapshot = 0
+        try:
+            core, answers = self.core.snapshot(), self.memory.dump()
+        except Exception as error:  # a restart replays more; the events are all there
+            self.alarms.raised("the snapshot", error, f"event {self.core.sequence}")
+            return
         kept = Snapshot(
-            sequence=self.core.sequence,
-            version=__version__,
-            core=self.core.snapshot(),
-            answers=self.memory.dump(),
+            sequence=self.core.sequence, version=__version__, core=core, answers=answers
         )
         await self._store_call(self._store.save_snapshot, kept)
-        self._since_snapshot = 0
 
     async def renew(self) -> None:
         """Proves that this server still leads."""
@@ -198,12 +204,11 @@ class Controller:
         return batch
 
     async def _process(self, batch: list[Waiting]) -> None:
-        now = self.clock.now_ns()
-        first = self.core.sequence + 1
-        events = [Event(first + index, now, each.body) for index, each in enumerate(batch)]
+        batch, events, rows = self._storable(batch)
+        if not batch:
+            return
         given, self._given = self._given, []
         try:
-            rows = [event_row(event) for event in events]
             await self._store_call(self._store.append, rows, given)
         except StoreError as error:
             self._given = given
@@ -216,22 +221,40 @@ class Controller:
         self._report_problem("")
         await self._handle(batch, events)
 
+    def _storable(self, batch: list[Waiting]) -> tuple[list[Waiting], list[Event], list[Row]]:
+        """The events of a batch as rows; what cannot be written down is refused alone."""
+        now = self.clock.now_ns()
+        kept: list[Waiting] = []
+        events: list[Event] = []
+        rows: list[Row] = []
+        for each in batch:
+            event = Event(self.core.sequence + 1 + len(events), now, each.body)
+            try:
+                rows.append(event_row(event))
+            except (ValueError, TypeError, OverflowError, RecursionError) as error:
+                self.alarms.raised("the log", error, type(each.body).__name__)
+                self._refuse([each], f"this cannot be stored: {error}")
+                continue
+            kept.append(each)
+            events.append(event)
+        return kept, events, rows
+
     async def _handle(self, batch: list[Waiting], events: list[Event]) -> None:
         began = time.monotonic()
         for each, event in zip(batch, events, strict=True):
             try:
-                commands = self.core.handle(event)
+                commands = self._timed(event)
+                outcome = self.memory.note(event, commands)
+                given = command_row(event.sequence, commands)
             except Exception as error:
                 logger.exception("event %d: the core failed", event.sequence)
                 self._broken = True
                 self._refuse([each], f"an error in the server: {error!r}")
                 self._refuse(batch, "the server starts again")
                 raise CoreFailedError(f"event {event.sequence}: {error!r}") from error
-            outcome = self.memory.note(event, commands)
             if commands:
-                self._given.append(command_row(event.sequence, commands))
-            for listener in self.listeners:
-                listener(event, commands)
+                self._given.append(given)
+            self._tell_listeners(event, commands)
             if each.future is not None and not each.future.done():
                 each.future.set_result(outcome)
             if time.monotonic() - began > SLICE_SECONDS:
@@ -240,6 +263,23 @@ class Controller:
         self._since_snapshot += len(events)
         if self._since_snapshot >= SNAPSHOT_EVENTS:
             await self.snapshot()
+
+    def _timed(self, event: Event) -> list[Command]:
+        began = time.perf_counter()
+        commands = self.core.handle(event)
+        spent = time.perf_counter() - began
+        if spent > self.longest_handling_seconds:
+            self.longest_handling_seconds = spent
+        return commands
+
+    def _tell_listeners(self, event: Event, commands: Sequence[Command]) -> None:
+        """The event is stored and handled: a fault of whoever hears of it changes neither."""
+        for listener in self.listeners:
+            try:
+                listener(event, commands)
+            except Exception as error:
+                about = f"event {event.sequence} ({type(event.body).__name__})"
+                self.alarms.raised(_name(listener), error, about)
 
     def _report_problem(self, problem: str) -> None:
         if problem != self.problem:
@@ -257,3 +297,9 @@ class Controller:
     async def _store_call(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._writer, lambda: call(*args, **kwargs))
+
+
+def _name(listener: Listener) -> str:
+    """Whose part hears of events, for people."""
+    owner = getattr(listener, "__self__", None)
+    return type(owner).__name__ if owner is not None else getattr(listener, "__name__", "listener")

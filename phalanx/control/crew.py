@@ -21,6 +21,7 @@ from phalanx.cluster.messages import (
     WorkerLeft,
     WorkerStop,
 )
+from phalanx.config.toml_text import parse_toml
 from phalanx.control.ears import Ears
 from phalanx.control.hands import KEEPER_SOCKET, Here, Place
 from phalanx.control.hooks import Hook, run_hook, told
@@ -306,4 +307,8 @@ def uses_cuda(work: Train | Script | None) -> bool:
 
     if not isinstance(work, Train) or not count_cuda():
         return False
-    return bool(tomllib.loads(work.toml).get("train", {}).get("device", "auto") != "cpu")
+    try:
+        train = parse_toml(work.toml).get("train", {})
+    except tomllib.TOMLDecodeError:
+        return False  # its workers will say what is wrong with it
+    return not isinstance(train, dict) or train.get("device", "auto") != "cpu"

@@ -22,7 +22,7 @@ from phalanx.cluster.events import (
 )
 from phalanx.cluster.fleet import NodeState
 from phalanx.cluster.gather import Gather
-from phalanx.cluster.job import Expected
+from phalanx.cluster.job import Expected, Job
 from phalanx.cluster.liveness import Liveness, newcomers
 from phalanx.cluster.messages import (
     Activity,
@@ -106,11 +106,16 @@ class Hub:
             if core.view.fleet.state(node) is not NodeState.DEAD:
                 self.liveness.watch(node, now)
         for number in core.view.active:
-            job = core.view.jobs[number]
-            if job.gang is not None and job.placement is not None and job.gang.phase == "running":
-                slot_gpus = job.spec.gang.slot_gpus
-                self.gather.running(number, job.generation, job.placement.nodes, now, slot_gpus)
-            self._watch(number)
+            try:
+                self._listen_again(core.view.jobs[number], now)
+            except Exception as error:  # one job must not keep the server from starting
+                self.controller.alarms.raised("the watch over gangs", error, f"job {number}")
+
+    def _listen_again(self, job: Job, now: int) -> None:
+        if job.gang is not None and job.placement is not None and job.gang.phase == "running":
+            slot_gpus = job.spec.gang.slot_gpus
+            self.gather.running(job.id, job.generation, job.placement.nodes, now, slot_gpus)
+        self._watch(job.id)
 
     def connect(self, connection: AgentSocket, incarnation: int) -> None:
         """An agent was let in; a connection that it had before is over."""

@@ -14,6 +14,7 @@ import msgspec
 
 from phalanx.checkpoint.keepers import node_name
 from phalanx.config import ConfigError, Job, job_from_table
+from phalanx.config.toml_text import parse_toml
 from phalanx.control.agent_orders import AgentOrders
 from phalanx.control.payload import Train, decode_payload
 from phalanx.observe.node_words import RunRecord
@@ -42,8 +43,8 @@ def run_member(path: str) -> int:
     try:
         work = decode_payload(orders.wait_for_place())
         assert isinstance(work, Train)
-        config = job_from_table(tomllib.loads(work.toml))
-    except ConfigError as error:
+        config = job_from_table(parse_toml(work.toml))
+    except (ConfigError, tomllib.TOMLDecodeError) as error:
         log.error("%s", error)
         orders.bye(ExitInfo(code=ExitCode.CONFIG, reason="config", message=str(error)))
         return ExitCode.CONFIG

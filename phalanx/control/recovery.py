@@ -36,6 +36,7 @@ class Recovered(Struct):
     chain: bytes = START  # checksum of the event that the replay begins behind
     replayed: int = 0  # events behind the snapshot
     diverged: int = 0  # first event whose commands differ from those that were sent; 0: none
+    aside: list[str] = []  # what was set aside on the way, in words
     unusable: list[int] = []  # snapshots that could not be used
 
 
@@ -53,12 +54,17 @@ def recover(store: Store, policy: Policy) -> Recovered:
     The newest snapshot that can be used is taken. One event must not keep a fleet without its
     controller for good: what makes no sense is set aside, and said.
     """
+    aside: list[str] = []
     while True:
         try:
-            return _replay(store, _begin(store, policy))
+            found = _replay(store, _begin(store, policy))
         except (UnreadableError, UndigestedError) as error:
             logger.error("event %d is set aside: %s", error.sequence, error)
             store.set_aside(error.sequence, str(error))
+            aside.append(f"event {error.sequence} was set aside: {error}")
+        else:
+            found.aside = aside
+            return found
 
 
 def _replay(store: Store, found: Recovered) -> Recovered:
@@ -66,12 +72,13 @@ def _replay(store: Store, found: Recovered) -> Recovered:
     for event in tail(store, core.sequence, found.chain):
         try:
             commands = core.handle(event)
+            found.memory.note(event, commands)
+            told = command_row(0, commands)[1]
         except Exception as error:
             logger.exception("event %d cannot be digested", event.sequence)
             raise UndigestedError(event.sequence, repr(error)) from error
-        found.memory.note(event, commands)
         found.replayed += 1
-        if not found.diverged and sent.differs(event.sequence, command_row(0, commands)[1]):
+        if not found.diverged and sent.differs(event.sequence, told):
             found.diverged = event.sequence
     if found.diverged:
         # The fleet was told something else than the core now believes; agents report what they
@@ -91,8 +98,10 @@ def _begin(store: Store, policy: Policy) -> Recovered:
                 f"the log was written by phalanx {snapshot.version}, this is phalanx "
                 f"{__version__}: {error}"
             ) from None
-        except (SnapshotError, msgspec.MsgspecError) as error:
-            logger.error("the snapshot at event %d cannot be used: %s", snapshot.sequence, error)
+        except Exception as error:  # of whatever kind: there is one before it, or the events
+            known = isinstance(error, SnapshotError | msgspec.MsgspecError)
+            text = "the snapshot at event %d cannot be used: %s"
+            logger.error(text, snapshot.sequence, error, exc_info=None if known else error)
             unusable.append(snapshot.sequence)
             continue
         if unusable:

@@ -8,7 +8,7 @@ import logging
 import sqlite3
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -101,7 +101,8 @@ class Leading:
     ) -> None:
         self.controller, self.hub, self.tokens = controller, hub, tokens
         self._webhooks = webhooks
-        self.chronicle = Chronicle(controller.core, journal, self._tell)
+        self.chronicle = Chronicle(controller.core, journal, self._tell, controller.alarms)
+        controller.alarms.told = self.chronicle.add
         hub.metrics.chronicle = self.chronicle
         controller.listeners.append(self.chronicle.heard)
         self.recent: deque[tuple[Event, Sequence[Command]]] = deque(maxlen=RECENT_EVENTS)
@@ -262,7 +263,10 @@ class Server:
         with _kept_in(self.options.state):
             self._first_tokens(tokens)
         leading = Leading(controller, hub, tokens, self.journal, self.webhooks)
-        gangs = _gang_spans(found.core, self.spans)
+        alarms = controller.alarms
+        for each in found.aside:
+            alarms.say("the log", each)
+        gangs = self._gang_spans(controller)
         if gangs is not None:
             controller.listeners.append(gangs.heard)
         # What was loaded stays: the collector need not look through a fleet again and again.
@@ -275,15 +279,8 @@ class Server:
             asyncio.create_task(work)
             for work in (
                 controller.run(),
-                hub.sweep(),
                 self._renew(controller),
-                self.history.follow(controller.core, leading.changed),
-                keep_metrics(self.metrics, self.options.most_metric_bytes),
-                archive_old(self.store, self.options.state, self.options.keep_event_days),
-                leading.push_steps(),
-                leading.chronicle.keep(),
-                self.expectations.keep(leading),
-                self.webhooks.run(),
+                *(alarms.kept(name, each) for name, each in self._beside(leading).items()),
             )
         ]
         self.leading = leading
@@ -301,6 +298,31 @@ class Server:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             await controller.close()
+
+    def _beside(self, leading: Leading) -> dict[str, Callable[[], Awaitable[None]]]:
+        """What goes on while a server leads; none of it may end the leadership."""
+        options, core = self.options, leading.core
+        return {
+            "the watch over agents": leading.hub.sweep,
+            "the fleet's history": lambda: self.history.follow(core, leading.changed),
+            "metrics": lambda: keep_metrics(self.metrics, options.most_metric_bytes),
+            "the archive": lambda: archive_old(self.store, options.state, options.keep_event_days),
+            "newest steps": leading.push_steps,
+            "runs": leading.chronicle.keep,
+            "expectations": lambda: self.expectations.keep(leading),
+            "webhooks": self.webhooks.run,
+        }
+
+    def _gang_spans(self, controller: Controller) -> GangSpans | None:
+        if self.spans is None:
+            return None
+        from phalanx.control.gang_spans import GangSpans
+
+        try:
+            return GangSpans(controller.core, self.spans)
+        except Exception as error:
+            controller.alarms.raised("spans", error)
+            return None
 
     async def _renew(self, controller: Controller) -> None:
         while True:
@@ -354,11 +376,3 @@ def _spans(url: str) -> Spans | None:
     from phalanx.control.gang_spans import otlp
 
     return otlp(url)
-
-
-def _gang_spans(core: Core, spans: Spans | None) -> GangSpans | None:
-    if spans is None:
-        return None
-    from phalanx.control.gang_spans import GangSpans
-
-    return GangSpans(core, spans)

@@ -9,6 +9,7 @@ from typing import TypeVar
 import msgspec
 
 from phalanx.config import ConfigError
+from phalanx.config.toml_text import parse_toml
 
 T = TypeVar("T")
 
@@ -16,7 +17,7 @@ T = TypeVar("T")
 def read_struct(path: Path, kind: type[T], option: str) -> T:
     """A file as a struct; ConfigError names what is wrong with it."""
     try:
-        table = tomllib.loads(path.read_text())
+        table = parse_toml(path.read_text())
     except OSError as error:
         raise ConfigError(
             option, str(path), error.strerror or "unreadable", "name a TOML file"

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 from msgspec import Meta, Struct, structs
 
 from phalanx.config import ConfigError, Section
+from phalanx.config.toml_text import parse_toml
 from phalanx.config.tree import build, mistakes
 from phalanx.hardware.gpus import Gpu, gpu, gpus_by_key
 from phalanx.hardware.links import Fabric, Link, Nic, fabrics, links, nics
@@ -253,7 +254,7 @@ def _nearest_cluster(name: str) -> str:
 
 def _from_file(path: Path) -> Cluster:
     try:
-        described: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+        described: dict[str, Any] = parse_toml(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         fix = "give the path of a cluster's TOML file, or a name such as h100-16k"
         raise ConfigError("cluster", str(path), "no such file", fix) from None

@@ -80,6 +80,8 @@ SUGGESTIONS = {
     "hang": "Stacks of all ranks are in their logs; the ranks behind are named in the evidence.",
     "idle": "Its processes use no CPU or GPU and print nothing: `phalanx logs {job}` has what they "
     "said last; `phalanx submit --idle-minutes` has such a program restarted.",
+    "server_fault": "A part of the server failed on something and left it out; its log has the "
+    "traceback: report it as a bug. Jobs and agents go on.",
     "slow_storage": "Checkpoints wait for their turn: spread them, or give the store more.",
 }
 _DEVICE_KINDS = {"thermal": "throttling"}

@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Struct
 
 from phalanx.config import PRESETS, ConfigError, job_from_table, resolve
+from phalanx.config.toml_text import parse_toml
 from phalanx.hardware import catalogue, cluster
 from phalanx.plan import Mapping, Prediction, mapping_of, predict, propose, understand, workload_of
 from phalanx.plan.money import Range
@@ -117,7 +118,7 @@ def job_plan(toml: str, ranks: int, kind: str) -> JobPlan:
     if not kind:
         return JobPlan(problem="the nodes name no kind of GPU that the planner knows")
     try:
-        job = resolve(job_from_table(tomllib.loads(toml), ()), ranks)
+        job = resolve(job_from_table(parse_toml(toml), ()), ranks)
         on = cluster(f"{kind}-{ranks}")
         return JobPlan(prediction=_predicted(predict(workload_of(job), mapping_of(job), on)))
     except (ConfigError, tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
