@@ -13,6 +13,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from msgspec import structs
 
 from phalanx.cli.options import Json, Set, WorldSize, load, print_json, refused_in_words
 from phalanx.cli.remote import ServerUrl, State, connected
@@ -96,11 +97,18 @@ def harm_and_judge(
             outcomes = play_all(arena, plans, say)
     good = all(outcome.good for outcome in outcomes) and not arena.leaks
     if json:
-        print_json({"good": good, "outcomes": outcomes, "leaks": arena.leaks})
+        print_json(verdict(outcomes, arena.leaks))
     else:
         _conclude(outcomes, arena.leaks)
     if not good:
         raise typer.Exit(LOST)
+
+
+def verdict(outcomes: list[Outcome], leaks: list[str]) -> dict[str, object]:
+    """What ``--json`` prints."""
+    told = [structs.asdict(outcome) | {"good": outcome.good} for outcome in outcomes]
+    good = all(outcome.good for outcome in outcomes) and not leaks
+    return {"good": good, "outcomes": told, "leaks": leaks}
 
 
 @contextmanager
