@@ -12,9 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.trial import SLOTS, Phase, Process, Trial, staged
+from tests.control.jobs import losses, undisturbed
+from tests.faults.trial import SLOTS, STEPS, Phase, Process, Trial, staged
 
 pytestmark = pytest.mark.soak
+ENDLESS = 10**6  # steps
 
 
 def test_two_nodes_that_hold_each_others_replicas(tmp_path: Path, expected: Path) -> None:
@@ -94,15 +96,28 @@ def test_a_kill_every_three_seconds_does_not_end_a_job(tmp_path: Path, expected:
     with staged(tmp_path) as stage:
         trial = Trial(stage, tmp_path)
         trial.reach(5)
-        number, deadline = 0, time.monotonic() + 180
-        while trial.state in ("running", "starting", "") and time.monotonic() < deadline:
-            time.sleep(3.0)
-            with suppress(AssertionError, TimeoutError, ProcessLookupError, KeyError, IndexError):
-                trial.kill(Process.WORKER, slot=number % SLOTS)
-                number += 1
-        assert number >= 5
+        assert kill_every(trial, 3.0, 180) >= 5
         trial.ends_like(expected)
         trial.leaves_nothing()
+
+
+@pytest.mark.timeout(1200)
+def test_ten_minutes_of_kills_every_three_seconds_do_not_end_a_job(tmp_path: Path) -> None:
+    """However few steps it makes: none of them differs, and no retry is spent."""
+    constant = "schedule.kind=constant"  # of runs of different lengths, too
+    expected = undisturbed(tmp_path, STEPS, constant)
+    with staged(tmp_path) as stage:
+        trial = Trial(stage, tmp_path, constant, steps=ENDLESS)
+        trial.reach(5)
+        kills, before = kill_every(trial, 3.0, 600), trial.step
+        assert kills >= 60 and trial.state == "running", trial.story()
+        trial.goes_on(90)
+        assert trial.step > before and stage.job(trial.job)["retries_used"] == 0, trial.story()
+        made = losses(trial.folder)
+        again = {step: loss for step, loss in losses(expected).items() if step in made}
+        assert again and {step: made[step] for step in again} == again
+        stage.command("cancel", str(trial.job))
+        assert stage.wait_ended(trial.job, 60) == "cancelled"
 
 
 def test_a_full_disk_for_checkpoints_is_borne(tmp_path: Path, expected: Path) -> None:
@@ -133,6 +148,17 @@ def test_a_full_disk_at_the_server_is_borne(tmp_path: Path, expected: Path) -> N
         trial.goes_on(60)
         trial.ends_like(expected)
         trial.leaves_nothing()
+
+
+def kill_every(trial: Trial, pause_seconds: float, seconds: float) -> int:
+    """Kill a worker again and again until the job or the time is over; how many there were."""
+    number, deadline = 0, time.monotonic() + seconds
+    while trial.state in ("running", "forming", "") and time.monotonic() < deadline:
+        time.sleep(pause_seconds)
+        with suppress(AssertionError, TimeoutError, ProcessLookupError, KeyError, IndexError):
+            trial.kill(Process.WORKER, slot=number % SLOTS)
+            number += 1
+    return number
 
 
 def lost_steps(trial: Trial, committed: int) -> bool:
