@@ -51,6 +51,7 @@ COMMANDS = {
     "profile": ("phalanx.cli.profile:app", "Trace steps of a running job, for Perfetto."),
     "ledger": ("phalanx.cli.runs:ledger_app", "Say where GPU time went, exactly."),
     "token": ("phalanx.cli.token:app", "Make, list and revoke tokens."),
+    "audit": ("phalanx.cli.audit", "Read the audit log, or prove that it is whole."),
     "doctor": ("phalanx.cli.doctor:app", "Check a node, with evidence."),
     "chaos": ("phalanx.cli.chaos:chaos", "Harm a job on purpose, and see what is lost."),
     "demo": ("phalanx.cli.demo", "Train a small model on four CPU ranks, start to end."),

@@ -54,6 +54,16 @@ def start(
         list[str] | None,
         typer.Option(help="Address that is told of findings and ended jobs; may be repeated."),
     ] = None,
+    audit_to: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Where audit lines are sent too: unix:/dev/log, udp://host:514 (syslog) or "
+            "https://host/path; may be repeated."
+        ),
+    ] = None,
+    keep_audit_days: Annotated[
+        float, typer.Option(min=0, help="Older audit files go; 0: they stay.")
+    ] = 400.0,
     otlp: Annotated[
         str, typer.Option(help="OpenTelemetry collector (http://host:4318) for gangs' traces.")
     ] = "",
@@ -64,6 +74,7 @@ def start(
 
     With --nodes also a whole cluster on this machine, each node as processes of its own.
     """
+    from phalanx.control.audit_ship import bad_receiver
     from phalanx.control.client import default_state
     from phalanx.control.parent import follow as follow_parent
     from phalanx.control.policy_file import read_policy
@@ -85,6 +96,9 @@ def start(
     for each in webhook or ():
         if problem := bad_address(each):
             raise typer.BadParameter(problem, param_hint="--webhook")
+    for each in audit_to or ():
+        if problem := bad_receiver(each):
+            raise typer.BadParameter(problem, param_hint="--audit-to")
     if otlp and bad_address(otlp):
         raise typer.BadParameter("an address like http://127.0.0.1:4318", param_hint="--otlp")
     if otlp and find_spec("opentelemetry") is None:
@@ -104,6 +118,8 @@ def start(
             requests_per_second=requests_per_second,
             failures_per_second=5.0 if requests_per_second else 0.0,
             webhooks=tuple(webhook or ()),
+            audit_to=tuple(audit_to or ()),
+            keep_audit_days=keep_audit_days,
             otlp=otlp,
             keep_event_days=keep_event_days,
         )

@@ -78,6 +78,15 @@ def _server(call: Call) -> list[Family]:
             "Bytes of step records that were overwritten before they were read.",
             steps.lost_bytes,
         ),
+        "phalanx_audit_lines_total": ("Lines of the audit log, ever.", server.audit.head.number),
+        "phalanx_audit_lost_total": (
+            "Lines of the audit log that could not be written (full disk).",
+            server.audit.lost,
+        ),
+        "phalanx_audit_unshipped_total": (
+            "Lines of the audit log that a receiver did not get.",
+            sum(each.lost for each in server.audit_receivers),
+        ),
         "phalanx_webhooks_sent_total": ("Webhook messages taken.", hooks.sent),
         "phalanx_webhooks_failed_total": (
             "Webhook messages given up or dropped.",

@@ -183,6 +183,7 @@ def _write_audit(
             role=token.role if token else "",
             client=client,
             detail=detail,
+            kind=f"{endpoint.method} {endpoint.path}",
         )
 
 

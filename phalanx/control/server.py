@@ -21,7 +21,9 @@ from phalanx.cluster.commands import Command
 from phalanx.cluster.core import Core
 from phalanx.cluster.events import Event
 from phalanx.cluster.policy import Policy
-from phalanx.control.audit import Audit
+from phalanx.control.audit import NAME as AUDIT_NAME
+from phalanx.control.audit import Audit, Keeping
+from phalanx.control.audit_ship import shipper
 from phalanx.control.auth import JOIN_HOURS, AuthError, Tokens
 from phalanx.control.chronicle import Chronicle
 from phalanx.control.controller import Controller, CoreFailedError
@@ -43,7 +45,7 @@ from phalanx.control.store import (
     no_room,
     open_store,
 )
-from phalanx.control.upkeep import archive_old, keep_metrics
+from phalanx.control.upkeep import archive_old, keep_audit, keep_metrics
 from phalanx.control.users import own_name
 from phalanx.control.views import team_of
 from phalanx.control.webhooks import Webhooks
@@ -83,6 +85,8 @@ class Options(Struct, frozen=True, kw_only=True):
     failures_per_second: float = 5.0  # of one address without a good token
     failure_burst: int = 50
     webhooks: tuple[str, ...] = ()  # told of findings and ended jobs
+    audit_to: tuple[str, ...] = ()  # where audit lines are sent too
+    keep_audit_days: float = 400.0
     otlp: str = ""  # collector of OpenTelemetry, over HTTP; "": none
     keep_event_days: float = 30.0  # in the log; older ones go to archive/; 0: for ever
     most_metric_bytes: int = 20 << 30  # beyond it the oldest go, whatever their tier
@@ -152,13 +156,16 @@ class Server:
         with _kept_in(options.state):
             options.state.mkdir(parents=True, exist_ok=True, mode=0o700)
             self.store: Store = open_store(options.store, options.state)
-            self.audit = Audit(options.state / "audit.jsonl")
+            keeping = Keeping(days=options.keep_audit_days)
+            self.audit = Audit(options.state / AUDIT_NAME, keeping=keeping)
             self.history = FleetHistory(options.state / "history.sqlite")
             self.metrics = open_metrics(options.state / "metrics.sqlite")
             self.journal = open_journal(options.state / "runs.sqlite")
         self.helper = Helper()
         self.expectations = Expectations(self.helper)
         self.webhooks = Webhooks(options.webhooks)
+        self.audit_receivers = [shipper(where) for where in options.audit_to]
+        self.audit.told += [each.take for each in self.audit_receivers]
         self.spans = _spans(options.otlp)
         self.leading: Leading | None = None
         self.leader = ""  # URL of whoever leads instead
@@ -311,6 +318,7 @@ class Server:
             "runs": leading.chronicle.keep,
             "expectations": lambda: self.expectations.keep(leading),
             "webhooks": self.webhooks.run,
+            "the audit log": lambda: keep_audit(self.audit),
         }
 
     def _gang_spans(self, controller: Controller) -> GangSpans | None:
@@ -352,6 +360,8 @@ class Server:
         self.history.close()
         self.helper.close()
         self.audit.close()
+        for each in self.audit_receivers:
+            each.close()
         with suppress(sqlite3.Error):
             self.metrics.close()
             self.journal.close()

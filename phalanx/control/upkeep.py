@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 from phalanx.control.archive import archive_events
+from phalanx.control.audit import Audit
 from phalanx.control.store import Store, StoreError
 from phalanx.observe.store import MetricStore
 
@@ -33,6 +34,14 @@ async def archive_old(store: Store, state: Path, days: float) -> None:
         if moved:
             logger.info("%d old events moved to %s", moved, folder)
     await asyncio.Event().wait()
+
+
+async def keep_audit(audit: Audit) -> None:
+    """Refusals that were counted are written, and old files go, also where nobody asks anything."""
+    while True:
+        await asyncio.sleep(KEEP_SECONDS)
+        audit.flush()
+        audit.expire()
 
 
 async def keep_metrics(metrics: MetricStore, most_bytes: int) -> None:

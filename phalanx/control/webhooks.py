@@ -50,7 +50,7 @@ class Webhooks:
         while True:
             data = await self._waiting[index].get()
             for attempt in range(TRIES):
-                problem = await asyncio.to_thread(_post, url, data)
+                problem = await asyncio.to_thread(post, url, data)
                 if not problem:
                     self.sent += 1
                     break
@@ -69,9 +69,9 @@ def bad_address(url: str) -> str:
     return ""
 
 
-def _post(url: str, data: bytes) -> str:
+def post(url: str, data: bytes, kind: str = "application/json") -> str:
     """Why it was not taken; "" when it was. The words hold nothing of the address."""
-    headers = {"Content-Type": "application/json", "User-Agent": "phalanx"}
+    headers = {"Content-Type": kind, "User-Agent": "phalanx"}
     request = urllib.request.Request(url, data, headers, method="POST")
     try:
         with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS):
