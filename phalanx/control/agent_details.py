@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from phalanx.control.hands import Here
+from phalanx.control.safe_files import open_regular
 from phalanx.control.wire import LogPart, ReadSteps, ReadTrace
 from phalanx.observe.worker_ring import RingRecords, ring_path
 
@@ -70,11 +71,12 @@ class Details:
         if worker is None or found is None:
             return LogPart(request=order.request, problem="there is no such trace yet")
         try:
-            file = os.open(found, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            # Whose trace this is may name any folder: only what is the worker's own is read.
+            owner = here.owner.uid if here.owner is not None else os.geteuid()
+            file = open_regular(found, owner=owner)
             try:
                 status = os.fstat(file)
-                # Whose trace this is may name any folder: only what is the worker's own is read.
-                if status.st_uid != Path(f"/proc/{worker.pid}").stat().st_uid:
+                if status.st_uid != owner:
                     raise PermissionError("the trace is not the worker's own")
                 data = os.pread(file, PIECE_BYTES, order.offset)
             finally:

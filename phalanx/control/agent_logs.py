@@ -21,6 +21,7 @@ from phalanx.control.log_keeping import (
     noted_ranks,
     read_end,
 )
+from phalanx.control.safe_files import read_regular
 from phalanx.control.wire import LogPart, ReadLog
 
 PART_BYTES = 64 << 10
@@ -70,7 +71,7 @@ class LogReader:
                     self._say(order.request, data, label)
                     places[path] = 0
                     continue
-                start = max(0, path.stat().st_size - order.tail_bytes) if path.exists() else 0
+                start = max(0, path.lstat().st_size - order.tail_bytes) if path.exists() else 0
                 most = max(order.tail_bytes, MOST_FOLLOWED_BYTES)
                 places[path] = self._part(order.request, path, start, label, most)
             if order.follow:
@@ -121,11 +122,11 @@ class LogReader:
         self, request: int, path: Path, start: int, label: str, most: int = MOST_FOLLOWED_BYTES
     ) -> int:
         """Send what lies behind a place, of too much the end; returns the place behind it."""
-        with suppress(FileNotFoundError), path.open("rb") as file:
+        with suppress(FileNotFoundError), read_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
             if size < start:
                 start = 0  # it was emptied
-            first = beginning(file)
+            first = beginning(file.fileno())
             if start < first:
                 self._say(request, dropped_note(first), label)
                 start = first

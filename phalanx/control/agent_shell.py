@@ -13,7 +13,6 @@ import termios
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -62,10 +61,9 @@ class Shell:
                 stdin=slave,
                 stdout=slave,
                 stderr=slave,
-                cwd=_folder(here),
                 env=_environment(crew, here, user, order.terminal),
                 start_new_session=True,
-                preexec_fn=partial(_take_terminal, os.getpid()),
+                preexec_fn=partial(_begin, os.getpid(), _folders(here)),
                 **_identity(user),
             )
         finally:
@@ -195,8 +193,15 @@ def _signal(process: asyncio.subprocess.Process, number: int) -> None:
             os.killpg(process.pid, number)
 
 
-def _take_terminal(agent: int) -> None:
-    """In the child: its terminal is the one that signals come from; it ends with the agent."""
+def _begin(agent: int, folders: list[str]) -> None:
+    """In the child: its terminal is the one that signals come from; it ends with the agent.
+
+    It is the job's user by now, and enters what that one may enter.
+    """
+    for folder in folders:
+        with suppress(OSError):
+            os.chdir(folder)
+            break
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
     follow(agent, signal.SIGKILL)
 
@@ -207,9 +212,10 @@ def _own_shell(user: str) -> str:
     return os.environ.get("SHELL") or "/bin/sh"
 
 
-def _folder(here: Here) -> str:
+def _folders(here: Here) -> list[str]:
+    """Where a shell begins: the first of them that it can enter."""
     wanted = here.work.folder if here.work is not None else ""
-    return wanted if wanted and Path(wanted).is_dir() else str(here.folder)
+    return [*([wanted] if wanted else []), str(here.own_folder), "/"]
 
 
 def _environment(crew: Crew, here: Here, user: str, terminal: str) -> dict[str, str]:

@@ -142,7 +142,7 @@ class Crew:
         """What this node has of a job."""
         if job not in self.jobs:
             folder = self.state / "jobs" / str(job)
-            folder.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(mode=0o755, parents=True, exist_ok=True)  # only the agent writes here
             self.jobs[job] = Here(job, folder, runtime_folder(self.state) / str(job))
         return self.jobs[job]
 
@@ -200,7 +200,7 @@ class Crew:
         spare = here.form is not None and not here.workers
         ranks = () if spare else noted_ranks(here.folder)
         name, user = self.place.name, self.processes.user(here)
-        facts = told(here.job, here.generation, name, user, here.folder, ranks)
+        facts = told(here.job, here.generation, name, user, here.own_folder, ranks)
         problem = await run_hook(hook, here.folder / "hooks.log", facts)
         if problem:
             log.error("job %d: %s", here.job, problem)

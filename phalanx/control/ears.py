@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import signal
+import socket
 from collections.abc import Callable
 
 import msgspec
@@ -23,6 +23,7 @@ from phalanx.cluster.messages import (
 from phalanx.control.exit_causes import SHELL, cause_of_signal, explained
 from phalanx.control.hands import Hand, Here
 from phalanx.control.payload import Script, Train
+from phalanx.control.safe_files import Owner, files_as
 from phalanx.control.users import known_user
 from phalanx.control.worker_link import GIVE_WAY, Fact, Looked, Present, decode_fact
 from phalanx.control.wrapper_exits import KilledChild, killed_child, last_output
@@ -51,18 +52,19 @@ class Ears:
             return
         # Asked for first: where nobody listens yet, the next attempt finds the same fault again.
         entry = known_user(user) if user else None
-        here.sockets.mkdir(mode=0o700, exist_ok=True)
-        here.agent_socket.unlink(missing_ok=True)
-        server = await asyncio.start_unix_server(self._meet, str(here.agent_socket))
+        owner = Owner(entry.pw_uid, entry.pw_gid) if entry is not None else None
+        here.make_folders(owner)
+        listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            if entry is not None:
-                for path in (here.folder, here.sockets, here.agent_socket):
-                    os.chown(path, entry.pw_uid, entry.pw_gid)
-                here.folder.chmod(0o700)  # what a job prints is its user's
+            # The folder is the user's, who could put anything in the place of a socket: it is
+            # made as theirs, and no right to it is changed afterwards.
+            with files_as(owner):
+                here.agent_socket.unlink(missing_ok=True)
+                listening.bind(str(here.agent_socket))
+            here.server = await asyncio.start_unix_server(self._meet, sock=listening)
         except OSError:
-            server.close()
+            listening.close()
             raise
-        here.server = server
 
     async def _meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         unframer, hand, here = Unframer(), None, None

@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import pwd
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 from phalanx.control.hands import Here
+from phalanx.control.safe_files import Owner, make_folder, replace_at
 from phalanx.control.wire import LookAt, Seen
 from phalanx.control.worker_link import Look
 
@@ -42,25 +42,17 @@ class Evidence:
 
     async def _look(self, here: Here, order: LookAt, node: int) -> None:
         folder = here.folder / "evidence" / f"generation-{order.generation}"
-        folder.mkdir(parents=True, exist_ok=True)
-        if here.work is not None and here.work.user and os.getuid() == 0:
-            with suppress(KeyError, OSError):
-                entry = pwd.getpwnam(here.work.user)
-                os.chown(folder, entry.pw_uid, entry.pw_gid)
-        hands = list(here.hands.values())
-        for hand in hands:
-            hand.looked = None
-            hand.say(Look(job=here.job, generation=order.generation, folder=str(folder)))
-        waited = 0.0
-        while waited < ANSWER_SECONDS and not all(hand.looked for hand in hands):
-            await asyncio.sleep(0.02)
-            waited += 0.02
-        ranks: dict[int, int] = {}
-        for hand in hands:
-            write_process(folder / f"rank-{hand.rank}.process", hand.pid)
-            found = hand.looked
-            # Whoever waits in a collective has come further than whom it waits for.
-            ranks[hand.rank] = 2 * found.step + found.waiting if found else STANDS_STILL
+        opened = -1
+        try:
+            os.close(make_folder(folder.parent))
+            opened = make_folder(folder, 0o700, here.owner)  # ranks write what they see themselves
+        except OSError as error:
+            log.error("job %d: no evidence can be kept: %s", here.job, error)
+        try:
+            ranks = await self._ask(here, order, folder, opened)
+        finally:
+            if opened >= 0:
+                os.close(opened)
         log.warning("job %d makes no steps: see %s", here.job, folder)
         seen = Seen(
             node=node,
@@ -71,12 +63,32 @@ class Evidence:
         )
         self._send(seen)
 
+    async def _ask(self, here: Here, order: LookAt, folder: Path, opened: int) -> dict[int, int]:
+        """Have every rank here say what it does; how far each of them is."""
+        hands = list(here.hands.values())
+        for hand in hands:
+            hand.looked = None
+            hand.say(Look(job=here.job, generation=order.generation, folder=str(folder)))
+        waited = 0.0
+        while waited < ANSWER_SECONDS and not all(hand.looked for hand in hands):
+            await asyncio.sleep(0.02)
+            waited += 0.02
+        ranks: dict[int, int] = {}
+        for hand in hands:
+            if opened >= 0:
+                write_process(opened, hand.rank, hand.pid, here.owner)
+            found = hand.looked
+            # Whoever waits in a collective has come further than whom it waits for.
+            ranks[hand.rank] = 2 * found.step + found.waiting if found else STANDS_STILL
+        return ranks
 
-def write_process(path: Path, pid: int) -> None:
+
+def write_process(folder: int, rank: int, pid: int, owner: Owner | None) -> None:
     """What the kernel knows of a process, also of one that is stopped."""
     found = []
     for name in FILES:
         with suppress(OSError):
             found.append(f"== {name}\n{Path(f'/proc/{pid}/{name}').read_text(errors='replace')}")
     with suppress(OSError):
-        path.write_text("\n".join(found) or f"process {pid} is gone\n")
+        text = "\n".join(found) or f"process {pid} is gone\n"
+        replace_at(folder, f"rank-{rank}.process", text.encode(), owner)

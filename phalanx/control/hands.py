@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -11,6 +12,7 @@ from phalanx.cluster.commands import Form
 from phalanx.control.agent_config import AgentConfig
 from phalanx.control.keeper_watch import KeeperWatch
 from phalanx.control.payload import Script, Train
+from phalanx.control.safe_files import Owner, make_folder
 from phalanx.control.worker_link import Looked, Order, Passed, Take
 from phalanx.control.zygote_wire import Child, framed
 
@@ -54,6 +56,7 @@ class Here:
     def __init__(self, job: int, folder: Path, sockets: Path) -> None:
         self.job, self.folder, self.sockets = job, folder, sockets
         self.agent_socket, self.keeper_socket = sockets / "agent", sockets / KEEPER_SOCKET
+        self.owner: Owner | None = None  # its user, where that is not the agent's
         self.server: asyncio.Server | None = None
         self.form: Form | None = None
         self.store = ""  # host:port where the ranks of its generation meet
@@ -89,6 +92,17 @@ class Here:
     @property
     def keeper_key(self) -> str:
         return f"job{self.job}/keeper"
+
+    @property
+    def own_folder(self) -> Path:
+        """What its processes may write; the folder around it, with their logs, is the agent's."""
+        return self.folder / "work"
+
+    def make_folders(self, owner: Owner | None) -> None:
+        """For a job of this user, None: the agent's own."""
+        self.owner = owner
+        os.close(make_folder(self.own_folder, 0o700, owner))
+        os.close(make_folder(self.sockets, 0o700, owner))
 
     def log(self, index: int) -> Path:
         """Where a worker's output goes."""

@@ -16,6 +16,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from phalanx.control.plain_text import one_line
+from phalanx.control.safe_files import open_log, read_regular
 
 PASSED_ON = ("PATH", "LANG", "LC_ALL", "TZ", "HOME")  # of the agent's own environment
 TAIL_BYTES = 400  # of its output, in the message that it failed
@@ -38,7 +39,7 @@ async def run_hook(hook: Hook, output: Path, told: dict[str, str]) -> str:
     environment = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
     environment |= told | {"PHALANX_HOOK": hook.kind}
     try:
-        with output.open("ab") as file:
+        with os.fdopen(open_log(output), "ab") as file:
             process = await asyncio.create_subprocess_exec(
                 *hook.argv,
                 stdin=asyncio.subprocess.DEVNULL,
@@ -66,8 +67,8 @@ async def run_hook(hook: Hook, output: Path, told: dict[str, str]) -> str:
 
 
 def _tail(output: Path) -> str:
-    with suppress(OSError), output.open("rb") as file:
-        file.seek(max(0, output.stat().st_size - TAIL_BYTES))
+    with suppress(OSError), read_regular(output) as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
         said = one_line(file.read().decode(errors="replace").strip())
         return said or "it printed nothing"
     return "its output is gone"

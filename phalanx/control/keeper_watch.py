@@ -23,12 +23,16 @@ from phalanx.cluster.messages import (
     Sealed,
     WardSealed,
 )
+from phalanx.control.peer import peer_of
 
 _LENGTH = struct.Struct("<I")
+MOST_BYTES = 1 << 20  # of a keeper's word: it is a process of the user's
 _decode = msgspec.msgpack.Decoder(FromKeeper).decode
 TELL_SECONDS = 0.3  # for a keeper to say what it holds; it does so at once
 SAVE_SECONDS = 3600.0  # for one to write it: the core has a deadline of its own
 PING_SECONDS = 1.0
+CONNECT_SECONDS = 1.0
+UNHEARD = (OSError, TimeoutError, asyncio.IncompleteReadError, msgspec.MsgspecError)
 
 
 class KeeperWatch:
@@ -61,7 +65,7 @@ class KeeperWatch:
         deadline = time.monotonic() + seconds
         while True:
             with suppress(OSError):
-                reader, writer = await asyncio.open_unix_connection(str(self.path))
+                reader, writer = await _connect(self.path)
                 break
             if time.monotonic() >= deadline:
                 return False
@@ -103,13 +107,12 @@ class KeeperWatch:
     async def _listen(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             while True:
-                size = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))[0]
-                message = _decode(await reader.readexactly(size))
+                message = await _hear(reader)
                 if isinstance(message, Noted):
                     self._noted(message)
                 elif isinstance(message, Pong):
                     self._asked = False
-        except (OSError, asyncio.IncompleteReadError):
+        except UNHEARD:
             pass
         finally:
             self.lost = True
@@ -154,11 +157,47 @@ def say(writer: asyncio.StreamWriter, message: ToKeeper) -> None:
     writer.write(_LENGTH.pack(len(body)) + body)
 
 
+async def _connect(path: Path) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """To the keeper of a job; PermissionError where the process there is another user's."""
+    reader, writer = await asyncio.open_unix_connection(str(path))
+    try:
+        _require_owner(path, writer.get_extra_info("socket"))
+    except OSError:
+        writer.close()
+        raise
+    return reader, writer
+
+
+def _require_owner(path: Path, connection: socket.socket) -> int:
+    """The process behind a keeper's socket. Its folder is the user's, who could lead us elsewhere:
+    into the arms of a service that takes its visitor for root.
+    """
+    found = peer_of(connection)
+    if found.uid != path.parent.lstat().st_uid:
+        raise PermissionError(f"{path} leads to a process of user {found.uid}")
+    return found.pid
+
+
+def keeper_pid(path: Path) -> int:
+    """The process of a keeper; OSError where there is none."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(CONNECT_SECONDS)  # whoever is there may never take us
+        connection.connect(str(path))
+        return _require_owner(path, connection)
+
+
+async def _hear(reader: asyncio.StreamReader) -> FromKeeper:
+    size = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))[0]
+    if size > MOST_BYTES:
+        raise OSError(f"a keeper's word of {size} bytes")
+    message: FromKeeper = _decode(await reader.readexactly(size))
+    return message
+
+
 def is_listened_to(path: Path) -> bool:
     """Whether a process has this socket; the name outlives one that was killed."""
-    with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-        connection.connect(str(path))
-        return True
+    with suppress(OSError):
+        return keeper_pid(path) > 0
     return False
 
 
@@ -166,32 +205,30 @@ async def save_kept(path: Path, step: int, folder: Path) -> Saved:
     """Have the keeper of a job write a step, where no worker can."""
     try:
         async with asyncio.timeout(SAVE_SECONDS):
-            reader, writer = await asyncio.open_unix_connection(str(path))
+            reader, writer = await _connect(path)
             try:
                 body = msgspec.msgpack.encode(Save(step, str(folder)))
                 writer.write(_LENGTH.pack(len(body)) + body)
                 while True:
-                    size = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))[0]
-                    message = _decode(await reader.readexactly(size))
+                    message = await _hear(reader)
                     if isinstance(message, Saved):
                         return message
             finally:
                 writer.close()
-    except (OSError, TimeoutError, asyncio.IncompleteReadError) as error:
+    except UNHEARD as error:
         return Saved(str(folder), f"its keeper does not answer: {error or 'too late'}")
 
 
 async def what_is_kept(path: Path, job: int) -> KeeperFound | None:
     """What the keeper of a job holds whose workers are gone; None: nothing, or it is gone too."""
     notes: list[Noted] = []
-    with suppress(OSError, TimeoutError, asyncio.IncompleteReadError):
+    with suppress(*UNHEARD):
         async with asyncio.timeout(TELL_SECONDS):
-            reader, writer = await asyncio.open_unix_connection(str(path))
+            reader, writer = await _connect(path)
             try:
                 say(writer, Watch())
                 while True:
-                    size = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))[0]
-                    message = _decode(await reader.readexactly(size))
+                    message = await _hear(reader)
                     if isinstance(message, Noted):
                         notes.append(message)
             finally:

@@ -17,6 +17,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
+from phalanx.control.safe_files import FOLDER, create_at, open_at, open_regular, read_regular
+
 MOST_BYTES = 64 << 20  # of one file
 KEPT_BYTES = 16 << 20  # of its end, when it is cut
 PAGE = 64 << 10  # holes begin and end at whole blocks of any file system
@@ -34,24 +36,30 @@ def cut(path: Path, most_bytes: int = MOST_BYTES, kept_bytes: int = KEPT_BYTES) 
     Where the file system can, the beginning becomes a hole: it takes no room any more, and nothing
     that its writers add meanwhile is lost. Elsewhere the file is emptied and gets its end back.
     """
-    with path.open("rb+") as file:
-        size, first = os.fstat(file.fileno()).st_size, beginning(file)
-        if size - first <= most_bytes:
-            return 0
-        until = (size - kept_bytes) // PAGE * PAGE
-        if until > first and _punch(file, until):
-            return until - first
-        return _empty(path, file, size, most_bytes, kept_bytes)
+    file = open_regular(path, os.O_RDWR | os.O_APPEND)
+    try:
+        return cut_open(file, most_bytes, kept_bytes)
+    finally:
+        os.close(file)
 
 
-def beginning(file: IO[bytes]) -> int:
+def cut_open(file: int, most_bytes: int = MOST_BYTES, kept_bytes: int = KEPT_BYTES) -> int:
+    """The same of a log that is open to be read and appended to."""
+    size, first = os.fstat(file).st_size, beginning(file)
+    if size - first <= most_bytes:
+        return 0
+    until = (size - kept_bytes) // PAGE * PAGE
+    if until > first and _punch(file, until):
+        return until - first
+    return _empty(file, size, kept_bytes)
+
+
+def beginning(file: int) -> int:
     """Where a log's kept part begins: behind the hole that a cut has left."""
     try:
-        first = os.lseek(file.fileno(), 0, os.SEEK_DATA)
+        return os.lseek(file, 0, os.SEEK_DATA)
     except OSError:  # it is empty, or the file system knows no holes
-        first = 0
-    file.seek(first)
-    return first
+        return 0
 
 
 def dropped_note(count: int) -> bytes:
@@ -61,10 +69,10 @@ def dropped_note(count: int) -> bytes:
     )
 
 
-def _punch(file: IO[bytes], until: int) -> bool:
+def _punch(file: int, until: int) -> bool:
     """Give back the room of a file's first bytes; False where the file system cannot."""
     given: int = _libc.fallocate(
-        ctypes.c_int(file.fileno()),
+        ctypes.c_int(file),
         ctypes.c_int(_PUNCH_HOLE | _KEEP_SIZE),
         ctypes.c_int64(0),
         ctypes.c_int64(until),
@@ -72,15 +80,13 @@ def _punch(file: IO[bytes], until: int) -> bool:
     return given == 0 and beginning(file) >= until
 
 
-def _empty(path: Path, file: IO[bytes], size: int, most_bytes: int, kept_bytes: int) -> int:
+def _empty(file: int, size: int, kept_bytes: int) -> int:
     """Empty a file and append its end; what is added meanwhile may be lost, and is not counted."""
-    file.seek(size - kept_bytes)
-    end = file.read(kept_bytes)
+    end = os.pread(file, kept_bytes, size - kept_bytes)
     end = end[end.find(b"\n") + 1 :]
-    file.truncate(0)
+    os.ftruncate(file, 0)
     # Appended, like the writers' own words, so that neither overwrites the other.
-    with path.open("ab") as appended:
-        appended.write(dropped_note(size - len(end)) + end)
+    os.write(file, dropped_note(size - len(end)) + end)
     return size - len(end)
 
 
@@ -114,27 +120,42 @@ def compress_ended(jobs: Path, running: Collection[str], now: float | None = Non
     now = time.time() if now is None else now
     for path in jobs.glob("*/*.log"):
         with suppress(OSError):
-            if path.parent.name in running or now - path.stat().st_mtime < COMPRESS_SECONDS:
+            if path.parent.name in running:
                 continue
-            if path.stat().st_size == 0:
-                path.unlink()
-                continue
-            _compress(path)
+            folder = os.open(path.parent, FOLDER)
+            try:
+                _compress_at(folder, path.name, now)
+            finally:
+                os.close(folder)
 
 
-def _compress(path: Path) -> None:
+def _compress_at(folder: int, name: str, now: float) -> None:
     """One log; behind what was compressed before, where its job went on here after a while."""
-    whole, draft = path.with_name(f"{path.name}.gz"), path.with_name(f"{path.name}.gz.tmp")
-    with path.open("rb") as plain, draft.open("wb") as file:
-        if whole.exists():
-            with whole.open("rb") as before:
-                shutil.copyfileobj(before, file)
+    with os.fdopen(open_at(folder, name), "rb") as plain:
+        status = os.fstat(plain.fileno())
+        if now - status.st_mtime < COMPRESS_SECONDS:
+            return
+        if status.st_size:
+            _pack(folder, name, plain, status)
+    os.unlink(name, dir_fd=folder)
+
+
+def _pack(folder: int, name: str, plain: IO[bytes], status: os.stat_result) -> None:
+    whole, draft = f"{name}.gz", f"{name}.gz.tmp"
+    with suppress(FileNotFoundError):
+        os.unlink(draft, dir_fd=folder)
+    # Nobody but the agent can change what it will unpack one day.
+    with os.fdopen(create_at(folder, draft), "wb") as file:
+        with suppress(FileNotFoundError), os.fdopen(open_at(folder, whole), "rb") as before:
+            shutil.copyfileobj(before, file)
+        first = max(beginning(plain.fileno()), status.st_size - MOST_BYTES)
+        plain.seek(first)
         with gzip.open(file, "wb", compresslevel=3) as packed:
-            packed.write(dropped_note(beginning(plain)))
-            shutil.copyfileobj(plain, packed)
-    shutil.copystat(path, draft)
-    draft.rename(whole)
-    path.unlink()
+            packed.write(dropped_note(first))
+            for _ in range(MOST_BYTES // PAGE):  # its owner may still add to it
+                packed.write(plain.read(PAGE))
+        os.utime(file.fileno(), ns=(status.st_atime_ns, status.st_mtime_ns))
+    os.rename(draft, whole, src_dir_fd=folder, dst_dir_fd=folder)
 
 
 def expire(
@@ -151,7 +172,7 @@ def expire(
     for path in jobs.glob("*/*.log*"):
         with suppress(OSError):
             if path.parent.name not in running:
-                status = path.stat()
+                status = path.lstat()
                 room = min(status.st_size, status.st_blocks * 512)  # holes take none
                 found.append((status.st_mtime, room, path))
     size, dropped = sum(bytes_ for _, bytes_, _ in found), 0
@@ -172,7 +193,7 @@ def expire(
 def read_end(path: Path, tail_bytes: int) -> bytes:
     """The end of a compressed log."""
     kept = b""
-    with gzip.open(path, "rb") as packed:
+    with read_regular(path) as file, gzip.open(file, "rb") as packed:
         while piece := packed.read(1 << 20):
             kept = (kept + piece)[-tail_bytes:] if tail_bytes else b""
     return kept

@@ -13,7 +13,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from phalanx.control.log_keeping import KEPT_BYTES, MOST_BYTES, cut
+from phalanx.control.log_keeping import KEPT_BYTES, MOST_BYTES, cut_open
+from phalanx.control.safe_files import Owner, open_log
 
 CHUNK = 64 << 10
 PIPE_BYTES = 1 << 20
@@ -25,11 +26,9 @@ TURN_BYTES = 8 << 20  # in such a time: more than anybody reads, and little work
 class Pump:
     """One program's output. It ends when everybody who could write is gone."""
 
-    def __init__(self, key: str, path: Path) -> None:
-        self.key, self._path = key, path
-        # Its folder belongs to the job's user, who could put a link there.
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
-        self._log = os.open(path, flags, 0o644)
+    def __init__(self, key: str, path: Path, owner: Owner | None = None) -> None:
+        self.key = key
+        self._log = open_log(path, owner)
         try:
             self._pipe, self.writer = os.pipe()
         except OSError:
@@ -61,7 +60,7 @@ class Pump:
         if self._unlooked >= CUT_EVERY:
             self._unlooked = 0
             with suppress(OSError):
-                cut(self._path, MOST_BYTES - 2 * CUT_EVERY, KEPT_BYTES)
+                cut_open(self._log, MOST_BYTES - 2 * CUT_EVERY, KEPT_BYTES)
         return len(data)
 
     def wait_seconds(self, moved: int) -> float:
@@ -87,9 +86,9 @@ class Pumps:
         self._open: list[Pump] = []
         self._resting: list[tuple[float, Pump]] = []  # until when a flood is held back
 
-    def open(self, key: str, log: Path) -> int:
+    def open(self, key: str, log: Path, owner: Owner | None = None) -> int:
         """A pipe for the output of a new program: its end to write to, which the caller closes."""
-        pump = Pump(key, log)
+        pump = Pump(key, log, owner)
         self._open.append(pump)
         self._selector.register(pump, selectors.EVENT_READ)
         return pump.writer

@@ -5,8 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import socket
-import struct
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -14,12 +12,12 @@ from phalanx.checkpoint.channel import REPLICA_KEY
 from phalanx.cluster.messages import LocalFact
 from phalanx.control.binding import Seat, held_gpus, read_machine, seats, visible
 from phalanx.control.hands import Hand, Here, Place
-from phalanx.control.keeper_watch import KeeperWatch
+from phalanx.control.keeper_watch import KeeperWatch, keeper_pid
+from phalanx.control.safe_files import make_folder, open_log
 from phalanx.control.zygote_client import ZygoteClient, ZygoteError
 from phalanx.control.zygote_wire import Spawn
 
 KEEPER_SECONDS = 10.0  # for a new one to come up
-_PEER = struct.Struct("3i")  # pid, user and group of a socket's other end
 
 log = logging.getLogger("phalanx.agent")
 
@@ -56,6 +54,7 @@ class Processes:
         variables = {**work.environment, **self.environment(here, hand)}
         if standby:
             variables["PHALANX_STANDBY"] = str(here.log(hand.index))
+            os.close(open_log(here.log(hand.index), here.owner))  # it may write there, not make it
         order = Spawn(
             key=hand.key,
             role="member",
@@ -88,7 +87,7 @@ class Processes:
         if not os.environ.get("PHALANX_CHAOS"):
             return {}
         folder = here.folder / "chaos"
-        folder.mkdir(exist_ok=True)
+        os.close(make_folder(folder, 0o700, here.owner))
         return {"PHALANX_CHAOS": str(folder)}
 
     # Keepers.
@@ -120,10 +119,8 @@ class Processes:
         if here.keeper_key in self._zygote.children:
             self._zygote.signal(here.keeper_key, signal.SIGKILL)
             return
-        with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-            connection.connect(str(here.keeper_socket))
-            found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
-            os.kill(_PEER.unpack(found)[0], signal.SIGKILL)
+        with suppress(OSError):
+            os.kill(keeper_pid(here.keeper_socket), signal.SIGKILL)
         here.keeper_socket.unlink(missing_ok=True)
 
     async def watch(self, here: Here, ward_ranks: int, seconds: float = 0.0) -> bool:

@@ -86,7 +86,7 @@ class Programs:
         """A job is given up: its keeper writes what it holds, and no program is needed for that."""
         generation, work = here.generation, here.work
         assert work is not None
-        folder = Path(work.folder or here.folder) / f"phalanx-job-{here.job}" / "checkpoints"
+        folder = Path(work.folder or here.own_folder) / f"phalanx-job-{here.job}" / "checkpoints"
         saved = Saved("")
         if here.restored:
             saved = await save_kept(here.keeper_socket, here.restored, folder)
@@ -170,7 +170,7 @@ class Programs:
                     **self._processes.environment(here, hand),
                     **torchrun_environment(here, hand, form),
                 },
-                folder=work.folder or str(here.folder),
+                folder=work.folder or str(here.own_folder),
                 user=self._processes.user(here),
                 argv=work.argv,
                 rank=hand.rank,
@@ -240,6 +240,6 @@ def torchrun_environment(here: Here, hand: Hand, form: Form) -> dict[str, str]:
         "PHALANX_GENERATION": str(here.generation),
         "PHALANX_RESTORE_STEP": str(here.restored),
         "PHALANX_BUDDY_SHIFT": str(form.buddy_shift),
-        "PHALANX_FOLDER": str(here.folder),
+        "PHALANX_FOLDER": str(here.own_folder),
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
     }

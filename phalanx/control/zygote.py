@@ -33,7 +33,8 @@ from phalanx.control.network import enter_namespace
 from phalanx.control.not_started import NOT_STARTED, CannotStartError, enter, tell_agent
 from phalanx.control.output_pump import Pump, Pumps
 from phalanx.control.process_tree import become_subreaper, own_children
-from phalanx.control.users import known_user
+from phalanx.control.safe_files import Owner, open_log
+from phalanx.control.users import UnknownUserError, known_user
 from phalanx.control.zygote_wire import (
     Child,
     Ended,
@@ -51,7 +52,7 @@ from phalanx.control.zygote_wire import (
     framed,
 )
 from phalanx.train.gang import die_with_parent
-from phalanx.train.launch import redirect_output, redirect_to
+from phalanx.train.launch import redirect_to
 
 START_SECONDS = 600.0  # for the first agent to come
 KEPT_ENDS = 1000  # ends of children that no agent has heard of
@@ -194,14 +195,14 @@ class Zygote:
         try:
             require_single_thread()
             if order.role == "program" and order.log:
-                output = self._pumps.open(order.key, Path(order.log))
+                output = self._pumps.open(order.key, Path(order.log), owner_of(order.user))
                 group = self._groups.make(order.key)
             if order.role == "store":
                 serving = listen_for_ranks(order.host, order.port)
                 port = int(serving.getsockname()[1])
             zygote = os.getpid()
             pid = os.fork()
-        except (OSError, RuntimeError) as error:
+        except (OSError, RuntimeError, UnknownUserError) as error:
             if output >= 0:
                 os.close(output)
             self._tell(NotStarted(key=order.key, problem=str(error)))
@@ -327,7 +328,7 @@ def be_child(zygote: Zygote, order: Spawn, parent: int, made: Inherited) -> NoRe
         if made.output >= 0:
             redirect_to(made.output)
         elif order.log:
-            redirect_output(Path(order.log))
+            redirect_to(open_log(Path(order.log), owner_of(order.user)))
         if order.cores:
             os.sched_setaffinity(0, order.cores)
         prefer_memory(order.memory_node)
@@ -351,6 +352,14 @@ def be_child(zygote: Zygote, order: Spawn, parent: int, made: Inherited) -> NoRe
             sys.stdout.flush()
             sys.stderr.flush()
         os._exit(code)
+
+
+def owner_of(user: str) -> Owner | None:
+    """Whose a child's log is; None: the zygote's own."""
+    if not user or os.getuid() != 0:
+        return None
+    entry = known_user(user)
+    return Owner(entry.pw_uid, entry.pw_gid)
 
 
 def become(user: str) -> None:

@@ -9,6 +9,7 @@ harm.
 from __future__ import annotations
 
 import os
+import stat
 import struct
 import zlib
 from contextlib import suppress
@@ -20,6 +21,7 @@ from typing import NamedTuple
 MAGIC = b"PHXRING1"
 CAPACITY_BYTES = 1 << 20  # of frames: about 2,000 records
 MOST_CAPACITY_BYTES = 4 << 20  # that a reader believes
+SEARCHED_BYTES = 256 << 20  # that a reader looks through for the oldest frame
 
 _HEADER = struct.Struct("<8sQQQ")  # magic, capacity, position written, position read
 _FRAME = struct.Struct("<II")
@@ -88,8 +90,7 @@ class RingReader:
         """Frames since the last call: never more than the ring holds, however fast it is filled."""
         try:
             if self._file < 0:
-                flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-                self._file = os.open(self._path, flags)
+                self._file = _open(self._path, os.O_RDWR)
             return self._read()
         except FileNotFoundError:
             return Found([], 0)
@@ -100,7 +101,7 @@ class RingReader:
     def history(self) -> list[bytes]:
         """All frames that the ring still holds, also those that were read; its place stays."""
         try:
-            file = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            file = _open(self._path, os.O_RDONLY)
         except OSError:
             return []
         try:
@@ -139,6 +140,16 @@ class RingReader:
         os.pwrite(self._file, _POSITION.pack(at), _READ_AT)
 
 
+def _open(path: Path, flags: int) -> int:
+    """The ring of a worker, whose folder it lies in: no link to another's file, and no pipe."""
+    file = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    status = os.fstat(file)
+    if not stat.S_ISREG(status.st_mode) or status.st_uid != path.parent.lstat().st_uid:
+        os.close(file)
+        raise PermissionError(f"{path} is not its worker's")
+    return file
+
+
 def _header(file: int) -> tuple[int, int, int]:
     """Capacity, and the places up to which the ring is written and read."""
     magic, capacity, written, kept = _HEADER.unpack(_pread(file, _HEADER.size, 0))
@@ -168,11 +179,18 @@ def _history(file: int) -> list[bytes]:
     start = max(0, now - capacity - oldest)  # overwritten while we read
     # Where the oldest whole frame begins is not written anywhere: it is the first place from
     # which frame follows frame up to the end.
+    budget = SEARCHED_BYTES
     for at in range(start, len(data) - _FRAME.size):
         length, checksum = _FRAME.unpack_from(data, at)
         first = at + _FRAME.size
-        if 0 < length <= len(data) - first and zlib.crc32(data[first : first + length]) == checksum:
+        if not 0 < length <= len(data) - first:
+            continue
+        budget -= length
+        if budget < 0:  # no worker of ours writes so: it is made to keep us busy
+            return []
+        if zlib.crc32(data[first : first + length]) == checksum:
             bodies, whole_bytes = _frames(data[at:])
+            budget -= len(data) - at
             if whole_bytes == len(data) - at:
                 return bodies
     return []

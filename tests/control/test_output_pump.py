@@ -21,7 +21,8 @@ def serve(pumps: Pumps, selector: selectors.BaseSelector, seconds: float) -> int
         for key, _ in selector.select(pumps.wake()):
             assert isinstance(key.fileobj, Pump)
             pumps.attend(key.fileobj)
-            highest = max(highest, key.fileobj._path.stat().st_blocks * 512)
+            if key.fileobj in pumps._open:
+                highest = max(highest, os.fstat(key.fileobj._log).st_blocks * 512)
     return highest
 
 

@@ -34,7 +34,9 @@ def log_of(root: Path, job: str, text: bytes, age: float = 0.0) -> Path:
 def read_kept(path: Path) -> tuple[int, bytes]:
     """How many bytes were dropped, and what is left."""
     with path.open("rb") as file:
-        return beginning(file), file.read()
+        first = beginning(file.fileno())
+        file.seek(first)
+        return first, file.read()
 
 
 def room_of(path: Path) -> int:

@@ -1,0 +1,116 @@
+"""No agent-side module opens, makes or changes files by their path without a reason given here.
+
+An agent may be root, and a job's folders are its user's. Whatever touches them goes through
+``phalanx.control.safe_files``; what is listed here touches only what is the agent's own.
+"""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import phalanx
+
+ROOT = Path(phalanx.__file__).parent
+METHODS = {  # of paths
+    *("open", "read_text", "read_bytes", "write_text", "write_bytes", "mkdir", "touch", "rename"),
+    *("unlink", "rmdir", "chmod", "lchmod", "symlink_to", "hardlink_to"),
+}
+OF_OS = {"open", "chown", "chmod", "lchown", "mkdir", "makedirs", "mkfifo", "link", "symlink"}
+OF_OS |= {"rename", "replace", "unlink", "remove", "rmdir", "truncate", "utime", "setxattr"}
+
+OWN = "the agent's state folder, which nobody else can write"
+PROC = "the kernel's own files"
+RUNTIME = "the agent's runtime folder, which nobody else can write"
+AS_USER = "the process has switched to the job's user, or has been told to be itself"
+
+ALLOWED = {
+    "control/agent.py": {"leave": RUNTIME, "run": "connections, not files"},
+    "control/agent_details.py": {},
+    "control/agent_logs.py": {},
+    "control/agent_shell.py": {},
+    "control/cgroups.py": {"make": PROC, "enter_group": PROC, "own_group": PROC, "_end": PROC,
+                           "_removed": PROC},
+    "control/crew.py": {
+        "__init__": OWN,
+        "here": OWN,
+        "_clear_sockets": "rmtree follows no link",
+        "stop": "rmtree follows no link",
+    },
+    "control/ears.py": {"listen": "reached as the job's user"},
+    "control/evidence.py": {"write_process": PROC},
+    "control/examiner.py": {"_run": OWN, "_injected": OWN, "_read": OWN, "examine": OWN},
+    "control/hands.py": {},
+    "control/hooks.py": {},
+    "control/keeper_watch.py": {},
+    "control/log_keeping.py": {
+        "note_ranks": OWN,
+        "noted_ranks": OWN,
+        "_compress_at": "a name in a folder that is open; unlink follows no link",
+        "_pack": "names in a folder that is open, behind descriptors",
+        "compress_ended": "the folder is opened without following links",
+        "expire": "unlink and rmdir follow no link",
+    },
+    "control/output_pump.py": {},
+    "control/places.py": {},
+    "control/process_tree.py": {"read_stat": PROC, "own_children": PROC},
+    "control/processes.py": {
+        "ensure_keeper": "unlink follows no link",
+        "end_keeper": "unlink follows no link",
+        "watch": "a connection, not a file",
+    },
+    "control/program_activity.py": {},
+    "control/program_notes.py": {"note_program": OWN, "noted_programs": OWN, "forget_program": OWN},
+    "control/programs.py": {},
+    "control/runtime.py": {"make_runtime_folder": RUNTIME},
+    "control/telemetry.py": {},
+    "control/zygote.py": {"listen": RUNTIME, "_end_children": RUNTIME, "_spawn": "a pump"},
+    "control/zygote_client.py": {"_start": OWN},
+    "observe/ring.py": {"__init__": AS_USER, "_open": "what it is, is asked of the open file"},
+    "observe/worker_ring.py": {},
+}  # fmt: skip
+
+
+def uses(path: Path) -> list[tuple[str, int, str]]:
+    """Functions that touch files by themselves, with line and call."""
+    found: list[tuple[str, int, str]] = []
+
+    def look(node: ast.AST, function: str) -> None:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            function = node.name
+        if isinstance(node, ast.Call) and (name := touched(node.func)):
+            found.append((function, node.lineno, name))
+        for child in ast.iter_child_nodes(node):
+            look(child, function)
+
+    look(ast.parse(path.read_text()), "")
+    return found
+
+
+def touched(function: ast.expr) -> str:
+    """The name of a call that touches a file by its path; "" for others."""
+    if isinstance(function, ast.Name):
+        return "open" if function.id == "open" else ""
+    if not isinstance(function, ast.Attribute):
+        return ""
+    of = function.value.id if isinstance(function.value, ast.Name) else ""
+    if of == "os":
+        return f"os.{function.attr}" if function.attr in OF_OS else ""
+    if of == "shutil":
+        return "" if function.attr == "copyfileobj" else f"shutil.{function.attr}"
+    if of in ("structs", "msgspec", "gzip", "zygote"):
+        return ""
+    return f".{function.attr}" if function.attr in METHODS else ""
+
+
+@pytest.mark.parametrize("module", ALLOWED)
+def test_files_are_touched_through_safe_files_or_for_a_reason(module: str) -> None:
+    allowed = ALLOWED[module]
+    found = uses(ROOT / module)
+    strangers = [f"{module}:{line} {name} in {function}()" for function, line, name in found
+                 if function not in allowed]  # fmt: skip
+    assert not strangers, "use phalanx.control.safe_files, or say here why not"
+    unused = set(allowed) - {function for function, _, _ in found}
+    assert not unused, f"{module}: these reasons excuse nothing any more"
