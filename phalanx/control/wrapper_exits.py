@@ -9,12 +9,12 @@ from __future__ import annotations
 import os
 import re
 import signal
-import stat
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from phalanx.control.exit_causes import OUTSIDE
+from phalanx.control.safe_files import open_regular
 
 TAIL_BYTES = 1 << 14
 TOLD = (*OUTSIDE, signal.SIGBUS)
@@ -58,18 +58,13 @@ def killed_child(output: str) -> KilledChild | None:
 
 
 def last_output(path: Path, start: int) -> str:
-    """The end of what a process printed; ``start``: where its output begins in the file.
-
-    The folder is the user's, who may have put anything there: only a plain file is read.
-    """
+    """The end of what a process printed; ``start``: where its output begins in the file."""
     with suppress(OSError):
-        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        file = open_regular(path)
         try:
-            found = os.fstat(file)
-            if not stat.S_ISREG(found.st_mode):
-                return ""
-            first = start if start <= found.st_size else 0  # it was cut meanwhile
-            first = max(first, found.st_size - TAIL_BYTES)
+            size = os.fstat(file).st_size
+            first = start if start <= size else 0  # it was cut meanwhile
+            first = max(first, size - TAIL_BYTES)
             return os.pread(file, TAIL_BYTES, first).decode(errors="replace")
         finally:
             os.close(file)
