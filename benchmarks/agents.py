@@ -16,6 +16,8 @@ from phalanx.cluster.commands import Form, Restore, Stop
 from phalanx.cluster.fleet import Node
 from phalanx.cluster.messages import Applied, Heartbeat, Hello, Holding, Inventory, Joined, Ready
 from phalanx.control import wire
+from phalanx.control.front import Headers, headers_of
+from phalanx.control.node_key import NONCE_HEADER, SERVER_HEADER, Asked, NodeKey, link_proof
 
 UPGRADE = (
     "GET /v1/agent HTTP/1.1\r\nHost: 127.0.0.1\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
@@ -36,12 +38,13 @@ def frame(message: object) -> bytes:
 class LoadAgent(asyncio.Protocol):
     """One agent's connection."""
 
-    __slots__ = ("buffer", "fleet", "index", "jobs", "node", "open", "transport")
+    __slots__ = ("buffer", "fleet", "index", "jobs", "link", "node", "open", "transport")
 
     def __init__(self, fleet: LoadFleet, index: int) -> None:
         self.fleet, self.index = fleet, index
         self.node = -1  # its number, from Welcome on
         self.open = False
+        self.link = b""  # proves it on its next connections
         self.buffer = b""
         self.jobs: dict[int, int] = {}  # generation by job
         self.transport: asyncio.Transport | None = None
@@ -66,8 +69,10 @@ class LoadAgent(asyncio.Protocol):
                 assert self.transport is not None
                 self.transport.abort()
                 return
+            head = headers_of(self.buffer[self.buffer.find(b"\r\n") + 2 : end])
             self.open, self.buffer = True, self.buffer[end + 4 :]
-            self._register()
+            assert head is not None
+            self._register(head)
         while len(self.buffer) >= 2:
             size, start = self.buffer[1], 2
             if size == 126:
@@ -85,11 +90,19 @@ class LoadAgent(asyncio.Protocol):
         if self.transport is not None:
             self.transport.write(frame(message))
 
-    def _register(self) -> None:
+    def _register(self, head: Headers) -> None:
+        node, machine = self.fleet.describe(self.index), self.fleet.machine(self.index)
+        nonce, server = (
+            bytes.fromhex(head[name.encode()].decode()) for name in (NONCE_HEADER, SERVER_HEADER)
+        )
+        asked, key = Asked(nonce, server, node.name, machine), self.fleet.key(self.index)
         self.send(
             wire.Register(
-                node=self.fleet.describe(self.index),
-                machine=self.fleet.machine(self.index),
+                node=node,
+                machine=machine,
+                key=key.public,
+                proof=link_proof(self.link, asked) if self.link else key.sign(asked),
+                linked=bool(self.link),
                 inventory=self._inventory(),
                 version=__version__,
                 clock_ns=time.time_ns(),
@@ -119,7 +132,7 @@ class LoadAgent(asyncio.Protocol):
                     self.jobs.pop(job, None)
                     self.fleet.got_stop(job)
         elif isinstance(message, wire.Welcome):
-            self.node = message.node
+            self.node, self.link = message.node, message.link
             self.send(Hello(node=self.node, inventory=self._inventory()))
             self.fleet.connected.add(self.index)
         elif isinstance(message, wire.Rejected):
@@ -146,6 +159,7 @@ class LoadFleet:
         self.reconnect = True
         self._cache: dict[bytes, object] = {}
         self._beats: dict[int, bytes] = {}
+        self._keys: dict[int, NodeKey] = {}
         self.rejected: list[str] = []
         self._connecting: set[asyncio.Task[None]] = set()
         self.late_seconds = 0.0  # of the slowest tick of this process itself
@@ -156,6 +170,12 @@ class LoadFleet:
 
     def machine(self, index: int) -> str:
         return f"machine-{index:05d}"
+
+    def key(self, index: int) -> NodeKey:
+        found = self._keys.get(index)
+        if found is None:
+            found = self._keys[index] = NodeKey(index.to_bytes(32, "big"))
+        return found
 
     def decode(self, data: bytes) -> object:
         found = self._cache.get(data)

@@ -125,7 +125,8 @@ async def join(server: ServerUnderTest, fleet: LoadFleet) -> float:
 
     async def one(index: int) -> None:
         async with limit:
-            body = {"name": fleet.describe(index).name, "machine": fleet.machine(index)}
+            name, key = fleet.describe(index).name, fleet.key(index).public
+            body = {"name": name, "machine": fleet.machine(index), "key": key}
             fleet.tokens[index] = (await server.call("POST", "/v1/join", body, "join"))["token"]
 
     await asyncio.gather(*(one(index) for index in range(fleet.count)))

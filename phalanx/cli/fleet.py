@@ -20,6 +20,7 @@ from phalanx.cli.remote import (
     when,
 )
 from phalanx.control.api_types import (
+    DecideNode,
     Decision,
     Done,
     Drain,
@@ -27,6 +28,7 @@ from phalanx.control.api_types import (
     EventOut,
     NodeDetail,
     NodeList,
+    PendingList,
     QuotaIn,
     QuotaList,
     Readmit,
@@ -38,12 +40,26 @@ nodes, drain, resume, events, quota, answer = (typer.Typer() for _ in range(6))
 
 @nodes.command()
 def list_nodes(
-    name: Annotated[str, typer.Argument(help="One node, with its history.")] = "",
+    name: Annotated[
+        str, typer.Argument(metavar="[NAME|pending|approve|reject]", help="What to show or do.")
+    ] = "",
+    machine: Annotated[str, typer.Argument(help="Whom to approve or reject.")] = "",
+    key: Annotated[
+        str, typer.Option(help="Of several that wait under one name: how its key begins.")
+    ] = "",
     server: ServerUrl = "",
     state: State = None,
     json: Json = False,
 ) -> None:
-    """List nodes, or show one with its history."""
+    """List nodes, or show one with its history; decide about machines that want to be nodes.
+
+    `nodes pending` lists those, `nodes approve NAME` lets one in, `nodes reject NAME` does not.
+    """
+    if name in ("pending", "approve", "reject"):
+        _pending(name, machine, key, server, state, json)
+        return
+    if machine or key:
+        raise typer.BadParameter("nodes [NAME], nodes pending, or nodes approve|reject NAME")
     if name:
         _show_node(name, server, state, json)
         return
@@ -62,6 +78,31 @@ def list_nodes(
         cells = (node.name, node.state, node.gpus, node.free_gpus, node.kind, jobs, agent)
         add_row(made, *cells, node.why.text)
     show(made)
+
+
+def _pending(what: str, name: str, key: str, server: str, state: State, json: bool) -> None:
+    if (what == "pending") == bool(name):
+        raise typer.BadParameter("nodes pending, or nodes approve|reject NAME")
+    with connected(server, json, state) as client:
+        if what == "pending":
+            found = client.get("/v1/pending-nodes", PendingList)
+        else:
+            path = f"/v1/pending-nodes/{quote(name, safe='')}/{what}"
+            found = client.post(path, DecideNode(key=key), PendingList)
+    if json:
+        print_json(found)
+    elif what != "pending":
+        done = "is let in" if what == "approve" else "is turned away"
+        for node in found.nodes:
+            print(plain(f"{node.name} ({node.key}) {done}"))
+    elif not found.nodes:
+        print("no machine waits to be let in")
+    else:
+        made = table("NODE", "KEY", "SINCE", "")
+        for node in found.nodes:
+            known = "a node of this name is known by another key" if node.known else ""
+            add_row(made, node.name, node.key, when(node.since_ns), known)
+        show(made)
 
 
 def _show_node(name: str, server: str, state: State, json: bool) -> None:

@@ -35,13 +35,28 @@ def create(
     ] = None,
     team: Annotated[str, typer.Option(help="Team of a user, or all that a reader sees.")] = "",
     hours: Annotated[float, typer.Option(min=0, help="Until it expires (agent: 24).")] = 0.0,
+    uses: Annotated[
+        int, typer.Option(min=0, help="agent: nodes that may join with it; 0: any number.")
+    ] = 0,
+    network: Annotated[str, typer.Option(help="agent: they join from here, as 10.0.0.0/8.")] = "",
+    approves: Annotated[
+        bool, typer.Option(help="agent: they are let in at once, or by `phalanx nodes approve`.")
+    ] = True,
     server: ServerUrl = "",
     state: State = None,
     json: Json = False,
 ) -> None:
     """Make a token; it is shown this once."""
     with connected(server, json, state) as client:
-        body = TokenIn(name=name, role=role.value, team=team, hours=hours)
+        body = TokenIn(
+            name=name,
+            role=role.value,
+            team=team,
+            hours=hours,
+            uses=uses,
+            network=network,
+            approves=approves,
+        )
         made = client.post("/v1/tokens", body, NewToken)
         try:
             if out is not None:

@@ -67,6 +67,9 @@ def start(
     otlp: Annotated[
         str, typer.Option(help="OpenTelemetry collector (http://host:4318) for gangs' traces.")
     ] = "",
+    own_nodes: Annotated[
+        bool, typer.Option("--own-nodes", hidden=True, help="Whoever starts it starts its agents.")
+    ] = False,
     follow: Annotated[int, typer.Option(hidden=True, help="End with this process.")] = 0,
     json: Json = False,
 ) -> None:
@@ -80,6 +83,7 @@ def start(
     from phalanx.control.policy_file import read_policy
     from phalanx.control.run import StartError, serve
     from phalanx.control.server import Options
+    from phalanx.control.tls import is_loopback
     from phalanx.control.webhooks import bad_address
 
     logging.basicConfig(
@@ -87,7 +91,7 @@ def start(
     )
     if (tls_cert is None) != (tls_key is None):
         raise typer.BadParameter("give --tls-cert and --tls-key together")
-    if not _is_loopback(host) and tls_cert is None:
+    if not is_loopback(host) and tls_cert is None:
         print(
             f"warning: {host} is reachable by others and tokens travel in the clear: "
             "give --tls-cert and --tls-key",
@@ -113,6 +117,7 @@ def start(
             store=store,
             url=url,
             policy=_with_spares(read_policy(policy) if policy else None, spares),
+            own_nodes=own_nodes or is_loopback(host),
             tls_cert=tls_cert,
             tls_key=tls_key,
             requests_per_second=requests_per_second,
@@ -201,7 +206,3 @@ def _say_standby(json: bool, server: Server) -> None:
         print("your token: the leader's admin.token, also here (PHALANX_TOKEN_FILE names a copy)")
         print(f"commands:   PHALANX_SERVER={server.leader},{server.url} finds whichever leads")
     sys.stdout.flush()
-
-
-def _is_loopback(host: str) -> bool:
-    return host in ("localhost", "::1") or host.startswith("127.")

@@ -181,6 +181,16 @@ class PricePolicy(Part, frozen=True):
     budget_warning_ppm: int = 800_000
 
 
+class JoinPolicy(Part, frozen=True):
+    """Who becomes a node."""
+
+    # Of new nodes. auto: whoever has a join token that carries approval; manual: a person decides.
+    approval: Literal["auto", "manual"] = "auto"
+    # Of a known node that comes with another key, as after it was installed anew. own: by itself
+    # where the server is heard on this machine alone, or started the agents; else a person decides.
+    rekey: Literal["own", "auto", "manual"] = "own"
+
+
 class Policy(Part, frozen=True):
     """Everything a site decides."""
 
@@ -192,4 +202,5 @@ class Policy(Part, frozen=True):
     recovery: RecoveryPolicy = RecoveryPolicy()
     storage: StoragePolicy = StoragePolicy()
     price: PricePolicy = PricePolicy()
+    join: JoinPolicy = JoinPolicy()
     ended_jobs: int = 50_000  # that are remembered one by one; older ones only in their team's sums

@@ -85,7 +85,7 @@ class AgentProcess:
         self.state = options.state
         self.machine = machine_id(options.state)
         self.incarnation = next_incarnation(options.state)
-        join = wire.JoinRequest(name=options.node.name, machine=self.machine)
+        join = wire.JoinRequest(name=options.node.name, machine=self.machine, key="")
         self.uplink = Uplink(options.urls, options.state, join, options.join_token, options.ca)
         self.agent: Agent | None = None
         self.skew_ns = 0  # to be added to our clock

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 import logging
 import re
 from typing import TYPE_CHECKING
@@ -11,6 +12,14 @@ from phalanx.cluster.events import NodeJoined
 from phalanx.cluster.fleet import MOST_NODE_GPUS, Node
 from phalanx.control.auth import Token
 from phalanx.control.frames import framed
+from phalanx.control.node_key import (
+    Asked,
+    fingerprint,
+    is_public_key,
+    link_key,
+    link_proof,
+    signed,
+)
 from phalanx.control.wire import PROTOCOL, Register, Rejected, Welcome, encode
 
 if TYPE_CHECKING:
@@ -24,7 +33,7 @@ SKEW_NS = 30 * 10**9  # a clock that is further off is worth a warning
 MOST_NUMBER = 1 << 53
 
 
-def bad_register(hub: Hub, token: Token, register: Register) -> Rejected | None:
+def bad_register(hub: Hub, token: Token, register: Register, nonce: bytes) -> Rejected | None:
     """Why an agent is not let in; None where nothing is against it."""
     ours, theirs = __version__, register.version
     if register.protocol != PROTOCOL:
@@ -43,12 +52,41 @@ def bad_register(hub: Hub, token: Token, register: Register) -> Rejected | None:
             f"{token.node} there, or with another --state"
         )
         return hub.rejected("wrong_node", text)
+    if refused := _unproved(hub, token, register, nonce):
+        return refused
+    if token.pending:
+        text = (
+            f"{token.node} waits to be let in: `phalanx nodes approve {token.node}` (its key is "
+            f"{fingerprint(token.key)})"
+        )
+        return hub.rejected("pending", text, retry=True)
     known = hub.controller.core.view.fleet.index.get(register.node.name)
     before = hub.connections.get(known) if known is not None else None
     if before is not None and before.machine != register.machine:
         return hub.rejected("name_taken", name_taken(register.node.name))
     problem = bad_node(register.node)
     return hub.rejected("bad_node", problem) if problem else None
+
+
+def _unproved(hub: Hub, token: Token, register: Register, nonce: bytes) -> Rejected | None:
+    """Why an agent has not shown that it is its node's; None: it has.
+
+    The token of a node that joined before nodes had keys is bound to the first that is shown.
+    """
+    key = token.key or register.key
+    asked = Asked(nonce, hub.server_key, token.node, token.machine)
+    if register.linked and token.key and not token.unconfirmed:
+        wanted = link_proof(link_key(hub.link_secret, token.id, key), asked)
+        if hmac.compare_digest(wanted, register.proof):
+            return None
+        return hub.rejected("unlinked", "sign anew: the link key is not known", retry=True)
+    if is_public_key(key) and key == register.key and signed(key, register.proof, asked):
+        return None
+    text = (
+        f"this agent does not have the key that {token.node} joined with: where the node was "
+        "installed anew, remove agent.token from its state folder and join again"
+    )
+    return hub.rejected("wrong_key", text)
 
 
 def name_taken(name: str) -> str:
@@ -88,7 +126,7 @@ def new_node(register: Register) -> NodeJoined:
     return NodeJoined(node=register.node, inventory=register.inventory, healthy=register.healthy)
 
 
-def let_in(hub: Hub, register: Register, connection: AgentSocket) -> None:
+def let_in(hub: Hub, token: Token, register: Register, connection: AgentSocket) -> None:
     """Says welcome to a node that has its number."""
     fleet, clock = hub.controller.core.view.fleet, hub.controller.clock
     node = fleet.index[register.node.name]
@@ -103,7 +141,7 @@ def let_in(hub: Hub, register: Register, connection: AgentSocket) -> None:
             abs(skew) / 1e9,
             "ahead" if skew > 0 else "behind",
         )
-    connection.node, connection.machine = node, register.machine
+    connection.node, connection.machine, connection.token = node, register.machine, token.id
     welcome = Welcome(
         node=node,
         epoch=hub.controller.epoch,
@@ -112,6 +150,7 @@ def let_in(hub: Hub, register: Register, connection: AgentSocket) -> None:
         silent_ns=hub.timeouts.silent_ns,
         version=__version__,
         clock_ns=now,
+        link=link_key(hub.link_secret, token.id, register.key),
     )
     connection.push(framed(encode(welcome)))
     hub.connect(connection, register.inventory.incarnation)

@@ -29,6 +29,7 @@ def machine_id(state: Path) -> str:
     state.mkdir(mode=0o700, parents=True, exist_ok=True)
     path = state / "machine"
     if not path.exists():
+        path.touch(mode=0o600)
         path.write_text(secrets.token_hex(16))
     return read_text(path)
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from msgspec import structs
 
 from phalanx.control.agent_endpoint import bad_register, is_known, let_in, new_node
 from phalanx.control.auth import AuthError, Token, bearer, require
@@ -23,6 +25,9 @@ from phalanx.control.frames import (
     framed,
 )
 from phalanx.control.front import FIRST_SECONDS, Headers, accepted
+from phalanx.control.joining import refuse_elsewhere
+from phalanx.control.node_key import NONCE_BYTES
+from phalanx.control.store import StoreError
 from phalanx.control.wire import PROTOCOL, Register, Rejected, decode_up, encode
 
 if TYPE_CHECKING:
@@ -46,6 +51,7 @@ class AgentSocket(asyncio.Protocol):
         "_headers",
         "_hub",
         "_joining",
+        "_nonce",
         "_server",
         "_state",
         "_token",
@@ -53,6 +59,7 @@ class AgentSocket(asyncio.Protocol):
         "closed",
         "machine",
         "node",
+        "token",
     )
 
     def __init__(self, server: Server, headers: Headers, state: Any) -> None:
@@ -63,7 +70,8 @@ class AgentSocket(asyncio.Protocol):
         self._joining: asyncio.Task[None] | None = None
         self._due: asyncio.TimerHandle | None = None  # for the first message
         self._transport: asyncio.Transport = None  # type: ignore[assignment]
-        self.node, self.machine, self.closed = -1, "", False
+        self._nonce = secrets.token_bytes(NONCE_BYTES)  # what the agent signs
+        self.node, self.machine, self.token, self.closed = -1, "", "", False
 
     # What the transport calls.
 
@@ -71,15 +79,16 @@ class AgentSocket(asyncio.Protocol):
         """The handshake has been read; it is answered here."""
         self._transport = transport  # type: ignore[assignment]
         self._state.connections.add(self)
-        answer = accepted(self._headers)
         try:
+            leading = self._server.leading_or_refuse()
+            answer = accepted(self._headers, self._nonce, leading.hub.server_key)
             if answer is None:
                 text = "this is no handshake of an agent: WebSocket version 13 is spoken here"
                 raise AuthError(400, "bad_request", text)
-            leading = self._server.leading_or_refuse()
             secret = bearer(self._headers.get(b"authorization", b"").decode("latin-1"))
             self._token = leading.tokens.check(secret)
             require(self._token, ("agent",))
+            refuse_elsewhere(self._token, self._client())
         except AuthError as error:
             self._refuse_handshake(error)
             return
@@ -87,7 +96,6 @@ class AgentSocket(asyncio.Protocol):
         self._headers = {}
         late = partial(self.end, PROTOCOL_ERROR, "no Register came")
         self._due = asyncio.get_running_loop().call_later(FIRST_SECONDS, late)
-        assert answer is not None
         self._transport.write(answer)
 
     def data_received(self, data: bytes) -> None:
@@ -182,20 +190,29 @@ class AgentSocket(asyncio.Protocol):
         if not isinstance(register, Register):
             self._refuse(hub, f"the first message must be Register, not {type(register).__name__}")
             return
-        refused = bad_register(hub, self._token, register)
+        refused = bad_register(hub, self._token, register, self._nonce)
         if refused is not None:
-            self._audit(403, refused.message)
+            if refused.code not in ("pending", "unlinked"):
+                self._audit(403, refused.message)
             self.close(refused)
-        elif is_known(hub, register):
+        elif is_known(hub, register) and self._token.key and not self._token.unconfirmed:
             self._let_in(hub, register)
         else:
             self._transport.pause_reading()  # what follows is of a node that the core knows so
             self._joining = asyncio.ensure_future(self._join(hub, register))
 
     async def _join(self, hub: Hub, register: Register) -> None:
+        leading = self._server.leading
+        assert self._token is not None
         try:
-            await hub.controller.order(new_node(register))
-        except UnavailableError:
+            if leading is None or leading.hub is not hub:
+                raise UnavailableError("this server leads no more")
+            if self._token.unconfirmed or not self._token.key:
+                bound = structs.replace(self._token, key=register.key)
+                self._token = await asyncio.to_thread(leading.joining.confirm, bound)
+            if not is_known(hub, register):
+                await hub.controller.order(new_node(register))
+        except (UnavailableError, StoreError):
             text = "the server cannot store this now"
             self.close(hub.rejected("internal", text, retry=True))
             return
@@ -206,7 +223,8 @@ class AgentSocket(asyncio.Protocol):
             self._let_in(hub, register)
 
     def _let_in(self, hub: Hub, register: Register) -> None:
-        let_in(hub, register, self)
+        assert self._token is not None
+        let_in(hub, self._token, register, self)
         self._audit(GOOD)
 
     def _refuse(self, hub: Hub, text: str) -> None:

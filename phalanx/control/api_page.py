@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -239,8 +240,9 @@ async def login_link(call: Call) -> LoginLink:
             token.name,
             team=token.team,
             hours=LINK_HOURS,
+            until_ns=token.expires_ns,
             grants=token.role,
-            parent=token.parent or token.id,
+            parent=token.id,
         )
     )
     return LoginLink(url=_address(call.server.url, secret), code=secret, expires_ns=made.expires_ns)
@@ -267,12 +269,12 @@ async def login(call: Call) -> Session:
     tokens, link = call.leading.tokens, call.token
     if not tokens.spend(link.id):
         raise ApiError(409, "link_used", "this link was used already: ask for another")
-    await call.server.read(tokens.revoke, link.id)
+    session = partial(tokens.create, link.grants, link.name, team=link.team, parent=link.parent)
+    parent = tokens.get(link.parent)
     secret, made = await call.server.read(
-        lambda: tokens.create(
-            link.grants, link.name, team=link.team, hours=SESSION_HOURS, parent=link.parent
-        )
+        session, hours=SESSION_HOURS, until_ns=parent.expires_ns if parent is not None else 0
     )
+    await call.server.read(tokens.drop, link.id)
     return Session(secret=secret, token=token_out(made))
 
 

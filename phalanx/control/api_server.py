@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
+from typing import Any
 
 from phalanx import __version__
 from phalanx.cluster.fleet import NodeState
 from phalanx.cluster.report import report
 from phalanx.control import api_types as t
 from phalanx.control.agent_endpoint import NAME, name_taken
-from phalanx.control.auth import JOIN_HOURS, Role, Token
+from phalanx.control.auth import JOIN_HOURS, Role, Token, Tokens
 from phalanx.control.endpoints import ADMIN, EVERYBODY, ApiError, Call, Endpoint
+from phalanx.control.joining import NameTakenError, is_network, refuse_elsewhere
 from phalanx.control.live import QUIET
+from phalanx.control.node_key import fingerprint, is_public_key
 from phalanx.control.views import notice_out, questions, team_of
 from phalanx.control.wire import JoinAnswer, JoinRequest
 
@@ -74,6 +78,9 @@ def token_out(token: Token) -> t.TokenOut:
         created_ns=token.created_ns,
         expires_ns=token.expires_ns,
         revoked=token.revoked,
+        uses=token.uses,
+        used=token.used,
+        network=token.network,
     )
 
 
@@ -88,8 +95,16 @@ async def create_token(call: Call) -> t.NewToken:
     role: Role = "join" if body.role == "agent" else body.role
     hours = body.hours or (JOIN_HOURS if role == "join" else 0.0)
     team = body.team or ("default" if role == "user" else "")
+    more: dict[str, Any] = {}
+    if role == "join":
+        more = {"uses": body.uses, "network": body.network, "approves": body.approves}
+    elif body.uses or body.network or not body.approves:
+        raise ApiError(400, "bad_request", "uses, network and approves are for agents' tokens")
+    if body.network and not is_network(body.network):
+        text = f"{body.network!r} is no network: use 10.0.0.0/8, or one address"
+        raise ApiError(400, "bad_request", text)
     secret, token = await call.server.read(
-        lambda: call.leading.tokens.create(role, body.name, team=team, hours=hours)
+        lambda: call.leading.tokens.create(role, body.name, team=team, hours=hours, **more)
     )
     return t.NewToken(secret=secret, token=token_out(token))
 
@@ -100,24 +115,73 @@ async def revoke_token(call: Call) -> t.Whoami:
     if token is None:
         raise ApiError(404, "no_such_token", f"there is no token {call.path.token}")
     call.leading.push(QUIET)  # whoever listens with it is cut off
+    call.leading.hub.cut(token.id)
     return t.Whoami(token=token_out(token))
 
 
 async def join(call: Call) -> JoinAnswer:
     """An agent's own token, for a join token."""
-    name, machine = call.body.name, call.body.machine
+    name, machine, key = call.body.name, call.body.machine, call.body.key
     if not NAME.fullmatch(name) or not 8 <= len(machine) <= 128:
         text = f"{name[:128]!r} is no name of a node: letters, digits, dots and dashes (--name)"
         raise ApiError(400, "bad_request", text)
+    if not is_public_key(key):
+        raise ApiError(400, "bad_request", "key: the node's public key, 64 hexadecimal digits")
+    refuse_elsewhere(call.token, call.client)
     hub, fleet = call.leading.hub, call.leading.core.view.fleet
-    known = hub.connections.get(fleet.index.get(name, -1))
-    if known is not None and known.machine != machine:
-        raise ApiError(409, "name_taken", name_taken(name))
-    await call.server.read(call.leading.tokens.revoke_node, name)
-    secret, _ = await call.server.read(
-        lambda: call.leading.tokens.create("agent", name, node=name, machine=machine)
+    connected = fleet.index.get(name, -1) in hub.connections
+    try:
+        secret, token = await call.server.read(
+            call.leading.joining.join, call.token, name, machine, key, connected=connected
+        )
+    except NameTakenError:
+        raise ApiError(409, "name_taken", name_taken(name)) from None
+    return JoinAnswer(
+        token=secret,
+        version=__version__,
+        server_key=hub.server_key.hex(),
+        pending=token.pending,
     )
-    return JoinAnswer(token=secret, version=__version__)
+
+
+async def pending_nodes(call: Call) -> t.PendingList:
+    """Machines that wait to be let in."""
+    leading = call.leading
+    return t.PendingList(
+        nodes=[_pending(leading.tokens, each) for each in leading.joining.pending()]
+    )
+
+
+def _pending(tokens: Tokens, token: Token) -> t.PendingNode:
+    return t.PendingNode(
+        name=token.node,
+        key=fingerprint(token.key),
+        known=tokens.agent_of(token.node) is not None,
+        since_ns=token.created_ns,
+    )
+
+
+async def approve_node(call: Call) -> t.PendingList:
+    """Let a machine in; one that was a node of this name before is none any more."""
+    return await _decide(call, approve=True)
+
+
+async def reject_node(call: Call) -> t.PendingList:
+    """Turn a machine away."""
+    return await _decide(call, approve=False)
+
+
+async def _decide(call: Call, *, approve: bool) -> t.PendingList:
+    leading, name = call.leading, call.path.node
+    decide = partial(leading.joining.decide, name, call.body.key, approve=approve)
+    before = leading.tokens.agent_of(name)
+    decided = await call.server.read(decide)
+    if not decided:
+        raise ApiError(404, "no_such_node", f"no machine waits to be {name}")
+    if approve and before is not None and before.id not in {token.id for token in decided}:
+        await call.server.read(leading.tokens.revoke, before.id)
+        leading.hub.cut(before.id)
+    return t.PendingList(nodes=[_pending(leading.tokens, token) for token in decided])
 
 
 ENDPOINTS = [
@@ -190,6 +254,39 @@ ENDPOINTS = [
         answer=JoinAnswer,
         body=JoinRequest,
         status=201,
+        audited=True,
+    ),
+    Endpoint(
+        method="GET",
+        path="/v1/pending-nodes",
+        name="pending_nodes",
+        summary="List machines that wait to be let in as nodes.",
+        roles=ADMIN,
+        handler=pending_nodes,
+        answer=t.PendingList,
+    ),
+    Endpoint(
+        method="POST",
+        path="/v1/pending-nodes/{node}/approve",
+        name="approve_node",
+        summary="Let a machine in as a node.",
+        roles=ADMIN,
+        handler=approve_node,
+        answer=t.PendingList,
+        params=t.NodePath,
+        body=t.DecideNode,
+        audited=True,
+    ),
+    Endpoint(
+        method="POST",
+        path="/v1/pending-nodes/{node}/reject",
+        name="reject_node",
+        summary="Turn a machine away that wants to be a node.",
+        roles=ADMIN,
+        handler=reject_node,
+        answer=t.PendingList,
+        params=t.NodePath,
+        body=t.DecideNode,
         audited=True,
     ),
 ]

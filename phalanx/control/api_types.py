@@ -142,6 +142,13 @@ class TokenIn(In, frozen=True):
     role: Role
     team: Annotated[str, Meta(pattern=r"^[A-Za-z0-9._@-]{0,128}$")] = ""
     hours: Annotated[float, Meta(ge=0, le=100_000)] = 0.0  # 0: never expires; join: 24
+    uses: Annotated[int, Meta(ge=0, le=1_000_000)] = 0  # nodes that may join with it; 0: any number
+    network: Annotated[str, Meta(max_length=64)] = ""  # that they join from; "": any
+    approves: bool = True  # False: each of them waits for an administrator
+
+
+class DecideNode(In, frozen=True):
+    key: Annotated[str, Meta(max_length=128)] = ""  # of several that wait: the fingerprint's start
 
 
 # Answers.
@@ -384,6 +391,22 @@ class TokenOut(Out, frozen=True):
     created_ns: int
     expires_ns: int
     revoked: bool
+    uses: int = 0
+    used: int = 0
+    network: str = ""
+
+
+class PendingNode(Out, frozen=True):
+    """A machine that wants to be a node, and that an administrator decides about."""
+
+    name: str
+    key: str  # its fingerprint
+    known: bool  # there is a node of this name, with another key
+    since_ns: int
+
+
+class PendingList(Out, frozen=True):
+    nodes: list[PendingNode]
 
 
 class TokenList(Out, frozen=True):

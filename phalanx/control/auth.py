@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+import threading
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 from msgspec import Struct, structs
@@ -26,6 +27,8 @@ HOUR_NS = 3600 * 10**9
 JOIN_HOURS = 24
 LINK_HOURS = 0.5  # until a login link is useless; it is good once
 SESSION_HOURS = 12  # of the token that a page gets for it
+KEEP_HOURS = 24  # that a token which is over can still be told of
+MOST_PARENTS = 64  # a session makes a link that makes a session: no further than this
 
 
 class Token(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -42,6 +45,13 @@ class Token(Struct, frozen=True, kw_only=True, omit_defaults=True):
     created_ns: int = 0
     expires_ns: int = 0  # 0: never
     revoked: bool = False
+    network: str = ""  # a join token's, and of agents that joined with it; "": any
+    uses: int = 0  # nodes that may join with it; 0: any number
+    used: int = 0
+    approves: bool = True  # a join token's: who joins with it is let in at once
+    key: str = ""  # an agent's: public, of its node
+    pending: bool = False  # an administrator has yet to let the node in (revoked: has rejected it)
+    unconfirmed: bool = False  # nobody has shown yet to have that key
 
 
 class KeptToken(Struct, frozen=True):
@@ -67,8 +77,9 @@ class Tokens:
         self._now_ns = now_ns
         self._by_digest: dict[bytes, Token] = {}
         self._digests: dict[str, bytes] = {}
-        self._of_node: dict[str, str] = {}  # id of the token that a node's agent has
-        self._spent: set[str] = set()  # login links whose revocation is on its way into the store
+        self._of_node: dict[str, dict[str, None]] = {}  # ids of its agents' tokens, oldest first
+        self._changing = threading.RLock()
+        self._spent: set[str] = set()  # login links that are on their way out of the store
         self.reload()
 
     def reload(self) -> None:
@@ -82,51 +93,57 @@ class Tokens:
 
     def all(self) -> list[Token]:
         """Every token's record, oldest first."""
-        return sorted(self._by_digest.values(), key=lambda token: token.created_ns)
+        known = self._by_digest.copy()  # others may change it meanwhile
+        return sorted(known.values(), key=lambda token: token.created_ns)
 
     def create(
         self,
         role: Role,
         name: str,
         *,
-        team: str = "",
         hours: float = 0,
-        node: str = "",
-        machine: str = "",
-        grants: Role = "read",
-        parent: str = "",
+        until_ns: int = 0,
         hand_over: Callable[[str], None] = lambda _: None,
+        **more: Any,
     ) -> tuple[str, Token]:
         """A new token, in words that only its owner will know, and its record.
 
-        Where it cannot be handed over (``hand_over`` raises), it is not made.
+        It ends after some hours, and at ``until_ns`` at the latest (0: neither). Where it cannot
+        be handed over (``hand_over`` raises), it is not made.
         """
         secret = f"{PREFIX}{role}_{secrets.token_urlsafe(32)}"
         now = self._now_ns()
+        ends = [at for at in (now + int(hours * HOUR_NS) if hours else 0, until_ns) if at]
         token = Token(
             id=secrets.token_hex(6),
             name=name,
             role=role,
-            team=team,
-            node=node,
-            machine=machine,
-            grants=grants,
-            parent=parent,
             created_ns=now,
-            expires_ns=now + int(hours * HOUR_NS) if hours else 0,
+            expires_ns=min(ends, default=0),
+            **more,
         )
         hand_over(secret)
         self._keep(_digest(secret), token)
         return secret, token
 
+    def get(self, number: str) -> Token | None:
+        """A token's record by its id."""
+        digest = self._digests.get(number)
+        return self._by_digest.get(digest) if digest is not None else None
+
+    def change(self, number: str, **fields: Any) -> Token | None:
+        """Other values for some of a token's fields; None when there is none of this id."""
+        with self._changing:
+            digest = self._digests.get(number)
+            if digest is None:
+                return None
+            token = structs.replace(self._by_digest[digest], **fields)
+            self._keep(digest, token)
+            return token
+
     def revoke(self, number: str) -> Token | None:
         """Make a token worthless; None when there is none of this id."""
-        digest = self._digests.get(number)
-        if digest is None:
-            return None
-        token = structs.replace(self._by_digest[digest], revoked=True)
-        self._keep(digest, token)
-        return token
+        return self.change(number, revoked=True, expires_ns=self._now_ns())
 
     def spend(self, number: str) -> bool:
         """Use up a token that is good once; False where somebody was faster."""
@@ -135,10 +152,53 @@ class Tokens:
         self._spent.add(number)
         return True
 
-    def revoke_node(self, node: str) -> None:
-        """The agent token of a node that joins anew is worthless from now on."""
-        if node in self._of_node:
-            self.revoke(self._of_node[node])
+    def take_use(self, number: str) -> bool:
+        """Count a node that joins with a token; False where it has been used up."""
+        with self._changing:
+            token = self.get(number)
+            if token is None or (token.uses and token.used >= token.uses):
+                return False
+            if token.uses:
+                self.change(number, used=token.used + 1)
+            return True
+
+    def drop(self, number: str) -> None:
+        """Forget a token."""
+        with self._changing:
+            digest = self._digests.get(number)
+            if digest is None:
+                return
+            self._store.drop_token(number)
+            token = self._by_digest.pop(digest)
+            del self._digests[number]
+            self._spent.discard(number)
+            if token.node in self._of_node:
+                self._of_node[token.node].pop(number, None)
+
+    def prune(self) -> int:
+        """Forget tokens that have been worthless for a while; how many there were."""
+        since = self._now_ns() - KEEP_HOURS * HOUR_NS
+        over = [
+            token.id
+            for token in self.all()
+            if 0 < token.expires_ns < since
+            or (token.role == "login" and not self.alive(token.id))
+            or (token.revoked and not token.expires_ns and token.created_ns < since)
+            or (token.parent and self.get(token.parent) is None)
+        ]
+        for number in over:
+            self.drop(number)
+        return len(over)
+
+    def of_node(self, name: str) -> list[Token]:
+        """Tokens of a node's agents, oldest first."""
+        known = (self.get(number) for number in list(self._of_node.get(name, ())))
+        return [token for token in known if token is not None]
+
+    def agent_of(self, name: str) -> Token | None:
+        """The token of a node that has shown its key; None: there is no such node."""
+        good = [t for t in self.of_node(name) if not (t.pending or t.unconfirmed or t.revoked)]
+        return good[-1] if good else None
 
     def check(self, secret: str) -> Token:
         """The record of a token that is good now; AuthError otherwise."""
@@ -163,26 +223,34 @@ class Tokens:
 
     def alive(self, number: str) -> bool:
         """Whether a token that was good before still is."""
-        digest = self._digests.get(number)
-        token = self._by_digest[digest] if digest is not None else None
+        token = self.get(number)
         if token is None or self._revoked(token):
             return False
         return not token.expires_ns or token.expires_ns > self._now_ns()
 
     def _revoked(self, token: Token) -> bool:
-        """Whether it, or the one that it was made with, was revoked."""
-        parent = self._digests.get(token.parent)
-        return token.revoked or (parent is not None and self._by_digest[parent].revoked)
+        """Whether it, or one that it was made with, was revoked or is forgotten."""
+        for _ in range(MOST_PARENTS):
+            if token.revoked:
+                return True
+            if not token.parent:
+                return False
+            parent = self.get(token.parent)
+            if parent is None:
+                return True
+            token = parent
+        return True
 
     def _keep(self, digest: bytes, token: Token) -> None:
-        self._store.put_token(token.id, msgspec.msgpack.encode(KeptToken(digest, token)))
-        self._remember(digest, token)
+        with self._changing:
+            self._store.put_token(token.id, msgspec.msgpack.encode(KeptToken(digest, token)))
+            self._remember(digest, token)
 
     def _remember(self, digest: bytes, token: Token) -> None:
         self._by_digest[digest] = token
         self._digests[token.id] = digest
-        if token.node and not token.revoked:
-            self._of_node[token.node] = token.id
+        if token.node:
+            self._of_node.setdefault(token.node, {})[token.id] = None
 
 
 def _digest(secret: str) -> bytes:

@@ -102,7 +102,7 @@ async def wait_for_work(urls: tuple[str, ...], folder: Path, node: Node, token: 
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, waiting.cancel)
     machine = machine_id(folder)
-    join = JoinRequest(name=node.name, machine=machine)
+    join = JoinRequest(name=node.name, machine=machine, key="")
     uplink = Uplink(urls, folder, join, token, os.environ.get("PHALANX_CA", ""))
     await ColdAgent(node, machine, next_incarnation(folder), uplink).run()
 

@@ -100,8 +100,11 @@ def headers_of(data: bytes) -> Headers | None:
     return found
 
 
-def accepted(headers: Headers) -> bytes | None:
-    """The answer to a handshake; None where it asks for something else than we speak."""
+def accepted(headers: Headers, nonce: bytes, server_key: bytes) -> bytes | None:
+    """The answer to a handshake, with what the agent shall sign.
+
+    None where it asks for something else than we speak.
+    """
     key = headers.get(b"sec-websocket-key", b"")
     words = [word.strip() for word in headers.get(b"connection", b"").lower().split(b",")]
     try:
@@ -113,5 +116,7 @@ def accepted(headers: Headers) -> bytes | None:
     proof = base64.b64encode(hashlib.sha1(key + GUID).digest())
     return (
         b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
-        b"Sec-WebSocket-Accept: " + proof + b"\r\n\r\n"
+        b"Sec-WebSocket-Accept: " + proof + b"\r\n"
+        b"X-Phalanx-Nonce: " + nonce.hex().encode() + b"\r\n"
+        b"X-Phalanx-Server: " + server_key.hex().encode() + b"\r\n\r\n"
     )

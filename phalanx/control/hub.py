@@ -72,7 +72,11 @@ class Hub:
         version: str,
         recorder: Recorder | None = None,
         secret: bytes = b"",
+        server_key: bytes = b"",
+        link_secret: bytes = b"",
     ) -> None:
+        self.server_key = server_key  # public: what agents prove themselves to
+        self.link_secret = link_secret  # that agents' link keys are made from
         self._secret = secret  # that the keys of jobs' keepers are made from
         self.controller = controller
         self.version = version
@@ -138,6 +142,13 @@ class Hub:
                 return
             loop = asyncio.get_running_loop()
             loop.call_later(self.reconnect_seconds, self._lost, connection.node)
+
+    def cut(self, token: str) -> None:
+        """An agent's token is worth nothing any more: its connection ends."""
+        for connection in list(self.connections.values()):
+            if connection.token == token:
+                text = "this node's token was revoked: join again"
+                connection.close(self.rejected("replaced", text, retry=True))
 
     def _lost(self, node: int) -> None:
         if node not in self.connections:

@@ -31,10 +31,12 @@ from phalanx.control.expectation import Expectations
 from phalanx.control.fleet_history import FleetHistory
 from phalanx.control.helper import Helper
 from phalanx.control.hub import Hub
+from phalanx.control.joining import Joining
 from phalanx.control.limits import RateLimit
 from phalanx.control.live import Entry, Pushed
 from phalanx.control.recovery import recover
 from phalanx.control.secret_file import write_secret
+from phalanx.control.server_key import load_server_key
 from phalanx.control.store import (
     Lead,
     Store,
@@ -45,7 +47,7 @@ from phalanx.control.store import (
     no_room,
     open_store,
 )
-from phalanx.control.upkeep import archive_old, keep_audit, keep_metrics
+from phalanx.control.upkeep import archive_old, keep_audit, keep_metrics, prune_tokens
 from phalanx.control.users import own_name
 from phalanx.control.views import team_of
 from phalanx.control.webhooks import Webhooks
@@ -76,6 +78,7 @@ class Options(Struct, frozen=True, kw_only=True):
     port: int = 7070
     store: str = ""  # "": SQLite in the state folder
     url: str = ""  # as others reach it; "": from host and port
+    own_nodes: bool = False  # agents are started with it, or are on its machine
     tls_cert: Path | None = None
     tls_key: Path | None = None
     policy: Policy | None = None  # None: as it was, or the default
@@ -100,10 +103,11 @@ class Leading:
         controller: Controller,
         hub: Hub,
         tokens: Tokens,
+        joining: Joining,
         journal: Journal,
         webhooks: Webhooks,
     ) -> None:
-        self.controller, self.hub, self.tokens = controller, hub, tokens
+        self.controller, self.hub, self.tokens, self.joining = controller, hub, tokens, joining
         self._webhooks = webhooks
         self.chronicle = Chronicle(controller.core, journal, self._tell, controller.alarms)
         controller.alarms.told = self.chronicle.add
@@ -264,12 +268,15 @@ class Server:
         controller = Controller(self.store, found, lead.epoch)
         recorder = Recorder(self.metrics, found.core.view.policy.price)
         secret = await asyncio.to_thread(self.store.secret, "replicas")
-        hub = Hub(controller, __version__, recorder, secret)
+        links = await asyncio.to_thread(self.store.secret, "links")
+        key = await asyncio.to_thread(load_server_key, self.store)
+        hub = Hub(controller, __version__, recorder, secret, key.public, links)
         tokens = await asyncio.to_thread(Tokens, self.store)
+        joining = Joining(tokens, found.core.view.policy.join, own=self.options.own_nodes)
         await controller.start(policy)
         with _kept_in(self.options.state):
             self._first_tokens(tokens)
-        leading = Leading(controller, hub, tokens, self.journal, self.webhooks)
+        leading = Leading(controller, hub, tokens, joining, self.journal, self.webhooks)
         alarms = controller.alarms
         for each in found.aside:
             alarms.say("the log", each)
@@ -319,6 +326,7 @@ class Server:
             "expectations": lambda: self.expectations.keep(leading),
             "webhooks": self.webhooks.run,
             "the audit log": lambda: keep_audit(self.audit),
+            "tokens": lambda: prune_tokens(leading.tokens),
         }
 
     def _gang_spans(self, controller: Controller) -> GangSpans | None:

@@ -132,6 +132,9 @@ class Store(Protocol):
     def put_token(self, token: str, record: bytes) -> None:
         """Keep the record of a token, new or changed."""
 
+    def drop_token(self, token: str) -> None:
+        """Forget a token."""
+
     def secret(self, name: str) -> bytes:
         """Random bytes that are made when they are first asked for, and stay; for the leader."""
 

@@ -215,6 +215,13 @@ class SqlLog(SqlSession):
                     (token, record, after),
                 )
 
+    def drop_token(self, token: str) -> None:
+        """Forget a token."""
+        with self._changing_keys:
+            before = self._read(self._own("SELECT seal FROM tokens WHERE id = ?"), (token,))
+            with self._keys_become(*(row[0] for row in before)) as session:
+                session.execute(self._own("DELETE FROM tokens WHERE id = ?"), (token,))
+
     def secret(self, name: str) -> bytes:
         """Made once, by whoever leads first."""
         statement = self._own("SELECT value FROM secrets WHERE name = ?")

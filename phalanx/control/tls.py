@@ -28,6 +28,11 @@ def check_server_files(certificate: Path, key: Path) -> None:
         ) from None
 
 
+def is_loopback(host: str) -> bool:
+    """Whether only this machine hears what is said at an address."""
+    return host in ("localhost", "::1") or host.startswith("127.")
+
+
 def trusting(ca: str) -> ssl.SSLContext:
     """A client's context; "" trusts what the system trusts."""
     if ca:

@@ -1,4 +1,4 @@
-"""What a leading server does beside its work: metrics to disk, old events out of the log."""
+"""What a leading server does beside its work: metrics to disk, old events and tokens out."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 
 from phalanx.control.archive import archive_events
 from phalanx.control.audit import Audit
+from phalanx.control.auth import Tokens
 from phalanx.control.store import Store, StoreError
 from phalanx.observe.store import MetricStore
 
@@ -18,6 +19,7 @@ logger = logging.getLogger("phalanx.server")
 FLUSH_SECONDS = 2.0  # of metrics; a killed server loses at most so many
 KEEP_SECONDS = 60.0
 ARCHIVE_SECONDS = 600.0
+PRUNE_SECONDS = 600.0
 
 
 async def archive_old(store: Store, state: Path, days: float) -> None:
@@ -42,6 +44,14 @@ async def keep_audit(audit: Audit) -> None:
         await asyncio.sleep(KEEP_SECONDS)
         audit.flush()
         audit.expire()
+async def prune_tokens(tokens: Tokens) -> None:
+    """Tokens that are over, and links that were used, do not pile up."""
+    while True:
+        try:
+            await asyncio.to_thread(tokens.prune)
+        except StoreError as error:
+            logger.error("old tokens cannot be removed: %s", error)
+        await asyncio.sleep(PRUNE_SECONDS)
 
 
 async def keep_metrics(metrics: MetricStore, most_bytes: int) -> None:

@@ -11,17 +11,29 @@ import urllib.request
 from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
+from urllib.parse import urlsplit
 
 import msgspec
+from msgspec import structs
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
 
 from phalanx import __version__
 from phalanx.control import wire
 from phalanx.control.agent_files import read_text
+from phalanx.control.node_key import (
+    NONCE_HEADER,
+    SERVER_FILE,
+    SERVER_HEADER,
+    Asked,
+    fingerprint,
+    link_proof,
+    node_key,
+)
 from phalanx.control.secret_file import write_secret
-from phalanx.control.tls import TlsError, advice, trusting
+from phalanx.control.tls import TlsError, advice, is_loopback, trusting
 
+PENDING_SECONDS = 5.0  # between two looks whether an administrator has decided
 PAUSES = (0.05, 0.1, 0.2, 0.5, 1.0)  # between tries to connect
 FRAME_BYTES = 64 << 20
 
@@ -54,9 +66,15 @@ class Uplink:
     def __init__(
         self, urls: tuple[str, ...], state: Path, join: wire.JoinRequest, join_token: str, ca: str
     ) -> None:
-        self._urls, self._join_request, self._join_token, self._ca = urls, join, join_token, ca
+        self._urls, self._join_token, self._ca = urls, join_token, ca
+        self._key = node_key(state)
+        self._join_request = structs.replace(join, key=self._key.public)
+        self._link = b""  # what the server gave us to prove ourselves with next time
+        self._pin_file = state / SERVER_FILE
+        self._server_key = bytes.fromhex(read_text(self._pin_file))
         self._token_file = state / "agent.token"
         self._token = read_text(self._token_file)
+        self._waits = False  # an administrator has yet to let this node in
         self._connected = False
         self._outgoing: asyncio.Queue[bytes] = asyncio.Queue()
         self._connection: ClientConnection | None = None
@@ -84,7 +102,8 @@ class Uplink:
                     why = getattr(error, "reason", error)  # urllib hides it in an error of its own
                     why = next(filter(None, (advice(each, url) for each in (error, why))), why)
                     log.log(level, "no server answers at %s (%s): trying again", url, why)
-            await asyncio.sleep(PAUSES[min(tries, len(PAUSES) - 1)])
+            pause = PAUSES[min(tries, len(PAUSES) - 1)]
+            await asyncio.sleep(PENDING_SECONDS if self._waits else pause)
             tries += 1
 
     async def _once(self, url: str, listener: Listener) -> bool:
@@ -115,11 +134,17 @@ class Uplink:
             return False
 
     async def _talk(self, connection: ClientConnection, listener: Listener) -> bool:
-        await connection.send(wire.encode(listener.register()))
+        await connection.send(wire.encode(self._proved(connection, listener.register())))
         first = wire.decode_down(await connection.recv(decode=False))
         if isinstance(first, wire.Rejected):
+            if first.code == "unlinked":
+                self._link = b""
+            if first.code == "pending" and not self._waits:
+                log.warning("%s", first.message)
+            self._waits = first.code == "pending"
             return _rejected(first)
         assert isinstance(first, wire.Welcome)
+        self._waits, self._link = False, first.link
         self._outgoing = asyncio.Queue()
         self._connected, self._connection = True, connection
         sending = asyncio.create_task(_pump(connection, self._outgoing))
@@ -136,6 +161,30 @@ class Uplink:
             self._connected, self._connection = False, None
             listener.parted()
         return True
+
+    def _proved(self, connection: ClientConnection, register: wire.Register) -> wire.Register:
+        """The first word with the proof that this node has its key, or its link key."""
+        assert connection.response is not None
+        said = connection.response.headers
+        self._pin(bytes.fromhex(said.get(SERVER_HEADER, "")), str(connection.remote_address[0]))
+        nonce = bytes.fromhex(said.get(NONCE_HEADER, ""))
+        asked = Asked(nonce, self._server_key, register.node.name, register.machine)
+        proof = link_proof(self._link, asked) if self._link else self._key.sign(asked)
+        linked = bool(self._link)
+        return structs.replace(register, key=self._key.public, proof=proof, linked=linked)
+
+    def _pin(self, key: bytes, host: str) -> None:
+        """Remember the server that this node joined; another one may not take its place."""
+        if key == self._server_key:
+            return
+        # Servers on the node's own machine come and go; whoever has one there has the node.
+        if self._server_key and not is_loopback(host):
+            raise JoinError(
+                f"the server has another key than the one that this node joined: if that is "
+                f"meant, remove {self._pin_file} and start the agent again"
+            )
+        self._server_key = key
+        write_secret(self._pin_file, key.hex())
 
     def _join(self, url: str) -> None:
         """Exchanges the join token for one that is good for this node alone."""
@@ -158,6 +207,16 @@ class Uplink:
             if error.code in (429, 503):
                 raise OSError(_why(error.read())) from None
             raise JoinError(_why(error.read())) from None
+        self._pin(bytes.fromhex(answer.server_key), urlsplit(url).hostname or "")
+        if answer.pending:
+            log.warning(
+                "%s waits to be let in: an administrator runs `phalanx nodes approve %s` (its key "
+                "is %s)",
+                *(2 * (self._join_request.name,)),
+                fingerprint(self._key.public),
+            )
+        self._waits = answer.pending
+        self._link = b""
         self._token = answer.token
         write_secret(self._token_file, answer.token)
 

@@ -19,7 +19,7 @@ from phalanx.control.shell_wire import ShellDown, ShellOutput
 from phalanx.observe.node_sample import NodeSample
 from phalanx.observe.node_words import NodeRecords
 
-PROTOCOL = 1  # both sides must speak the same
+PROTOCOL = 2  # both sides must speak the same
 AGENT_PATH = "/v1/agent"
 
 
@@ -38,6 +38,9 @@ class Register(Frame, frozen=True, tag=True):
     protocol: int = PROTOCOL
     healthy: bool = True  # it passed its check at start
     store: str = ""  # host:port of the node's store, where ranks of a gang may meet
+    key: str = ""  # the node's public key
+    proof: bytes = b""  # that it has its key, or its link key: see ``node_key``
+    linked: bool = False  # it is the link key
 
 
 class LogPart(Frame, frozen=True, tag=True):
@@ -63,6 +66,7 @@ class Welcome(Frame, frozen=True, tag=True):
     silent_ns: int  # a keeper that does not answer for so long is replaced
     version: str
     clock_ns: int
+    link: bytes = b""  # the key that the agent's next connections are proved with
 
 
 RejectCode = Literal[
@@ -71,6 +75,9 @@ RejectCode = Literal[
     "name_taken",
     "wrong_node",
     "bad_node",
+    "wrong_key",  # it does not have the key of its node
+    "unlinked",  # the link key is not the server's: sign anew
+    "pending",  # an administrator has yet to let it in
     "replaced",  # the same agent has connected again
     "not_leader",
     "internal",
@@ -183,11 +190,14 @@ class JoinRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     name: str
     machine: str
+    key: str  # public, of the node
 
 
 class JoinAnswer(Struct, frozen=True, kw_only=True):
-    """A token that is good for this node alone."""
+    """A token that is good for this node alone, once it has shown that it has its key."""
 
     token: str
     version: str
+    server_key: str  # public; an agent remembers it
+    pending: bool = False  # an administrator has yet to let the node in
     protocol: int = PROTOCOL

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -45,6 +46,7 @@ from phalanx.cluster.messages import (
     WorkerUp,
 )
 from phalanx.control import wire
+from phalanx.control.node_key import NONCE_HEADER, SERVER_HEADER, Asked, NodeKey
 from tests.ports import free_port
 
 MACHINE = "test-machine-0001"
@@ -189,6 +191,7 @@ class PlayedAgent:
         self.version, self.protocol = __version__, wire.PROTOCOL
         self.clock_skew_ns = 0
         self.token = ""
+        self.key = NodeKey(secrets.token_bytes(32))
         self.agent: Agent | None = None
         self.rejected: list[wire.Rejected] = []
         self.started: list[tuple[int, int]] = []  # (job, generation) that workers were made for
@@ -215,7 +218,8 @@ class PlayedAgent:
 
     async def join(self, url: str) -> None:
         """Exchange the join token."""
-        body = json.dumps({"name": self.node.name, "machine": self.machine}).encode()
+        asked = {"name": self.node.name, "machine": self.machine, "key": self.key.public}
+        body = json.dumps(asked).encode()
         headers = {"Authorization": f"Bearer {self.join_token}", "Content-Type": "application/json"}
         request = urllib.request.Request(f"{url}/v1/join", body, headers, method="POST")
         answer = await asyncio.to_thread(lambda: urllib.request.urlopen(request, timeout=60).read())
@@ -238,6 +242,8 @@ class PlayedAgent:
                 version=self.version,
                 clock_ns=time.time_ns() + self.clock_skew_ns,
                 protocol=self.protocol,
+                key=self.key.public,
+                proof=self.proof(socket),
             )
             await socket.send(wire.encode(register))
             first = wire.decode_down(await socket.recv())
@@ -260,6 +266,14 @@ class PlayedAgent:
                 self.connected.clear()
                 self.socket = None
                 self.agent.handle(Disconnected(), time.time_ns())
+
+    def proof(self, socket: ClientConnection) -> bytes:
+        """What the server asks for in its answer to the handshake, signed."""
+        assert socket.response is not None
+        nonce, server = (
+            bytes.fromhex(socket.response.headers[name]) for name in (NONCE_HEADER, SERVER_HEADER)
+        )
+        return self.key.sign(Asked(nonce, server, self.node.name, self.machine))
 
     async def _receive(self, message: wire.Down) -> None:
         match message:

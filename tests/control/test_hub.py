@@ -13,6 +13,7 @@ from msgspec import structs
 from websockets.exceptions import InvalidStatus
 
 from phalanx.cluster.messages import Heartbeat, WorkerLeft
+from phalanx.control.wire import PROTOCOL
 from tests.control.servers import PlayedAgent, ServerProcess
 
 RECONNECT_SECONDS = 3
@@ -221,7 +222,7 @@ def test_another_version_is_refused_with_both_versions(server: ServerProcess) ->
         strange.protocol = 99
         await strange.once(server.url)
         assert "protocol 99" in strange.rejected[0].message
-        assert "protocol 1" in strange.rejected[0].message
+        assert f"protocol {PROTOCOL}" in strange.rejected[0].message
 
     play(scenario)
 

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.control.servers import ServerProcess
+
 
 @pytest.fixture(scope="session")
 def users() -> Iterator[tuple[str, str]]:
@@ -35,3 +37,10 @@ def open_folder() -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="phalanx-users-") as name:
         Path(name).chmod(0o755)
         yield Path(name)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """A server that leads, with nothing in it."""
+    with ServerProcess(tmp_path_factory.mktemp("server")) as running:
+        yield running

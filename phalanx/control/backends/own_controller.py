@@ -37,7 +37,7 @@ class OwnController:
         command = [sys.executable, "-m", "phalanx", "up", "--state", str(self._state)]
         command += ["--host", where.hostname or "" if local else "0.0.0.0"]
         command += ["--port", str(where.port), "--url", self._url]
-        command += ["--follow", str(os.getpid())]
+        command += ["--follow", str(os.getpid()), "--own-nodes"]
         if where.scheme == "https":
             command += ["--tls-cert", str(self._state / TLS_FILE)]
             command += ["--tls-key", str(self._state / KEY_FILE)]

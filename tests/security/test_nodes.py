@@ -1,0 +1,230 @@
+"""One machine cannot take another's place in the fleet."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import stat
+import subprocess
+import sys
+import urllib.error
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from websockets.exceptions import InvalidStatus
+
+from phalanx.control.node_key import KEY_FILE, NodeKey, fingerprint
+from tests.control.servers import PlayedAgent, ServerProcess
+from tests.security.agents import RootAgent, wait_for
+
+
+def play(scenario: Callable[[], Awaitable[Any]], seconds: float = 60.0) -> None:
+    async def limited() -> None:
+        async with asyncio.timeout(seconds):
+            await scenario()
+
+    asyncio.run(limited())
+
+
+async def connected(server: ServerProcess, name: str, **more: Any) -> PlayedAgent:
+    join = (server.state / "join.token").read_text().strip()
+    agent = PlayedAgent([server.url], join, name, **more)
+    agent.task = asyncio.create_task(agent.run())  # type: ignore[attr-defined]
+    await agent.connected.wait()
+    return agent
+
+
+async def refusal(agent: PlayedAgent, server: ServerProcess) -> tuple[int, str]:
+    """How the server refuses a join."""
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        await agent.join(server.url)
+    return refused.value.code, json.loads(refused.value.read())["error"]["code"]
+
+
+def impostor(of: PlayedAgent, server: ServerProcess) -> PlayedAgent:
+    """Somebody with the join token and the machine file of a node, but without its key."""
+    other = PlayedAgent([server.url], of.join_token, of.node.name)
+    other.machine = of.machine
+    return other
+
+
+def test_join_token_and_machine_file_do_not_take_over_a_connected_node(
+    server: ServerProcess,
+) -> None:
+    async def scenario() -> None:
+        honest = await connected(server, "honest-1")
+        assert await refusal(impostor(honest, server), server) == (409, "name_taken")
+        # The public key is no secret: a token comes of it, and nothing else.
+        clone = impostor(honest, server)
+        clone.key = honest.key
+        await clone.join(server.url)
+        clone.key = NodeKey(secrets.token_bytes(32))
+        await clone.once(server.url)
+        assert [each.code for each in clone.rejected] == ["wrong_key"]
+        # Nor does the node's own token, without its key.
+        thief = impostor(honest, server)
+        thief.token = honest.token
+        await thief.once(server.url)
+        assert [each.code for each in thief.rejected] == ["wrong_key"]
+        assert honest.connected.is_set() and honest.times == 1 and not honest.rejected
+        assert honest.socket is not None
+        await honest.socket.close()
+        while honest.times < 2:  # its token is as good as before
+            await asyncio.sleep(0.02)
+        honest.task.cancel()  # type: ignore[attr-defined]
+
+    play(scenario)
+
+
+def test_a_signature_is_good_for_one_connection(server: ServerProcess) -> None:
+    async def scenario() -> None:
+        honest = await connected(server, "honest-2")
+        seen: list[bytes] = []
+        sign = honest.proof
+        honest.proof = lambda socket: seen.append(sign(socket)) or seen[-1]  # type: ignore
+        assert honest.socket is not None
+        await honest.socket.close()
+        while honest.times < 2:
+            await asyncio.sleep(0.02)
+        thief = impostor(honest, server)
+        thief.token, thief.key = honest.token, honest.key
+        thief.proof = lambda _: seen[0]  # type: ignore[method-assign]
+        await thief.once(server.url)
+        assert [each.code for each in thief.rejected] == ["wrong_key"]
+        honest.task.cancel()  # type: ignore[attr-defined]
+
+    play(scenario)
+
+
+def test_a_node_that_lost_its_token_comes_back_with_its_key(server: ServerProcess) -> None:
+    async def scenario() -> None:
+        node = await connected(server, "forgetful")
+        node.task.cancel()  # type: ignore[attr-defined]
+        again = impostor(node, server)
+        again.key, old = node.key, node.token
+        again.task = asyncio.create_task(again.run())  # type: ignore[attr-defined]
+        await again.connected.wait()
+        assert not again.rejected
+        node.token = old
+        with pytest.raises(InvalidStatus):  # what it had before is worth nothing now
+            await node.once(server.url)
+        again.task.cancel()  # type: ignore[attr-defined]
+
+    play(scenario)
+
+
+def test_a_join_token_is_bound_to_count_and_network(server: ServerProcess) -> None:
+    async def scenario() -> None:
+        one = await asyncio.to_thread(server.token, "agent", "one", uses=1)
+        first, second = (PlayedAgent([server.url], one, name) for name in ("uses-1", "uses-2"))
+        await first.join(server.url)
+        assert await refusal(second, server) == (403, "token_used_up")
+        far = await asyncio.to_thread(server.token, "agent", "far", network="10.0.0.0/8")
+        assert await refusal(PlayedAgent([server.url], far, "far"), server) == (
+            403,
+            "wrong_network",
+        )
+        near = await asyncio.to_thread(server.token, "agent", "near", network="127.0.0.0/8")
+        await PlayedAgent([server.url], near, "near").join(server.url)
+        for body in ({"network": "10.0.0.0/99"}, {"role": "user", "uses": 3}):
+            told = await asyncio.to_thread(
+                server.call, "POST", "/v1/tokens", {"name": "x", "role": "agent", **body}
+            )
+            assert told[0] == 400, told
+
+    play(scenario)
+
+
+def phalanx(server: ServerProcess, *words: str) -> str:
+    command = [sys.executable, "-m", "phalanx", *words, "--state", str(server.state)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_new_nodes_wait_for_approval_where_the_site_wants_that(tmp_path: Path) -> None:
+    policy = tmp_path / "policy.toml"
+    policy.write_text('[join]\napproval = "manual"\n')
+
+    async def scenario(server: ServerProcess) -> None:
+        join = (server.state / "join.token").read_text().strip()
+        good, bad = (PlayedAgent([server.url], join, name) for name in ("good", "bad"))
+        for agent in (good, bad):
+            await agent.once(server.url)
+            assert [each.code for each in agent.rejected] == ["pending"]
+            assert agent.rejected[0].retry
+            assert fingerprint(agent.key.public) in agent.rejected[0].message
+        assert (await asyncio.to_thread(server.call, "GET", "/v1/nodes"))[1]["nodes"] == []
+        listed = await asyncio.to_thread(phalanx, server, "nodes", "pending")
+        assert "good" in listed and fingerprint(good.key.public) in listed
+        await asyncio.to_thread(phalanx, server, "nodes", "approve", "good")
+        await asyncio.to_thread(phalanx, server, "nodes", "reject", "bad")
+        task = asyncio.create_task(good.run())
+        await good.connected.wait()
+        with pytest.raises(InvalidStatus):
+            await bad.once(server.url)
+        bad.token = ""
+        assert await refusal(bad, server) == (403, "rejected")
+        task.cancel()
+
+    with ServerProcess(tmp_path / "server", "--policy", str(policy)) as server:
+        play(lambda: scenario(server))
+
+
+def test_a_reinstalled_node_is_let_in_by_approval_alone(tmp_path: Path) -> None:
+    policy = tmp_path / "policy.toml"
+    policy.write_text('[join]\nrekey = "manual"\n')
+
+    async def scenario(server: ServerProcess) -> None:
+        old = await connected(server, "again")
+        old.task.cancel()  # type: ignore[attr-defined]
+        await asyncio.sleep(0.2)
+        new = impostor(old, server)
+        await new.once(server.url)
+        assert [each.code for each in new.rejected] == ["pending"]
+        back = asyncio.create_task(old.run())  # a stranger's request costs it nothing
+        await old.connected.wait()
+        await asyncio.to_thread(phalanx, server, "nodes", "approve", "again")
+        task = asyncio.create_task(new.run())
+        await new.connected.wait()
+        back.cancel()
+        with pytest.raises(InvalidStatus):
+            await old.once(server.url)
+        task.cancel()
+
+    with ServerProcess(tmp_path / "server", "--policy", str(policy)) as server:
+        play(lambda: scenario(server))
+
+
+def test_a_real_agent_keeps_its_key_to_itself_and_comes_back_with_it(
+    server: ServerProcess, tmp_path: Path
+) -> None:
+    with RootAgent(server, tmp_path, "real", "--as-agent", "--no-standby") as agent:
+        assert wait_for(lambda: "joined as node" in agent.log())
+        for path in (agent.state / KEY_FILE, agent.state / "machine"):
+            assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    with RootAgent(server, tmp_path, "real", "--as-agent", "--no-standby") as agent:
+        assert wait_for(lambda: "joined as node" in agent.log())
+    (agent.state / "agent.token").unlink()
+    (agent.state / KEY_FILE).unlink()  # installed anew, on the server's own machine
+    with RootAgent(server, tmp_path, "real", "--as-agent", "--no-standby") as agent:
+        assert wait_for(lambda: "joined as node" in agent.log())
+
+
+def test_revoking_an_agents_token_ends_its_connection(server: ServerProcess) -> None:
+    async def scenario() -> None:
+        agent = await connected(server, "cut-off")
+        listed = (await asyncio.to_thread(server.call, "GET", "/v1/tokens"))[1]["tokens"]
+        (token,) = [each for each in listed if each["node"] == "cut-off"]
+        assert agent.socket is not None
+        await asyncio.to_thread(server.call, "DELETE", f"/v1/tokens/{token['id']}")
+        while agent.connected.is_set():
+            await asyncio.sleep(0.02)
+        agent.task.cancel()  # type: ignore[attr-defined]
+        with pytest.raises(InvalidStatus):
+            await agent.once(server.url)
+
+    play(scenario)
