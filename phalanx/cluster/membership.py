@@ -26,13 +26,14 @@ class Refusal(StrEnum):
 
     UNKNOWN_JOB = "it names a job that is not there"
     NOT_A_MEMBER = "the node is not in that job's gang"
+    OVER = "it is about a generation that is over, in which the node is not"
     NO_SUCH_GENERATION = "there is no such generation yet"
     TOO_LARGE = "it is larger than anything that is meant"
     TOO_MANY = "the node says too much"
 
 
-def refusal(view: View, node: int, message: Struct) -> Refusal | None:
-    """Why a node may not say this; None: it may."""
+def refusal(view: View, node: int, message: Struct, *, last_word: bool) -> Refusal | None:
+    """Why a node may not say this; None: it may. ``last_word``: such a message may come late."""
     if _too_large(message):
         return Refusal.TOO_LARGE
     number = getattr(message, "job", 0)
@@ -47,10 +48,12 @@ def refusal(view: View, node: int, message: Struct) -> Refusal | None:
         return Refusal.NO_SUCH_GENERATION
     if number in fleet.held[node] or fleet.spare_for(node) == number or _kept_there(job, node):
         return None
-    # Of a generation that is over, or of a job that holds no nodes any more, a last word may come:
-    # whoever gathers those knows which nodes took part.
+    # A last word may come from a node that the job has left: whoever gathers those knows which
+    # nodes took part.
+    if last_word:
+        return None
     over = generation < job.generation or job.placement is None
-    return None if over else Refusal.NOT_A_MEMBER
+    return Refusal.OVER if over else Refusal.NOT_A_MEMBER
 
 
 def _kept_there(job: Job, node: int) -> bool:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import AsyncIterator
 
 from phalanx.cluster.fleet import NodeState
+from phalanx.cluster.membership import Refusal
 from phalanx.cluster.report import report
 from phalanx.control.endpoints import EVERYBODY, Call, Endpoint
 from phalanx.observe.prometheus import Family, JobSample, job_families, render
@@ -113,6 +114,10 @@ def _server(call: Call) -> list[Family]:
     found.append(Family("phalanx_server_faults_total", "counter", text, faults))
     kinds = _by("kind", leading.chronicle.counts)
     found.append(Family("phalanx_findings_total", "counter", "Findings by kind.", kinds))
+    refused = {why.name.lower(): leading.hub.refusals.counts[why] for why in Refusal}
+    text = "Messages of agents that were not theirs to say, by reason."
+    whys = _by("reason", refused)
+    found.append(Family("phalanx_agent_messages_refused_total", "counter", text, whys))
     return found
 
 

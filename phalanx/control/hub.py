@@ -210,8 +210,7 @@ class Hub:
             self._records(message, now)
             return
         if isinstance(message, NodeSample):
-            name = view.fleet.nodes[connection.node].name
-            self.metrics.sampled(message, name, now)
+            self._sampled(message, now)
             return
         if isinstance(message, Activity):
             self.watch.active(message, now)
@@ -240,6 +239,17 @@ class Hub:
             if not self._records_failed:
                 self._records_failed = True
                 logger.exception("records of job %d cannot be judged; told once", message.job)
+
+    def _sampled(self, message: NodeSample, now: int) -> None:
+        """A look at a node's devices."""
+        name = self.controller.core.view.fleet.nodes[message.node].name
+        try:
+            self.metrics.sampled(message, name, now)
+        except Exception:
+            self.metrics.steps.refused += 1
+            if not self._records_failed:
+                self._records_failed = True
+                logger.exception("samples of %s cannot be kept; told once", name)
 
     def deliver(self, event: Event, commands: Sequence[Command]) -> None:
         """Sends what an event gave to the nodes that it is for."""

@@ -9,11 +9,13 @@ from collections import Counter
 from msgspec import Struct
 
 from phalanx.cluster.membership import Refusal, refusal
+from phalanx.cluster.messages import LastSteps, Steps
 from phalanx.cluster.state import View
 from phalanx.control.limits import RateLimit
+from phalanx.observe.node_words import NodeRecords
 
 # What an agent with many short jobs says is far below this; what is above it would fill the log.
-MESSAGES_PER_SECOND, BURST = 200.0, 4_000
+MESSAGES_PER_SECOND, BURST = 100.0, 1_000
 QUIET_SECONDS = 60.0  # between two lines about one node
 
 logger = logging.getLogger("phalanx.server")
@@ -31,10 +33,15 @@ class Refusals:
     def refused(self, view: View, node: int, message: Struct) -> bool:
         """Whether a message is not for this node to say; who says such things is told of."""
         now = time.monotonic()
-        why = Refusal.TOO_MANY if self._rate.take(node, now) else refusal(view, node, message)
+        late = isinstance(message, LastSteps | Steps | NodeRecords)
+        why = refusal(view, node, message, last_word=late)
+        if self._rate.take(node, now):
+            why = Refusal.TOO_MANY
         if why is None:
             return False
         self.counts[why] += 1
+        if why is Refusal.OVER:
+            return True  # an honest node may be late
         self._of_node[node] += 1
         if now - self._told.get(node, -QUIET_SECONDS) >= QUIET_SECONDS:
             self._told[node] = now

@@ -85,7 +85,7 @@ def test_the_servers_frames_are_those_of_the_library(size: int) -> None:
 
 
 def test_a_handshake_is_answered_as_the_standard_says() -> None:
-    answer = accepted(HANDSHAKE)
+    answer = accepted(HANDSHAKE, b"", b"")
     assert answer is not None and b"s3pPLMBiTxaQ9kYGzzhZRbK+xOo=" in answer  # RFC 6455, 1.3
 
 
@@ -99,7 +99,7 @@ def test_a_handshake_is_answered_as_the_standard_says() -> None:
     ],
 )
 def test_another_handshake_is_not_accepted(change: dict[bytes, bytes]) -> None:
-    assert accepted(HANDSHAKE | change) is None
+    assert accepted(HANDSHAKE | change, b"", b"") is None
 
 
 @pytest.mark.parametrize("head", [b"no colon", b": empty", b"a : b", b"a: 1\r\nA: 2"])
