@@ -44,6 +44,8 @@ async def keep_audit(audit: Audit) -> None:
         await asyncio.sleep(KEEP_SECONDS)
         audit.flush()
         audit.expire()
+
+
 async def prune_tokens(tokens: Tokens) -> None:
     """Tokens that are over, and links that were used, do not pile up."""
     while True:
