@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from phalanx.config import ConfigError
 from phalanx.control.toml_file import read_struct
@@ -79,6 +79,12 @@ class ReplicaChannel(Part, frozen=True):
         return ReplicaOptions(address, self.encrypt, self.bytes_per_second)
 
 
+class EnvironmentOptions(Part, frozen=True):
+    """What jobs find of the agent's own environment, beside what all of them do."""
+
+    pass_: tuple[str, ...] = field(default=(), name="pass")  # names or patterns: "AWS_*"
+
+
 class AgentConfig(Part, frozen=True):
     """Everything about one node."""
 
@@ -87,6 +93,7 @@ class AgentConfig(Part, frozen=True):
     hooks: HookOptions = HookOptions()
     binding: BindingOptions = BindingOptions()
     replicas: ReplicaChannel = ReplicaChannel()
+    environment: EnvironmentOptions = EnvironmentOptions()
 
 
 def read_agent_config(path: Path) -> AgentConfig:

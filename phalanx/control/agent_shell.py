@@ -19,6 +19,7 @@ import msgspec
 
 from phalanx.control.crew import Crew
 from phalanx.control.hands import Here
+from phalanx.control.job_environment import passed_on
 from phalanx.control.parent import follow
 from phalanx.control.shell_wire import (
     MOST_UNREAD,
@@ -221,14 +222,16 @@ def _folders(here: Here) -> list[str]:
 def _environment(crew: Crew, here: Here, user: str, terminal: str) -> dict[str, str]:
     """As a worker of the job has it; the agent's own secrets stay where they are."""
     assert here.work is not None
-    kept = ("PATH", "LANG", "LC_ALL", "TZ", "HOME", "USER", "LOGNAME")
-    found = {name: os.environ[name] for name in kept if name in os.environ}
+    found = passed_on(os.environ)
     if user:
         entry = known_user(user)
         found |= {"HOME": entry.pw_dir, "USER": user, "LOGNAME": user}
     first = next(iter(here.hands.values()), None) or here.hand(0, 0)
     return (
-        found | here.work.environment | crew.processes.environment(here, first) | {"TERM": terminal}
+        found
+        | crew.processes.given(here.work)
+        | crew.processes.environment(here, first)
+        | {"TERM": terminal}
     )
 
 

@@ -55,7 +55,7 @@ class Crew:
         self._tasks = Tasks()
         self.processes = Processes(place, zygote, fact)
         self._places = Places(zygote, self.processes, self._tasks)
-        self._ears = Ears(fact, self.here, self._places.give_way)
+        self._ears = Ears(fact, self.processes.root_of, self._places.give_way)
         self._programs = Programs(zygote, place.address, fact, self.processes)
         # Ends that no agent has heard of, until it is known what they are the ends of.
         self._unheard: dict[str, Ended] | None = {}

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 import socket
 from collections.abc import Callable
+from functools import partial
 
 import msgspec
 from msgspec import structs
@@ -23,6 +25,7 @@ from phalanx.cluster.messages import (
 from phalanx.control.exit_causes import SHELL, cause_of_signal, explained
 from phalanx.control.hands import Hand, Here
 from phalanx.control.payload import Script, Train
+from phalanx.control.peer import Peer, peer_of
 from phalanx.control.safe_files import Owner, files_as
 from phalanx.control.users import known_user
 from phalanx.control.worker_link import GIVE_WAY, Fact, Looked, Present, decode_fact
@@ -32,18 +35,24 @@ from phalanx.control.zygote_wire import Ended, Unframer
 log = logging.getLogger("phalanx.agent")
 
 SHELL_TERM = SHELL + signal.SIGTERM
+KNOWN_SECONDS = 2.0  # for the zygote to say whom it has forked
+MOST_CONNECTIONS = 256  # of a job's processes here
+MOST_FACT_BYTES = 1 << 20
+MOST_REFUSALS_TOLD = 20  # of a job, in the agent's log
 
 
 class Ears:
-    """Listens to the workers of all jobs. ``give_way`` starts another process for a worker."""
+    """Listens to the workers of all jobs. ``give_way`` starts another process for a worker;
+    ``root_of`` is the process of a job that another one descends from, or 0.
+    """
 
     def __init__(
         self,
         fact: Callable[[LocalFact], None],
-        here: Callable[[int], Here],
+        root_of: Callable[[Here, int], int],
         give_way: Callable[[Here, Hand], None],
     ) -> None:
-        self._fact, self._here, self._give_way = fact, here, give_way
+        self._fact, self._root_of, self._give_way = fact, root_of, give_way
         self.out_of_memory: Callable[[int], str] = lambda pid: ""
 
     async def listen(self, here: Here, user: str) -> None:
@@ -61,31 +70,54 @@ class Ears:
             with files_as(owner):
                 here.agent_socket.unlink(missing_ok=True)
                 listening.bind(str(here.agent_socket))
-            here.server = await asyncio.start_unix_server(self._meet, sock=listening)
+            meet = partial(self._meet, here)
+            here.server = await asyncio.start_unix_server(meet, sock=listening)
         except OSError:
             listening.close()
             raise
 
-    async def _meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        unframer, hand, here = Unframer(), None, None
+    async def _meet(
+        self, here: Here, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        unframer, hand = Unframer(MOST_FACT_BYTES), None
+        here.connections += 1
         try:
+            pid = await self._recognise(here, peer_of(writer.get_extra_info("socket")))
             while data := await reader.read(1 << 16):
                 for body in unframer.feed(data):
                     fact = decode_fact(body)
+                    if fact.job != here.job:
+                        raise PermissionError(f"process {pid} speaks for job {fact.job}")
                     if isinstance(fact, Present):
-                        here = self._here(fact.job)
-                        hand = self._present(here, fact, writer)
-                    elif here is not None and hand is not None:
+                        hand = self._present(here, structs.replace(fact, pid=pid), writer)
+                    elif hand is not None:
                         self._heard(hand, fact)
         except (OSError, msgspec.MsgspecError, ValueError) as error:
-            log.warning("a worker's words: %s", error)
+            here.refused += 1
+            if here.refused <= MOST_REFUSALS_TOLD:
+                log.warning("job %d: a worker's words are refused: %s", here.job, error)
         except asyncio.CancelledError:
             return  # the agent ends, and asyncio would print a traceback for every worker
         finally:
+            here.connections -= 1
             writer.close()
-            if hand is not None and here is not None and hand.writer is writer:
+            if hand is not None and hand.writer is writer:
                 hand.writer = None
                 self._mourn(here, hand)
+
+    async def _recognise(self, here: Here, peer: Peer) -> int:
+        """The process of the job that speaks; PermissionError where it is somebody else's."""
+        if here.connections > MOST_CONNECTIONS:
+            raise PermissionError(f"there are {MOST_CONNECTIONS} connections already")
+        own = os.geteuid()
+        if peer.uid not in (own, here.owner.uid if here.owner is not None else own):
+            raise PermissionError(f"process {peer.pid} is user {peer.uid}'s")
+        # The zygote may not have told us yet of a process that it has just forked.
+        for _ in range(int(KNOWN_SECONDS / 0.02)):
+            if root := self._root_of(here, peer.pid):
+                return root
+            await asyncio.sleep(0.02)
+        raise PermissionError(f"process {peer.pid} is not one of the job's")
 
     def _present(self, here: Here, fact: Present, writer: asyncio.StreamWriter) -> Hand:
         hand = here.find(fact.pid)

@@ -58,6 +58,8 @@ class Here:
         self.agent_socket, self.keeper_socket = sockets / "agent", sockets / KEEPER_SOCKET
         self.owner: Owner | None = None  # its user, where that is not the agent's
         self.server: asyncio.Server | None = None
+        self.connections = 0  # of its processes, to the agent
+        self.refused = 0  # words that were not theirs to say
         self.form: Form | None = None
         self.store = ""  # host:port where the ranks of its generation meet
         self.replica_key = b""  # of its keepers, on all nodes

@@ -12,12 +12,16 @@ from phalanx.checkpoint.channel import REPLICA_KEY
 from phalanx.cluster.messages import LocalFact
 from phalanx.control.binding import Seat, held_gpus, read_machine, seats, visible
 from phalanx.control.hands import Hand, Here, Place
+from phalanx.control.job_environment import passed_on
 from phalanx.control.keeper_watch import KeeperWatch, keeper_pid
+from phalanx.control.payload import Script, Train
+from phalanx.control.process_tree import read_stat
 from phalanx.control.safe_files import make_folder, open_log
 from phalanx.control.zygote_client import ZygoteClient, ZygoteError
 from phalanx.control.zygote_wire import Spawn
 
 KEEPER_SECONDS = 10.0  # for a new one to come up
+MOST_DESCENT = 64  # generations between a worker's process and one that it started
 
 log = logging.getLogger("phalanx.agent")
 
@@ -33,6 +37,7 @@ class Processes:
         self.silent_seconds = 20.0
         self._machine = read_machine()
         self._replicas = place.config.replicas.resolved()
+        self._passed = passed_on(os.environ, place.config.environment.pass_)
 
     def user(self, here: Here) -> str:
         """Whom a job runs as; "": the agent's own user."""
@@ -46,12 +51,24 @@ class Processes:
         log.info("job %d: rank %d (worker %d): %s", here.job, hand.rank, hand.index, seat)
         return seat
 
+    def root_of(self, here: Here, pid: int) -> int:
+        """The process of a job that another one is or descends from; 0: it is not the job's."""
+        roots = {hand.pid for hand in (*here.hands.values(), *here.standbys.values())}
+        children = self._zygote.children.items()
+        roots |= {child.pid for key, child in children if key.startswith(f"job{here.job}/")}
+        for _ in range(MOST_DESCENT):
+            if pid in roots or pid <= 1:
+                break
+            stat = read_stat(pid)
+            pid = stat.parent if stat is not None else 0
+        return pid if pid > 1 and pid in roots else 0
+
     async def spawn(self, here: Here, hand: Hand, *, standby: bool = False) -> None:
         """A worker of our own trainer; ``standby``: one that waits for a place."""
         work = here.work
         assert work is not None
         seat = self.seat(here, hand)
-        variables = {**work.environment, **self.environment(here, hand)}
+        variables = {**self.given(work), **self.environment(here, hand)}
         if standby:
             variables["PHALANX_STANDBY"] = str(here.log(hand.index))
             os.close(open_log(here.log(hand.index), here.owner))  # it may write there, not make it
@@ -67,6 +84,13 @@ class Processes:
             memory_node=seat.numa,
         )
         await self._zygote.spawn(order, hand.started)
+
+    def given(self, work: Train | Script) -> dict[str, str]:
+        """What the site passes on of the agent's own environment, and what the job sets."""
+        user = self._place.switch_users and work.user
+        own = ("HOME", "USER", "LOGNAME", "SHELL") if user else ()  # the user has others
+        passed = {name: value for name, value in self._passed.items() if name not in own}
+        return passed | work.environment
 
     def environment(self, here: Here, hand: Hand) -> dict[str, str]:
         """What every worker of a job finds."""

@@ -166,7 +166,7 @@ class Programs:
                 log=str(here.log(hand.index)),
                 environment={
                     "PYTHONUNBUFFERED": "1",  # what it prints is in its log at once
-                    **work.environment,
+                    **self._processes.given(work),
                     **self._processes.environment(here, hand),
                     **torchrun_environment(here, hand, form),
                 },

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from phalanx.control.job_environment import passed_on
 from phalanx.control.zygote_wire import (
     Child,
     Ended,
@@ -79,7 +80,7 @@ class ZygoteClient:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,  # it outlives its agent, and signals to the agent's group
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
+                env={**passed_on(os.environ), "OMP_NUM_THREADS": "1"},
             )
 
     async def spawn(

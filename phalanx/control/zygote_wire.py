@@ -116,8 +116,8 @@ def framed(message: Struct) -> bytes:
 class Unframer:
     """Whole messages out of a stream that may stop anywhere."""
 
-    def __init__(self) -> None:
-        self._rest = b""
+    def __init__(self, most_bytes: int = MOST_BYTES) -> None:
+        self._rest, self._most_bytes = b"", most_bytes
 
     def feed(self, data: bytes) -> list[bytes]:
         """The messages that these bytes complete."""
@@ -125,7 +125,7 @@ class Unframer:
         found = []
         while len(self._rest) >= LENGTH.size:
             size = LENGTH.unpack_from(self._rest)[0]
-            if size > MOST_BYTES:
+            if size > self._most_bytes:
                 raise ValueError(f"a message of {size} bytes")
             end = LENGTH.size + size
             if len(self._rest) < end:

@@ -48,11 +48,11 @@ def test_an_agent_that_ends_prints_nothing_of_its_connected_workers(tmp_path: Pa
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(lambda _, told: complaints.append(told["message"]))
         met = asyncio.Event()
-        ears = Ears(unused, unused, unused)
+        ears = Ears(unused, lambda here, pid: pid, unused)
 
         async def meet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             loop.call_soon(met.set)  # once it waits for words
-            await ears._meet(reader, writer)
+            await ears._meet(Here(1, tmp_path, tmp_path), reader, writer)
 
         path = str(tmp_path / "agent.sock")
         server = await asyncio.start_unix_server(meet, path)

@@ -1,0 +1,195 @@
+"""Jobs of two users on one node: neither speaks for the other, nor learns what the agent knows."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import pwd
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from phalanx.cluster.messages import WorkerLeft
+from phalanx.control.agent_config import read_agent_config
+from phalanx.control.ears import Ears
+from phalanx.control.hands import Here
+from phalanx.control.job_environment import passed_on
+from phalanx.control.processes import Processes
+from phalanx.control.worker_link import Present
+from phalanx.control.zygote_wire import Child, framed
+from tests.control.servers import ServerProcess
+from tests.security.agents import RootAgent, wait_for
+
+TAKE_OVER = """
+import os, socket, sys
+sys.path.insert(0, {path!r})
+from phalanx.cluster.messages import WorkerLeft
+from phalanx.control.worker_link import Present
+from phalanx.control.zygote_wire import framed
+link = socket.socket(socket.AF_UNIX)
+link.connect({socket!r})
+link.sendall(framed(Present(job={job}, index=0, pid={pid}, generation=1, rank=0, running=True)))
+left = WorkerLeft(job={job}, generation=1, rank=0, step=0, cause="user_error", detail="mine")
+link.sendall(framed(left))
+link.settimeout(10)
+while link.recv(4096): pass
+"""
+
+
+def test_a_connection_speaks_only_for_the_job_whose_socket_it_came_to(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    said = spoken(tmp_path, job=2, root_of=lambda here, pid: pid)
+    assert said == []
+    assert "speaks for job 2" in caplog.text
+
+
+def test_a_process_that_is_not_the_job_s_own_is_refused(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("phalanx.control.ears.KNOWN_SECONDS", 0.1)
+    with caplog.at_level(logging.WARNING):
+        assert spoken(tmp_path, job=1, root_of=lambda here, pid: 0) == []
+    assert "is not one of the job's" in caplog.text
+
+
+def test_the_kernel_says_who_speaks_and_not_the_message(tmp_path: Path) -> None:
+    here = Here(1, tmp_path / "job", tmp_path / "sockets")
+    here.folder.mkdir()
+    spoken(tmp_path, job=1, root_of=lambda here, pid: pid, here=here, pid=1)
+    assert here.hands[0].pid == os.getpid()  # of init it said it was
+
+
+def spoken(
+    folder: Path, *, job: int, root_of: Any, here: Here | None = None, pid: int = 0
+) -> list[Any]:
+    """What an agent takes from a process that says it is a worker of ``job``, at job 1's socket."""
+    said: list[Any] = []
+    if here is None:
+        here = Here(1, folder / "job", folder / "sockets")
+        here.folder.mkdir()
+
+    async def scenario() -> None:
+        await Ears(said.append, root_of, lambda *_: None).listen(here, "")
+        reader, writer = await asyncio.open_unix_connection(str(here.agent_socket))
+        present = Present(job=job, index=0, pid=pid, generation=1, rank=0)
+        left = WorkerLeft(job=job, generation=1, rank=0, step=0, cause="user_error", detail="")
+        writer.write(framed(present) + framed(left))
+        writer.write_eof()
+        await reader.read()
+        writer.close()
+        here.close()
+
+    asyncio.run(scenario())
+    return said
+
+
+def test_whoever_descends_from_a_worker_speaks_for_it(tmp_path: Path) -> None:
+    here = Here(1, tmp_path, tmp_path)
+    zygote: Any = type("Z", (), {"children": {"job1/worker0": Child(key="", pid=os.getpid())}})
+    processes = Processes.__new__(Processes)
+    processes._zygote = zygote
+    with subprocess.Popen(["sleep", "60"]) as child:
+        try:
+            assert processes.root_of(here, child.pid) == os.getpid()
+            assert processes.root_of(Here(2, tmp_path, tmp_path), child.pid) == 0
+            assert processes.root_of(here, os.getppid()) == 0
+        finally:
+            child.kill()
+
+
+def test_only_named_variables_of_the_agent_reach_a_job(tmp_path: Path) -> None:
+    agent = {
+        "PATH": "/bin",
+        "NCCL_DEBUG": "INFO",
+        "PHALANX_TOKEN": "join",
+        "PHALANX_TOKEN_FILE": "/root/join.token",
+        "AWS_SECRET_ACCESS_KEY": "x",
+        "VAULT_TOKEN": "y",
+    }
+    assert passed_on(agent) == {"PATH": "/bin", "NCCL_DEBUG": "INFO"}
+    path = tmp_path / "agent.toml"
+    path.write_text('[environment]\npass = ["AWS_*", "PHALANX_*"]\n')
+    site = read_agent_config(path).environment.pass_
+    assert passed_on(agent, site) == {"AWS_SECRET_ACCESS_KEY": "x"}  # a join token never is
+
+
+def test_a_job_of_one_user_takes_nothing_of_another_s(
+    users: tuple[str, str], open_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A live agent: environment, log, folder and socket of a job, tried by another user."""
+    monkeypatch.setenv("PHALANX_TOKEN", "")
+    monkeypatch.delenv("PHALANX_TOKEN")
+    monkeypatch.setenv("SITE_PASSWORD", "hunter2")
+    with (
+        ServerProcess(open_folder / "server") as server,
+        RootAgent(server, open_folder, "real") as agent,
+    ):
+        assert wait_for(lambda: server.call("GET", "/v1/nodes")[1]["nodes"])
+        job = submit(server, open_folder, users[0], "env; echo begun; sleep 600")
+        folder = agent.state / "jobs" / str(job)
+        log = folder / "worker-0.log"
+        assert wait_for(lambda: log.exists() and "begun" in log.read_text()), agent.log()
+        printed = log.read_text()
+        assert "hunter2" not in printed and "PHALANX_TOKEN" not in printed
+        assert f"HOME={pwd.getpwnam(users[0]).pw_dir}" in printed
+        assert "PHALANX_FOLDER=" in printed
+        entry = pwd.getpwnam(users[1])
+        told = dict(line.split("=", 1) for line in printed.splitlines() if "=" in line)
+        assert refused(entry, lambda: log.read_bytes())
+        assert refused(entry, lambda: list((folder / "work").iterdir()))
+        assert refused(entry, lambda: connect(told["PHALANX_AGENT"]))
+        assert refused(entry, lambda: connect(told["PHALANX_KEEPER"]))
+        # The same user from outside of the job reaches the socket, and is not believed.
+        code = TAKE_OVER.format(
+            path=str(Path.cwd()), socket=told["PHALANX_AGENT"], job=job, pid=os.getpid()
+        )
+        subprocess.run([sys.executable, "-c", code], timeout=60, check=True)
+        assert wait_for(lambda: "is not one of the job's" in agent.log(), 20), agent.log()
+        assert server.call("GET", f"/v1/jobs/{job}")[1]["job"]["state"] == "running"
+
+
+def connect(path: str) -> None:
+    with socket.socket(socket.AF_UNIX) as link:
+        link.connect(path)
+
+
+def refused(entry: pwd.struct_passwd, act: Any) -> bool:
+    """Whether the kernel refuses something to a user."""
+    pid = os.fork()
+    if pid == 0:
+        code = 0
+        try:
+            os.setgroups([])
+            os.setgid(entry.pw_gid)
+            os.setuid(entry.pw_uid)
+            act()
+        except PermissionError:
+            code = 13
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 13
+
+
+def submit(server: ServerProcess, folder: Path, user: str, script: str) -> int:
+    """A job of a user; its number."""
+    phalanx, token = [sys.executable, "-m", "phalanx"], folder / f"{user}.token"
+    create = [*phalanx, "token", "create", user, "--role", "user", "--team", "t"]
+    create += ["--state", str(server.state), "--out", str(token)]
+    subprocess.run(create, check=True, capture_output=True)
+    words = [*phalanx, "submit", "--json", "--server", server.url, "--team", "t"]
+    asked = subprocess.run(
+        [*words, "--world-size", "1", "--", "/bin/sh", "-c", script],
+        env={**os.environ, "PHALANX_TOKEN_FILE": str(token)},
+        cwd=folder,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    return int(json.loads(asked.stdout)["jobs"][0])
