@@ -297,7 +297,9 @@ class Crew:
             return
         if role == "keeper":
             log.warning("job %d: its keeper ended (%d)", here.job, end.status)
-        elif not role.startswith("store"):
+        elif role.startswith("store"):
+            self._programs.store_ended(here, end)
+        else:
             self._ears.ended(here, end)
 
 

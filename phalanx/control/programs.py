@@ -201,6 +201,18 @@ class Programs:
             self.end_stores(here.job)
         return child.port
 
+    def store_ended(self, here: Here, end: Ended) -> None:
+        """A store is gone: the ranks of its generation, if they still run, meet nowhere any more.
+
+        Some would never notice, others fail by it or wait for minutes: all of them start again.
+        """
+        if not here.generation or end.key != f"job{here.job}/store{here.generation}":
+            return  # it was ended because nobody needs it
+        for hand in here.hands.values():
+            if hand.rank == 0 and not hand.left and hand.status is None:
+                hand.left = True
+                self._fact(_store_lost(here, hand, end))
+
     def end_stores(self, job: int, but: int = 0) -> None:
         """End the stores of a job's generations; ``but``: that one goes on."""
         for key in list(self._zygote.children):
@@ -218,6 +230,17 @@ def _lost(here: Here, hand: Hand) -> WorkerLeft:
         step=hand.step,
         cause="worker_killed",
         detail="it ended while the node had no agent",
+    )
+
+
+def _store_lost(here: Here, hand: Hand, end: Ended) -> WorkerLeft:
+    return WorkerLeft(
+        job=here.job,
+        generation=hand.generation,
+        rank=hand.rank,
+        step=hand.step,
+        cause="worker_killed",
+        detail=f"the store where its ranks meet was killed (process {end.pid})",
     )
 
 

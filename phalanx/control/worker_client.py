@@ -22,7 +22,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from phalanx.cluster.messages import Sealed, WorkerBusy
+from phalanx.cluster.messages import Sealed, WorkerBusy, WorkerLeft
 from phalanx.control.worker_link import Link, Present
 from phalanx.observe.worker_ring import RingSink, ring_path
 from phalanx.train.records import StepParts, StepRecord
@@ -186,6 +186,15 @@ class WorkerClient:
         """
         if not self.under_phalanx:
             return
+        from phalanx.checkpoint.manifest import KeeperLostError
+
+        try:
+            self._snapshot(step, state)
+        except KeeperLostError as error:
+            self._explain("keeper_lost", str(error))  # it ends by it, and is not to be blamed
+            raise
+
+    def _snapshot(self, step: int, state: dict[str, Tensor]) -> None:
         from phalanx.checkpoint import Extra
         from phalanx.data import Cursor
 
@@ -217,6 +226,20 @@ class WorkerClient:
             return  # left out
         # A step is taken over only when the one before it is safe.
         self._kept, self._handed = self._handed, step
+
+    def _explain(self, cause: str, detail: str) -> None:
+        """Says why this rank takes no more part, before its process ends by it."""
+        if self._link is not None:
+            fact = WorkerLeft(
+                job=int(os.environ["PHALANX_JOB"]),
+                generation=self._generation,
+                rank=self._rank,
+                step=self._step,
+                cause=cause,
+                detail=detail[:2000],
+                ends=True,
+            )
+            self._link.say(fact)
 
     def _keepers(self) -> Checkpointer:
         from phalanx.checkpoint import Checkpointer

@@ -7,14 +7,18 @@ import signal
 import sys
 import time
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import torch
 
 import phalanx
 from phalanx.checkpoint.deadline import LEAST_SECONDS
-from phalanx.control.backends.local import keeper_pid, worker_pids
+from phalanx.control.backends.local import keeper_pid, program_store_pid, worker_pids
+from phalanx.control.hands import Here
+from phalanx.control.programs import Programs
 from phalanx.control.stage import Stage
+from phalanx.control.zygote_wire import Ended
 
 BUSY_SECONDS = 8.0  # that a busy machine may add
 
@@ -151,6 +155,53 @@ def test_a_program_goes_on_while_a_keeper_stands_still(tmp_path: Path) -> None:
         stage.wait(lambda: stage.events("GangReady", job)[1:], "it to go on", 60)
         assert stage.events("GangReady", job)[-1]["step"] > answers // 2
         stage.command("cancel", str(job))
+
+
+def test_a_program_whose_store_or_keeper_was_killed_goes_on_without_blame(tmp_path: Path) -> None:
+    (tmp_path / "going_on.py").write_text(GOING_ON)
+    with Stage(tmp_path, nodes=2) as stage:
+        job = stage.submit("--world-size", "2", "--", sys.executable, "going_on.py")
+        stage.wait(lambda: output(stage, job).count("made") >= 20, "steps", 60)
+        store = program_store_pid(stage.node_of(0, job))
+        assert store is not None
+        os.kill(store, signal.SIGKILL)
+        stage.wait(lambda: stage.events("GangReady", job)[1:], "it to go on", 60)
+        assert stage.events("GangReady", job)[-1]["step"] > 5
+        before = output(stage, job).count("made")
+        stage.wait(lambda: output(stage, job).count("made") >= before + 20, "steps", 60)
+        keeper = keeper_pid(stage.node_of(1, job), job)
+        assert keeper is not None
+        os.kill(keeper, signal.SIGKILL)
+        stage.wait(lambda: stage.events("GangReady", job)[2:], "it to go on again", 60)
+        assert stage.job(job)["retries_used"] == 0
+        causes = [event["cause"] for event in stage.events("WorkerExited", job)]
+        assert causes == ["worker_killed", "keeper_lost"]
+        stage.command("cancel", str(job))
+
+
+@pytest.mark.parametrize(
+    ("key", "rank_ended", "told"),
+    [
+        ("job1/store3", False, ["worker_killed"]),
+        ("job1/store2", False, []),  # of a generation before: it was ended with it
+        ("job1/store3", True, []),  # nobody needs it any more
+    ],
+)
+def test_ranks_whose_store_was_killed_start_again_without_blame(
+    tmp_path: Path, key: str, rank_ended: bool, told: list[str]
+) -> None:
+    said: list[Any] = []
+    here = Here(1, tmp_path, tmp_path / "sockets")
+    here.generation = 3
+    for index in range(2):
+        hand = here.hands[index] = here.hand(index, index)
+        hand.generation, hand.pid = 3, 70 + index
+    here.hands[0].status = 0 if rank_ended else None
+    programs = Programs(cast(Any, None), "", said.append, cast(Any, None))
+    programs.store_ended(here, Ended(key=key, pid=9, status=-9))
+    assert [(left.rank, left.generation, left.cause) for left in said] == [
+        (0, 3, cause) for cause in told
+    ]
 
 
 QUICK = """

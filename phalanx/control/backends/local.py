@@ -219,8 +219,18 @@ def zygote_pid(node: LocalNode) -> int | None:
 
 def store_pid(node: LocalNode) -> int | None:
     """The process where the ranks of a gang meet, if this node hosts it."""
+    return next(iter(_stores(node)), None)
+
+
+def program_store_pid(node: LocalNode) -> int | None:
+    """The newest store that this node hosts for a program's ranks alone."""
+    return next(reversed(_stores(node)[1:]), None)
+
+
+def _stores(node: LocalNode) -> list[int]:
+    """The node's own first."""
     found = _zygotes(node)
-    return min((pid for pid, parent in found.items() if parent in found), default=None)
+    return sorted(pid for pid, parent in found.items() if parent in found)
 
 
 def _zygotes(node: LocalNode) -> dict[int, int]:
