@@ -17,6 +17,7 @@ from torch.distributed.tensor._redistribute import _gen_transform_infos
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
 from phalanx.config import Job, Parallel
+from phalanx.parallel.gloo import use_plain_all_gathers
 
 DENSE_AXES = ("pipeline", "replicate", "shard", "context", "tensor")
 
@@ -163,6 +164,7 @@ def build_mesh(job: Job, device: torch.device) -> Mesh:
     # FSDP needs an axis to shard over even where it has one rank.
     axes = [a for a in DENSE_AXES if plain.sizes[a] > 1 or a == "shard"]
     shape = tuple(plain.sizes[a] for a in axes)
+    use_plain_all_gathers()
     dense = init_device_mesh(device.type, shape, mesh_dim_names=tuple(axes))
     sparse = None
     if job.model.moe is not None and plain.uses_fsdp:
