@@ -37,11 +37,15 @@ def run_ranks(
         processes = [
             _fork(rank, world_size, Path(folder), function, args) for rank in range(world_size)
         ]
+        ends: dict[int, int] = {}
         try:
-            _wait(processes, timeout_seconds)
+            ends = _wait(processes, timeout_seconds)
         finally:  # also when the test's own time is up: no rank outlives the test
-            _kill(processes)
-        results = [_result(Path(folder) / f"result-{rank}") for rank in range(world_size)]
+            _kill([pid for pid in processes if pid not in ends])
+        results = [
+            _result(Path(folder) / f"result-{rank}", ends.get(pid))
+            for rank, pid in enumerate(processes)
+        ]
     errors = [f"rank {rank}:\n{error}" for rank, (error, _) in enumerate(results) if error]
     if errors:
         raise RankError("\n".join(errors))
@@ -102,17 +106,21 @@ def _fork(
         os._exit(1 if error else 0)
 
 
-def _wait(processes: list[int], timeout_seconds: float) -> None:
-    """Wait for all; after the first failure the others get a while."""
+def _wait(processes: list[int], timeout_seconds: float) -> dict[int, int]:
+    """Wait for all; after the first failure the others get a while. How each ended, by pid."""
     deadline = time.monotonic() + timeout_seconds
-    while processes and time.monotonic() < deadline:
-        for pid in list(processes):
+    ends: dict[int, int] = {}
+    while len(ends) < len(processes) and time.monotonic() < deadline:
+        for pid in processes:
+            if pid in ends:
+                continue
             done, status = os.waitpid(pid, os.WNOHANG)
             if done:
-                processes.remove(pid)
+                ends[pid] = os.waitstatus_to_exitcode(status)
                 if status:
                     deadline = min(deadline, time.monotonic() + _GRACE_SECONDS)
         time.sleep(0.005)
+    return ends
 
 
 def _kill(processes: list[int]) -> None:
@@ -121,8 +129,13 @@ def _kill(processes: list[int]) -> None:
         os.waitpid(pid, 0)
 
 
-def _result(path: Path) -> tuple[str, Any]:
+def _result(path: Path, code: int | None) -> tuple[str, Any]:
+    """A rank's result, or how it ended: its exit code, negative for a signal; None: it ran on."""
     if not path.exists():
-        return "did not finish: killed, or still waiting when time was up", None
+        if code is None:
+            return "still ran when time was up, and was killed", None
+        if code < 0:
+            return f"ended by {signal.Signals(-code).name}", None
+        return f"ended with exit code {code} and no result", None
     found: tuple[str, Any] = pickle.loads(path.read_bytes())
     return found

@@ -119,7 +119,7 @@ def save_and_die(tmp_path: Path, *, nodes: bool, steps: int = 3, write: bool = T
 
     with pytest.raises(RankError) as caught:
         run_ranks(2, train)
-    assert str(caught.value).count("did not finish") == 2, caught.value
+    assert str(caught.value).count("ended by SIGKILL") == 2, caught.value
 
 
 def restore(tmp_path: Path, *, nodes: bool, expected: float | None, newer_than: int = -1) -> None:
