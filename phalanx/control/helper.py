@@ -14,6 +14,7 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from functools import partial
+from multiprocessing import resource_tracker
 from typing import ParamSpec, TypeVar
 
 from phalanx.control.parent import follow
@@ -49,9 +50,9 @@ class Helper:
             raise BusyError("many ask for plans and simulations at the moment")
         self._waiting += 1
         try:
-            pool = self._pool = self._pool or self._start()
             asked = partial(function, *args, **kwargs)
             with _held_back(TERMINAL_SIGNALS):  # also from the process that may be started here
+                pool = self._pool = self._pool or self._start()
                 future = pool.submit(_bounded, asked, self.limit_seconds)
             async with asyncio.timeout(self.limit_seconds + PATIENCE_SECONDS):
                 return await asyncio.wrap_future(future)
@@ -64,6 +65,10 @@ class Helper:
             self._waiting -= 1
 
     def _start(self) -> ProcessPoolExecutor:
+        # It keeps a list of the pool's semaphores, ignores Ctrl-C but not a closed terminal, and
+        # allows SIGINT again to whoever starts it: before the process that must not get that.
+        resource_tracker.ensure_running()
+        signal.pthread_sigmask(signal.SIG_BLOCK, TERMINAL_SIGNALS)
         spawn = multiprocessing.get_context("spawn")
         return ProcessPoolExecutor(1, spawn, initializer=_settle, initargs=(os.getpid(),))
 

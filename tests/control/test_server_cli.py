@@ -12,6 +12,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from phalanx.control.agent_files import AlreadyRunsError, lock_state
@@ -294,6 +295,13 @@ def test_a_server_that_is_told_to_stop_leaves_nothing_to_replay(tmp_path: Path) 
     server.kill()
 
 
+def _blocks(pid: int, number: signal.Signals) -> bool:
+    """Whether a process never gets a signal, so long as it does not ask for it."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    found = re.search(r"^SigBlk:\s*([0-9a-f]+)$", status, re.MULTILINE)
+    return found is not None and bool(int(found[1], 16) >> (number - 1) & 1)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
 def test_the_terminals_signals_end_the_server_in_order_after_a_plan(
     tmp_path: Path, number: signal.Signals
@@ -311,6 +319,9 @@ def test_the_terminals_signals_end_the_server_in_order_after_a_plan(
         server.url = json.loads((tmp_path / "server.json").read_text())["url"]
         question = {"model": "llama3-8b", "gpu": "h100", "gpus": 64, "tokens": "1T"}
         assert server.call("POST", "/v1/plan", question)[0] == 200
+        children = psutil.Process(process.pid).children()
+        assert len(children) == 2  # the planner's process and Python's tracker of its semaphores
+        assert all(_blocks(child.pid, signal.SIGHUP) for child in children)
         os.killpg(process.pid, number)
         assert process.wait(30) == 0, server.output()
     finally:
