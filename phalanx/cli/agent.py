@@ -30,6 +30,9 @@ ADDRESS = re.compile(r"[A-Za-z0-9_.:%-]{1,253}")
 @agent.command()
 def join_and_serve(
     join: Annotated[str, typer.Option(help="URL of the server; several, with commas: standby.")],
+    fingerprint: Annotated[
+        str, typer.Option(help="Of the server's authority, as `phalanx up` prints it.")
+    ] = "",
     name: Annotated[str, typer.Option(help="Of this node (default: the host's name).")] = "",
     state: Annotated[Path | None, typer.Option(help="Folder for its state.")] = None,
     gpus: Annotated[int | None, typer.Option(min=0, help="GPUs to offer (default: all).")] = None,
@@ -69,7 +72,13 @@ def join_and_serve(
     from phalanx.control.agent_config import AgentConfig, read_agent_config
     from phalanx.control.agent_files import AlreadyRunsError, claim, describe_node, own_address
     from phalanx.control.backends.site import ENGINES, node_facts
-    from phalanx.control.cold_start import TOKEN_SECONDS, TokenError, join_token, wait_for_work
+    from phalanx.control.cold_start import (
+        TOKEN_SECONDS,
+        TokenError,
+        join_token,
+        trusted_authority,
+        wait_for_work,
+    )
     from phalanx.control.uplink import JoinError
 
     logging.basicConfig(
@@ -111,7 +120,7 @@ def join_and_serve(
         claim(folder)
         token = join_token(urls, TOKEN_SECONDS if site else 0.0)
         if not standby:
-            asyncio.run(wait_for_work(urls, folder, node, token))
+            asyncio.run(wait_for_work(urls, folder, node, token, fingerprint))
         from phalanx.control.agent import AgentOptions, AgentProcess
         from phalanx.control.zygote_client import ZygoteError
 
@@ -121,7 +130,8 @@ def join_and_serve(
             node=node,
             address=address or own_address(urls[0]),
             join_token=token,
-            ca=os.environ.get("PHALANX_CA", ""),
+            ca=trusted_authority(urls),
+            fingerprint=fingerprint or os.environ.get("PHALANX_FINGERPRINT", ""),
             switch_users=not as_agent and os.getuid() == 0,
             config=settings,
         )

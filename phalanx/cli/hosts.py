@@ -32,6 +32,9 @@ def add(
     ] = "",
     agent_options: Annotated[str, typer.Option(help="More options for the agents.")] = "",
     ca: Annotated[str, typer.Option(help="File of the server's authority, on the hosts.")] = "",
+    fingerprint: Annotated[
+        str, typer.Option(help="Of the server's own authority, as `phalanx up` prints it.")
+    ] = "",
     ssh: Annotated[str, typer.Option(help="Program and options, e.g. 'ssh -J jump'.")] = "ssh",
     parallel: Annotated[int, typer.Option(min=1, max=256, help="Hosts at a time.")] = 8,
     server: ServerUrl = "",
@@ -60,6 +63,7 @@ def add(
             python=python,
             install=install,
             ca=ca,
+            fingerprint=fingerprint,
             options=agent_options,
             ssh=ssh,
         )

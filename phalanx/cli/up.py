@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import socket
 import sys
 from functools import partial
 from importlib.util import find_spec
@@ -28,7 +30,7 @@ JOIN_SECONDS = 120.0  # for nodes of this machine, however busy it is
 def start(
     state: State = None,
     host: Annotated[
-        str, typer.Option(help="Address to listen on; others than loopback want TLS.")
+        str, typer.Option(help="Address to listen on; others than loopback speak TLS.")
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free.")] = 7070,
     store: Annotated[
@@ -40,6 +42,9 @@ def start(
     ] = None,
     tls_cert: Annotated[Path | None, typer.Option(help="Certificate chain, PEM.")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="Its key, PEM.")] = None,
+    plain_http: Annotated[
+        bool, typer.Option("--plain-http", help="Beyond loopback too; tokens travel in the clear.")
+    ] = False,
     requests_per_second: Annotated[
         float, typer.Option(min=0, help="Of one token, in the long run; 0: no limit.")
     ] = 100.0,
@@ -91,12 +96,17 @@ def start(
     )
     if (tls_cert is None) != (tls_key is None):
         raise typer.BadParameter("give --tls-cert and --tls-key together")
-    if not is_loopback(host) and tls_cert is None:
+    if plain_http and tls_cert is not None:
+        raise typer.BadParameter("give --plain-http, or --tls-cert and --tls-key")
+    own_tls = tls_cert is None and not plain_http and not is_loopback(host)
+    if plain_http and not is_loopback(host):
         print(
-            f"warning: {host} is reachable by others and tokens travel in the clear: "
-            "give --tls-cert and --tls-key",
+            f"warning: {host} is reachable by others, and tokens and orders travel in the clear",
             file=sys.stderr,
         )
+    if own_tls and url.startswith("http:"):
+        rule = "the server speaks TLS beyond loopback: https://…, or --plain-http"
+        raise typer.BadParameter(rule, param_hint="--url")
     for each in webhook or ():
         if problem := bad_address(each):
             raise typer.BadParameter(problem, param_hint="--webhook")
@@ -120,6 +130,7 @@ def start(
             own_nodes=own_nodes or is_loopback(host),
             tls_cert=tls_cert,
             tls_key=tls_key,
+            own_tls=own_tls,
             requests_per_second=requests_per_second,
             failures_per_second=5.0 if requests_per_second else 0.0,
             webhooks=tuple(webhook or ()),
@@ -153,6 +164,8 @@ def _with_spares(policy: Policy | None, spares: int) -> Policy | None:
 
 async def _local(json: bool, server: Server, *, nodes: int, gpus: int) -> None:
     from phalanx.control.backends.local import LocalCluster
+    from phalanx.control.certificates import CERTIFICATE_FILE
+    from phalanx.control.tls import CA_VARIABLE
 
     async def tell_joined() -> None:
         joined = await server.await_own_nodes(nodes, JOIN_SECONDS)
@@ -163,6 +176,8 @@ async def _local(json: bool, server: Server, *, nodes: int, gpus: int) -> None:
             print(f"nodes:      {joined} joined{late}", flush=True)
 
     state = server.options.state
+    if server.authority is not None:
+        os.environ[CA_VARIABLE] = str(state / CERTIFICATE_FILE)
     telling = asyncio.create_task(tell_joined())
     try:
         await LocalCluster(
@@ -180,12 +195,14 @@ def _say(json: bool, server: Server) -> None:
         _say_standby(json, server)
         return
     if json:
-        print_json({"url": server.url, "admin_token": str(admin), "join_token": str(join)})
+        told = {"url": server.url, "admin_token": str(admin), "join_token": str(join)}
+        print_json({**told, "fingerprint": server.fingerprint} if server.fingerprint else told)
         sys.stdout.flush()
         return
     print(f"server:     {server.url}")
     print(f"your token: {admin} (the command line finds it by itself)")
-    print(f"add a node: phalanx agent --join {server.url} (token in {join})")
+    pinned = f" --fingerprint {server.fingerprint}" if server.fingerprint else ""
+    print(f"add a node: phalanx agent --join {_from_elsewhere(server)}{pinned} (token in {join})")
     if sys.stdout.isatty():  # a log must not hold what signs somebody in
         print(f"look:       {login_url(server)}")
         print(
@@ -194,6 +211,13 @@ def _say(json: bool, server: Server) -> None:
     else:
         print(f"look:       {server.url}/ with a link from `phalanx page`, or `phalanx top`")
     sys.stdout.flush()
+
+
+def _from_elsewhere(server: Server) -> str:
+    """The address that other machines join at."""
+    if server.options.url or server.options.host not in ("0.0.0.0", "::"):
+        return server.url
+    return server.url.replace("127.0.0.1", socket.gethostname(), 1)
 
 
 def _say_standby(json: bool, server: Server) -> None:

@@ -73,6 +73,7 @@ class AgentOptions(Struct, frozen=True, kw_only=True):
     address: str  # that other nodes reach this one at
     join_token: str = ""
     ca: str = ""
+    fingerprint: str = ""  # of the server's authority
     switch_users: bool = True  # jobs run as whoever submitted them, where the agent is root
     config: AgentConfig = AgentConfig()
 
@@ -86,7 +87,14 @@ class AgentProcess:
         self.machine = machine_id(options.state)
         self.incarnation = next_incarnation(options.state)
         join = wire.JoinRequest(name=options.node.name, machine=self.machine, key="")
-        self.uplink = Uplink(options.urls, options.state, join, options.join_token, options.ca)
+        self.uplink = Uplink(
+            options.urls,
+            options.state,
+            join,
+            options.join_token,
+            options.ca,
+            options.fingerprint,
+        )
         self.agent: Agent | None = None
         self.skew_ns = 0  # to be added to our clock
         # The newest of each job, where its ranks meet, and the key of its keepers.

@@ -144,6 +144,14 @@ async def join(call: Call) -> JoinAnswer:
     )
 
 
+async def authority(call: Call) -> t.AuthorityOut:
+    """The certificate of the cluster's own authority, for clients that know its fingerprint."""
+    found = call.server.authority
+    if found is None:
+        raise ApiError(404, "no_authority", "this server has no authority of its own")
+    return t.AuthorityOut(pem=found.pem, fingerprint=found.fingerprint)
+
+
 async def pending_nodes(call: Call) -> t.PendingList:
     """Machines that wait to be let in."""
     leading = call.leading
@@ -255,6 +263,15 @@ ENDPOINTS = [
         body=JoinRequest,
         status=201,
         audited=True,
+    ),
+    Endpoint(
+        method="GET",
+        path="/v1/authority",
+        name="authority",
+        summary="Give the certificate of the cluster's own authority.",
+        roles=(),
+        handler=authority,
+        answer=t.AuthorityOut,
     ),
     Endpoint(
         method="GET",

@@ -420,6 +420,13 @@ class NewToken(Out, frozen=True):
     token: TokenOut
 
 
+class AuthorityOut(Out, frozen=True):
+    """Whom to trust, once the fingerprint was seen to be the one that its people know."""
+
+    pem: str
+    fingerprint: str
+
+
 class Health(Out, frozen=True):
     ok: bool
 

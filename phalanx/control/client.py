@@ -16,7 +16,15 @@ import msgspec
 
 from phalanx.control.api_types import Failure
 from phalanx.control.server_file import ServerFile
-from phalanx.control.tls import CA_VARIABLE, TlsError, advice, trusting
+from phalanx.control.tls import (
+    CA_VARIABLE,
+    FINGERPRINT_VARIABLE,
+    TlsError,
+    advice,
+    kept_authority,
+    trusting,
+    trusting_pinned,
+)
 
 T = TypeVar("T")
 
@@ -60,12 +68,24 @@ class Client:
         self._token = self._find_token()
         self._context: ssl.SSLContext | None = None
         if any(url.startswith("https:") for url in self._urls):
-            own = self.state / TLS_FILE  # of a controller inside an allocation
-            trusted = os.environ.get(CA_VARIABLE) or (str(own) if own.exists() else "")
             try:
-                self._context = trusting(trusted)
+                self._context = self._trust()
             except TlsError as error:
                 raise ClientError(str(error)) from None
+            except OSError as error:
+                raise self._unreachable(getattr(error, "reason", error)) from None
+
+    def _trust(self) -> ssl.SSLContext:
+        """An authority that is named, or known by its fingerprint, or the server's own here."""
+        if named := os.environ.get(CA_VARIABLE):
+            return trusting(named)
+        own = self.state / TLS_FILE  # of a server of this user, or inside an allocation
+        url = next(url for url in self._urls if url.startswith("https:"))
+        kept = kept_authority(url, Path.home() / ".phalanx" / "authorities")
+        fingerprint = os.environ.get(FINGERPRINT_VARIABLE, "")
+        if fingerprint or (kept.exists() and not own.exists()):
+            return trusting_pinned(url, fingerprint, kept)
+        return trusting(str(own) if own.exists() else "")
 
     def _of_this_machine(self) -> list[str]:
         """The server that runs, or ran last, with the state folder here."""

@@ -26,10 +26,13 @@ from phalanx.control.agent_files import (
     describe_node,
     machine_id,
     next_incarnation,
+    read_text,
 )
 from phalanx.control.backends.site import ENGINES, node_facts
+from phalanx.control.certificates import CERTIFICATE_FILE
 from phalanx.control.cold import ColdAgent
 from phalanx.control.server_file import ServerFile
+from phalanx.control.tls import CA_VARIABLE, FINGERPRINT_VARIABLE
 from phalanx.control.uplink import JoinError, Uplink
 from phalanx.control.wire import JoinRequest
 
@@ -49,7 +52,7 @@ def waited_for_work(words: list[str]) -> list[str]:
     if "--no-standby" not in words:
         return words
     parser = argparse.ArgumentParser(add_help=False, exit_on_error=False, allow_abbrev=False)
-    for name in ("join", "name", "state", "site", "leaf", "pod", "rack"):
+    for name in ("join", "name", "state", "site", "leaf", "pod", "rack", "fingerprint"):
         parser.add_argument(f"--{name}", default="")
     parser.add_argument("--gpus", type=int)
     parser.add_argument("--feature", action="append", default=[])
@@ -87,14 +90,16 @@ def _run(given: argparse.Namespace, urls: tuple[str, ...]) -> None:
     try:
         claim(state.absolute())
         token = join_token(urls, TOKEN_SECONDS if given.site else 0.0)
-        asyncio.run(wait_for_work(urls, state.absolute(), node, token))
+        asyncio.run(wait_for_work(urls, state.absolute(), node, token, given.fingerprint))
     except (JoinError, TokenError, AlreadyRunsError, OSError) as error:
         sys.exit(f"error: {error}")  # said on stderr; the exit code is 1
     except asyncio.CancelledError:  # told to end before there was work
         sys.exit(0)
 
 
-async def wait_for_work(urls: tuple[str, ...], folder: Path, node: Node, token: str) -> None:
+async def wait_for_work(
+    urls: tuple[str, ...], folder: Path, node: Node, token: str, fingerprint: str = ""
+) -> None:
     """Join and live, and no more, until there is an order."""
     # Started in the background of a shell, it would not hear SIGINT.
     waiting, loop = asyncio.current_task(), asyncio.get_running_loop()
@@ -103,7 +108,8 @@ async def wait_for_work(urls: tuple[str, ...], folder: Path, node: Node, token: 
         loop.add_signal_handler(number, waiting.cancel)
     machine = machine_id(folder)
     join = JoinRequest(name=node.name, machine=machine, key="")
-    uplink = Uplink(urls, folder, join, token, os.environ.get("PHALANX_CA", ""))
+    fingerprint = fingerprint or os.environ.get(FINGERPRINT_VARIABLE, "")
+    uplink = Uplink(urls, folder, join, token, trusted_authority(urls), fingerprint)
     await ColdAgent(node, machine, next_incarnation(folder), uplink).run()
 
 
@@ -143,14 +149,27 @@ def _token_of_server_here(urls: tuple[str, ...]) -> str:
         time.sleep(POLL_SECONDS)
 
 
+def trusted_authority(urls: tuple[str, ...]) -> str:
+    """A file with the authority to trust: the one that is named, or of this user's server here."""
+    if named := os.environ.get(CA_VARIABLE):
+        return named
+    state = _server_here(urls)
+    own = state / CERTIFICATE_FILE if state is not None else None
+    return str(own) if own is not None and os.access(own, os.R_OK) else ""
+
+
 def _read_token(urls: tuple[str, ...]) -> str:
+    state = _server_here(urls)
+    return read_text(state / "join.token") if state is not None else ""
+
+
+def _server_here(urls: tuple[str, ...]) -> Path | None:
+    """The state folder of a server of this user on this machine that has one of these addresses."""
     state = Path(os.environ.get("PHALANX_STATE") or Path.home() / ".phalanx" / "server")
     try:
-        if ServerFile.read(state).url.rstrip("/") in urls:
-            return (state / "join.token").read_text().strip()
+        return state if ServerFile.read(state).url.rstrip("/") in urls else None
     except (OSError, ValueError, msgspec.MsgspecError):
-        pass  # nobody has started one here, or its files are somebody else's
-    return ""
+        return None  # nobody has started one here, or its files are somebody else's
 
 
 def _answers(url: str) -> bool:

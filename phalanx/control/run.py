@@ -13,6 +13,7 @@ import socket
 from collections.abc import Callable, Coroutine, Iterator
 from functools import partial
 from typing import Any
+from urllib.parse import urlsplit
 
 import uvicorn
 from uvicorn.config import Config
@@ -20,6 +21,14 @@ from uvicorn.config import Config
 from phalanx import __version__
 from phalanx.control.agent_socket import AgentSocket
 from phalanx.control.app import make_app
+from phalanx.control.certificates import (
+    CERTIFICATE_FILE,
+    KEY_FILE,
+    Authority,
+    hosts_of,
+    is_current,
+    write_certificate,
+)
 from phalanx.control.front import Front
 from phalanx.control.server import Options, Server
 from phalanx.control.server_file import ServerFile
@@ -28,6 +37,7 @@ from phalanx.control.tls import TlsError, check_server_files
 
 logger = logging.getLogger("phalanx.server")
 
+RENEW_SECONDS = 86_400.0  # between two looks at the certificate
 BACKLOG = 8192  # a whole fleet connects at once after a restart
 MOST_FRAME_BYTES = 16 << 20
 
@@ -61,7 +71,7 @@ def serve(
     except StoreError as error:
         listening.close()
         raise StartError(str(error)) from None
-    scheme = "https" if options.tls_cert else "http"
+    scheme = "https" if options.tls_cert or options.own_tls else "http"
     host = "127.0.0.1" if options.host in ("0.0.0.0", "::") else options.host
     server.url = options.url or f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
     config = Config(
@@ -127,6 +137,8 @@ async def _run(
     serving: asyncio.Task[None] | None = None
     other: asyncio.Task[None] | None = None
     if server.settled.is_set():
+        if server.options.own_tls:
+            await _own_tls(server, config, leading)
         serving = asyncio.create_task(web.serve(sockets=[listening]))
         while not web.started and not serving.done():
             await asyncio.sleep(0.01)
@@ -135,9 +147,11 @@ async def _run(
         except OSError as error:
             logger.error("commands will not find this server by themselves: %s", error)
         started(server)
+        renewing = asyncio.create_task(renew_forever(server, config))
         other = asyncio.create_task(beside(server)) if beside is not None else None
         waited = [task for task in (leading, serving, other) if task is not None]
         await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+        renewing.cancel()
     failed = leading.done()
     if other is not None:
         other.cancel()
@@ -153,6 +167,39 @@ async def _run(
         raise StartError(str(problem))
     if failed and isinstance(problem, Exception):
         raise problem
+
+
+async def _own_tls(server: Server, config: Config, leading: asyncio.Task[None]) -> None:
+    try:
+        await asyncio.to_thread(own_certificate, server, config)
+    except (OSError, StoreError) as error:
+        leading.cancel()
+        await asyncio.gather(leading, return_exceptions=True)
+        raise StartError(f"the server has no certificate: {error}") from None
+
+
+def own_certificate(server: Server, config: Config) -> None:
+    """A certificate of the cluster's own authority, which a pair of servers shares."""
+    state, url = server.options.state, urlsplit(server.url)
+    server.authority = authority = Authority(server.store.secret("authority"))
+    hosts = hosts_of(server.options.host, url.hostname or "")
+    if not is_current(authority, state, hosts):
+        write_certificate(authority, state, hosts)
+    config.ssl_certfile, config.ssl_keyfile = state / CERTIFICATE_FILE, state / KEY_FILE
+    if config.loaded and config.ssl is not None:  # it serves: who connects now sees the new one
+        config.ssl.load_cert_chain(state / CERTIFICATE_FILE, state / KEY_FILE)
+
+
+async def renew_forever(server: Server, config: Config) -> None:
+    """Renews the server's own certificate before it ends."""
+    while True:
+        await asyncio.sleep(RENEW_SECONDS)
+        if server.authority is None:
+            continue
+        try:
+            await asyncio.to_thread(own_certificate, server, config)
+        except (OSError, StoreError) as error:
+            logger.error("the certificate cannot be renewed: %s", error)
 
 
 def _listen(options: Options) -> socket.socket:

@@ -25,6 +25,7 @@ from phalanx.control.audit import NAME as AUDIT_NAME
 from phalanx.control.audit import Audit, Keeping
 from phalanx.control.audit_ship import shipper
 from phalanx.control.auth import JOIN_HOURS, AuthError, Tokens
+from phalanx.control.certificates import Authority
 from phalanx.control.chronicle import Chronicle
 from phalanx.control.controller import Controller, CoreFailedError
 from phalanx.control.expectation import Expectations
@@ -81,6 +82,7 @@ class Options(Struct, frozen=True, kw_only=True):
     own_nodes: bool = False  # agents are started with it, or are on its machine
     tls_cert: Path | None = None
     tls_key: Path | None = None
+    own_tls: bool = False  # with a certificate of the cluster's own authority
     policy: Policy | None = None  # None: as it was, or the default
     most_body_bytes: int = 4 << 20
     requests_per_second: float = 100.0  # of one token, in the long run
@@ -180,6 +182,7 @@ class Server:
         )  # nodes that it starts itself have joined, or there are none
         self.complete.set()
         self.url = options.url
+        self.authority: Authority | None = None  # where it makes its own certificates
         self.token_limit = RateLimit(options.requests_per_second, options.request_burst)
         self.client_limit = RateLimit(options.failures_per_second, options.failure_burst)
 
@@ -199,6 +202,11 @@ class Server:
                 connected = len(self.leading.hub.connections)
         self.complete.set()
         return connected
+
+    @property
+    def fingerprint(self) -> str:
+        """By which agents and people know this cluster's authority; "": it has none."""
+        return self.authority.fingerprint if self.authority is not None else ""
 
     def leading_or_refuse(self) -> Leading:
         """What leads, or a refusal that names who does."""

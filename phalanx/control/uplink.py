@@ -31,7 +31,7 @@ from phalanx.control.node_key import (
     node_key,
 )
 from phalanx.control.secret_file import write_secret
-from phalanx.control.tls import TlsError, advice, is_loopback, trusting
+from phalanx.control.tls import TlsError, advice, is_loopback, trusting, trusting_pinned
 
 PENDING_SECONDS = 5.0  # between two looks whether an administrator has decided
 PAUSES = (0.05, 0.1, 0.2, 0.5, 1.0)  # between tries to connect
@@ -64,9 +64,17 @@ class Uplink:
     """One agent's connections, one at a time; ``name`` and ``machine`` are what it joins as."""
 
     def __init__(
-        self, urls: tuple[str, ...], state: Path, join: wire.JoinRequest, join_token: str, ca: str
+        self,
+        urls: tuple[str, ...],
+        state: Path,
+        join: wire.JoinRequest,
+        join_token: str,
+        ca: str,
+        fingerprint: str = "",
     ) -> None:
         self._urls, self._join_token, self._ca = urls, join_token, ca
+        self._fingerprint = fingerprint  # of the server's authority; "": ``ca``, or none
+        self._authority = state / "authority.pem"
         self._key = node_key(state)
         self._join_request = structs.replace(join, key=self._key.public)
         self._link = b""  # what the server gave us to prove ourselves with next time
@@ -108,8 +116,9 @@ class Uplink:
 
     async def _once(self, url: str, listener: Listener) -> bool:
         """One connection, until it ends; whether it was let in."""
+        trust = await asyncio.to_thread(self._trust, url)
         if not self._token:
-            await asyncio.to_thread(self._join, url)
+            await asyncio.to_thread(self._join, url, trust)
         try:
             connecting = connect(
                 url.replace("http", "ws", 1) + wire.AGENT_PATH,
@@ -118,7 +127,7 @@ class Uplink:
                 max_size=FRAME_BYTES,
                 ping_interval=None,
                 open_timeout=10,
-                ssl=_tls(url, self._ca),
+                ssl=trust,
                 proxy=None,
             )
             async with connecting as connection:
@@ -186,7 +195,19 @@ class Uplink:
         self._server_key = key
         write_secret(self._pin_file, key.hex())
 
-    def _join(self, url: str) -> None:
+    def _trust(self, url: str) -> ssl.SSLContext | None:
+        """Whom to believe to be the server; None: nothing is encrypted."""
+        if not url.startswith("https:"):
+            return None
+        try:
+            pinned = self._fingerprint or (self._authority.exists() and not self._ca)
+            if pinned:
+                return trusting_pinned(url, self._fingerprint, self._authority)
+            return trusting(self._ca)
+        except TlsError as error:
+            raise JoinError(str(error)) from None
+
+    def _join(self, url: str, trust: ssl.SSLContext | None) -> None:
         """Exchanges the join token for one that is good for this node alone."""
         if not self._join_token:
             raise JoinError(
@@ -201,7 +222,7 @@ class Uplink:
             f"{url}/v1/join", msgspec.json.encode(self._join_request), headers, method="POST"
         )
         try:
-            with urllib.request.urlopen(call, timeout=10, context=_tls(url, self._ca)) as got:
+            with urllib.request.urlopen(call, timeout=10, context=trust) as got:
                 answer = msgspec.json.decode(got.read(), type=wire.JoinAnswer)
         except urllib.error.HTTPError as error:
             if error.code in (429, 503):
@@ -245,12 +266,3 @@ def _why(body: bytes | bytearray | None) -> str:
         return str(json.loads(body or b"")["error"]["message"])
     except (ValueError, KeyError, TypeError):
         return f"the server refused: {(body or b'')[:200]!r}"
-
-
-def _tls(url: str, ca: str) -> ssl.SSLContext | None:
-    if not url.startswith("https:"):
-        return None
-    try:
-        return trusting(ca)
-    except TlsError as error:
-        raise JoinError(str(error)) from None

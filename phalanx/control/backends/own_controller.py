@@ -10,7 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from phalanx.control.backends.certificate import KEY_FILE, make_certificate
+from phalanx.control.backends.certificate import make_certificate
+from phalanx.control.certificates import KEY_FILE
 from phalanx.control.client import TLS_FILE
 
 END_SECONDS = 10.0
@@ -41,6 +42,8 @@ class OwnController:
         if where.scheme == "https":
             command += ["--tls-cert", str(self._state / TLS_FILE)]
             command += ["--tls-key", str(self._state / KEY_FILE)]
+        else:
+            command += ["--plain-http"]
         if self._policy is not None:
             command += ["--policy", str(self._policy)]
         with self._log.open("ab") as output:

@@ -75,6 +75,7 @@ class InstallOptions(Struct, frozen=True, kw_only=True):
     python: str = "python3"
     install: str = ""  # command; "": pip from the site's package index
     ca: str = ""  # file of the authority, on the hosts
+    fingerprint: str = ""  # of the server's own authority
     options: str = ""  # more options of the agent
     ssh: str = "ssh"  # program and its options, e.g. for a jump host
 
@@ -82,6 +83,8 @@ class InstallOptions(Struct, frozen=True, kw_only=True):
 def unit_of(name: str, options: InstallOptions) -> str:
     """The systemd unit of one host."""
     ca = f"Environment=PHALANX_CA={options.ca}\n" if options.ca else ""
+    if options.fingerprint:
+        ca += f"Environment=PHALANX_FINGERPRINT={options.fingerprint}\n"
     return UNIT.format(
         folder=options.folder, url=options.url, name=name, ca=ca, options=options.options
     )
