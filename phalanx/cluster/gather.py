@@ -96,6 +96,8 @@ class Gather:
                 nodes = dict.fromkeys(command.target)
                 gang = Expected(body.generation, phase, nodes, body.deadline_ns)
                 self.gangs[body.job] = gang
+            if phase == "restore" and gang.phase in ("run", "drain"):
+                return  # sent again to a node that came back, and all have answered meanwhile
             if gang.phase != phase:
                 gang.phase, gang.answers = phase, {}
             gang.deadline_ns = body.deadline_ns

@@ -211,6 +211,15 @@ def test_a_gang_is_finished_or_drained_when_all_its_nodes_are():
     assert gather.receive(last, 0) == [GangDrained(job=1, generation=1, step=0, durable=False)]
 
 
+def test_an_order_to_restore_that_goes_out_when_all_have_restored_is_not_waited_for():
+    """As after the start of a controller: nodes come back one by one, ready, and are told again."""
+    gather = running()
+    gather.expect(restore(0))
+    finished = [Finished(node=node, job=1, generation=1, step=9) for node in range(3)]
+    events = [event for message in finished for event in gather.receive(message, SECOND)]
+    assert events[-1] == JobFinished(job=1, generation=1, step=9)
+
+
 def test_a_dead_worker_is_reported_at_once():
     exited = Exited(node=1, job=1, generation=1, rank=8, cause="xid", step=4)
     assert running().receive(exited, 0) == [
