@@ -19,8 +19,6 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-import msgspec
-
 from phalanx.checkpoint.channel import (
     REPLICA_KEY,
     ReplicaOptions,
@@ -194,7 +192,7 @@ class Keeper:
                 try:
                     stream = accept(connection, self.token, encrypt=self.options.encrypt)
                     Peer(self, stream).serve()
-                except (OSError, msgspec.MsgspecError) as error:
+                except (OSError, ValueError, RecursionError, MemoryError) as error:
                     log.warning("%s is turned away: %s", host, error)
                 finally:
                     connection.close()

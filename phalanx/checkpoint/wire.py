@@ -17,6 +17,7 @@ from phalanx.checkpoint.commit import Order
 from phalanx.checkpoint.shard import Sidecar
 
 _LENGTH = struct.Struct("<I")
+MOST_BYTES = 64 << 20  # of one message; bytes of snapshots are no part of it
 T = TypeVar("T")
 
 
@@ -323,15 +324,21 @@ def receive_by_keeper(connection: socket.socket) -> tuple[ToKeeper | None, list[
     except OSError:
         return None, []
     rest = receive_bytes(connection, _LENGTH.size - len(head)) if head else None
-    body = None if rest is None else receive_bytes(connection, _LENGTH.unpack(head + rest)[0])
+    body = None if rest is None else _receive_body(connection, head + rest)
     return (None if body is None else _to_keeper.decode(body)), list(files)
 
 
 def receive_by_peer(connection: Stream) -> ToKeeper | None:
     """The next message to a keeper from another node; None when it is gone."""
     head = receive_bytes(connection, _LENGTH.size)
-    body = None if head is None else receive_bytes(connection, _LENGTH.unpack(head)[0])
+    body = None if head is None else _receive_body(connection, head)
     return None if body is None else _to_keeper.decode(body)
+
+
+def _receive_body(connection: Stream, head: bytes) -> bytes | None:
+    """A message behind its length; one that is too long is no message, and ends the connection."""
+    size = _LENGTH.unpack(head)[0]
+    return receive_bytes(connection, size) if size <= MOST_BYTES else None
 
 
 def ask(connection: Stream, message: ToKeeper, kind: type[T]) -> T:
@@ -343,7 +350,7 @@ def ask(connection: Stream, message: ToKeeper, kind: type[T]) -> T:
 def expect(connection: Stream, kind: type[T]) -> T:
     """The next message, which is of this kind or an error."""
     head = receive_bytes(connection, _LENGTH.size)
-    body = None if head is None else receive_bytes(connection, _LENGTH.unpack(head)[0])
+    body = None if head is None else _receive_body(connection, head)
     answer = None if body is None else _from_keeper.decode(body)
     if isinstance(answer, kind):
         return answer

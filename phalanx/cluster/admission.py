@@ -16,7 +16,9 @@ from phalanx.cluster.timeouts import derive
 from phalanx.config import ConfigError
 from phalanx.config.check_text import name_problems
 
-MOST_ARRAY = 10_000
+MOST_ARRAY = 5_000
+MOST_JOBS = 500_000  # that have not ended, in all
+MOST_OF_USER = 50_000  # and of one user
 MOST_WORD = 128  # characters of a name of somebody or something
 MOST_AFTER = 1_000
 MOST_TRAFFIC = 64
@@ -26,6 +28,8 @@ sentences(
         "bad_field": "{key} = {value}: {rule}",
         "bad_constraint": "{problem}",
         "unknown_feature": "no node of the fleet has {features}",
+        "too_many_jobs": "{who} has {kept} jobs that have not ended: {count} more would be above"
+        " {most}",
         "over_budget": "{steps} steps would take about {needed} GPU-hours and the budget is "
         "{budget}: lower the steps, raise the budget, or force it",
     }
@@ -36,6 +40,9 @@ def refusal(ctx: Context, spec: JobSpec) -> Reason | None:
     """Why a submission is refused; None: it is accepted."""
     for key, value, rule in _bad_fields(spec):
         return reason("bad_field", key=key, value=str(value), rule=rule)
+    many = _too_many_jobs(ctx, spec)
+    if many is not None:
+        return many
     try:
         constraint = parse(spec.constraint)
         derive(ctx.policy.timeouts, spec.expected)
@@ -101,6 +108,21 @@ def _bad_fields(spec: JobSpec) -> Iterator[tuple[str, object, str]]:
         yield "array.count", spec.array.count, f"must be 1 to {MOST_ARRAY}"
     if spec.array is not None and spec.array.width < 0:
         yield "array.width", spec.array.width, "must not be negative (0: no cap)"
+
+
+def _too_many_jobs(ctx: Context, spec: JobSpec) -> Reason | None:
+    """Why somebody has to wait until jobs have ended before submitting more."""
+    count = spec.array.count if spec.array else 1
+    kept = len(ctx.view.jobs) - len(ctx.ended)
+    if kept + count > MOST_JOBS:
+        return reason("too_many_jobs", who="the cluster", kept=kept, count=count, most=MOST_JOBS)
+    if kept + count <= MOST_OF_USER:
+        return None
+    own = sum(len(jobs) for (_, user), jobs in ctx.namesakes.items() if user == spec.user)
+    if own + count > MOST_OF_USER:
+        who = f"user {spec.user}" if spec.user else "nobody in particular"
+        return reason("too_many_jobs", who=who, kept=own, count=count, most=MOST_OF_USER)
+    return None
 
 
 def _over_budget(spec: JobSpec) -> Reason | None:

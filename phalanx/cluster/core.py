@@ -90,6 +90,8 @@ from phalanx.config import ConfigError
 
 __all__ = ["FORMAT_VERSION", "Core", "SequenceError", "SnapshotError", "VersionError"]
 
+MOST_TIMERS = 1_000  # that fire with one event: nothing holds the core up for long
+
 sentences({"moves": "moves that would make room: {count}"})
 
 
@@ -158,7 +160,10 @@ class Core:
         if event.time_ns > ctx.now_ns:
             ctx.view.now_ns = event.time_ns
             ctx.ledger.advance(ctx.view, event.time_ns)
-        while (timer := ctx.due()) is not None:
+        for _ in range(MOST_TIMERS):  # what else is due is due for the next event
+            timer = ctx.due()
+            if timer is None:
+                break
             _TIMERS[timer[2]](ctx, timer[3], timer[4])
         body = event.body
         there = not isinstance(body, _ABOUT_NODES) or 0 <= body.node < len(ctx.fleet)
@@ -288,6 +293,8 @@ def _schedule(ctx: Context, _about: int, _token: int) -> None:
     if changed:
         vacate.move_on(ctx)
         elastic.use_the_rest(ctx)
+    if ctx.queue.unfinished:
+        ctx.look_at_queue(capacity=changed)
     later = ctx.queue.next_wake_ns(ctx.view)
     if later is not None:
         ctx.wake_queue(later)

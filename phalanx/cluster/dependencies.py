@@ -12,6 +12,7 @@ from phalanx.cluster.reasons import Reason, reason, sentences
 if TYPE_CHECKING:
     from phalanx.cluster.context import Context
 
+MOST_AWAITED = 200_000  # pairs of a job and one that it waits for, of one submission
 SHOWN_STEPS = 20  # of a circle
 
 sentences(
@@ -24,6 +25,8 @@ sentences(
         "unknown_dependency": "depends on job {job}, which does not exist",
         "cycle": "the jobs wait for each other in a circle: {cycle}",
         "unknown_step": 'job "{job}" waits for "{missing}", which is not in the workflow',
+        "awaits_too_many": "{jobs} jobs of an array that wait for {others} others each: at most"
+        " {most} such pairs are kept",
         "no_steps": "a workflow needs at least one job",
         "named_twice": 'two jobs of the workflow are named "{job}"',
     }
@@ -92,6 +95,9 @@ def refused(ctx: Context, spec: JobSpec) -> Reason | None:
     for dependency in spec.after:
         if dependency.kind != "singleton" and dependency.job not in ctx.view.jobs:
             return reason("unknown_dependency", job=dependency.job)
+    jobs, others = spec.array.count if spec.array else 1, len(awaited(ctx, spec)[0])
+    if jobs > 1 and jobs * others > MOST_AWAITED:
+        return reason("awaits_too_many", jobs=jobs, others=others, most=MOST_AWAITED)
     return None
 
 

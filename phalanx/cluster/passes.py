@@ -51,6 +51,7 @@ sentences(
     }
 )
 
+MOST_STARTS = 1_000  # in one pass: the rest starts in the next, and others are heard between
 MOST_HOPELESS = 8  # demands without any prospect that do not keep the next job from a promise
 
 
@@ -81,6 +82,9 @@ class Pass:
         self._empty_windows()
         self._collect()
         self._in_order()
+        self._queue.unfinished = len(self._decisions) >= MOST_STARTS
+        if self._queue.unfinished:
+            return self._decisions
         self._starving()
         for number in list(self._queue.state.reserved):
             if number not in self._bind:
@@ -117,7 +121,7 @@ class Pass:
         left = max(1, self._policy.reservations)
         hopeless: dict[int, None] = {}  # demands that no end of what runs would make room for
         looks = self._policy.backfill_depth
-        while (found := front.pop()) is not None:
+        while len(self._decisions) < MOST_STARTS and (found := front.pop()) is not None:
             number, lane, demand, source = found
             if id(demand) in hopeless:
                 looks -= 1

@@ -70,6 +70,7 @@ class Queue:
         self._job_gpus: dict[int, tuple[str, str, int]] | None = None  # None: not built yet
         self._horizon: Horizon | None = None
         self._sets: dict[int, Nodes] = {}  # nodes of ``state.reserved``
+        self.unfinished = False  # the last pass stopped before it had come to all jobs
         self._window_sets: dict[str, tuple[tuple[int, ...], Nodes]] = {}
 
     def on_pending(self, view: View, job: Job) -> None:

@@ -79,6 +79,10 @@ def _server(call: Call) -> list[Family]:
             "Bytes of step records that were overwritten before they were read.",
             steps.lost_bytes,
         ),
+        "phalanx_connections_dismissed_total": (
+            "Connections without a token that had to make room for others.",
+            server.gate.dismissed,
+        ),
         "phalanx_audit_lines_total": ("Lines of the audit log, ever.", server.audit.head.number),
         "phalanx_audit_lost_total": (
             "Lines of the audit log that could not be written (full disk).",
@@ -101,6 +105,7 @@ def _server(call: Call) -> list[Family]:
             "1 while nothing can be stored.",
             int(bool(leading.controller.problem)),
         ),
+        "phalanx_connections_unknown": ("Connections that showed no token.", len(server.gate)),
         "phalanx_longest_handling_seconds": (
             "The longest that one event took the core, of this leadership.",
             leading.controller.longest_handling_seconds,

@@ -53,6 +53,7 @@ ENDPOINTS: list[Endpoint] = [
     *api_page.ENDPOINTS,
     *api_plan.ENDPOINTS,
 ]
+LEAST_BODY_BYTES = 1 << 10  # that a request counts as
 KEY = re.compile(r"[A-Za-z0-9._-]{1,128}")
 HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 
@@ -152,7 +153,10 @@ def _route(server: Server, endpoint: Endpoint) -> Callable[[Request], Awaitable[
             response = _response(endpoint, answer)
             made = [f"job {job}" for job in answer.jobs] if isinstance(answer, Done) else []
             detail = ", ".join(made)
-        _write_audit(server, endpoint, request, client, token, response.status_code, detail)
+        status = response.status_code
+        if token is not None and 400 <= status < 500 and status != 429:
+            server.refusal_limit.take(token.id, time.monotonic())
+        _write_audit(server, endpoint, request, client, token, status, detail)
         return response
 
     return handle
@@ -200,8 +204,15 @@ def _authenticate(
     except AuthError:
         _limit(server.client_limit.take(client, now))  # guessing is slow
         raise
+    server.gate.passed(request.scope.get("client"))
     if token.role != "join":  # a whole fleet joins with one token
         _limit(server.token_limit.take(token.id, now))
+        _limit(server.refusal_limit.wait(token.id, now))
+        if endpoint.audited:
+            _limit(server.order_limit.take(token.id, now))
+            length = request.headers.get("content-length", "")
+            size = int(length) if length.isdigit() and len(length) < 20 else len(length)
+            _limit(server.body_limit.take(token.id, now, max(size, LEAST_BODY_BYTES)))
     return token
 
 

@@ -6,7 +6,10 @@ import asyncio
 import logging
 import sqlite3
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -47,6 +50,8 @@ FINE_LEDGER_NS = 2 * 86_400 * 10**9
 COARSE_LEDGER_NS = 600 * 10**9
 ENDED = ("done", "failed", "cancelled")
 MOST_PLACEMENTS = 1_000
+MOST_FRESH = 50  # jobs of one event whose runs are begun at once
+MOST_COPIES = 500  # runs that are written at a time
 FORGOTTEN_NS = 60 * 10**9  # a failure this long ago is not why a gang forms again
 _ADVICE: dict[type, str] = {
     NodeSilent: "node_lost",
@@ -88,6 +93,7 @@ class Chronicle:
         self._failures: dict[int, tuple[int, Event]] = {}  # by job: since when, and what
         self._placed: dict[int, Placement] = {}  # by job: the last one that its run tells of
         self._newest = max(core.view.jobs, default=0)
+        self._unseen: deque[int] = deque()  # jobs of a large array that have no run yet
         self._written: dict[str, dict[str, int]] = {}  # by owner: its ledger as it is stored
         self._thin_ns = 0  # when old sums are thinned out next
         self._ended = {n for n, job in core.view.jobs.items() if job.state in ENDED}
@@ -104,7 +110,9 @@ class Chronicle:
             self._failed(event)
         last = next(reversed(jobs), 0)
         numbers = [job_of(each) for each in (body, *(command.body for command in commands))]
-        numbers += range(self._newest + 1, last + 1)
+        fresh = range(self._newest + 1, last + 1)
+        numbers += fresh[:MOST_FRESH]
+        self._unseen.extend(fresh[MOST_FRESH:])
         self._newest = max(self._newest, last)
         for number in dict.fromkeys(numbers):
             job = jobs.get(number)
@@ -307,7 +315,9 @@ class Chronicle:
         ledger_due = 0.0
         while True:
             await asyncio.sleep(FLUSH_SECONDS)
-            dirty, self._dirty = self._dirty, {}
+            self._look_at_unseen()
+            dirty = dict(islice(self._dirty.items(), MOST_COPIES))
+            self._dirty = dict(islice(self._dirty.items(), MOST_COPIES, None))
             try:
                 copies = self._copies(dirty)
                 await asyncio.to_thread(self._write, copies)
@@ -319,6 +329,13 @@ class Chronicle:
                 self._dirty = {**dirty, **self._dirty}
             for number in [n for n in self._runs if n in self._ended and n not in self._dirty]:
                 del self._runs[number]
+
+    def _look_at_unseen(self) -> None:
+        """Runs of a large array are begun some at a time: nobody waits for all of them."""
+        for _ in range(min(MOST_COPIES, len(self._unseen))):
+            job = self.core.view.jobs.get(self._unseen.popleft())
+            if job is not None:
+                self._note(job, self.core.view.now_ns)
 
     def _copies(self, dirty: Iterable[int]) -> list[tuple[int, Run]]:
         """Runs as they are now, to be written by a thread; one that cannot be is left out."""
@@ -388,6 +405,7 @@ def first_look(job: Job) -> Run:
     )
 
 
+@lru_cache(maxsize=64)  # all jobs of an array run the same
 def _config(payload: str) -> dict[str, Any]:
     try:
         work = decode_payload(payload)

@@ -13,8 +13,8 @@ import hashlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
-
+from phalanx.control.gate import Gate
+from phalanx.control.http_connection import HEAD_SECONDS, HttpConnection
 from phalanx.control.wire import AGENT_PATH
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 AGENT_LINE = f"GET {AGENT_PATH} HTTP/1.1\r\n".encode()
 MOST_HEAD_BYTES = 16 << 10
-FIRST_SECONDS = 30.0  # for a connection's first words
+FIRST_SECONDS = 30.0  # for an agent's first message
 TOO_LONG = b"HTTP/1.1 431 Too Large\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"  # of RFC 6455
 
@@ -32,12 +32,16 @@ Headers = dict[bytes, bytes]
 class Front(asyncio.Protocol):
     """One connection until its first words tell who it is."""
 
-    __slots__ = ("_agent", "_buffer", "_due", "_state", "_transport", "_uvicorn")
+    __slots__ = ("_agent", "_buffer", "_due", "_gate", "_state", "_transport", "_uvicorn")
 
     def __init__(
-        self, agent: Callable[[Headers, Any], AgentSocket], server_state: Any, **rest: Any
+        self,
+        agent: Callable[[Headers, Any], AgentSocket],
+        gate: Gate,
+        server_state: Any,
+        **rest: Any,
     ) -> None:
-        self._agent, self._state = agent, server_state
+        self._agent, self._gate, self._state = agent, gate, server_state
         self._uvicorn = rest
         self._buffer = b""
         self._transport: asyncio.Transport = None  # type: ignore[assignment]
@@ -46,11 +50,19 @@ class Front(asyncio.Protocol):
         self._transport = transport  # type: ignore[assignment]
         self._state.connections.add(self)
         loop = asyncio.get_running_loop()
-        self._due = loop.call_later(FIRST_SECONDS, transport.abort)  # type: ignore[attr-defined]
+        self._due = loop.call_later(HEAD_SECONDS, transport.abort)  # type: ignore[attr-defined]
+        peer = transport.get_extra_info("peername")
+        if not self._gate.enter(self, str(peer[0]) if peer else ""):
+            self.dismiss()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._due.cancel()
+        self._gate.leave(self)
         self._state.connections.discard(self)
+
+    def dismiss(self) -> None:
+        """Close it at once: others are waiting."""
+        self._transport.abort()
 
     def shutdown(self) -> None:
         """uvicorn stops serving."""
@@ -73,10 +85,13 @@ class Front(asyncio.Protocol):
         if headers is None or headers.get(b"upgrade", b"").lower() != b"websocket":
             self._hand_over(self._plain(), self._buffer)
         else:
+            self._gate.leave(self)  # its token is looked at in a moment
             self._hand_over(self._agent(headers, self._state), self._buffer[end + 4 :])
 
     def _plain(self) -> asyncio.Protocol:
-        return HttpToolsProtocol(server_state=self._state, **self._uvicorn)
+        plain = HttpConnection(self._gate, server_state=self._state, **self._uvicorn)
+        self._gate.replace(self, plain)
+        return plain
 
     def _hand_over(self, protocol: asyncio.Protocol, data: bytes) -> None:
         transport = self._transport

@@ -76,7 +76,7 @@ def serve(
     server.url = options.url or f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
     config = Config(
         make_app(server),
-        http=partial(Front, partial(AgentSocket, server)),  # type: ignore[arg-type]
+        http=partial(Front, partial(AgentSocket, server), server.gate),  # type: ignore[arg-type]
         ws="websockets-sansio",
         ws_max_size=MOST_FRAME_BYTES,
         ws_ping_interval=None,

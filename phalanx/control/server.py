@@ -30,6 +30,7 @@ from phalanx.control.chronicle import Chronicle
 from phalanx.control.controller import Controller, CoreFailedError
 from phalanx.control.expectation import Expectations
 from phalanx.control.fleet_history import FleetHistory
+from phalanx.control.gate import Gate
 from phalanx.control.helper import Helper
 from phalanx.control.hub import Hub
 from phalanx.control.joining import Joining
@@ -89,6 +90,12 @@ class Options(Struct, frozen=True, kw_only=True):
     request_burst: int = 400
     failures_per_second: float = 5.0  # of one address without a good token
     failure_burst: int = 50
+    orders_per_second: float = 50.0  # of one token: requests that change something
+    order_burst: int = 400
+    refusals_per_second: float = 10.0  # of one token: requests that were refused
+    refusal_burst: int = 400
+    body_bytes_per_second: float = 1 << 20  # of one token
+    body_burst: int = 32 << 20
     webhooks: tuple[str, ...] = ()  # told of findings and ended jobs
     audit_to: tuple[str, ...] = ()  # where audit lines are sent too
     keep_audit_days: float = 400.0
@@ -185,6 +192,11 @@ class Server:
         self.authority: Authority | None = None  # where it makes its own certificates
         self.token_limit = RateLimit(options.requests_per_second, options.request_burst)
         self.client_limit = RateLimit(options.failures_per_second, options.failure_burst)
+        limited = float(options.requests_per_second > 0)  # 0: nothing is
+        self.order_limit = RateLimit(limited * options.orders_per_second, options.order_burst)
+        self.refusal_limit = RateLimit(limited * options.refusals_per_second, options.refusal_burst)
+        self.body_limit = RateLimit(limited * options.body_bytes_per_second, options.body_burst)
+        self.gate = Gate()
 
     async def await_own_nodes(self, nodes: int, seconds: float) -> int:
         """Until so many nodes are connected, or so long; how many are then.

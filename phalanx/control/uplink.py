@@ -105,7 +105,7 @@ class Uplink:
                 try:
                     if await self._once(url, listener):
                         tries = 0
-                except (OSError, ConnectionClosed, InvalidHandshake, TimeoutError) as error:
+                except (OSError, ConnectionClosed, InvalidHandshake, msgspec.MsgspecError) as error:
                     level = logging.WARNING if tries == 0 else logging.DEBUG
                     why = getattr(error, "reason", error)  # urllib hides it in an error of its own
                     why = next(filter(None, (advice(each, url) for each in (error, why))), why)

@@ -189,8 +189,12 @@ class Link:
                 return
             if not data:
                 return
-            for body in unframer.feed(data):
-                self._heard(decode_order(body))
+            try:
+                orders = [decode_order(body) for body in unframer.feed(data)]
+            except (ValueError, RecursionError):  # no words of an agent: it is tried again
+                return
+            for order in orders:
+                self._heard(order)
 
 
 def _timeval(seconds: float) -> bytes:

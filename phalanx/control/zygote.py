@@ -145,11 +145,11 @@ class Zygote:
         assert self._agent is not None
         try:
             data = self._agent.recv(1 << 16)
-            messages = self._unframer.feed(data)
-        except (OSError, ValueError):
+            messages = [decode_to_zygote(body) for body in self._unframer.feed(data)]
+        except (OSError, ValueError, RecursionError):  # whoever speaks so is not heard any more
             data, messages = b"", []
-        for body in messages:
-            self._obey(decode_to_zygote(body))
+        for message in messages:
+            self._obey(message)
         if not data:
             self._part()
 

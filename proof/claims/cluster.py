@@ -214,4 +214,38 @@ CLUSTER = (
         minutes=3,
         needs=(Need.QUIET, Need.FILES),
     ),
+    Claim(
+        name="longest-handling",
+        says="No order holds the core of 12,500 nodes up, whatever a person asks for.",
+        command="python -m benchmarks.hostile_orders",
+        figures=(
+            Figure(
+                "longest_ms",
+                "the longest handling of one event",
+                "ms",
+                at_most=200,
+                regression=0.5,
+            ),
+        ),
+        minutes=0.5,
+        needs=QUIET,
+    ),
+    Claim(
+        name="slow-clients",
+        says="10,000 idle or slow connections without a token keep nobody else waiting.",
+        command="python -m benchmarks.slow_clients",
+        figures=(
+            # One request in a hundred meets an accept of many connections, or does not.
+            Figure(
+                "p99_ms",
+                "requests of others meanwhile, 99th percentile",
+                "ms",
+                at_most=50,
+                regression=1.0,
+            ),
+            Figure("server_share", "the server meanwhile, of a core", "%", at_most=1.0),
+        ),
+        minutes=2,
+        needs=(Need.QUIET, Need.FILES),
+    ),
 )

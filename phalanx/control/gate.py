@@ -1,0 +1,99 @@
+"""Connections of callers that have not shown a token: how many there may be, and for how long.
+
+Whoever has business here shows a token within moments. So of too many that have not, the one that
+has been there for longest goes: a flood of idle or slow ones keeps nobody else out.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Protocol
+
+MOST_UNKNOWN = 4_096  # connections without a token, in all
+MOST_OF_ADDRESS = 1_024  # and of one address
+GRACE_SECONDS = 3.0  # nobody goes before: a whole fleet connects at once after a restart
+HARD_FACTOR = 8  # beyond so many times the bound a new one goes at once
+
+
+class Guest(Protocol):
+    """A connection that may be told to go."""
+
+    def dismiss(self) -> None:
+        """Close it at once."""
+
+
+class Gate:
+    """Everybody who is connected and has shown no token yet."""
+
+    def __init__(
+        self,
+        most: int = MOST_UNKNOWN,
+        most_of_address: int = MOST_OF_ADDRESS,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.dismissed = 0
+        self._most, self._most_of_address, self._now = most, most_of_address, now
+        self._all: OrderedDict[Guest, tuple[str, float]] = OrderedDict()
+        self._of: dict[str, OrderedDict[Guest, None]] = {}
+        self._by_peer: dict[tuple[str, int], Guest] = {}
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def enter(self, guest: Guest, address: str) -> bool:
+        """Lets a connection in; False: there are far too many, and it has to go."""
+        mine = self._of.get(address)
+        if len(self._all) >= HARD_FACTOR * self._most:
+            self.dismissed += 1
+            return False
+        if mine is not None and len(mine) >= self._most_of_address:
+            self._make_room(next(iter(mine)))
+        elif len(self._all) >= self._most:
+            self._make_room(next(iter(self._all)))
+        self._all[guest] = (address, self._now())
+        self._of.setdefault(address, OrderedDict())[guest] = None
+        return True
+
+    def is_guest(self, guest: Guest) -> bool:
+        """Whether a connection has shown no token yet."""
+        return guest in self._all
+
+    def leave(self, guest: Guest) -> None:
+        """A connection has shown a token, or is gone."""
+        known = self._all.pop(guest, None)
+        if known is not None:
+            mine = self._of[known[0]]
+            del mine[guest]
+            if not mine:
+                del self._of[known[0]]
+
+    def replace(self, before: Guest, after: Guest) -> None:
+        """A connection is another object's from now on; it keeps its age."""
+        known = self._all.get(before)
+        if known is None:
+            return
+        self.leave(before)
+        self._all[after] = known
+        self._of.setdefault(known[0], OrderedDict())[after] = None
+
+    def known_as(self, peer: tuple[str, int], guest: Guest) -> None:
+        """Remembers whose connection comes from an address and port."""
+        self._by_peer[peer] = guest
+
+    def forget(self, peer: tuple[str, int]) -> None:
+        """A connection is gone."""
+        self._by_peer.pop(peer, None)
+
+    def passed(self, peer: tuple[str, int] | None) -> None:
+        """Whoever connects from there has shown a good token."""
+        guest = self._by_peer.get(peer) if peer is not None else None
+        if guest is not None:
+            self.leave(guest)
+
+    def _make_room(self, oldest: Guest) -> None:
+        if self._now() - self._all[oldest][1] > GRACE_SECONDS:
+            self.leave(oldest)
+            self.dismissed += 1
+            oldest.dismiss()

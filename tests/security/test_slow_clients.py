@@ -1,0 +1,152 @@
+"""Idle and slow connections go, and keep nobody else out."""
+
+from __future__ import annotations
+
+import http.client
+import socket
+import time
+from pathlib import Path
+
+import pytest
+
+from phalanx.control import http_connection
+from phalanx.control.gate import GRACE_SECONDS, Gate
+from phalanx.control.limits import RateLimit
+from tests.control.servers import ServerProcess
+
+
+class Guest:
+    """A connection that notes when it is told to go."""
+
+    def __init__(self) -> None:
+        self.gone = False
+
+    def dismiss(self) -> None:
+        self.gone = True
+
+
+def test_the_oldest_stranger_makes_room() -> None:
+    now = [0.0]
+    gate = Gate(3, 10, lambda: now[0])
+    guests = [Guest() for _ in range(5)]
+    for index, guest in enumerate(guests[:4]):
+        assert gate.enter(guest, f"address {index}")
+    assert not any(guest.gone for guest in guests)  # a fleet that connects at once is let in
+    now[0] += GRACE_SECONDS + 1
+    gate.leave(guests[0])  # has shown a token
+    gate.enter(guests[4], "another")
+    assert [guest.gone for guest in guests] == [False, True, False, False, False]
+    assert len(gate) == 3 and gate.dismissed == 1
+
+
+def test_one_address_makes_room_for_itself() -> None:
+    now = [0.0]
+    gate = Gate(100, 2, lambda: now[0])
+    other = Guest()
+    gate.enter(other, "other")
+    mine = [Guest() for _ in range(5)]
+    for guest in mine:
+        now[0] += GRACE_SECONDS + 1
+        gate.enter(guest, "mine")
+    assert [guest.gone for guest in mine] == [True, True, True, False, False] and not other.gone
+
+
+def test_far_too_many_are_turned_away_at_once() -> None:
+    gate = Gate(2, 100, lambda: 0.0)
+    assert [gate.enter(Guest(), str(n)) for n in range(17)] == [True] * 16 + [False]
+
+
+def test_a_limit_counts_by_cost_and_can_be_asked() -> None:
+    limit = RateLimit(10, 100)
+    assert limit.take("a", 0.0, 60) == 0.0
+    assert limit.wait("a", 0.0) == 0.0
+    assert limit.take("a", 0.0, 60) == pytest.approx(2.0)
+    assert limit.take("a", 2.0, 60) == 0.0
+    assert limit.take("b", 0.0, 1e9) == 0.0  # a full bucket lets anything in, once
+    assert limit.take("b", 0.0, 1) > 0
+
+
+def closed_within(opened: socket.socket, seconds: float, drip: bytes) -> float:
+    """Sends a little now and then until the server closes; how long that took."""
+    began = time.monotonic()
+    opened.settimeout(0.2)
+    while time.monotonic() - began < seconds:
+        try:
+            if drip:
+                opened.sendall(drip)
+            if opened.recv(4096) == b"":
+                return time.monotonic() - began
+        except TimeoutError:
+            continue
+        except OSError:
+            return time.monotonic() - began
+    raise AssertionError(f"still open after {seconds} s")
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("first", "drip", "seconds"),
+    [
+        (b"", b"", http_connection.HEAD_SECONDS),
+        (b"GET /v1/status HTTP/1.1\r\n", b"a: b\r\n", http_connection.HEAD_SECONDS),
+        (b"GET /v1/agent HTTP/1.1\r\n", b"a: b\r\n", http_connection.HEAD_SECONDS),
+        (
+            b"POST /v1/jobs HTTP/1.1\r\nHost: x\r\nContent-Length: 5000\r\n\r\n",
+            b"{",
+            http_connection.BODY_SECONDS,
+        ),
+        (
+            b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\nGET /healthz HTTP/1.1\r\n",
+            b"a: b\r\n",
+            http_connection.HEAD_SECONDS,
+        ),
+    ],
+    ids=["idle", "head", "agent", "body", "second head"],
+)
+def test_whoever_is_slow_is_cut_off(
+    tmp_path: Path, first: bytes, drip: bytes, seconds: float
+) -> None:
+    with ServerProcess(tmp_path / "state") as server:
+        with socket.create_connection(("127.0.0.1", server.port)) as opened:
+            opened.sendall(first)
+            assert closed_within(opened, seconds + 20, drip) <= seconds + 5
+        assert "Traceback" not in server.output()
+
+
+@pytest.mark.timeout(120)
+def test_heads_without_end_are_refused_and_others_are_served(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path / "state") as server:
+        for line in (b"GET /v1/status HTTP/1.1\r\n", b"GET /v1/agent HTTP/1.1\r\n"):
+            with socket.create_connection(("127.0.0.1", server.port)) as opened:
+                opened.sendall(line)
+                assert closed_within(opened, 30, b"a: " + b"b" * 8000 + b"\r\n") < 9
+        idle = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(300)]
+        assert server.call("GET", "/v1/status")[0] == 200
+        text = server.call("GET", "/metrics")[1]
+        found = [line for line in text.splitlines() if line.startswith("phalanx_connections_un")]
+        assert float(found[0].split()[-1]) >= 300
+        for each in idle:
+            each.close()
+        assert "Traceback" not in server.output()
+
+
+@pytest.mark.timeout(120)
+def test_a_connection_with_a_good_token_is_no_stranger(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path / "state") as server:
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+        for _ in range(2):
+            headers = {"Authorization": f"Bearer {server.admin()}"}
+            connection.request("GET", "/metrics", headers=headers)
+            text = connection.getresponse().read().decode()
+            assert "phalanx_connections_unknown 0" in text
+        connection.close()
+
+
+@pytest.mark.timeout(120)
+def test_a_token_that_is_refused_again_and_again_has_to_wait(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path / "state") as server:
+        mallory, alice = server.token("user", "mallory"), server.token("user", "alice")
+        found = [server.call("GET", "/v1/jobs/77", token=mallory)[0] for _ in range(500)]
+        assert set(found) == {404, 429} and found[-1] == 429
+        assert server.call("GET", "/v1/jobs", token=alice)[0] == 200
