@@ -214,14 +214,20 @@ class Trial:
         return found
 
     def _host(self) -> LocalNode:
-        """The node where the ranks of the newest generation meet."""
+        """The node where the ranks of the newest generation meet; they may not have come yet."""
+        self.stage.wait(lambda: self._meets_at() is not None, "ranks that meet", 20)
+        found = self._meets_at()
+        assert found is not None, "its ranks meet nowhere any more"
+        return found
+
+    def _meets_at(self) -> LocalNode | None:
         worker = psutil.Process(self._worker(2))
         ports = {each.raddr.port for each in worker.net_connections("tcp") if each.raddr}
         for node in self.stage.cluster.nodes:
             store = store_pid(node)
             if store is not None and ports & listening({store: ""}).keys():
                 return node
-        raise AssertionError("its ranks meet nowhere")
+        return None
 
     def kill(self, process: Process, slot: int = 1) -> None:
         """SIGKILL; whoever supervises it elsewhere (systemd, say) starts it again soon."""
@@ -346,6 +352,6 @@ def staged(root: Path, *, nodes: int = SLOTS, spares: int = 1, policy: str = "")
     with Stage(root, nodes=nodes, spares=spares, policy=rules) as stage:
         yield stage
         ports |= listening(belonging(root))
-    assert orphans(root) == []
-    assert leaked_ports(ports) == []
-    assert leaked_memory(before) == []
+    assert not (left := orphans(root)), left
+    assert not (open_ports := leaked_ports(ports)), open_ports
+    assert not (memory := leaked_memory(before)), memory
