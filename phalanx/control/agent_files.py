@@ -77,6 +77,7 @@ def next_incarnation(state: Path) -> int:
     path = state / "incarnation"
     number = int(read_text(path) or 0) + 1
     draft = path.with_suffix(".new")
+    draft.touch(mode=0o600)
     draft.write_text(str(number))
     draft.rename(path)
     return number

@@ -35,6 +35,7 @@ from phalanx.control.door import DoorError, read_body
 from phalanx.control.endpoints import ApiError, Call, Endpoint
 from phalanx.control.live import serve_live
 from phalanx.control.openapi import document
+from phalanx.control.sessions import while_good
 from phalanx.control.shells import serve_shell
 from phalanx.control.store import StoreError
 
@@ -150,6 +151,8 @@ def _route(server: Server, endpoint: Endpoint) -> Callable[[Request], Awaitable[
         except ClientDisconnect:
             response = failure(400, "bad_request", "the body ended early")
         else:
+            if endpoint.answer is None and token is not None:
+                answer = while_good(call.leading.tokens, token.id, answer)  # type: ignore[arg-type]
             response = _response(endpoint, answer)
             made = [f"job {job}" for job in answer.jobs] if isinstance(answer, Done) else []
             detail = ", ".join(made)

@@ -50,6 +50,7 @@ def _body(row: Row) -> object:
 def _write(path: Path, text: bytes) -> None:
     path.parent.mkdir(mode=0o700, exist_ok=True)
     draft = path.with_suffix(".tmp")
+    draft.touch(mode=0o600)
     with draft.open("wb") as file:
         file.write(gzip.compress(text, 6))
         file.flush()

@@ -192,6 +192,7 @@ class FleetHistory:
 
 
 def _database(path: Path) -> sqlite3.Connection:
+    path.touch(mode=0o600)
     database = sqlite3.connect(path, check_same_thread=False)
     database.execute("PRAGMA journal_mode=WAL")
     database.execute("PRAGMA synchronous=OFF")

@@ -1,8 +1,9 @@
-"""Files that hold a secret."""
+"""Files that hold a secret, or are at least nobody else's business."""
 
 from __future__ import annotations
 
 import os
+import stat
 from pathlib import Path
 
 
@@ -17,3 +18,15 @@ def write_secret(path: Path, text: str) -> None:
     finally:
         os.close(handle)
     temporary.rename(path)
+
+
+def make_private(folder: Path) -> None:
+    """Files that an earlier release, or somebody, left readable for others are so no more."""
+    for path in (*folder.iterdir(), *(folder / "archive").glob("*")):
+        status = path.lstat()
+        if stat.S_ISREG(status.st_mode) and status.st_mode & 0o077:
+            handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+            try:
+                os.fchmod(handle, 0o600)
+            finally:
+                os.close(handle)

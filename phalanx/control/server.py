@@ -37,7 +37,7 @@ from phalanx.control.joining import Joining
 from phalanx.control.limits import RateLimit
 from phalanx.control.live import Entry, Pushed
 from phalanx.control.recovery import recover
-from phalanx.control.secret_file import write_secret
+from phalanx.control.secret_file import make_private, write_secret
 from phalanx.control.server_key import load_server_key
 from phalanx.control.store import (
     Lead,
@@ -168,6 +168,7 @@ class Server:
         self.options = options
         with _kept_in(options.state):
             options.state.mkdir(parents=True, exist_ok=True, mode=0o700)
+            make_private(options.state)
             self.store: Store = open_store(options.store, options.state)
             keeping = Keeping(days=options.keep_audit_days)
             self.audit = Audit(options.state / AUDIT_NAME, keeping=keeping)

@@ -7,6 +7,8 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
+from phalanx.control.secret_file import write_secret
+
 NAME = "server.json"
 
 
@@ -19,9 +21,7 @@ class ServerFile(Struct, frozen=True):
 
     def write(self, state: Path) -> None:
         """Writes it into the state folder, whole or not at all."""
-        temporary = state / f".{NAME}.new"
-        temporary.write_bytes(msgspec.json.encode(self))
-        temporary.rename(state / NAME)
+        write_secret(state / NAME, msgspec.json.encode(self).decode())
 
     @classmethod
     def there(cls, state: Path) -> bool:

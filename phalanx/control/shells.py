@@ -19,6 +19,7 @@ from phalanx.cluster.job import Job
 from phalanx.control.auth import AuthError, Token, bearer, may_see, require
 from phalanx.control.endpoints import WRITERS
 from phalanx.control.frames import framed
+from phalanx.control.sessions import ENDED, until_over
 from phalanx.control.shell_wire import (
     MOST_UNREAD,
     CloseShell,
@@ -141,7 +142,7 @@ async def serve_shell(server: Server, socket: WebSocket) -> None:
         return
     name = leading.core.view.fleet.nodes[node].name
     note(101, f"opened on {name}: {' '.join(wanted.argv) or 'a shell'}")
-    status = await _serve(leading, socket, job, node, wanted)
+    status = await _serve(leading, token, socket, job, node, wanted)
     note(200, f"closed on {name} after {time.monotonic() - began:.0f} s with {status}")
 
 
@@ -167,7 +168,9 @@ def _node(leading: Leading, job: Job, name: str) -> int:
     return found
 
 
-async def _serve(leading: Leading, socket: WebSocket, job: Job, node: int, wanted: Wanted) -> int:
+async def _serve(
+    leading: Leading, token: Token, socket: WebSocket, job: Job, node: int, wanted: Wanted
+) -> int:
     shells = leading.hub.shells
     request = shells.number()
     order = OpenShell(
@@ -184,11 +187,18 @@ async def _serve(leading: Leading, socket: WebSocket, job: Job, node: int, wante
         await socket.close(REFUSED, "the node is not connected")
         return 1
     typing = asyncio.ensure_future(_pass_input(shells, socket, node, request))
+    over = asyncio.ensure_future(until_over(leading.tokens, token.id))
     status = 1
     try:
         while True:
             getting = asyncio.ensure_future(pieces.get())
-            await asyncio.wait([getting, typing], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([getting, typing, over], return_when=asyncio.FIRST_COMPLETED)
+            if over.done():
+                getting.cancel()
+                last = {"status": status, "problem": ENDED}
+                await socket.send_text(msgspec.json.encode(last).decode())
+                await socket.close(REFUSED, ENDED)
+                return status
             if not getting.done():
                 getting.cancel()
                 return status  # the caller is gone
@@ -206,6 +216,7 @@ async def _serve(leading: Leading, socket: WebSocket, job: Job, node: int, wante
         return status
     finally:
         typing.cancel()
+        over.cancel()
         shells.close(node, request)
 
 

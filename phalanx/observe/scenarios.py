@@ -84,6 +84,7 @@ def write(folder: Path, name: str, report: dict[str, Any]) -> None:
     """Keep a result, whole or not at all."""
     folder.mkdir(parents=True, exist_ok=True)
     temporary = folder / f".{name}.new"
+    temporary.touch(mode=0o600)
     temporary.write_bytes(msgspec.json.encode(report))
     temporary.rename(folder / f"{name}.json")
 

@@ -57,7 +57,8 @@ if [ -d /run/systemd/system ] && [ "$(id -u)" = 0 ]; then
 else
   # Without systemd: a loop of its own, in a session of its own.
   [ ! -f "$folder/agent.pid" ] || kill "$(cat "$folder/agent.pid")" 2>/dev/null || true
-  PHALANX_TOKEN_FILE="$folder/join.token" setsid nohup "$folder/venv/bin/python" -m phalanx agent \\
+  {trust}PHALANX_TOKEN_FILE="$folder/join.token" setsid nohup \\
+    "$folder/venv/bin/python" -m phalanx agent \\
     --join {url} --name {name} --state "$folder/agent" {options} \\
     > "$folder/agent.log" 2>&1 < /dev/null &
   echo $! > "$folder/agent.pid"
@@ -82,19 +83,25 @@ class InstallOptions(Struct, frozen=True, kw_only=True):
 
 def unit_of(name: str, options: InstallOptions) -> str:
     """The systemd unit of one host."""
-    ca = f"Environment=PHALANX_CA={options.ca}\n" if options.ca else ""
-    if options.fingerprint:
-        ca += f"Environment=PHALANX_FINGERPRINT={options.fingerprint}\n"
+    ca = "".join(f"Environment={name}={value}\n" for name, value in _trust(options).items())
     return UNIT.format(
         folder=options.folder, url=options.url, name=name, ca=ca, options=options.options
     )
+
+
+def _trust(options: InstallOptions) -> dict[str, str]:
+    """By what the agents know the server."""
+    given = {"PHALANX_CA": options.ca, "PHALANX_FINGERPRINT": options.fingerprint}
+    return {name: value for name, value in given.items() if value}
 
 
 def script_of(name: str, options: InstallOptions) -> str:
     """What bash runs on the host."""
     package = f"phalanx=={options.version}"
     install = options.install or f'"$folder/venv/bin/python" -m pip install -q {package}'
+    trust = "".join(f"{key}={shlex.quote(value)} " for key, value in _trust(options).items())
     return INSTALL.format(
+        trust=trust,
         folder=shlex.quote(options.folder),
         python=shlex.quote(options.python),
         version=shlex.quote(options.version),
