@@ -85,6 +85,17 @@ class EnvironmentOptions(Part, frozen=True):
     pass_: tuple[str, ...] = field(default=(), name="pass")  # names or patterns: "AWS_*"
 
 
+class ContainmentOptions(Part, frozen=True):
+    """What holds jobs in. Bounds of memory and processes need a control group of the site's."""
+
+    no_new_privileges: bool = True  # false: set-user-ID programs (sudo, ping) work in jobs
+    core_bytes: int = 0  # of a core dump
+    cgroup: str = ""  # folder of a group of version 2 without processes; "": nothing is bounded
+    memory: Literal["share", "none"] = "share"  # a job's GPUs' part of the node's memory
+    processes: int = 32768  # of a job on this node, threads too
+    cpu_weight: int = 100
+
+
 class AgentConfig(Part, frozen=True):
     """Everything about one node."""
 
@@ -94,6 +105,7 @@ class AgentConfig(Part, frozen=True):
     binding: BindingOptions = BindingOptions()
     replicas: ReplicaChannel = ReplicaChannel()
     environment: EnvironmentOptions = EnvironmentOptions()
+    containment: ContainmentOptions = ContainmentOptions()
 
 
 def read_agent_config(path: Path) -> AgentConfig:

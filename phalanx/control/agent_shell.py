@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from phalanx.control.containment import Containment, contain
 from phalanx.control.crew import Crew
 from phalanx.control.hands import Here
 from phalanx.control.job_environment import passed_on
@@ -64,7 +65,9 @@ class Shell:
                 stderr=slave,
                 env=_environment(crew, here, user, order.terminal),
                 start_new_session=True,
-                preexec_fn=partial(_begin, os.getpid(), _folders(here)),
+                preexec_fn=partial(
+                    _begin, os.getpid(), _folders(here), crew.processes.containment(here)
+                ),
                 **_identity(user),
             )
         finally:
@@ -194,11 +197,12 @@ def _signal(process: asyncio.subprocess.Process, number: int) -> None:
             os.killpg(process.pid, number)
 
 
-def _begin(agent: int, folders: list[str]) -> None:
+def _begin(agent: int, folders: list[str], bounds: Containment) -> None:
     """In the child: its terminal is the one that signals come from; it ends with the agent.
 
     It is the job's user by now, and enters what that one may enter.
     """
+    contain(bounds, "shell")
     for folder in folders:
         with suppress(OSError):
             os.chdir(folder)

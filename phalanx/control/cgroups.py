@@ -11,6 +11,8 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
+from phalanx.control.containment import Containment, bound_group, enable_controllers
+
 MOUNTS = (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified"))
 KILL = "cgroup.kill"  # since Linux 5.14; older ones are left to the sub-reaper
 
@@ -23,28 +25,51 @@ class Cgroups:
 
     def __init__(self, name: str) -> None:
         own = own_group()
-        digest = hashlib.sha256(name.encode()).hexdigest()[:16]
-        self._folder = own / f"phalanx-{digest}" if own is not None else None
+        self._name = f"phalanx-{hashlib.sha256(name.encode()).hexdigest()[:16]}"
+        self._folder = own / self._name if own is not None else None
+        self._groups: dict[str, Path] = {}  # by key, of programs that run
         self._ending: list[Path] = []  # killed, and not empty yet
-        if self._folder is not None and self._folder.is_dir():
-            for group in [path for path in self._folder.iterdir() if path.is_dir()]:
-                self._end(group)
+        self._folders: set[Path] = set()  # that groups were made in
+        if self._folder is not None:
+            self._end_left(self._folder)
 
-    def make(self, key: str) -> Path | None:
+    def make(self, key: str, bounds: Containment | None = None) -> Path | None:
         """A group for a program that is about to start; None: there are none here."""
-        if self._folder is None:
+        folder = self._folder
+        if bounds is not None and bounds.group:
+            folder = self._bounded(Path(bounds.group))
+        if folder is None:
             return None
-        group = self._group(self._folder, key)
+        group = folder / key
         try:
             group.mkdir(parents=True, exist_ok=True)
-        except OSError:
+            if bounds is not None:
+                bound_group(group.parent, bounds)
+        except OSError as error:
+            if bounds is not None and bounds.group:
+                problem = f"no bounds for a job below {bounds.group}: {error.strerror}"
+                raise OSError(error.errno, problem) from error
             self._folder = None
             return None
-        return group if (group / KILL).exists() else None
+        self._folders.add(folder)
+        if not (group / KILL).exists():
+            return None
+        self._groups[key] = group
+        return group
+
+    def _bounded(self, base: Path) -> Path:
+        """The folder of our groups below one that the site has made for jobs."""
+        folder = base / self._name
+        if folder not in self._folders:
+            self._end_left(folder)
+        enable_controllers(base)
+        folder.mkdir(exist_ok=True)
+        enable_controllers(folder)
+        return folder
 
     def end(self, key: str) -> None:
         """The program is gone: whatever it left is killed."""
-        if self._folder is not None and (group := self._group(self._folder, key)).is_dir():
+        if (group := self._groups.pop(key, None)) is not None:
             self._end(group)
 
     def sweep(self) -> None:
@@ -54,11 +79,17 @@ class Cgroups:
     def close(self) -> None:
         """Everybody is gone."""
         self.sweep()
-        if self._folder is not None:
-            _removed(self._folder)
+        for folder in self._folders:
+            with suppress(OSError):
+                folder.rmdir()
 
-    def _group(self, folder: Path, key: str) -> Path:
-        return folder / key.replace("/", "-")
+    def _end_left(self, folder: Path) -> None:
+        """What an earlier zygote of this name left."""
+        if folder.is_dir():
+            for job in [path for path in folder.iterdir() if path.is_dir()]:
+                for group in [path for path in job.iterdir() if path.is_dir()]:
+                    self._end(group)
+                self._end(job)
 
     def _end(self, group: Path) -> None:
         with suppress(OSError):
@@ -88,7 +119,9 @@ def _removed(group: Path) -> bool:
     try:
         group.rmdir()
     except FileNotFoundError:
-        return True
+        pass
     except OSError:
         return False
+    with suppress(OSError):
+        group.parent.rmdir()  # its job's, with the last of its programs
     return True

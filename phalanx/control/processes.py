@@ -8,9 +8,12 @@ import signal
 from collections.abc import Callable
 from contextlib import suppress
 
+from msgspec import structs
+
 from phalanx.checkpoint.channel import REPLICA_KEY
 from phalanx.cluster.messages import LocalFact
 from phalanx.control.binding import Seat, held_gpus, read_machine, seats, visible
+from phalanx.control.containment import Containment, memory_share
 from phalanx.control.hands import Hand, Here, Place
 from phalanx.control.job_environment import passed_on
 from phalanx.control.keeper_watch import KeeperWatch, keeper_pid
@@ -51,6 +54,24 @@ class Processes:
         log.info("job %d: rank %d (worker %d): %s", here.job, hand.rank, hand.index, seat)
         return seat
 
+    def containment(self, here: Here) -> Containment:
+        """What holds the processes of a job in."""
+        wanted = self._place.config.containment
+        bounds = Containment(
+            no_new_privileges=wanted.no_new_privileges, core_bytes=wanted.core_bytes
+        )
+        if not wanted.cgroup:
+            return bounds
+        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        share = memory_share(total, here.gpus.bit_count(), self._place.gpus)
+        return structs.replace(
+            bounds,
+            group=wanted.cgroup,
+            memory_bytes=share if wanted.memory == "share" else 0,
+            processes=wanted.processes,
+            cpu_weight=wanted.cpu_weight,
+        )
+
     def root_of(self, here: Here, pid: int) -> int:
         """The process of a job that another one is or descends from; 0: it is not the job's."""
         roots = {hand.pid for hand in (*here.hands.values(), *here.standbys.values())}
@@ -82,6 +103,7 @@ class Processes:
             socket=str(here.agent_socket),
             cores=seat.cores,
             memory_node=seat.numa,
+            containment=self.containment(here),
         )
         await self._zygote.spawn(order, hand.started)
 
@@ -133,6 +155,7 @@ class Processes:
             environment={**self._replicas.environment(), REPLICA_KEY: here.replica_key.hex()},
             user=self.user(here),
             lease_seconds=self.lease_seconds,
+            containment=structs.replace(self.containment(here), group=""),
         )
         await self._zygote.spawn(order)
         if not await self.watch(here, ward_ranks, seconds=KEEPER_SECONDS):

@@ -178,6 +178,7 @@ class Programs:
                 own_port=own_port,
                 cores=seat.cores,
                 memory_node=seat.numa,
+                containment=self._processes.containment(here),
             )
             await self._zygote.spawn(order, hand.started)
 

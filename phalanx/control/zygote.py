@@ -29,6 +29,7 @@ keep_single_threaded()
 # ruff: noqa: E402 - these load numpy and torch, whose pools must not exist when it forks
 from phalanx.control.binding import prefer_memory
 from phalanx.control.cgroups import Cgroups, enter_group
+from phalanx.control.containment import contain
 from phalanx.control.network import enter_namespace
 from phalanx.control.not_started import NOT_STARTED, CannotStartError, enter, tell_agent
 from phalanx.control.output_pump import Pump, Pumps
@@ -196,7 +197,9 @@ class Zygote:
             require_single_thread()
             if order.role == "program" and order.log:
                 output = self._pumps.open(order.key, Path(order.log), owner_of(order.user))
-                group = self._groups.make(order.key)
+                group = self._groups.make(order.key, order.containment)
+            elif order.role == "member" and order.containment.group:
+                group = self._groups.make(order.key, order.containment)
             if order.role == "store":
                 serving = listen_for_ranks(order.host, order.port)
                 port = int(serving.getsockname()[1])
@@ -335,6 +338,8 @@ def be_child(zygote: Zygote, order: Spawn, parent: int, made: Inherited) -> NoRe
         if order.namespace:
             enter_namespace(order.namespace)
         os.environ |= order.environment
+        if order.role in ("member", "program", "keeper"):
+            contain(order.containment, order.role)
         become(order.user)
         if order.folder:
             enter(order.folder)

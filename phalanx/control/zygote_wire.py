@@ -8,6 +8,8 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
+from phalanx.control.containment import Containment
+
 Role = Literal["member", "program", "keeper", "store", "zygote", "doctor"]
 
 LENGTH = struct.Struct("<I")
@@ -38,6 +40,7 @@ class Spawn(Frame, frozen=True, tag=True):
     cores: tuple[int, ...] = ()  # that it is bound to; (): all
     namespace: str = ""  # of the network; "": the zygote's own
     memory_node: int = -1  # NUMA node whose memory it prefers; -1: any
+    containment: Containment = Containment()
     rank: int = -1  # of a program
     store: tuple[str, int, str] = ("", 0, "")  # where a program's ranks meet: host, port, prefix
     own_port: int = 0  # of a store for this program alone, told by its first rank

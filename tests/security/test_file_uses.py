@@ -26,13 +26,15 @@ PROC = "the kernel's own files"
 RUNTIME = "the agent's runtime folder, which nobody else can write"
 AS_USER = "the process has switched to the job's user, or has been told to be itself"
 
+CGROUP_USES = ("make", "_bounded", "close", "enter_group", "own_group", "_end", "_removed")
+
 ALLOWED = {
     "control/agent.py": {"leave": RUNTIME, "run": "connections, not files"},
     "control/agent_details.py": {},
     "control/agent_logs.py": {},
     "control/agent_shell.py": {},
-    "control/cgroups.py": {"make": PROC, "enter_group": PROC, "own_group": PROC, "_end": PROC,
-                           "_removed": PROC},
+    "control/cgroups.py": dict.fromkeys(CGROUP_USES, PROC),
+    "control/containment.py": dict.fromkeys(("contain", "enable_controllers", "bound_group"), PROC),
     "control/crew.py": {
         "__init__": OWN,
         "here": OWN,
