@@ -196,7 +196,8 @@ def say(found: dict[str, Any]) -> None:
 async def submit(server: ServerUnderTest, slots: int, count: int, name: str) -> int:
     gang = {"replicas": slots, "tensor": 8, "slot_gpus": 8}
     spec = {"name": name, "gang": gang, "array": {"count": count, "width": 0}, "retries": 100}
-    return int((await server.call("POST", "/v1/jobs", {"spec": spec}))["jobs"][0])
+    body = {"spec": spec, "work": {"kind": "Script", "argv": ["true"]}}
+    return int((await server.call("POST", "/v1/jobs", body))["jobs"][0])
 
 
 async def gangs(server: ServerUnderTest, fleet: LoadFleet, found: dict[str, Any]) -> None:

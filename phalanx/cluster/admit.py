@@ -19,6 +19,7 @@ from phalanx.config.errors import Problem, did_you_mean, problem
 sentences(
     {
         "unknown_qos": 'there is no class of service "{qos}": {nearest}',
+        "qos_closed": "class of service {qos} is for {teams}, not for team {team}",
         "unknown_partition": 'no node is in partition "{partition}": {nearest}',
         "partition_closed": "partition {partition} is for {teams}, not for team {team}",
         "partitions_barred": "its team or its time limit keeps it out of {partitions}, and"
@@ -81,6 +82,9 @@ def _names(view: View, spec: JobSpec) -> Reason | None:
     if spec.qos not in policy.qos:
         nearest = did_you_mean(spec.qos, list(policy.qos))
         return reason("unknown_qos", qos=spec.qos, nearest=nearest)
+    teams = policy.qos[spec.qos].teams
+    if teams and spec.team not in teams:
+        return reason("qos_closed", qos=spec.qos, teams=", ".join(teams), team=spec.team)
     return None
 
 
@@ -219,7 +223,7 @@ MOST = 1 << 62
 def policy_problems(policy: Policy) -> list[Problem]:
     """What is wrong with a site's rules."""
     found = _queue_problems(policy.queue)
-    parts = ("spares", "fabric", "timeouts", "health", "recovery", "storage", "price")
+    parts = ("users", "spares", "fabric", "timeouts", "health", "recovery", "storage", "price")
     numbers = {
         f"{part}.{name}": value
         for part in parts

@@ -44,6 +44,7 @@ class Form(Order, frozen=True, tag=True):
     micro_batches: tuple[int, ...] = ()  # by replica, where they are unequal
     asks_leave: bool = False  # before it writes a durable checkpoint
     payload: str = ""
+    user: str = ""  # whom it runs as, where the agent is root
 
 
 class Restore(Order, frozen=True, tag=True):

@@ -22,6 +22,7 @@ sentences(
         "dependency_stuck": "waits for job {job}, which can never start: cancel that one",
         "array_width": "its array runs at most {width} jobs at a time",
         "held": "held by a person",
+        "operator_holds": "only an operator can let job {job} in again: it is {why}",
         "unknown_dependency": "depends on job {job}, which does not exist",
         "cycle": "the jobs wait for each other in a circle: {cycle}",
         "unknown_step": 'job "{job}" waits for "{missing}", which is not in the workflow',

@@ -54,6 +54,7 @@ class Requeue(Body, frozen=True, tag=True):
     job: int
     hold: bool = False
     request: str = ""
+    operator: bool = True  # who asks is one: then only one lets it in again
 
 
 class Hold(Body, frozen=True, tag=True):
@@ -62,6 +63,7 @@ class Hold(Body, frozen=True, tag=True):
     job: int
     held: bool = True
     request: str = ""
+    operator: bool = True  # who asks is one: then only one lets it in again
 
 
 class Scale(Body, frozen=True, tag=True):
@@ -154,6 +156,7 @@ class NodeSilent(Body, frozen=True, tag=True):
 
     node: int
     connection_lost: bool = False
+    broke_ns: int = -1  # when it did; -1: nobody saw it
 
 
 class NodeSeen(Body, frozen=True, tag=True):

@@ -133,6 +133,7 @@ def form_order(ctx: Context, job: Job) -> Form:
         micro_batches=gang.micro_batches,
         asks_leave=ctx.policy.storage.flushes > 0,
         payload=job.spec.payload,
+        user=job.spec.user,
     )
 
 
@@ -298,6 +299,8 @@ def on_progress(ctx: Context, fact: Progress) -> Job | None:
     passed = fact.at_ns - ctx.ledger.accounts[job.id].settled_ns
     ctx.ledger.progress(job, fact)
     _learn(job, fact)
+    if current and steps > 0 and job.agent_ends:
+        job.agent_ends = ()  # its start ends no agents
     if current and steps > 0 and passed > 0:
         if ctx.ledger.accounts[job.id].step - steps == gang.restored:
             job.first_step_ns = max(job.first_step_ns, passed)

@@ -19,7 +19,7 @@ DURABLES_KEPT = 2048  # checkpoints of a job that the core remembers, to roll ba
 SKIPS_KEPT = 16  # ranges of samples; older ones are in every checkpoint that is left
 
 
-class GangShape(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class GangShape(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """A gang: ``replicas`` copies of tensor * context * pipeline ranks, one rank a GPU.
 
     Ranks are laid out pipeline, data, context, tensor (tensor innermost), as in the mesh. A slot
@@ -91,7 +91,7 @@ class GangShape(Struct, frozen=True, kw_only=True, omit_defaults=True):
         return tuple(dict.fromkeys(block % replicas for block in blocks))
 
 
-class Expected(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Expected(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """Times that the plan predicts; the core replaces them by what it measures.
 
     Recovery compares its choices by these, and every timeout is derived from them.
@@ -122,7 +122,9 @@ class Expected(Struct, frozen=True, kw_only=True, omit_defaults=True):
         return max(self.rejoin_ns, started)
 
 
-class JobTimeouts(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class JobTimeouts(
+    Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
     """What a job says itself of how long it may be quiet; 0: as the policy's ``timeouts`` say."""
 
     first_step_ns: int = 0  # of every generation, until its first step is reported
@@ -130,7 +132,7 @@ class JobTimeouts(Struct, frozen=True, kw_only=True, omit_defaults=True):
     idle_ns: int = 0  # without steps, CPU, GPU and output: then it is restarted
 
 
-class Dependency(Struct, frozen=True):
+class Dependency(Struct, frozen=True, forbid_unknown_fields=True):
     """This job waits for others. singleton: for every job of the same name and user.
 
     The members of an array that is a singleton run one after another.
@@ -140,7 +142,7 @@ class Dependency(Struct, frozen=True):
     job: int = 0
 
 
-class Array(Struct, frozen=True):
+class Array(Struct, frozen=True, forbid_unknown_fields=True):
     """Many jobs from one submission, at most ``width`` at a time (0: any number)."""
 
     count: int
@@ -312,6 +314,7 @@ class Job(Struct, kw_only=True, omit_defaults=True):
     array_parent: int = 0  # id of the array's first job; 0: no array
     array_index: int = 0
     held: bool = False  # a person keeps it out of the queue
+    operator_hold: Reason | None = None  # why only an operator lets it in again; None: anybody may
     wanted: int = 0  # replicas; 0: as the submission says
     gang: Gang | None = None
     step_ns: int = 0  # as measured; 0: not yet
@@ -332,6 +335,7 @@ class Job(Struct, kw_only=True, omit_defaults=True):
     kept: Kept | None = None  # while it waits: what nodes hold for it in memory
     dispute: Dispute | None = None  # a step that replicas disagreed on, and nobody knew who erred
     failed_formations: int = 0  # in a row, before a step was tried
+    agent_ends: tuple[tuple[int, int], ...] = ()  # at its start: (generation, node)
     waiting_for: dict[int, None] = {}  # jobs it depends on that have not ended
     never: bool = False  # a dependency can never be satisfied
     parted_step: int = -1  # at which ranks last lost each other while all their nodes lived

@@ -124,7 +124,7 @@ def create(ctx: Context, spec: JobSpec) -> int:
 def let_in(ctx: Context, job: Job) -> None:
     """Puts a job into the queue, unless its array is at its width or a person holds it."""
     if job.held:
-        job.eligible, job.why = False, reason("held")
+        job.eligible, job.why = False, job.operator_hold or reason("held")
         return
     job.state = "pending"
     job.eligible = True
@@ -297,13 +297,14 @@ def requeue(ctx: Context, fact: Requeue) -> None:
     if _refused_as_ending(ctx, job, fact.request):
         return
     if fact.hold and job.state in ("pending", "draining"):
-        hold(ctx, Hold(job=job.id, request=fact.request))
+        hold(ctx, Hold(job=job.id, request=fact.request, operator=fact.operator))
         return
     if job.placement is None or job.state == "draining":
         why = reason("not_running", job=job.id, state=job.state)
         ctx.emit((), Refuse(reason=why, request=fact.request, job=job.id))
         return
     job.held = fact.hold
+    job.operator_hold = reason("held") if fact.hold and fact.operator else None
     told = reason("drained" if fact.hold else "requeued")
     depart_safely(ctx, job, "pending", told)
     ctx.emit((), Accept(reason=told, request=fact.request, job=job.id))
@@ -377,15 +378,26 @@ def hold(ctx: Context, fact: Hold) -> None:
         return
     if fact.held and _refused_as_ending(ctx, job, fact.request):
         return
+    if not fact.held and job.operator_hold is not None and not fact.operator:
+        why = reason("operator_holds", job=job.id, why=str(job.operator_hold))
+        ctx.emit((), Refuse(reason=why, request=fact.request, job=job.id))
+        return
+    if fact.operator:
+        job.operator_hold = reason("held") if fact.held else None
     changed, job.held = job.held != fact.held, fact.held
     if changed and fact.held and job.id in ctx.view.pending:
-        job.eligible = False
-        job.waited_ns += ctx.now_ns - job.queued_ns
-        withdraw(ctx, job)
-        job.why = reason("held")
+        keep_out(ctx, job)
     elif changed and not fact.held and job.state == "pending" and not blocked(ctx, job):
         let_in(ctx, job)
     ctx.emit((), Accept(reason=reason("accepted"), request=fact.request, job=job.id))
+
+
+def keep_out(ctx: Context, job: Job) -> None:
+    """Takes a job that is held out of the queue."""
+    job.eligible = False
+    job.waited_ns += ctx.now_ns - job.queued_ns
+    withdraw(ctx, job)
+    job.why = job.operator_hold or reason("held")
 
 
 def blocked(ctx: Context, job: Job) -> bool:

@@ -104,13 +104,13 @@ class Liveness:
         for node in self._asked:
             self._asked[node] += deaf_ns
 
-    def lost(self, node: int) -> NodeSilent | None:
-        """A node's connection broke."""
+    def lost(self, node: int, broke_ns: int = -1) -> NodeSilent | None:
+        """A node's connection broke, and it did not come back."""
         if self._status[node] != WATCHED:
             return None
         self._status[node] = SILENT
         self._asked.pop(node, None)
-        return NodeSilent(node=node, connection_lost=True)
+        return NodeSilent(node=node, connection_lost=True, broke_ns=broke_ns)
 
     def silent(self, now_ns: int) -> list[NodeSilent]:
         """Nodes that have been quiet for too long, each reported once."""

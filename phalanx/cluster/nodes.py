@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from phalanx.cluster import health, left_memory
+from phalanx.cluster import agent_ends, health, left_memory
 from phalanx.cluster.causes import cause_of
 from phalanx.cluster.commands import Accept, Refuse, Stop
 from phalanx.cluster.context import Context
@@ -73,7 +73,8 @@ def on_silent(ctx: Context, fact: NodeSilent) -> None:
     state = ctx.fleet.state(node)
     if state is NodeState.DEAD:
         return
-    health.incident(ctx, node, cause)
+    if not agent_ends.ended(ctx, node, fact.broke_ns):
+        health.incident(ctx, node, cause)
     if state is NodeState.QUARANTINED or health.allowed(ctx, node, cause):
         bury(ctx, node, cause)
     elif state in (NodeState.HEALTHY, NodeState.SPARE) and not ctx.fleet.spare_for(node):
@@ -110,8 +111,11 @@ def on_seen(ctx: Context, fact: NodeSeen) -> None:
     node, inventory = fact.node, fact.inventory
     if inventory.incarnation < ctx.health.incarnation.get(node, 0):
         return  # a late echo of an agent that is gone
+    before = ctx.health.incarnation.get(node, inventory.incarnation)
     ctx.health.incarnation[node] = inventory.incarnation
     state = ctx.fleet.state(node)
+    if inventory.incarnation > before and state is not NodeState.DEAD:
+        agent_ends.ended(ctx, node, ctx.now_ns)
     health.heard(ctx, node)
     reconcile(ctx, node, inventory)
     if state is NodeState.DEAD:

@@ -31,6 +31,7 @@ class Qos(Part, frozen=True):
     """A class of service."""
 
     priority: int = 0  # added to the job's own
+    teams: tuple[str, ...] = ()  # that may use it; (): all
     preempts: bool = False  # may evict preemptible jobs of lower priority
     most_gpus_per_job: int = 0  # 0: no limit
     most_gpus: int = 0  # of all its running jobs together; 0: no limit
@@ -68,6 +69,13 @@ class QueuePolicy(Part, frozen=True):
     replan_ns: int = 30 * SECOND_NS  # a reserved start is looked for anew this often
     unbounded_ns: int = 30 * DAY_NS  # assumed of a job without limit or number of steps
     delay_ns: int = 100_000_000  # changes are gathered this long before the queue is looked at
+
+
+class UserPolicy(Part, frozen=True):
+    """What users may ask for; operators (the role admin) may ask for anything."""
+
+    most_priority: int = 100  # of their jobs; they may be as modest as they like
+    most_retries: int = 100
 
 
 class SparePolicy(Part, frozen=True):
@@ -159,6 +167,9 @@ class RecoveryPolicy(Part, frozen=True):
     # twice as long. What comes from outside (a signal, a lost node or peer) never waits.
     back_off_ns: int = 10 * SECOND_NS
     most_back_off_ns: int = 5 * 60 * SECOND_NS
+    # An agent that ends within this after it was told to start a job, before a step, may have ended
+    # through it: at the second, the job is kept out of the queue until an operator lets it in.
+    agent_end_ns: int = 60 * SECOND_NS
     spike_rollback_steps: int = 0  # behind a loss spike; 0: only say it
     skip_batch: bool = False
     grow_after_ns: int = 10 * 60 * SECOND_NS  # between reshapes that are not forced
@@ -195,6 +206,7 @@ class Policy(Part, frozen=True):
     """Everything a site decides."""
 
     queue: QueuePolicy = QueuePolicy()
+    users: UserPolicy = UserPolicy()
     spares: SparePolicy = SparePolicy()
     fabric: FabricPolicy = FabricPolicy()
     timeouts: TimeoutPolicy = TimeoutPolicy()

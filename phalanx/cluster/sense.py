@@ -21,6 +21,7 @@ from phalanx.cluster.events import (
     KeeperSilent,
     LossSpike,
     NodeNotice,
+    NodeSilent,
     NoProgress,
     Progress,
     SlowRank,
@@ -92,6 +93,7 @@ RANGES: dict[type[EventBody], tuple[tuple[str, int, int], ...]] = {
     StorageSlow: (("bytes_per_second", -1, MOST),),
     KeeperSilent: (("seconds", 0, MOST),),
     DrainNode: (("deadline_ns", 0, MOST),),
+    NodeSilent: (("broke_ns", -1, MOST),),
     NodeNotice: (("deadline_ns", 0, MOST),),
 }
 

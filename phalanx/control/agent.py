@@ -10,8 +10,9 @@ import logging
 import shutil
 import time
 from pathlib import Path
+from urllib.parse import urlsplit
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from phalanx import __version__
 from phalanx.cluster.agent import Agent
@@ -51,6 +52,7 @@ from phalanx.control.shell_wire import CloseShell, OpenShell, ShellInput
 from phalanx.control.tasks import Tasks
 from phalanx.control.telemetry import Telemetry
 from phalanx.control.uplink import JoinError, Uplink
+from phalanx.control.users import own_name
 from phalanx.control.zygote_client import ZygoteClient
 from phalanx.control.zygote_wire import Ended, Spawn
 from phalanx.observe.node_sample import Sampler
@@ -110,7 +112,7 @@ class AgentProcess:
             options.address,
             options.switch_users,
             options.node.gpus,
-            options.config,
+            options.config if not _is_own(options.urls) else _with_own_user(options.config),
         )
         self.crew = Crew(place, self.zygote, self.happened)
         local = options.address.startswith("127.")  # jobs use no network card then
@@ -215,11 +217,14 @@ class AgentProcess:
             return
         if not isinstance(what, Command):
             what = at_server_time(what, self.skew_ns)
-        for output in self.agent.handle(what, self.now_ns()):
-            if hasattr(output, "node"):
-                self.uplink.send(output)
-            else:
-                self._act(output)
+        try:
+            for output in self.agent.handle(what, self.now_ns()):
+                if hasattr(output, "node"):
+                    self.uplink.send(output)
+                else:
+                    self._act(output)
+        except Exception:  # one job's trouble must not end what others have here
+            log.exception("%s cannot be dealt with; the agent goes on", type(what).__name__)
         self._changed.set()
 
     def _telemetry_clock(self) -> tuple[int, int, int]:
@@ -316,7 +321,13 @@ class AgentProcess:
                 self.crew.abandon(job, keep_snapshots=needed)
 
     def heard(self, message: wire.Down) -> None:
-        """A command, or a request for a log."""
+        """A command, or a request for a log; whatever it asks for, the agent goes on."""
+        try:
+            self._obey(message)
+        except Exception:
+            log.exception("%s cannot be carried out; the agent goes on", type(message).__name__)
+
+    def _obey(self, message: wire.Down) -> None:
         match message:
             case wire.Deliver(command=command, store=store, key=key):
                 if isinstance(command.body, Form):
@@ -347,3 +358,14 @@ class AgentProcess:
         self.logs.stop_all()
         self.shells.close_all()
         self.happened(Disconnected())
+
+
+def _is_own(urls: tuple[str, ...]) -> bool:
+    """Whether the server is on this machine, reached by nobody else."""
+    return all(urlsplit(url).hostname in ("127.0.0.1", "localhost", "::1") for url in urls)
+
+
+def _with_own_user(config: AgentConfig) -> AgentConfig:
+    """Beside a server on one's own machine, jobs may run as the agent's own user."""
+    users = structs.replace(config.users, also=(*config.users.also, own_name()))
+    return structs.replace(config, users=users)

@@ -96,6 +96,13 @@ class ContainmentOptions(Part, frozen=True):
     cpu_weight: int = 100
 
 
+class UserOptions(Part, frozen=True):
+    """Whom a root agent runs jobs as: users of people, unless the operator names others."""
+
+    least_uid: int = 1000
+    also: tuple[str, ...] = ()  # names of users below it
+
+
 class AgentConfig(Part, frozen=True):
     """Everything about one node."""
 
@@ -106,6 +113,7 @@ class AgentConfig(Part, frozen=True):
     replicas: ReplicaChannel = ReplicaChannel()
     environment: EnvironmentOptions = EnvironmentOptions()
     containment: ContainmentOptions = ContainmentOptions()
+    users: UserOptions = UserOptions()
 
 
 def read_agent_config(path: Path) -> AgentConfig:

@@ -72,8 +72,9 @@ def lock_state(state: Path, patience_seconds: float) -> int:
     return lock
 
 
+@cache
 def next_incarnation(state: Path) -> int:
-    """Rises with every start of the agent."""
+    """Rises with every start of the agent's process, also of one that waits for work first."""
     path = state / "incarnation"
     number = int(read_text(path) or 0) + 1
     draft = path.with_suffix(".new")

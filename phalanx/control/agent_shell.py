@@ -233,7 +233,7 @@ def _environment(crew: Crew, here: Here, user: str, terminal: str) -> dict[str, 
     first = next(iter(here.hands.values()), None) or here.hand(0, 0)
     return (
         found
-        | crew.processes.given(here.work)
+        | crew.processes.given(here)
         | crew.processes.environment(here, first)
         | {"TERM": terminal}
     )

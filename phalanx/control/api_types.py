@@ -6,8 +6,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Raw, Struct
 
-from phalanx.cluster.events import Step
-from phalanx.cluster.job import JobSpec, JobState
+from phalanx.cluster.job import Array, Dependency, Expected, GangShape, JobState, JobTimeouts
 from phalanx.cluster.report import Share
 from phalanx.control.auth import Role
 from phalanx.control.payload import Payload
@@ -87,17 +86,57 @@ class LogsQuery(In, frozen=True):
 # Bodies.
 
 
-class Submission(In, frozen=True):
-    """A job and what it runs. Without rights of an administrator, user and team are the token's."""
+Owner = Annotated[str, Meta(pattern=r"^([A-Za-z0-9_][A-Za-z0-9._@-]{0,127})?$")]
 
-    spec: JobSpec
-    work: Payload | None = None
+
+class JobRequest(In, frozen=True, omit_defaults=True):
+    """What is asked for a job: ``JobSpec`` without what the server writes into it.
+
+    Who may set what is decided in ``job_rights``; ``user`` and ``team`` are the token's, unless an
+    administrator submits for somebody else.
+    """
+
+    name: str
+    user: Owner = ""
+    team: Owner = "default"
+    partition: str = ""
+    qos: str = "normal"
+    priority: int = 0
+    gang: GangShape = GangShape()
+    expected: Expected = Expected()
+    constraint: str = ""
+    time_limit_ns: int = 0
+    preemptible: bool = False
+    retries: int = 3
+    after: tuple[Dependency, ...] = ()
+    array: Array | None = None
+    budget_gpu_seconds: int = 0
+    forced: bool = False
+    spares: int = 0
+    requeue_at_limit: bool = False
+    timeouts: JobTimeouts = JobTimeouts()
+
+
+class Submission(In, frozen=True):
+    """A job and a description of what it runs; the server makes the agents' order from it."""
+
+    spec: JobRequest
+    work: Payload
+
+
+class StepIn(In, frozen=True):
+    """One job of a workflow; ``after``: (afterok or afterany, name of another one)."""
+
+    name: str
+    spec: JobRequest
+    work: Payload
+    after: tuple[tuple[Literal["afterok", "afterany"], str], ...] = ()
 
 
 class Workflow(In, frozen=True):
     """Jobs that depend on each other by name; all are accepted, or none."""
 
-    steps: Annotated[tuple[Step, ...], Meta(min_length=1, max_length=1000)]
+    steps: Annotated[tuple[StepIn, ...], Meta(min_length=1, max_length=1000)]
 
 
 class Replicas(In, frozen=True):

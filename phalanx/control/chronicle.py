@@ -35,8 +35,7 @@ from phalanx.cluster.report import Share, report
 from phalanx.config import ConfigError, job_from_table
 from phalanx.config.toml_text import parse_toml
 from phalanx.control.alarms import Alarms
-from phalanx.control.payload import Train, decode_payload
-from phalanx.control.secrets_shown import shown_payload
+from phalanx.control.payload import PayloadError, Train, decode_payload
 from phalanx.control.views import job_of, names_of
 from phalanx.observe.findings import Finding, from_event, suggestion
 from phalanx.observe.journal import Journal
@@ -401,7 +400,7 @@ def first_look(job: Job) -> Run:
         team=spec.team,
         state=job.state,
         created=job.submitted_ns / 1e9,
-        config=_config(shown_payload(spec.payload)),
+        config=_config(spec.payload),
         plan=msgspec.to_builtins(spec.expected),
     )
 
@@ -414,6 +413,6 @@ def _config(payload: str) -> dict[str, Any]:
             return {"argv": list(work.argv), "folder": work.folder}
         # As it comes back from a file: runs are compared with each other.
         found = msgspec.json.decode(msgspec.json.encode(job_from_table(parse_toml(work.toml))))
-    except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError, ConfigError):
+    except (PayloadError, ConfigError, msgspec.MsgspecError, ValueError, OverflowError):
         return {}
     return found if isinstance(found, dict) else {}

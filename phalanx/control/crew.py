@@ -27,14 +27,14 @@ from phalanx.control.hands import KEEPER_SOCKET, Here, Place
 from phalanx.control.hooks import Hook, run_hook, told
 from phalanx.control.keeper_watch import is_listened_to, ward_ranks, what_is_kept
 from phalanx.control.log_keeping import note_ranks, noted_ranks
-from phalanx.control.payload import Script, Train, decode_payload
+from phalanx.control.payload import PayloadError, Script, Train, decode_payload
 from phalanx.control.places import Places
 from phalanx.control.processes import Processes
 from phalanx.control.program_notes import forget_program, noted_programs
 from phalanx.control.programs import Programs
 from phalanx.control.runtime import runtime_folder
 from phalanx.control.tasks import Tasks
-from phalanx.control.users import UnknownUserError
+from phalanx.control.users import UnknownUserError, require_permitted
 from phalanx.control.worker_link import Passed, TraceSteps
 from phalanx.control.zygote_client import ZygoteClient, ZygoteError
 from phalanx.control.zygote_wire import Ended
@@ -149,14 +149,26 @@ class Crew:
     # Orders of the machine.
 
     def form(self, action: WorkerForm, form: Form, store: str, key: bytes) -> None:
-        """Take places in a generation; processes that live keep theirs."""
-        here = self.here(action.job)
-        here.form, here.generation, here.store = form, action.generation, store
-        here.orders, here.replica_key = [], key
-        here.work = decode_payload(action.payload)
-        here.gpus, here.workers = action.gpus, len(action.ranks)
-        note_ranks(here.folder, action.ranks)
+        """Take places in a generation; processes that live keep theirs.
+
+        An order that cannot be carried out fails the job, and never the agent.
+        """
+        try:
+            here = self.here(action.job)
+            here.form, here.generation, here.store = form, action.generation, store
+            here.orders, here.replica_key = [], key
+            here.work, here.user = decode_payload(action.payload), form.user
+            if self.place.switch_users:
+                require_permitted(form.user, self.place.config.users)
+            here.gpus, here.workers = action.gpus, len(action.ranks)
+            note_ranks(here.folder, action.ranks)
+        except Exception as error:  # the order says what to run: it may say anything
+            self._tasks.later(self._refuse(action, error))
+            return
         self._tasks.later(self._form(here, action, form, store))
+
+    async def _refuse(self, action: WorkerForm, error: Exception) -> None:
+        self._cannot(action, error)
 
     async def _form(self, here: Here, action: WorkerForm, form: Form, store: str) -> None:
         async with here.forming:
@@ -180,8 +192,8 @@ class Crew:
                     else:
                         self._places.end(here, index)
                         self._programs.place(here, index, rank, action.generation)
-            except (ZygoteError, OSError, UnknownUserError) as error:
-                self._cannot(here, action, error)
+            except Exception as error:  # whatever the order says, the agent goes on
+                self._cannot(action, error)
 
     async def _prepare(self, here: Here, action: WorkerForm) -> bool:
         """The site's prolog, once a job; where it fails the node is at fault, not the job."""
@@ -213,13 +225,19 @@ class Crew:
         if problem:
             self.fact(Fault(cause="system_service", detail=problem))
 
-    def _cannot(self, here: Here, action: WorkerForm, error: Exception) -> None:
+    def _cannot(self, action: WorkerForm, error: Exception) -> None:
         detail = f"cannot start on {self.place.name}: {error}"
-        log.error("job %d: %s", here.job, detail)
-        cause = "configuration" if isinstance(error, UnknownUserError) else "system_service"
+        if isinstance(error, UnknownUserError | PayloadError):
+            cause = "configuration"
+        elif isinstance(error, ZygoteError | OSError):
+            cause = "system_service"
+        else:
+            cause = "software_bug"
+        known = cause != "software_bug"
+        log.error("job %d: %s", action.job, detail, exc_info=None if known else error)
         for rank in action.ranks[:1]:
             left = WorkerLeft(
-                job=here.job,
+                job=action.job,
                 generation=action.generation,
                 rank=rank,
                 step=0,

@@ -10,7 +10,7 @@ import msgspec
 
 from phalanx.cluster.job import Job
 from phalanx.control.helper import BusyError, Helper, TooLongError
-from phalanx.control.payload import Train, decode_payload
+from phalanx.control.payload import PayloadError, Train, decode_payload
 from phalanx.observe import planning
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class Expectations:
     async def _made(self, job: Job, kind: str) -> planning.JobPlan:
         try:
             work = decode_payload(job.spec.payload)
-        except msgspec.MsgspecError:
+        except PayloadError:
             return planning.JobPlan(problem="the job does not say what it runs")
         if not isinstance(work, Train):
             text = "it is a program of its own: the planner cannot see inside"

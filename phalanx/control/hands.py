@@ -67,6 +67,7 @@ class Here:
         self.restored = 0  # step that a program is to continue from
         self.saves = False  # it is only written, and the program not started
         self.work: Train | Script | None = None
+        self.user = ""  # whom it runs as, where the agent is root
         self.hands: dict[int, Hand] = {}
         self.standbys: dict[int, Hand] = {}  # warm processes that wait for a place
         self.watch: KeeperWatch | None = None

@@ -98,6 +98,7 @@ class Hub:
         self.refusals = Refusals()
         self.connections: dict[int, AgentSocket] = {}
         self._heard: dict[int, None] = {}  # nodes that have connected to this server
+        self._broke_ns: dict[int, int] = {}  # when the connection of a node that is away broke
         self.skew_ns: dict[int, int] = {}  # of each node's clock, ahead of the server's
         self.stores: dict[int, str] = {}  # host:port of each node's store
         controller.listeners.append(self.deliver)
@@ -128,6 +129,7 @@ class Hub:
             before.close(self.rejected("replaced", "this agent has connected again"))
         self.connections[connection.node] = connection
         self._heard[connection.node] = None
+        self._broke_ns.pop(connection.node, None)
         now = self.controller.clock.now_ns()
         self.liveness.watch(connection.node, now, incarnation)
 
@@ -135,6 +137,7 @@ class Hub:
         """A connection broke: the node is lost unless its agent comes back in time."""
         if self.connections.get(connection.node) is connection:
             del self.connections[connection.node]
+            self._broke_ns[connection.node] = self.controller.clock.now_ns()
             self.logs.lost(connection.node)
             self.shells.lost(connection.node)
             if self.liveness.asked(connection.node):
@@ -152,7 +155,7 @@ class Hub:
 
     def _lost(self, node: int) -> None:
         if node not in self.connections:
-            self._silent(self.liveness.lost(node))
+            self._silent(self.liveness.lost(node, self._broke_ns.get(node, -1)))
 
     def _confirm_lost(self, said: Exited) -> None:
         """A gang lost a peer: a node of it without a connection is dead, not its agent alone."""

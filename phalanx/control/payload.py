@@ -1,4 +1,8 @@
-"""What a job runs: the text in ``JobSpec.payload``, written by the server, read by agents."""
+"""What a job runs. Clients describe it (``Work``); the server checks the description and writes it
+into ``JobSpec.payload``, which agents read.
+
+Whom it runs as is no part of it: that is the job's user, which the server takes from the token.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +10,17 @@ import msgspec
 from msgspec import Struct
 
 
-class Work(Struct, frozen=True, kw_only=True, tag_field="kind", omit_defaults=True):
-    """Base of all payloads. ``user``: whom it runs as where the agent is root; "": the agent's."""
+class Work(
+    Struct,
+    frozen=True,
+    kw_only=True,
+    tag_field="kind",
+    omit_defaults=True,
+    forbid_unknown_fields=True,
+):
+    """Base of all descriptions. ``folder`` "": the agent's folder of the job."""
 
-    user: str = ""
-    folder: str = ""  # working folder; "": the agent's folder of the job
+    folder: str = ""
     environment: dict[str, str] = {}
 
 
@@ -30,12 +40,22 @@ class Script(Work, frozen=True, tag=True):
 Payload = Train | Script
 
 
+class PayloadError(Exception):
+    """A text that describes no work."""
+
+
 def encode_payload(payload: Payload) -> str:
     """The payload as it stands in a JobSpec."""
     return msgspec.json.encode(payload).decode()
 
 
 def decode_payload(text: str) -> Payload:
-    """The payload of a JobSpec."""
-    payload: Payload = msgspec.json.decode(text, type=Payload)
+    """The payload of a JobSpec; PayloadError where it is none."""
+    try:
+        table = msgspec.json.decode(text)
+        if isinstance(table, dict):
+            table.pop("user", None)  # once written there; it is the job's user, and nobody else's
+        payload: Payload = msgspec.convert(table, Payload)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        raise PayloadError(f"the order does not say what to run: {error}") from None
     return payload

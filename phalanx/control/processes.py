@@ -17,7 +17,6 @@ from phalanx.control.containment import Containment, memory_share
 from phalanx.control.hands import Hand, Here, Place
 from phalanx.control.job_environment import passed_on
 from phalanx.control.keeper_watch import KeeperWatch, keeper_pid
-from phalanx.control.payload import Script, Train
 from phalanx.control.process_tree import read_stat
 from phalanx.control.safe_files import make_folder, open_log
 from phalanx.control.zygote_client import ZygoteClient, ZygoteError
@@ -44,7 +43,7 @@ class Processes:
 
     def user(self, here: Here) -> str:
         """Whom a job runs as; "": the agent's own user."""
-        return here.work.user if self._place.switch_users and here.work is not None else ""
+        return here.user if self._place.switch_users else ""
 
     def seat(self, here: Here, hand: Hand) -> Seat:
         """Where a worker sits: its GPU, cores and memory."""
@@ -89,7 +88,7 @@ class Processes:
         work = here.work
         assert work is not None
         seat = self.seat(here, hand)
-        variables = {**self.given(work), **self.environment(here, hand)}
+        variables = {**self.given(here), **self.environment(here, hand)}
         if standby:
             variables["PHALANX_STANDBY"] = str(here.log(hand.index))
             os.close(open_log(here.log(hand.index), here.owner))  # it may write there, not make it
@@ -107,12 +106,12 @@ class Processes:
         )
         await self._zygote.spawn(order, hand.started)
 
-    def given(self, work: Train | Script) -> dict[str, str]:
+    def given(self, here: Here) -> dict[str, str]:
         """What the site passes on of the agent's own environment, and what the job sets."""
-        user = self._place.switch_users and work.user
+        user = self.user(here)
         own = ("HOME", "USER", "LOGNAME", "SHELL") if user else ()  # the user has others
         passed = {name: value for name, value in self._passed.items() if name not in own}
-        return passed | work.environment
+        return passed | (here.work.environment if here.work is not None else {})
 
     def environment(self, here: Here, hand: Hand) -> dict[str, str]:
         """What every worker of a job finds."""

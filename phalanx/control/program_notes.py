@@ -21,6 +21,7 @@ class ProgramNote(Struct, frozen=True, kw_only=True):
     generation: int
     ranks: tuple[int, ...]  # by index
     payload: str
+    user: str = ""  # whom it runs as, where the agent is root
     gpus: int = 0
     restored: int = 0
 

@@ -26,7 +26,7 @@ from phalanx.cluster.messages import (
 )
 from phalanx.control.hands import Hand, Here
 from phalanx.control.keeper_watch import save_kept
-from phalanx.control.payload import Script, decode_payload, encode_payload
+from phalanx.control.payload import PayloadError, Script, decode_payload, encode_payload
 from phalanx.control.processes import Processes
 from phalanx.control.program_notes import ProgramNote, note_program
 from phalanx.control.worker_link import Passed
@@ -124,11 +124,11 @@ class Programs:
         ends = {hand.key: ended(hand.key) for hand in hands}
         if not any(lives.values()) and not any(ends.values()):
             return False
-        here.work, here.generation, here.gpus = (
-            decode_payload(note.payload),
-            note.generation,
-            note.gpus,
-        )
+        try:
+            here.work = decode_payload(note.payload)
+        except PayloadError:
+            return False
+        here.user, here.generation, here.gpus = note.user, note.generation, note.gpus
         here.restored, here.workers = note.restored, len(note.ranks)
         for hand in hands:
             child = lives[hand.key] or ends[hand.key]
@@ -166,7 +166,7 @@ class Programs:
                 log=str(here.log(hand.index)),
                 environment={
                     "PYTHONUNBUFFERED": "1",  # what it prints is in its log at once
-                    **self._processes.given(work),
+                    **self._processes.given(here),
                     **self._processes.environment(here, hand),
                     **torchrun_environment(here, hand, form),
                 },
@@ -189,6 +189,7 @@ class Programs:
             generation=here.generation,
             ranks=ranks,
             payload=encode_payload(work),
+            user=here.user,
             gpus=here.gpus,
             restored=here.restored,
         )

@@ -1,4 +1,4 @@
-"""``/v1/jobs/{job}/shell``: a terminal in a job's environment on a node, for its own team.
+"""``/v1/jobs/{job}/shell``: a terminal in a job's environment on a node, for its own user.
 
 The server passes bytes on between the caller's WebSocket and the agent's; who opened one, where
 and for how long stands in the audit log.
@@ -150,6 +150,9 @@ def _job(leading: Leading, token: Token, number: str) -> Job:
     job = leading.core.view.jobs.get(int(number)) if number.isdigit() else None
     if job is None or not may_see(token, job.spec.team):
         raise AuthError(404, "no_such_job", f"there is no job {number}")
+    if token.role != "admin" and token.name != job.spec.user:
+        # It is a shell of that user: a team shares its jobs, and nobody's account.
+        raise AuthError(403, "wrong_user", f"job {number} is {job.spec.user}'s, not {token.name}'s")
     return job
 
 

@@ -9,8 +9,8 @@ from msgspec import Struct, structs
 from phalanx.cluster.job import SECOND_NS, Expected, GangShape, JobSpec, JobTimeouts
 from phalanx.config import Job, micro_batches, takes_unequal_shares, to_toml
 from phalanx.config.schema import Train as TrainSection
-from phalanx.control.api_types import Submission
-from phalanx.control.payload import Payload, Script, Train
+from phalanx.control.api_types import JobRequest, Submission
+from phalanx.control.payload import Payload, Script, Train, encode_payload
 from phalanx.plan import AxisTraffic
 
 
@@ -67,7 +67,7 @@ def submission(wanted: Wanted, node_gpus: int) -> Submission:
         slot_cpus=wanted.slot_cpus,
         traffic=wanted.traffic,
     )
-    spec = JobSpec(
+    spec = JobRequest(
         name=wanted.title,
         team=wanted.team,
         qos=wanted.qos,
@@ -99,12 +99,7 @@ def _described(wanted: Wanted, node_gpus: int) -> tuple[GangShape, Expected, Pay
         pipeline=axes.pipeline,
         slot_gpus=slot,
     )
-    expected = Expected(
-        steps=job.train.steps,
-        checkpoint_steps=job.checkpoint.every,
-        # Elsewhere the others would wait for a slow one whatever its share.
-        micro_batches=micro_batches(job) if takes_unequal_shares(job) else 0,
-    )
+    expected = expected_of(job, Expected())
     work = Train(
         toml=to_toml(job),
         world_size=ranks,
@@ -112,6 +107,26 @@ def _described(wanted: Wanted, node_gpus: int) -> tuple[GangShape, Expected, Pay
         environment={**job.backend.environment, **wanted.environment},
     )
     return shape, expected, work
+
+
+def expected_of(job: Job, predicted: Expected) -> Expected:
+    """What a job file says of its steps, with times that somebody predicted."""
+    return structs.replace(
+        predicted,
+        steps=job.train.steps,
+        checkpoint_steps=job.checkpoint.every,
+        # Elsewhere the others would wait for a slow one whatever its share.
+        micro_batches=micro_batches(job) if takes_unequal_shares(job) else 0,
+    )
+
+
+def spec_of(asked: JobRequest, work: Payload, job: Job | None) -> JobSpec:
+    """What the core gets; ``job``: the trainer's, as the checked work describes it."""
+    fields = {name: getattr(asked, name) for name in asked.__struct_fields__}
+    spec = JobSpec(**fields, payload=encode_payload(work), reports_steps=job is not None)
+    if job is None:
+        return spec
+    return structs.replace(spec, expected=expected_of(job, spec.expected))
 
 
 def _ns(minutes: float) -> int:

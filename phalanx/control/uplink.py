@@ -144,7 +144,7 @@ class Uplink:
 
     async def _talk(self, connection: ClientConnection, listener: Listener) -> bool:
         await connection.send(wire.encode(self._proved(connection, listener.register())))
-        first = wire.decode_down(await connection.recv(decode=False))
+        first = _decoded(await connection.recv(decode=False))
         if isinstance(first, wire.Rejected):
             if first.code == "unlinked":
                 self._link = b""
@@ -152,7 +152,8 @@ class Uplink:
                 log.warning("%s", first.message)
             self._waits = first.code == "pending"
             return _rejected(first)
-        assert isinstance(first, wire.Welcome)
+        if not isinstance(first, wire.Welcome):
+            raise OSError("its first message is no welcome")
         self._waits, self._link = False, first.link
         self._outgoing = asyncio.Queue()
         self._connected, self._connection = True, connection
@@ -160,8 +161,9 @@ class Uplink:
         try:
             listener.welcomed(first)
             async for data in connection:
-                assert isinstance(data, bytes)
-                message = wire.decode_down(data)
+                message = _decoded(data)
+                if message is None:
+                    continue
                 if isinstance(message, wire.Rejected):
                     return _rejected(message)
                 listener.heard(message)
@@ -240,6 +242,17 @@ class Uplink:
         self._link = b""
         self._token = answer.token
         write_secret(self._token_file, answer.token)
+
+
+def _decoded(data: bytes | str) -> wire.Down | None:
+    """A message; None where it is none, which is said and costs nothing else."""
+    try:
+        if isinstance(data, bytes):
+            message: wire.Down = wire.decode_down(data)
+            return message
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        log.error("a message of the server cannot be read and is left out: %s", error)
+    return None
 
 
 async def _pump(connection: ClientConnection, outgoing: asyncio.Queue[bytes]) -> None:

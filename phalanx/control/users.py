@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import pwd
 
+from phalanx.control.agent_config import UserOptions
+
 
 class UnknownUserError(Exception):
-    """A job's user does not exist on this node."""
+    """A job's user does not exist on this node, or may not run jobs here."""
 
 
 def own_name() -> str:
@@ -27,3 +29,16 @@ def known_user(name: str) -> pwd.struct_passwd:
             f"there is no user {name!r} here: make one, submit with a token of a user that "
             "exists, or start the agent with --as-agent"
         ) from None
+
+
+def require_permitted(name: str, options: UserOptions) -> None:
+    """UnknownUserError unless a root agent may run jobs as this user: never as root by itself."""
+    if not name:
+        raise UnknownUserError("the order names no user to run as")
+    entry = known_user(name)
+    if name not in options.also and entry.pw_uid < max(options.least_uid, 1):
+        raise UnknownUserError(
+            f"the agent is root and runs no jobs as {name} (uid {entry.pw_uid}): submit with the "
+            "token of a person, name the user in `users.also` or lower `users.least_uid` of the "
+            "agent's --config, or start it with --as-agent"
+        )

@@ -12,7 +12,7 @@ from phalanx.plan.machine import machine_of
 from phalanx.plan.workload import Mapping, Software, Workload
 
 
-class AxisTraffic(Struct, frozen=True):
+class AxisTraffic(Struct, frozen=True, forbid_unknown_fields=True):
     """One axis of the mesh. Tensor ranks are neighbours; context, data, pipeline stand around."""
 
     axis: str

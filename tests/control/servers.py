@@ -50,6 +50,7 @@ from phalanx.control.node_key import NONCE_HEADER, SERVER_HEADER, Asked, NodeKey
 from tests.ports import free_port
 
 MACHINE = "test-machine-0001"
+WORK = {"kind": "Script", "argv": ["true"]}  # what a job runs where nobody looks
 
 
 def wait_for_port(port: int, seconds: float = 60.0) -> None:

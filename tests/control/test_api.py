@@ -16,7 +16,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
 from phalanx.observe import page
-from tests.control.servers import PlayedAgent, ServerProcess
+from tests.control.servers import WORK, PlayedAgent, ServerProcess
 
 PUBLIC = {("get", "/healthz"), ("get", "/v1/openapi.json")}
 ROLES = ("admin", "user", "read", "join")
@@ -81,7 +81,7 @@ def test_jobs_of_one_team_are_neither_seen_nor_ended_by_another(
         async with asyncio.timeout(60):
             await agent.connected.wait()
         spec = {"name": "secret", "gang": {"slot_gpus": 1}}
-        body = {"spec": spec, "work": {"kind": "Script", "argv": ["true"]}}
+        body = {"spec": spec, "work": WORK}
         status, done = await asyncio.to_thread(
             server.call, "POST", "/v1/jobs", body, tokens["user"]
         )
@@ -102,10 +102,10 @@ def test_jobs_of_one_team_are_neither_seen_nor_ended_by_another(
         assert "secret" not in text
         assert "secret" not in json.dumps(server.call("GET", "/v1/status", token=token)[1])
     assert server.call("POST", f"/v1/jobs/{job}/cancel", token=blue)[0] == 404
-    theirs = {"spec": {"name": "x", "team": "red"}}
+    theirs = {"spec": {"name": "x", "team": "red"}, "work": WORK}
     status, body = server.call("POST", "/v1/jobs", theirs, token=blue)
     assert (status, body["error"]["code"]) == (403, "wrong_team")
-    as_other = {"spec": {"name": "x", "user": "root"}}
+    as_other = {"spec": {"name": "x", "user": "root"}, "work": WORK}
     assert server.call("POST", "/v1/jobs", as_other, token=blue)[0] == 403
     assert server.call("POST", f"/v1/jobs/{job}/cancel", token=tokens["user"])[0] in (200, 409)
 
@@ -115,8 +115,8 @@ def test_names_that_no_folder_can_carry_are_refused_whoever_sends_them(
     server: ServerProcess, name: str
 ) -> None:
     for path, body in (
-        ("/v1/jobs", {"spec": {"name": name}}),
-        ("/v1/workflows", {"steps": [{"name": "one", "spec": {"name": name}}]}),
+        ("/v1/jobs", {"spec": {"name": name}, "work": WORK}),
+        ("/v1/workflows", {"steps": [{"name": "one", "spec": {"name": name}, "work": WORK}]}),
     ):
         status, said = server.call("POST", path, body)
         assert status == 409 and "name = " in said["error"]["message"], (status, said)

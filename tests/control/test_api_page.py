@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from tests.control.servers import PlayedAgent, ServerProcess
+from tests.control.servers import WORK, PlayedAgent, ServerProcess
 
 EFFECTS = {
     "red": ("/v1/jobs/1", lambda answer: answer["job"]["state"] == "running"),
@@ -30,7 +30,7 @@ def fleet(server: ServerProcess) -> ServerProcess:
                 await agent.connected.wait()
         for team, replicas in (("red", 1), ("blue", 2)):
             gang = {"slot_gpus": 2, "tensor": 2, "replicas": replicas}
-            body = {"spec": {"name": f"of-{team}", "team": team, "gang": gang}}
+            body = {"spec": {"name": f"of-{team}", "team": team, "gang": gang}, "work": WORK}
             status, done = await asyncio.to_thread(server.call, "POST", "/v1/jobs", body)
             assert status == 201, done
             await asyncio.to_thread(server.wait_for, *EFFECTS[team])

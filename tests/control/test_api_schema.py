@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.control.servers import PlayedAgent, ServerProcess
+from tests.control.servers import WORK, PlayedAgent, ServerProcess
 
 CONFIG = 'headers = { Authorization = "Bearer ${PHALANX_TOKEN}" }\n'
 
@@ -29,7 +29,7 @@ def run_schemathesis(folder: Path, examples: int) -> None:
             running = asyncio.create_task(agent.run())
             await agent.connected.wait()
             spec = {"name": "j", "gang": {"slot_gpus": 1}}
-            await asyncio.to_thread(server.call, "POST", "/v1/jobs", {"spec": spec})
+            await asyncio.to_thread(server.call, "POST", "/v1/jobs", {"spec": spec, "work": WORK})
             await asyncio.to_thread(drive, server)
             running.cancel()
 

@@ -16,9 +16,9 @@ from typing import Any
 import psycopg
 import pytest
 
-from tests.control.servers import PlayedAgent, ServerProcess
+from tests.control.servers import WORK, PlayedAgent, ServerProcess
 
-GANG = {"spec": {"name": "g", "gang": {"replicas": 4, "slot_gpus": 2}}}
+GANG = {"spec": {"name": "g", "gang": {"replicas": 4, "slot_gpus": 2}}, "work": WORK}
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from opentelemetry.trace import StatusCode
 from phalanx.cluster.events import Cancel, JobFinished, WorkerExited
 from phalanx.control.gang_spans import GangSpans, Spans
 from tests.cluster.drive import SECOND, Drive
-from tests.control.servers import PlayedAgent, ServerProcess
+from tests.control.servers import WORK, PlayedAgent, ServerProcess
 
 
 class Traced(Drive):
@@ -121,7 +121,7 @@ def test_a_collector_is_sent_the_gangs_spans(
             agent.steps_until = 10_000
             running = asyncio.create_task(agent.run())
             await agent.connected.wait()
-            body = {"spec": {"name": "seen", "gang": {"slot_gpus": 1}}}
+            body = {"spec": {"name": "seen", "gang": {"slot_gpus": 1}}, "work": WORK}
             job = (await asyncio.to_thread(server.call, "POST", "/v1/jobs", body))[1]["jobs"][0]
             path, wait_for = f"/v1/jobs/{job}", server.wait_for
             await asyncio.to_thread(wait_for, path, lambda a: a["job"]["state"] == "running")

@@ -14,7 +14,7 @@ from websockets.exceptions import InvalidStatus
 
 from phalanx.cluster.messages import Heartbeat, WorkerLeft
 from phalanx.control.wire import PROTOCOL
-from tests.control.servers import PlayedAgent, ServerProcess
+from tests.control.servers import WORK, PlayedAgent, ServerProcess
 
 RECONNECT_SECONDS = 3
 POLICY = f"""
@@ -30,7 +30,7 @@ reconnect_ns = {RECONNECT_SECONDS * 10**9}
 def gang(partition: str) -> dict[str, Any]:
     """Two nodes of a partition, which only the test that names it has."""
     spec = {"name": "g", "partition": partition, "gang": {"replicas": 4, "slot_gpus": 2}}
-    return {"spec": spec}
+    return {"spec": spec, "work": WORK}
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.control.servers import PlayedAgent, ServerProcess
+from tests.control.servers import WORK, PlayedAgent, ServerProcess
 
 POLICY = """
 [timeouts]
@@ -30,7 +30,7 @@ async def submit_forever(server: ServerProcess, who: int, acknowledged: dict[str
     """Submits small jobs one after another; asks again with the same key until it has an answer."""
     for number in itertools.count():
         name = f"job-{who}-{number}"
-        body = {"spec": {"name": name, "gang": {"slot_gpus": 1}, "retries": 1000}}
+        body = {"spec": {"name": name, "gang": {"slot_gpus": 1}, "retries": 1000}, "work": WORK}
         key = {"Idempotency-Key": name}
         while True:
             try:

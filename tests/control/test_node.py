@@ -256,7 +256,7 @@ def user() -> Iterator[str]:
         pytest.skip("only root can run jobs as their users")
     name = "phalanx-test"
     made = subprocess.run(
-        ["useradd", "--system", "--no-create-home", "--shell", "/bin/sh", name],
+        ["useradd", "--no-create-home", "--shell", "/bin/sh", name],
         capture_output=True,
         text=True,
         check=False,

@@ -18,7 +18,7 @@ import pytest
 from phalanx.control.agent_files import AlreadyRunsError, lock_state
 from phalanx.control.chaos.verdict import orphans
 from phalanx.control.runtime import runtime_folder
-from tests.control.servers import PlayedAgent, ServerProcess
+from tests.control.servers import WORK, PlayedAgent, ServerProcess
 from tests.ports import free_port
 
 JOB = """
@@ -345,7 +345,8 @@ def test_a_job_is_followed_drained_resumed_scaled_and_cancelled(tmp_path: Path) 
             return done.stdout + done.stderr
 
         spec = {"name": "long", "gang": {"replicas": 2, "slot_gpus": 2}}
-        made = await asyncio.to_thread(server.call, "POST", "/v1/jobs", {"spec": spec})
+        body = {"spec": spec, "work": WORK}
+        made = await asyncio.to_thread(server.call, "POST", "/v1/jobs", body)
         job = str(made[1]["jobs"][0])
 
         async def until(state: str) -> None:

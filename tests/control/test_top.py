@@ -10,7 +10,7 @@ from rich.console import Console
 
 from phalanx.cli import top
 from phalanx.control.client import Client
-from tests.control.servers import PlayedAgent, ServerProcess
+from tests.control.servers import WORK, PlayedAgent, ServerProcess
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +25,7 @@ def busy(server: ServerProcess) -> ServerProcess:
             await agent.connected.wait()
         for index in range(40):
             name = f"[red]job-{index}[bold] {'long ' * 20}"
-            body = {"spec": {"name": name, "gang": {"slot_gpus": 2, "tensor": 2}}}
+            body = {"spec": {"name": name, "gang": {"slot_gpus": 2, "tensor": 2}}, "work": WORK}
             status, done = await asyncio.to_thread(server.call, "POST", "/v1/jobs", body)
             assert status == 201, done
         running.cancel()
