@@ -32,12 +32,13 @@ HEAD = b"POST /v1/jobs HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n
 BODY = HEAD + b"Content-Length: 100000\r\n\r\n"
 
 
-async def hold(port: int, kind: int, limit: asyncio.Semaphore) -> None:
-    """One connection that is never of use to anybody."""
+async def hold(port: int, kind: int, limit: asyncio.Semaphore, made: asyncio.Event) -> None:
+    """One connection that is never of use to anybody; ``made`` once it was there."""
     while True:
         with contextlib.suppress(OSError):
             async with limit:
                 reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            made.set()
             try:
                 if kind:
                     writer.write(HEAD if kind == 1 else BODY)
@@ -57,10 +58,13 @@ def crowd(port: int, count: int, there: Event) -> None:
 
     async def run() -> None:
         limit = asyncio.Semaphore(AT_ONCE)
-        tasks = [asyncio.create_task(hold(port, index % 3, limit)) for index in range(count)]
-        await asyncio.sleep(PAUSE_SECONDS)
-        while limit.locked():
-            await asyncio.sleep(0.1)
+        made = [asyncio.Event() for _ in range(count)]
+        tasks = [
+            asyncio.create_task(hold(port, index % 3, limit, each))
+            for index, each in enumerate(made)
+        ]
+        for each in made:
+            await each.wait()
         there.set()
         await asyncio.gather(*tasks)
 

@@ -25,6 +25,7 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_dcp
 from torch.distributed.checkpoint.state_dict_saver import save as save_dcp
 
 from phalanx.checkpoint.convert import Lazy, Report, extra_of, generators_of, reported
+from phalanx.checkpoint.dcp_metadata import UnsafeMetadataError, read_metadata
 from phalanx.checkpoint.direct import write_synced
 from phalanx.checkpoint.load import Stored
 from phalanx.checkpoint.manifest import (
@@ -164,7 +165,7 @@ def _proved(
 
 
 class _Reader(FileSystemReader):
-    """Reads what all tensors share once, not once a tensor."""
+    """Reads what all tensors share once, not once a tensor, and without unpickling it."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -176,9 +177,12 @@ class _Reader(FileSystemReader):
             raise CheckpointError(self._folder, f"has no {DCP_FILE}: it is no DCP folder")
         if self._metadata is None:
             try:
-                self._metadata = super().read_metadata(*args, **kwargs)
+                self._metadata = read_metadata(self._folder / DCP_FILE)
             except OSError:
                 raise
+            except UnsafeMetadataError as error:
+                problem = f"{DCP_FILE} {error}"
+                raise BadCheckpointError(self._folder, problem, "restore the folder") from None
             except Exception as error:  # a pickle that is broken raises anything
                 problem = f"{DCP_FILE} cannot be read: {type(error).__name__}: {error}"
                 raise BadCheckpointError(self._folder, problem) from None

@@ -183,9 +183,14 @@ def parse_manifest(path: Path | str, text: bytes) -> Manifest:
         if version != VERSION:
             problem = f"{MANIFEST_FILE} has version {version}, this Phalanx reads {VERSION}"
             raise CheckpointError(path, problem, "load it with the Phalanx that wrote it")
-        return msgspec.json.decode(content, type=Manifest)
+        manifest = msgspec.json.decode(content, type=Manifest)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadCheckpointError(path, f"{MANIFEST_FILE} is corrupt: {error}") from error
+    for name in (manifest.session, *(group.table for group in manifest.groups)):
+        if "/" in name or "\0" in name:  # it is part of the names of files
+            problem = f"{MANIFEST_FILE} names files outside of its folder ({name!r})"
+            raise BadCheckpointError(path, problem)
+    return manifest
 
 
 def _refuse_old(path: Path | str, text: bytes) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import sys
 import time
 from pathlib import Path
 from typing import Annotated
@@ -29,6 +30,7 @@ from phalanx.config import ConfigError, Job
 from phalanx.control.api_types import Done, Status, Submission
 from phalanx.control.client import Client, ClientError
 from phalanx.control.payload import Script, Train
+from phalanx.control.secrets_shown import secrets_note
 from phalanx.control.submission import Wanted, submission
 from phalanx.hardware import count_cuda
 
@@ -120,6 +122,8 @@ def put_into_queue(
     with connected(server, json, state) as client:
         made = submission(wanted, slot_gpus or _node_gpus(client))
         done = client.post("/v1/jobs", made, Done)
+    if made.work is not None and (note := secrets_note(made.work.environment)):
+        print(plain(note), file=sys.stderr)
     if json:
         print_json(done)
     else:

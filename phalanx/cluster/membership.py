@@ -8,6 +8,7 @@ look again at the nodes of the very generation that a message names, which may b
 from __future__ import annotations
 
 from enum import StrEnum
+from functools import cache
 
 from msgspec import Struct
 
@@ -65,17 +66,24 @@ def _kept_there(job: Job, node: int) -> bool:
 
 
 def _too_large(message: Struct) -> bool:
-    inventory = getattr(message, "inventory", None)
-    if isinstance(inventory, Inventory):
-        return max(len(inventory.jobs), len(inventory.snapshots)) > MOST_HOLDINGS
-    for name, most in _LIMITS:
-        value = getattr(message, name, None)
-        if value is not None and not isinstance(value, bool | int) and len(value) > most:
+    for name, most in _limits_of(type(message)):
+        value = getattr(message, name)
+        if isinstance(value, Inventory):
+            if max(len(value.jobs), len(value.snapshots)) > most:
+                return True
+        elif value is not None and len(value) > most:
             return True
     return False
 
 
+@cache
+def _limits_of(kind: type[Struct]) -> tuple[tuple[str, int], ...]:
+    """What is measured of a kind of message: most have nothing that could be large."""
+    return tuple((name, most) for name, most in _LIMITS if name in kind.__struct_fields__)
+
+
 _LIMITS = (
+    ("inventory", MOST_HOLDINGS),
     ("cause", MOST_WORD),
     ("check", MOST_WORD),
     ("what", MOST_WORD),

@@ -36,6 +36,7 @@ from phalanx.config import ConfigError, job_from_table
 from phalanx.config.toml_text import parse_toml
 from phalanx.control.alarms import Alarms
 from phalanx.control.payload import PayloadError, Train, decode_payload
+from phalanx.control.secrets_shown import shown_payload
 from phalanx.control.views import job_of, names_of
 from phalanx.observe.findings import Finding, from_event, suggestion
 from phalanx.observe.journal import Journal
@@ -400,7 +401,7 @@ def first_look(job: Job) -> Run:
         team=spec.team,
         state=job.state,
         created=job.submitted_ns / 1e9,
-        config=_config(spec.payload),
+        config=_config(shown_payload(spec.payload)),
         plan=msgspec.to_builtins(spec.expected),
     )
 

@@ -11,7 +11,7 @@ from phalanx.cluster.commands import Command
 from phalanx.cluster.core import Core
 from phalanx.cluster.events import Event, Submit, SubmitWorkflow
 from phalanx.cluster.fleet import Fleet, NodeState
-from phalanx.cluster.job import HOUR_NS, Job
+from phalanx.cluster.job import HOUR_NS, Job, JobSpec
 from phalanx.cluster.reasons import Reason, about
 from phalanx.cluster.why import Answers
 from phalanx.control.api_types import (
@@ -29,6 +29,7 @@ from phalanx.control.api_types import (
     Why,
 )
 from phalanx.control.memory import Notice
+from phalanx.control.secrets_shown import shown_body, shown_payload
 
 Sees = Callable[[str], bool]  # whether somebody may know of a team's jobs
 
@@ -79,12 +80,17 @@ def job_out(core: Core, job: Job) -> JobOut:
     )
 
 
+def shown_spec(spec: JobSpec) -> JobSpec:
+    """A submission as others than its node may see it."""
+    return msgspec.structs.replace(spec, payload=shown_payload(spec.payload))
+
+
 def job_detail(core: Core, job: Job) -> JobDetail:
     """One job with its submission."""
     used = core.ledger.used_gpu_ns(job.id) if job.id in core.ledger.accounts else 0
     return JobDetail(
         job=job_out(core, job),
-        spec=msgspec.Raw(msgspec.json.encode(job.spec)),
+        spec=msgspec.Raw(msgspec.json.encode(shown_spec(job.spec))),
         evidence=job.evidence,
         used_gpu_hours=used / HOUR_NS,
         lost_steps=job.lost_steps,
@@ -159,7 +165,7 @@ def node_history(core: Core, node: int) -> list[ChangeOut]:
 
 def event_out(event: Event, commands: Iterable[Command]) -> EventOut:
     """One entry of the log and what was done about it."""
-    body: dict[str, Any] = msgspec.to_builtins(event.body)
+    body: dict[str, Any] = shown_body(msgspec.to_builtins(event.body))
     kind = body.pop("kind")
     body.pop("request", None)  # it names the asker's token
     return EventOut(

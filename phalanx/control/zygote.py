@@ -35,6 +35,7 @@ from phalanx.control.not_started import NOT_STARTED, CannotStartError, enter, te
 from phalanx.control.output_pump import Pump, Pumps
 from phalanx.control.process_tree import become_subreaper, own_children
 from phalanx.control.safe_files import Owner, open_log
+from phalanx.control.secrets_shown import SecretError, resolved
 from phalanx.control.users import UnknownUserError, known_user
 from phalanx.control.zygote_wire import (
     Child,
@@ -341,6 +342,7 @@ def be_child(zygote: Zygote, order: Spawn, parent: int, made: Inherited) -> NoRe
         if order.role in ("member", "program", "keeper"):
             contain(order.containment, order.role)
         become(order.user)
+        os.environ |= secrets_of(order)
         if order.folder:
             enter(order.folder)
         code = play(order, made.serving)
@@ -365,6 +367,18 @@ def owner_of(user: str) -> Owner | None:
         return None
     entry = known_user(user)
     return Owner(entry.pw_uid, entry.pw_gid)
+
+
+def secrets_of(order: Spawn) -> dict[str, str]:
+    """What the references of a job stand for, read as its user."""
+    try:
+        return {
+            name: value
+            for name, value in resolved(order.environment).items()
+            if value != order.environment[name]
+        }
+    except SecretError as error:
+        raise CannotStartError(str(error)) from error
 
 
 def become(user: str) -> None:

@@ -246,8 +246,7 @@ def _tensor_files(folder: Path) -> dict[str, str]:
     """File of every tensor in a folder."""
     try:
         if (folder / INDEX_FILE).exists():
-            files: dict[str, str] = json.loads((folder / INDEX_FILE).read_text())["weight_map"]
-            return files
+            return _inside(folder, json.loads((folder / INDEX_FILE).read_text())["weight_map"])
         with safe_open(folder / SINGLE_FILE, framework="pt") as file:
             return dict.fromkeys(file.keys(), SINGLE_FILE)
     except FileNotFoundError as error:
@@ -256,6 +255,17 @@ def _tensor_files(folder: Path) -> dict[str, str]:
         raise HfError(folder, f"neither {SINGLE_FILE} nor {INDEX_FILE} is there") from error
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise HfError(folder, f"the list of tensors cannot be read: {error}") from error
+
+
+def _inside(folder: Path, files: Any) -> dict[str, str]:
+    """A folder's list of tensors, whose files are all in it."""
+    for name, file in files.items() if isinstance(files, dict) else [("weight_map", None)]:
+        if not isinstance(file, str) or "\0" in file:
+            raise HfError(folder, f"{INDEX_FILE} names no file for {name}")
+        if Path(file).is_absolute() or ".." in Path(file).parts:
+            raise HfError(folder, f"{INDEX_FILE} names {file} for {name}: outside of the folder")
+    found: dict[str, str] = files
+    return found
 
 
 def _choose(folder: Path, rule: Rule, files: Mapping[str, str]) -> Source:

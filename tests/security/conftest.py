@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.control.conftest import postgres_url  # noqa: F401
 from tests.control.servers import ServerProcess
 
 

@@ -67,6 +67,7 @@ ALLOWED = {
     "control/program_notes.py": {"note_program": OWN, "noted_programs": OWN, "forget_program": OWN},
     "control/programs.py": {},
     "control/runtime.py": {"make_runtime_folder": RUNTIME},
+    "control/secrets_shown.py": {"_read": AS_USER},
     "control/telemetry.py": {},
     "control/wrapper_exits.py": {},
     "control/zygote.py": {"listen": RUNTIME, "_end_children": RUNTIME, "_spawn": "a pump"},

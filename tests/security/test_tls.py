@@ -113,6 +113,24 @@ def test_a_pair_of_servers_has_one_authority_and_each_its_certificate(tmp_path: 
     leaf.verify_directly_issued_by(ca)
 
 
+def test_a_standby_shows_a_certificate_of_the_same_authority(
+    tmp_path: Path, postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PHALANX_TOKEN", "phx_read_x")
+    with WideServer(tmp_path / "a", "--store", postgres_url) as first:
+        second = WideServer(tmp_path / "b", "--store", postgres_url)
+        second.start(wait=False)
+        try:
+            assert wait_for(lambda: "stands by:" in second.output(), 60), second.output()
+            for server in (first, second):
+                kept = tmp_path / f"{server.port}.pem"
+                trust = trusting_pinned(server.url, first.fingerprint, kept)
+                health = urllib.request.urlopen(f"{server.url}/healthz", timeout=10, context=trust)
+                assert health.status == 200
+        finally:
+            second.kill()
+
+
 def test_a_certificate_is_renewed_before_its_end_and_for_other_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
