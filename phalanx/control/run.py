@@ -30,6 +30,7 @@ from phalanx.control.certificates import (
     write_certificate,
 )
 from phalanx.control.front import Front
+from phalanx.control.http_connection import HEAD_SECONDS
 from phalanx.control.server import Options, Server
 from phalanx.control.server_file import ServerFile
 from phalanx.control.store import StoreError
@@ -93,7 +94,7 @@ def serve(
         ssl_certfile=options.tls_cert,
         ssl_keyfile=options.tls_key,
     )
-    with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
+    with asyncio.Runner(loop_factory=_with_deadline(config.get_loop_factory())) as runner:
         try:
             runner.run(_run(server, config, listening, started, beside))
         finally:
@@ -200,6 +201,26 @@ async def renew_forever(server: Server, config: Config) -> None:
             await asyncio.to_thread(own_certificate, server, config)
         except (OSError, StoreError) as error:
             logger.error("the certificate cannot be renewed: %s", error)
+
+
+def _with_deadline(
+    factory: Callable[[], asyncio.AbstractEventLoop] | None,
+) -> Callable[[], asyncio.AbstractEventLoop]:
+    """Loops like those of a factory, whose servers do not wait long for a TLS handshake.
+
+    Nobody sees a connection before its handshake is done, and uvicorn leaves it a minute.
+    """
+    probe = (factory or asyncio.new_event_loop)()
+    kind: Any = type(probe)
+    probe.close()
+
+    class Loop(kind):  # type: ignore[misc]
+        def create_server(self, *args: Any, **rest: Any) -> Any:
+            if rest.get("ssl") is not None:
+                rest.setdefault("ssl_handshake_timeout", HEAD_SECONDS)
+            return super().create_server(*args, **rest)
+
+    return Loop
 
 
 def _listen(options: Options) -> socket.socket:
