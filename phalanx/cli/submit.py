@@ -122,7 +122,7 @@ def put_into_queue(
     with connected(server, json, state) as client:
         made = submission(wanted, slot_gpus or _node_gpus(client))
         done = client.post("/v1/jobs", made, Done)
-    if made.work is not None and (note := secrets_note(made.work.environment)):
+    if note := secrets_note(made.work.environment):
         print(plain(note), file=sys.stderr)
     if json:
         print_json(done)

@@ -19,7 +19,7 @@ from phalanx.control.shell_wire import ShellOutput
 from phalanx.observe.node_sample import NodeSample
 from phalanx.observe.node_words import NodeRecords, RunRecord
 from phalanx.train.records import CheckpointRecord
-from tests.control.servers import PlayedAgent, ServerProcess
+from tests.control.servers import WORK, PlayedAgent, ServerProcess
 
 FAR = 1 << 40  # a step that nobody has reached
 Lie = Callable[[int, int, int], list[Struct]]  # of a node, about a job and its generation
@@ -125,7 +125,7 @@ async def joined(server: ServerProcess, *names: str, partition: str) -> list[Pla
 
 async def running(server: ServerProcess, partition: str) -> int:
     spec = {"name": partition, "partition": partition, "gang": {"replicas": 4, "slot_gpus": 2}}
-    done = await asyncio.to_thread(server.call, "POST", "/v1/jobs", {"spec": spec})
+    done = await asyncio.to_thread(server.call, "POST", "/v1/jobs", {"spec": spec, "work": WORK})
     job = int(done[1]["jobs"][0])
     path = f"/v1/jobs/{job}"
     await asyncio.to_thread(server.wait_for, path, lambda a: a["job"]["state"] == "running")

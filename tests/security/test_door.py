@@ -26,7 +26,7 @@ from phalanx.control.payload import Train, encode_payload
 from phalanx.control.recovery import recover
 from phalanx.control.store_sqlite import SqliteStore
 from phalanx.observe.findings import Finding
-from tests.control.servers import ServerProcess
+from tests.control.servers import WORK, ServerProcess
 
 HOSTILE_TOML = [
     "a = " + "[" * 2000 + "]" * 2000,
@@ -205,8 +205,8 @@ def test_no_submission_keeps_a_server_from_starting_again(tmp_path: Path) -> Non
             for body in (
                 {"spec": {"name": "j"}, "work": work},
                 {"spec": {"name": "j", "payload": payload}},
-                {"spec": {"name": "j", "constraint": "&".join(["a"] * 10_000)}},
-                {"spec": {"name": "j", "array": {"count": 100_000}}},
+                {"spec": {"name": "j", "constraint": "&".join(["a"] * 10_000)}, "work": WORK},
+                {"spec": {"name": "j", "array": {"count": 100_000}}, "work": WORK},
             ):
                 status, answer = server.call("POST", "/v1/jobs", body)
                 assert status in (201, 400, 409, 422, 429), answer

@@ -28,7 +28,7 @@ from phalanx.control.frames import FrameError, Frames
 from phalanx.control.hands import Here
 from phalanx.control.zygote import Zygote
 from phalanx.control.zygote_wire import LENGTH, Unframer
-from tests.control.servers import PlayedAgent, ServerProcess
+from tests.control.servers import WORK, PlayedAgent, ServerProcess
 from tests.security.values import HOSTILE, of_type
 
 UNREADABLE = (ValueError, RecursionError)  # of which all errors of decoders are
@@ -238,7 +238,7 @@ class FuzzedHub:
         right = of_type(wire.Up).map(aimed).map(packed)
         words = st.one_of(*[right] * 8, messages_of(wire.Up))
         spec = {"name": "j", "gang": {"slot_gpus": 8}}
-        self.server.call("POST", "/v1/jobs", {"spec": spec})
+        self.server.call("POST", "/v1/jobs", {"spec": spec, "work": WORK})
 
         @seed(number)
         @settings(max_examples=examples, deadline=None, database=None)

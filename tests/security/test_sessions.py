@@ -17,7 +17,7 @@ from websockets.exceptions import ConnectionClosed
 
 from phalanx.control.auth import HOUR_NS, KEEP_HOURS, AuthError, Tokens
 from phalanx.control.store import Store, open_store
-from tests.control.servers import PlayedAgent, ServerProcess
+from tests.control.servers import WORK, PlayedAgent, ServerProcess
 
 
 @pytest.fixture
@@ -35,7 +35,9 @@ async def a_job(server: ServerProcess, name: str) -> tuple[PlayedAgent, int]:
     agent.task = asyncio.create_task(agent.run())  # type: ignore[attr-defined]
     await agent.connected.wait()
     spec = {"name": name, "partition": name, "gang": {"replicas": 2, "slot_gpus": 2}}
-    made = (await asyncio.to_thread(server.call, "POST", "/v1/jobs", {"spec": spec}))[1]
+    made = (await asyncio.to_thread(server.call, "POST", "/v1/jobs", {"spec": spec, "work": WORK}))[
+        1
+    ]
     path = f"/v1/jobs/{made['jobs'][0]}"
     await asyncio.to_thread(server.wait_for, path, lambda a: a["job"]["state"] == "running")
     return agent, int(made["jobs"][0])
