@@ -181,6 +181,8 @@ class LoadFleet:
         found = self._cache.get(data)
         if found is None:
             found = wire.decode_down(data)
+            if isinstance(found, wire.Signed):
+                found = wire.decode_down(found.order)
             if len(self._cache) > 500:
                 self._cache.clear()
             self._cache[data] = found

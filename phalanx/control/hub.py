@@ -44,10 +44,21 @@ from phalanx.control.frames import framed
 from phalanx.control.log_requests import LogRequests
 from phalanx.control.metrics import Metrics
 from phalanx.control.refusals import Refusals
-from phalanx.control.shell_wire import ShellOutput
+from phalanx.control.server_key import ServerKey
+from phalanx.control.shell_wire import OpenShell, ShellOutput
 from phalanx.control.shells import Shells
 from phalanx.control.views import job_of, names_of
-from phalanx.control.wire import Deliver, LogPart, Register, Rejected, Seen, Up, encode
+from phalanx.control.wire import (
+    Deliver,
+    LogPart,
+    OrderRefused,
+    Register,
+    Rejected,
+    Seen,
+    Signed,
+    Up,
+    encode,
+)
 from phalanx.observe.node_sample import NodeSample
 from phalanx.observe.node_words import NodeRecords
 from phalanx.observe.recorder import Recorder
@@ -72,10 +83,11 @@ class Hub:
         version: str,
         recorder: Recorder | None = None,
         secret: bytes = b"",
-        server_key: bytes = b"",
+        key: ServerKey | None = None,
         link_secret: bytes = b"",
     ) -> None:
-        self.server_key = server_key  # public: what agents prove themselves to
+        self._key = key or ServerKey(bytes(32))
+        self.server_key = self._key.public  # what agents prove themselves to
         self.link_secret = link_secret  # that agents' link keys are made from
         self._secret = secret  # that the keys of jobs' keepers are made from
         self.controller = controller
@@ -94,7 +106,7 @@ class Hub:
         self.logs = LogRequests(self.push)
         now = controller.clock.now_ns
         self.autopsy = Autopsy(self.watch, self.push, controller.tell, now)
-        self.shells = Shells(self.push)
+        self.shells = Shells(self.push, self.signed)
         self.refusals = Refusals()
         self.connections: dict[int, AgentSocket] = {}
         self._heard: dict[int, None] = {}  # nodes that have connected to this server
@@ -205,6 +217,10 @@ class Hub:
             return
         view = self.controller.core.view
         if isinstance(message, Register) or self.refusals.refused(view, connection.node, message):
+            return
+        if isinstance(message, OrderRefused):
+            name = view.fleet.nodes[connection.node].name
+            logger.error("%s refuses an order: %s", name, ascii(message.problem[:200]))
             return
         if isinstance(message, Seen):
             self.autopsy.receive(message)
@@ -321,7 +337,12 @@ class Hub:
         # The same for all nodes and generations of a job: keepers outlive both.
         key = hmac.digest(self._secret, f"job {body.job}".encode(), "sha256")
         store = self.stores.get(body.store, "")
-        return framed(encode(Deliver(command=command, store=store, key=key)))
+        return self.signed(Deliver(command=command, store=store, key=key))
+
+    def signed(self, order: Deliver | OpenShell) -> bytes:
+        """The frame of an order that starts something on nodes; once for a whole gang."""
+        data = encode(order)
+        return framed(encode(Signed(order=data, signature=self._key.sign_order(data))))
 
     def push(self, node: int, frame: bytes) -> bool:
         """Sends a frame to a node; False when it is not connected."""

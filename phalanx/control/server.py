@@ -291,7 +291,7 @@ class Server:
         secret = await asyncio.to_thread(self.store.secret, "replicas")
         links = await asyncio.to_thread(self.store.secret, "links")
         key = await asyncio.to_thread(load_server_key, self.store)
-        hub = Hub(controller, __version__, recorder, secret, key.public, links)
+        hub = Hub(controller, __version__, recorder, secret, key, links)
         tokens = await asyncio.to_thread(Tokens, self.store)
         joining = Joining(tokens, found.core.view.policy.join, own=self.options.own_nodes)
         await controller.start(policy)

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from phalanx.control.store import Store
 
 SECRET = "server_key"
+ORDER = b"phalanx order 1\n"  # before an order, so that no other signature passes for one of it
 
 
 class ServerKey:
@@ -21,6 +22,10 @@ class ServerKey:
     def __init__(self, seed: bytes) -> None:
         self._key = private_key(seed)
         self.public: bytes = self._key.public_key().public_bytes_raw()
+
+    def sign_order(self, order: bytes) -> bytes:
+        """The signature of an order to agents."""
+        return self.sign(ORDER + order)
 
     def sign(self, data: bytes) -> bytes:
         """The signature of some bytes."""
@@ -50,3 +55,8 @@ def signed_by(public: bytes, signature: bytes, data: bytes) -> bool:
     except (InvalidSignature, ValueError):
         return False
     return True
+
+
+def ordered_by(public: bytes, signature: bytes, order: bytes) -> bool:
+    """Whether the owner of a public key signed these bytes as an order to agents."""
+    return signed_by(public, signature, ORDER + order)

@@ -57,8 +57,10 @@ class Size(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class Shells:
     """Shells that are open, by number. ``push`` sends a frame to a node if it is connected."""
 
-    def __init__(self, push: Callable[[int, bytes], bool]) -> None:
-        self._push = push
+    def __init__(
+        self, push: Callable[[int, bytes], bool], signed: Callable[[OpenShell], bytes]
+    ) -> None:
+        self._push, self._signed = push, signed
         self._next = 1
         self._open: dict[int, tuple[int, asyncio.Queue[ShellOutput]]] = {}
 
@@ -75,6 +77,8 @@ class Shells:
 
     def send(self, node: int, order: OpenShell | ShellInput | CloseShell) -> bool:
         """Something for the shell."""
+        if isinstance(order, OpenShell):
+            return self._push(node, self._signed(order))
         return self._push(node, framed(encode(order)))
 
     def close(self, node: int, request: int) -> None:

@@ -19,6 +19,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
 
 from phalanx import __version__
+from phalanx.cluster.commands import Form
 from phalanx.control import wire
 from phalanx.control.agent_files import read_text
 from phalanx.control.node_key import (
@@ -31,6 +32,8 @@ from phalanx.control.node_key import (
     node_key,
 )
 from phalanx.control.secret_file import write_secret
+from phalanx.control.server_key import ordered_by
+from phalanx.control.shell_wire import OpenShell
 from phalanx.control.tls import TlsError, advice, is_loopback, trusting, trusting_pinned
 
 PENDING_SECONDS = 5.0  # between two looks whether an administrator has decided
@@ -166,12 +169,27 @@ class Uplink:
                     continue
                 if isinstance(message, wire.Rejected):
                     return _rejected(message)
-                listener.heard(message)
+                if (order := self._ordered(message, first.node)) is not None:
+                    listener.heard(order)
         finally:
             sending.cancel()
             self._connected, self._connection = False, None
             listener.parted()
         return True
+
+    def _ordered(self, message: wire.Down, node: int) -> wire.Down | None:
+        """A message, or the order in it that the server has signed; None: it is refused."""
+        if isinstance(message, wire.Signed):
+            if ordered_by(self._server_key, message.signature, message.order):
+                return _decoded(message.order)
+            problem = "it is not signed by the server that this node joined"
+        elif _starts_something(message):
+            problem = "it is not signed"
+        else:
+            return message
+        log.error("an order is refused: %s", problem)
+        self.send(wire.OrderRefused(node=node, problem=problem))
+        return None
 
     def _proved(self, connection: ClientConnection, register: wire.Register) -> wire.Register:
         """The first word with the proof that this node has its key, or its link key."""
@@ -253,6 +271,13 @@ def _decoded(data: bytes | str) -> wire.Down | None:
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         log.error("a message of the server cannot be read and is left out: %s", error)
     return None
+
+
+def _starts_something(message: wire.Down) -> bool:
+    """Whether it has a node run what the message says, as whom it says."""
+    if isinstance(message, wire.Deliver):
+        return isinstance(message.command.body, Form)
+    return isinstance(message, OpenShell)
 
 
 async def _pump(connection: ClientConnection, outgoing: asyncio.Queue[bytes]) -> None:

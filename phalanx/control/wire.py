@@ -103,6 +103,23 @@ class Deliver(Frame, frozen=True, tag=True):
     key: bytes = b""  # with Form: what the job's keepers prove to each other that they know
 
 
+class Signed(Frame, frozen=True, tag=True):
+    """An order that starts something on a node, as the server's key has signed it.
+
+    ``order``: ``Deliver`` with Form, or ``OpenShell``, encoded; agents take neither without this.
+    """
+
+    order: bytes
+    signature: bytes
+
+
+class OrderRefused(Frame, frozen=True, tag=True):
+    """An agent's answer to an order that this cluster's server has not signed."""
+
+    node: int
+    problem: str
+
+
 class ReadLog(Frame, frozen=True, tag=True):
     """Send the end of a rank's log (rank -1: of all ranks here) and, if asked, what comes after."""
 
@@ -166,11 +183,14 @@ class Seen(Frame, frozen=True, tag=True):
     folder: str  # on the node: stacks and flight recorders
 
 
-Up = Register | LogPart | ShellOutput | NodeRecords | NodeSample | Seen | AgentMessage
+Up = (
+    Register | OrderRefused | LogPart | ShellOutput | NodeRecords | NodeSample | Seen | AgentMessage
+)
 Down = (
     Welcome
     | Rejected
     | Deliver
+    | Signed
     | ReadLog
     | StopLog
     | ReadSteps

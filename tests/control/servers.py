@@ -283,6 +283,8 @@ class PlayedAgent:
                 if isinstance(command.body, Form):
                     self.keys.append((command.body.job, key))
                 await self._act(command)
+            case wire.Signed(order=order):
+                await self._receive(wire.decode_down(order))
             case wire.Rejected():
                 self.rejected.append(message)
             case wire.ReadLog(request=request, job=job, rank=rank):
