@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from phalanx.control.stage import Stage
+from phalanx.control.users import own_name
 
 SLEEP = (sys.executable, "-c", "import time; time.sleep(600)")
 
@@ -105,8 +106,10 @@ def test_other_teams_and_readers_get_no_shell(stage: Stage, job: int) -> None:
         assert done.returncode == 1 and "uid=" not in done.stdout
     refused = [entry for entry in audited(stage) if entry["status"] in (403, 404)]
     assert {entry["name"] for entry in refused} == {"eve", "bob"}
-    friend = shell(stage, str(job), "--", "id", token=make_token(stage, "ann", "user", "red"))
-    assert friend.returncode == 0 and "uid=" in friend.stdout
+    mate = shell(stage, str(job), "--", "id", token=make_token(stage, "ann", "user", "red"))
+    assert mate.returncode == 1 and "not ann's" in mate.stderr  # a team shares no accounts
+    own = make_token(stage, own_name(), "user", "red")
+    assert "uid=" in shell(stage, str(job), "--", "id", token=own).stdout
 
 
 def test_what_cannot_be_opened_is_said(stage: Stage, job: int) -> None:
