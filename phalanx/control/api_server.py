@@ -99,10 +99,10 @@ async def create_token(call: Call) -> t.NewToken:
     if role == "join":
         more = {"uses": body.uses, "network": body.network, "approves": body.approves}
     elif body.uses or body.network or not body.approves:
-        raise ApiError(400, "bad_request", "uses, network and approves are for agents' tokens")
+        raise ApiError(409, "bad_token", "uses, network and approves are for agents' tokens")
     if body.network and not is_network(body.network):
         text = f"{body.network!r} is no network: use 10.0.0.0/8, or one address"
-        raise ApiError(400, "bad_request", text)
+        raise ApiError(409, "bad_token", text)
     secret, token = await call.server.read(
         lambda: call.leading.tokens.create(role, body.name, team=team, hours=hours, **more)
     )

@@ -25,7 +25,7 @@ async def rightful(call: Call, asked: t.JobRequest, work: Payload) -> tuple[JobS
     try:
         job = await call.server.read(checked_work, work)
     except WorkError as error:
-        raise ApiError(400, "bad_work", str(error)) from None
+        raise ApiError(409, "bad_work", str(error)) from None
     spec = spec_of(owned, work, job)
     if call.operator:
         return spec, told

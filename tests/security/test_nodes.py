@@ -133,7 +133,7 @@ def test_a_join_token_is_bound_to_count_and_network(server: ServerProcess) -> No
             told = await asyncio.to_thread(
                 server.call, "POST", "/v1/tokens", {"name": "x", "role": "agent", **body}
             )
-            assert told[0] == 400, told
+            assert told[0] == 409, told
 
     play(scenario)
 
