@@ -28,6 +28,7 @@ from phalanx.checkpoint.channel import (
 from phalanx.checkpoint.commit import Order, try_commit, withdraw
 from phalanx.checkpoint.folder import scan
 from phalanx.checkpoint.manifest import MANIFEST_FILE, CheckpointError
+from phalanx.checkpoint.notices import Notices
 from phalanx.checkpoint.peer import Peer
 from phalanx.checkpoint.quota import QUOTA_FIX, refusal_of
 from phalanx.checkpoint.serving import Worker, failed
@@ -67,7 +68,7 @@ class Keeper:
         self._attached: list[Worker] = []  # those with memory here whose connection is open
         self._busy = 0  # flushes handed over and not finished
         self._pending: list[tuple[Worker, Order]] = []
-        self._watchers: list[Worker] = []
+        self._watchers: dict[Worker, Notices] = {}
         self._wanted = True  # somebody may come: the first worker, or one after a crash
         self._folder_lock = -1  # descriptor
         self._idle_since = time.monotonic()
@@ -145,25 +146,27 @@ class Keeper:
 
     def watched(self, watcher: Worker) -> None:
         """Somebody wants to know what is safe: now, and from now on."""
+        notices = Notices(watcher.tell)
         with self._lock:
-            self._watchers.append(watcher)
+            self._watchers[watcher] = notices
         for held in self.shelf.sealed():
             if held.replica or held.safe:
-                watcher.tell(noted(held))
+                notices.put(noted(held))
 
     def unwatched(self, watcher: Worker) -> None:
         """A watcher is gone."""
         with self._lock:
-            if watcher in self._watchers:
-                self._watchers.remove(watcher)
+            notices = self._watchers.pop(watcher, None)
+        if notices is not None:
+            notices.close()
 
     def note(self, held: Held) -> None:
         """A snapshot is safe."""
         held.safe = True
         with self._lock:
-            watchers = list(self._watchers)
-        for watcher in watchers:
-            watcher.tell(noted(held))
+            watchers = list(self._watchers.values())
+        for notices in watchers:
+            notices.put(noted(held))
 
     def took(self, *, prompt: bool = False) -> None:
         """A flush or a copy was begun."""
