@@ -34,7 +34,7 @@ from phalanx.control.program_notes import forget_program, noted_programs
 from phalanx.control.programs import Programs
 from phalanx.control.runtime import runtime_folder
 from phalanx.control.tasks import Tasks
-from phalanx.control.users import UnknownUserError, require_permitted
+from phalanx.control.users import UnknownUserError, require_permitted, user_of
 from phalanx.control.worker_link import Passed, TraceSteps
 from phalanx.control.zygote_client import ZygoteClient, ZygoteError
 from phalanx.control.zygote_wire import Ended
@@ -65,11 +65,15 @@ class Crew:
     async def open(self) -> None:
         """Listen to workers that outlived an earlier agent."""
         self._clear_sockets()
-        for key in self.zygote.children:
+        for key, child in self.zygote.children.items():
             job, _, role = key.partition("/")
             if role.startswith(("worker", "standby")):
                 here = self.here(int(job.removeprefix("job")))
-                await self._ears.listen(here, self.processes.user(here))
+                here.user = user_of(child.pid)
+                try:
+                    await self._ears.listen(here, self.processes.user(here))
+                except (OSError, UnknownUserError) as error:  # its gang forms again without it
+                    log.warning("job %d: nobody listens to its workers: %s", here.job, error)
                 if here.watch is None:
                     await self.processes.watch(here, 0)
         ends, self._unheard = self._unheard, None

@@ -6,6 +6,7 @@ import os
 import pwd
 
 from phalanx.control.agent_config import UserOptions
+from phalanx.control.process_tree import PROC
 
 
 class UnknownUserError(Exception):
@@ -29,6 +30,17 @@ def known_user(name: str) -> pwd.struct_passwd:
             f"there is no user {name!r} here: make one, submit with a token of a user that "
             "exists, or start the agent with --as-agent"
         ) from None
+
+
+def user_of(pid: int) -> str:
+    """The name of the user that a process runs as; "" where it is gone or its user has no name."""
+    try:
+        # Not the owner of its folder: that is root for a process that was root before.
+        status = (PROC / str(pid) / "status").read_text()
+        uid = int(status.partition("\nUid:")[2].split()[0])
+        return pwd.getpwuid(uid).pw_name
+    except (OSError, ValueError, IndexError, KeyError):
+        return ""
 
 
 def require_permitted(name: str, options: UserOptions) -> None:

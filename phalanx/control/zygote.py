@@ -338,11 +338,11 @@ def be_child(zygote: Zygote, order: Spawn, parent: int, made: Inherited) -> NoRe
         prefer_memory(order.memory_node)
         if order.namespace:
             enter_namespace(order.namespace)
-        os.environ |= order.environment
         if order.role in ("member", "program", "keeper"):
             contain(order.containment, order.role)
-        become(order.user)
-        os.environ |= secrets_of(order)
+        own = become(order.user)
+        # The user's words come only now: nothing that runs as root reads them.
+        os.environ |= {**order.environment, **secrets_of(order), **own}
         if order.folder:
             enter(order.folder)
         code = play(order, made.serving)
@@ -381,15 +381,18 @@ def secrets_of(order: Spawn) -> dict[str, str]:
         raise CannotStartError(str(error)) from error
 
 
-def become(user: str) -> None:
-    """Run as somebody else from here on; only root can, and only to somebody it knows."""
+def become(user: str) -> dict[str, str]:
+    """Run as somebody else from here on; only root can, and only to somebody it knows.
+
+    Returns what the environment says of that user.
+    """
     if not user or os.getuid() != 0 or user == pwd.getpwuid(0).pw_name:
-        return
+        return {}
     entry = known_user(user)
     os.initgroups(user, entry.pw_gid)
     os.setgid(entry.pw_gid)
     os.setuid(entry.pw_uid)
-    os.environ |= {"HOME": entry.pw_dir, "USER": user, "LOGNAME": user}
+    return {"HOME": entry.pw_dir, "USER": user, "LOGNAME": user}
 
 
 def play(order: Spawn, serving: socket.socket | None) -> int:

@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import pwd
+import shutil
 import socket
 import subprocess
 import sys
@@ -39,6 +40,23 @@ left = WorkerLeft(job={job}, generation=1, rank=0, step=0, cause="user_error", d
 link.sendall(framed(left))
 link.settimeout(10)
 while link.recv(4096): pass
+"""
+
+LONG_JOB = """
+name = "long"
+runs = "{folder}"
+[model]
+preset = "tiny"
+[data]
+sequence = 64
+[schedule]
+kind = "constant"
+warmup_steps = 2
+[train]
+steps = 100000
+global_batch = 2
+micro_batch = 2
+device = "cpu"
 """
 
 
@@ -155,6 +173,32 @@ def test_a_job_of_one_user_takes_nothing_of_another_s(
         assert server.call("GET", f"/v1/jobs/{job}")[1]["job"]["state"] == "running"
 
 
+def test_workers_of_another_user_outlive_a_root_agent(
+    users: tuple[str, str], open_folder: Path
+) -> None:
+    """The agent after it knows whose they are: they go on, and nothing is started again."""
+    job_file = open_folder / "job.toml"
+    job_file.write_text(LONG_JOB.format(folder=open_folder / "runs"))
+    (open_folder / "runs").mkdir()
+    shutil.chown(open_folder / "runs", users[0])
+    with ServerProcess(open_folder / "server") as server:
+        with RootAgent(server, open_folder, "real") as agent:
+            assert wait_for(lambda: server.call("GET", "/v1/nodes")[1]["nodes"])
+            job = submit_words(server, open_folder, users[0], str(job_file))
+
+            def now() -> Any:
+                return server.call("GET", f"/v1/jobs/{job}")[1]["job"]
+
+            assert wait_for(lambda: now()["step"] > 3), (now(), agent.log())
+            agent.process.kill()
+            agent.process.wait()
+        with RootAgent(server, open_folder, "real") as after:
+            reached = now()["step"]
+            assert wait_for(lambda: now()["step"] > reached + 20), (now(), after.log())
+            assert now()["generation"] == 1
+            assert "refused" not in after.log()
+
+
 def connect(path: str) -> None:
     with socket.socket(socket.AF_UNIX) as link:
         link.connect(path)
@@ -178,6 +222,11 @@ def refused(entry: pwd.struct_passwd, act: Any) -> bool:
 
 
 def submit(server: ServerProcess, folder: Path, user: str, script: str) -> int:
+    """A program of a user; its number."""
+    return submit_words(server, folder, user, "--world-size", "1", "--", "/bin/sh", "-c", script)
+
+
+def submit_words(server: ServerProcess, folder: Path, user: str, *options: str) -> int:
     """A job of a user; its number."""
     phalanx, token = [sys.executable, "-m", "phalanx"], folder / f"{user}.token"
     create = [*phalanx, "token", "create", user, "--role", "user", "--team", "t"]
@@ -185,7 +234,7 @@ def submit(server: ServerProcess, folder: Path, user: str, script: str) -> int:
     subprocess.run(create, check=True, capture_output=True)
     words = [*phalanx, "submit", "--json", "--server", server.url, "--team", "t"]
     asked = subprocess.run(
-        [*words, "--world-size", "1", "--", "/bin/sh", "-c", script],
+        [*words, *options],
         env={**os.environ, "PHALANX_TOKEN_FILE": str(token)},
         cwd=folder,
         check=True,
