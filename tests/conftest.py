@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import signal
 import tempfile
 from collections.abc import Iterator
 
@@ -23,6 +24,8 @@ if _soft < OPEN_FILES:
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(OPEN_FILES, _hard), _hard))
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Under nohup it would be ignored, also in what tests start, and tests of closing terminals fail.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
