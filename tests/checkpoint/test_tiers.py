@@ -177,7 +177,7 @@ def test_a_run_continues_to_the_bit_through_every_tier(
         assert second_half() == unbroken()
         torch.use_deterministic_algorithms(False)
     elif tier == "memory":
-        with pytest.raises(AssertionError, match="ended by SIGKILL"):
+        with pytest.raises(AssertionError, match="no result"):
             run_ranks(1, first_half)
         assert run_ranks(1, second_half) == run_ranks(1, unbroken)
     else:

@@ -18,7 +18,7 @@ from websockets.sync.client import connect
 from phalanx.observe import page
 from tests.control.servers import WORK, PlayedAgent, ServerProcess
 
-PUBLIC = {("get", "/healthz"), ("get", "/v1/openapi.json")}
+PUBLIC = {("get", "/healthz"), ("get", "/v1/openapi.json"), ("get", "/v1/authority")}
 ROLES = ("admin", "user", "read", "join")
 
 
