@@ -214,8 +214,9 @@ def _authenticate(
         if endpoint.audited:
             _limit(server.order_limit.take(token.id, now))
             length = request.headers.get("content-length", "")
-            size = int(length) if length.isdigit() and len(length) < 20 else len(length)
-            _limit(server.body_limit.take(token.id, now, max(size, LEAST_BODY_BYTES)))
+            size = int(length) if length.isdigit() and len(length) < 20 else 0
+            if size <= server.options.most_body_bytes:  # a larger one is refused, and not read
+                _limit(server.body_limit.take(token.id, now, max(size, LEAST_BODY_BYTES)))
     return token
 
 
