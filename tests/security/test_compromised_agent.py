@@ -94,6 +94,7 @@ LIES: dict[type, Lie] = {
     m.KeeperChanged: lambda n, j, g: [
         m.KeeperChanged(node=n, job=j, state="replaced", seconds=9_999)
     ],
+    wire.OrderRefused: lambda n, j, g: [wire.OrderRefused(node=n, problem="x" * 2000)],
     wire.Seen: lambda n, j, g: [
         wire.Seen(node=n, job=j, generation=g, ranks={0: 0, 1: 0, 99: 5}, folder="/evil")
     ],
