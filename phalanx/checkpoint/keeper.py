@@ -146,7 +146,7 @@ class Keeper:
 
     def watched(self, watcher: Worker) -> None:
         """Somebody wants to know what is safe: now, and from now on."""
-        notices = Notices(watcher.tell)
+        notices = Notices(watcher.tell, watcher.takes_more)
         with self._lock:
             self._watchers[watcher] = notices
         for held in self.shelf.sealed():

@@ -81,6 +81,15 @@ class Worker(Peer):
             return False
         return not watch.poll(0)
 
+    def takes_more(self) -> bool:
+        """Whether a short message can be sent without waiting for the other end to read."""
+        watch = select.poll()
+        try:
+            watch.register(self._local, select.POLLOUT)
+        except ValueError:  # it was closed while somebody asked
+            return False
+        return bool(watch.poll(0))
+
     def start(self) -> None:
         self.keeper.connected()
         threading.Thread(target=self._listen, daemon=True).start()

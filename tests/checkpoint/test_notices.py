@@ -17,7 +17,7 @@ def test_a_watcher_that_stands_still_holds_up_nobody_and_hears_the_newest() -> N
         reads.wait()
         heard.append(note)
 
-    notices = Notices(tell)
+    notices = Notices(tell, lambda: False)
     for step in range(1000):  # returns: the keeper's own work goes on
         for rank in (0, 1):
             notices.put(Noted(rank, 1, step, False))
@@ -28,4 +28,12 @@ def test_a_watcher_that_stands_still_holds_up_nobody_and_hears_the_newest() -> N
     assert newest <= {(note.rank, note.step) for note in heard if not note.replica}
     assert Noted(0, 1, 5, True) in heard
     assert len(heard) <= 2 * KEPT + 2  # the one that was on its way, and the newest
+    notices.close()
+
+
+def test_a_watcher_that_reads_is_told_at_once() -> None:
+    heard: list[Noted] = []
+    notices = Notices(heard.append, lambda: True)
+    notices.put(Noted(0, 1, 7, False))
+    assert heard == [Noted(0, 1, 7, False)]
     notices.close()
