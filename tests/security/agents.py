@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from phalanx.control.safe_files import Owner
 from tests.control.servers import ServerProcess
 
 
@@ -56,3 +57,20 @@ def wait_for(ready: Callable[[], object], seconds: float = 120.0) -> bool:
             return False
         time.sleep(0.05)
     return True
+
+
+def as_user(owner: Owner, act: Callable[[], object]) -> int:
+    """Whether a user can do something: 0 yes, else the error's number. In a process of theirs."""
+    pid = os.fork()
+    if pid == 0:
+        code = 0
+        try:
+            os.setgroups([])
+            os.setgid(owner.gid)
+            os.setuid(owner.uid)
+            act()
+        except OSError as error:
+            code = error.errno or 255
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])

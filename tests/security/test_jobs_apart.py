@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import logging
 import os
@@ -11,6 +12,7 @@ import shutil
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +24,11 @@ from phalanx.control.ears import Ears
 from phalanx.control.hands import Here
 from phalanx.control.job_environment import passed_on
 from phalanx.control.processes import Processes
+from phalanx.control.safe_files import Owner
 from phalanx.control.worker_link import Present
 from phalanx.control.zygote_wire import Child, framed
 from tests.control.servers import ServerProcess
-from tests.security.agents import RootAgent, wait_for
+from tests.security.agents import RootAgent, as_user, wait_for
 
 TAKE_OVER = """
 import os, socket, sys
@@ -204,21 +207,9 @@ def connect(path: str) -> None:
         link.connect(path)
 
 
-def refused(entry: pwd.struct_passwd, act: Any) -> bool:
+def refused(entry: pwd.struct_passwd, act: Callable[[], object]) -> bool:
     """Whether the kernel refuses something to a user."""
-    pid = os.fork()
-    if pid == 0:
-        code = 0
-        try:
-            os.setgroups([])
-            os.setgid(entry.pw_gid)
-            os.setuid(entry.pw_uid)
-            act()
-        except PermissionError:
-            code = 13
-        finally:
-            os._exit(code)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 13
+    return as_user(Owner(entry.pw_uid, entry.pw_gid), act) == errno.EACCES
 
 
 def submit(server: ServerProcess, folder: Path, user: str, script: str) -> int:

@@ -8,7 +8,7 @@ import os
 import pwd
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,6 +26,7 @@ from phalanx.control.output_pump import Pump
 from phalanx.control.safe_files import Owner, UnsafeFileError, files_as, make_folder, open_log
 from phalanx.control.wire import LogPart, LookAt, ReadLog
 from phalanx.observe.ring import RingReader, RingWriter
+from tests.security.agents import as_user
 
 REFUSED = (UnsafeFileError, OSError)  # by us, or by the kernel for us
 SECRET = "root:$6$hash:19000:0:99999:7:::\n"
@@ -66,23 +67,6 @@ def job(open_folder: Path, owner: Owner) -> Here:
     here = Here(7, folder, open_folder / "sockets")
     here.owner = owner
     return here
-
-
-def as_user(owner: Owner, act: Callable[[], object]) -> int:
-    """Whether a user can do something: 0 yes, else the error's number. In a process of theirs."""
-    pid = os.fork()
-    if pid == 0:
-        code = 0
-        try:
-            os.setgroups([])
-            os.setgid(owner.gid)
-            os.setuid(owner.uid)
-            act()
-        except OSError as error:
-            code = error.errno or 255
-        finally:
-            os._exit(code)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 def plant(kind: str, path: Path, target: Path) -> None:
