@@ -94,4 +94,6 @@ def tab(running: Any, url: str, size: str = "desk", dark: bool = False) -> Itera
     try:
         yield Tab(page, url)
     finally:
+        # A request that a test answers itself may be under way: it is let end first.
+        page.unroute_all(behavior="wait")
         context.close()
