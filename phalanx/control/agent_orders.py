@@ -192,7 +192,7 @@ class AgentOrders:
             local_rank=take.local_rank,
             host=take.host,
             port=take.port,
-            prefix=f"job{self.job}/{take.generation}",
+            prefix=take.meeting,
             buddy_shift=take.buddy_shift,
             replicas=take.replicas,
             shares=take.micro_batches,

@@ -12,6 +12,7 @@ from phalanx.cluster.commands import Form
 from phalanx.control.agent_config import AgentConfig
 from phalanx.control.keeper_watch import KeeperWatch
 from phalanx.control.payload import Script, Train
+from phalanx.control.rendezvous import meeting_name
 from phalanx.control.safe_files import Owner, make_folder
 from phalanx.control.worker_link import Looked, Order, Passed, Take
 from phalanx.control.zygote_wire import Child, framed
@@ -62,7 +63,7 @@ class Here:
         self.refused = 0  # words that were not theirs to say
         self.form: Form | None = None
         self.store = ""  # host:port where the ranks of its generation meet
-        self.replica_key = b""  # of its keepers, on all nodes
+        self.replica_key = b""  # of its keepers and stores, on all nodes
         self.generation = 0
         self.restored = 0  # step that a program is to continue from
         self.saves = False  # it is only written, and the program not started
@@ -91,6 +92,11 @@ class Here:
         """The worker, or the one that waits, with this process."""
         known = (*self.hands.values(), *self.standbys.values())
         return next((hand for hand in known if hand.pid == pid), None)
+
+    @property
+    def meeting(self) -> str:
+        """The secret under which the ranks of its generation meet."""
+        return meeting_name(self.replica_key, self.job, self.generation)
 
     @property
     def keeper_key(self) -> str:

@@ -42,6 +42,7 @@ class Places:
             local_world_size=len(action.ranks),
             host=host,
             port=int(port or 0),
+            meeting=here.meeting,
             buddy_shift=form.buddy_shift,
             replicas=form.replicas,
             micro_batches=action.micro_batches,

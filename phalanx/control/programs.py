@@ -174,7 +174,7 @@ class Programs:
                 user=self._processes.user(here),
                 argv=work.argv,
                 rank=hand.rank,
-                store=(host, int(port or 0), f"job{here.job}/{here.generation}"),
+                store=(host, int(port or 0), here.meeting),
                 own_port=own_port,
                 cores=seat.cores,
                 memory_node=seat.numa,
@@ -198,7 +198,7 @@ class Programs:
     async def _own_store(self, here: Here) -> int:
         """A store for one generation of a program, hosted outside of its ranks."""
         key = f"job{here.job}/store{here.generation}"
-        child = await self._zygote.spawn(Spawn(key=key, role="store", host=self._address))
+        child = await self._zygote.spawn(Spawn(key=key, role="program-store", host=self._address))
         if not here.generation:  # it was stopped while the store came up
             self.end_stores(here.job)
         return child.port

@@ -65,6 +65,7 @@ class Take(Frame, frozen=True, tag=True):
     local_world_size: int
     host: str  # of the store where the ranks meet
     port: int
+    meeting: str = ""  # what its keys there begin with
     buddy_shift: int = 0  # of slots; 0: nobody keeps another's snapshots
     replicas: int = 0  # length of the data axis; 0: as the job says
     micro_batches: tuple[int, ...] = ()

@@ -201,7 +201,7 @@ class Zygote:
                 group = self._groups.make(order.key, order.containment)
             elif order.role == "member" and order.containment.group:
                 group = self._groups.make(order.key, order.containment)
-            if order.role == "store":
+            if order.role in ("store", "program-store"):
                 serving = listen_for_ranks(order.host, order.port)
                 port = int(serving.getsockname()[1])
             zygote = os.getpid()
@@ -410,9 +410,9 @@ def play(order: Spawn, serving: socket.socket | None) -> int:
             from phalanx.checkpoint.keeper import run_keeper
 
             run_keeper(order.socket, order.host, order.lease_seconds)
-        case "store":
+        case "store" | "program-store":
             assert serving is not None
-            host_store(serving)
+            host_store(order, serving)
         case "doctor":
             from phalanx.control.examiner import examine
 
@@ -430,13 +430,18 @@ def listen_for_ranks(host: str, port: int) -> socket.socket:
     return socket.create_server((host, 0), backlog=1024)
 
 
-def host_store(listening: socket.socket) -> None:
+def host_store(order: Spawn, listening: socket.socket) -> None:
     """Be the place where ranks meet, until somebody ends this process."""
+    if order.role == "store":
+        from phalanx.control.rendezvous import host
+
+        host(listening)
+        return
     from torch._C._distributed_c10d import TCPStore
 
-    host, port = listening.getsockname()[:2]
+    address, port = listening.getsockname()[:2]
     store = TCPStore(
-        host,
+        address,
         port,
         is_master=True,
         wait_for_workers=False,

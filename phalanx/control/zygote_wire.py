@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from phalanx.control.containment import Containment
 
-Role = Literal["member", "program", "keeper", "store", "zygote", "doctor"]
+Role = Literal["member", "program", "keeper", "store", "program-store", "zygote", "doctor"]
 
 LENGTH = struct.Struct("<I")
 MOST_BYTES = 64 << 20

@@ -16,7 +16,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
+from torch.distributed import TCPStore
 
 from phalanx.cluster.messages import WorkerLeft
 from phalanx.control.agent_config import read_agent_config
@@ -193,6 +195,7 @@ def test_workers_of_another_user_outlive_a_root_agent(
                 return server.call("GET", f"/v1/jobs/{job}")[1]["job"]
 
             assert wait_for(lambda: now()["step"] > 3), (now(), agent.log())
+            assert shown_by_stores(users[0]) == [[]]
             agent.process.kill()
             agent.process.wait()
         with RootAgent(server, open_folder, "real") as after:
@@ -200,6 +203,15 @@ def test_workers_of_another_user_outlive_a_root_agent(
             assert wait_for(lambda: now()["step"] > reached + 20), (now(), after.log())
             assert now()["generation"] == 1
             assert "refused" not in after.log()
+
+
+def shown_by_stores(user: str) -> list[list[str]]:
+    """What the stores where a user's ranks meet show to anybody who comes."""
+    uid = pwd.getpwnam(user).pw_uid
+    ranks = [each for each in psutil.process_iter() if each.uids().real == uid]
+    links = [link for each in ranks for link in each.net_connections("tcp") if link.raddr]
+    stores = {(link.raddr.ip, link.raddr.port) for link in links}
+    return [TCPStore(*address, is_master=False).list_keys() for address in stores]
 
 
 def connect(path: str) -> None:
