@@ -16,9 +16,6 @@ from phalanx.cluster.timeouts import derive
 from phalanx.config import ConfigError
 from phalanx.config.check_text import name_problems
 
-MOST_ARRAY = 5_000
-MOST_JOBS = 500_000  # that have not ended, in all
-MOST_OF_USER = 50_000  # and of one user
 MOST_WORD = 128  # characters of a name of somebody or something
 MOST_AFTER = 1_000
 MOST_TRAFFIC = 64
@@ -29,7 +26,7 @@ sentences(
         "bad_constraint": "{problem}",
         "unknown_feature": "no node of the fleet has {features}",
         "too_many_jobs": "{who} has {kept} jobs that have not ended: {count} more would be above"
-        " {most}",
+        " {most} (policy: {setting})",
         "over_budget": "{steps} steps would take about {needed} GPU-hours and the budget is "
         "{budget}: lower the steps, raise the budget, or force it",
     }
@@ -38,7 +35,7 @@ sentences(
 
 def refusal(ctx: Context, spec: JobSpec) -> Reason | None:
     """Why a submission is refused; None: it is accepted."""
-    for key, value, rule in _bad_fields(spec):
+    for key, value, rule in _bad_fields(spec, ctx.policy.queue.most_array):
         return reason("bad_field", key=key, value=str(value), rule=rule)
     many = _too_many_jobs(ctx, spec)
     if many is not None:
@@ -55,7 +52,7 @@ def refusal(ctx: Context, spec: JobSpec) -> Reason | None:
     return dependencies.refused(ctx, spec) or _over_budget(spec) or admit(ctx.view, spec)
 
 
-def _bad_fields(spec: JobSpec) -> Iterator[tuple[str, object, str]]:
+def _bad_fields(spec: JobSpec, most_array: int) -> Iterator[tuple[str, object, str]]:
     shape, expected = spec.gang, spec.expected
     for wrong in name_problems("name", spec.name):
         yield wrong.key, wrong.value, f"{wrong.rule} ({wrong.fix})"
@@ -104,8 +101,12 @@ def _bad_fields(spec: JobSpec) -> Iterator[tuple[str, object, str]]:
     for name in ("time_limit_ns", "retries", "budget_gpu_seconds", "spares"):
         if getattr(spec, name) < 0:
             yield name, getattr(spec, name), "must not be negative"
-    if spec.array is not None and not 1 <= spec.array.count <= MOST_ARRAY:
-        yield "array.count", spec.array.count, f"must be 1 to {MOST_ARRAY}"
+    if spec.array is not None and not 1 <= spec.array.count <= most_array:
+        yield (
+            "array.count",
+            spec.array.count,
+            f"must be 1 to {most_array} (policy: queue.most_array)",
+        )
     if spec.array is not None and spec.array.width < 0:
         yield "array.width", spec.array.width, "must not be negative (0: no cap)"
 
@@ -113,16 +114,19 @@ def _bad_fields(spec: JobSpec) -> Iterator[tuple[str, object, str]]:
 def _too_many_jobs(ctx: Context, spec: JobSpec) -> Reason | None:
     """Why somebody has to wait until jobs have ended before submitting more."""
     count = spec.array.count if spec.array else 1
+    most, most_own = ctx.policy.queue.most_jobs, ctx.policy.users.most_jobs
     kept = len(ctx.view.jobs) - len(ctx.ended)
-    if kept + count > MOST_JOBS:
-        return reason("too_many_jobs", who="the cluster", kept=kept, count=count, most=MOST_JOBS)
-    if kept + count <= MOST_OF_USER:
+    if kept + count > most:
+        who, setting = "the cluster", "queue.most_jobs"
+    elif kept + count <= most_own:
         return None
-    own = sum(len(jobs) for (_, user), jobs in ctx.namesakes.items() if user == spec.user)
-    if own + count > MOST_OF_USER:
+    else:
         who = f"user {spec.user}" if spec.user else "nobody in particular"
-        return reason("too_many_jobs", who=who, kept=own, count=count, most=MOST_OF_USER)
-    return None
+        most, setting = most_own, "users.most_jobs"
+        kept = sum(len(jobs) for (_, user), jobs in ctx.namesakes.items() if user == spec.user)
+    if kept + count <= most:
+        return None
+    return reason("too_many_jobs", who=who, kept=kept, count=count, most=most, setting=setting)
 
 
 def _over_budget(spec: JobSpec) -> Reason | None:

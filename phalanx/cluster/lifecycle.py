@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec import structs
 
 from phalanx.cluster import dependencies, left_memory, storage
-from phalanx.cluster.admission import MOST_ARRAY, refusal
+from phalanx.cluster.admission import refusal
 from phalanx.cluster.commands import Accept, Level, Refuse
 from phalanx.cluster.context import Context
 from phalanx.cluster.events import (
@@ -59,7 +59,7 @@ def submit_workflow(ctx: Context, fact: SubmitWorkflow) -> None:
     """Accepts jobs that depend on each other by name: all of them, or none."""
     order = dependencies.workflow_order(fact.steps)
     bad = order if isinstance(order, Reason) else None
-    bad = bad or _too_large(fact)
+    bad = bad or _too_large(fact, ctx.policy.queue.most_array)
     for step in fact.steps if bad is None else ():
         bad = bad or refusal(ctx, step.spec)
     if isinstance(order, Reason) or bad is not None:
@@ -77,12 +77,12 @@ def submit_workflow(ctx: Context, fact: SubmitWorkflow) -> None:
         ctx.emit((), told)
 
 
-def _too_large(fact: SubmitWorkflow) -> Reason | None:
+def _too_large(fact: SubmitWorkflow, most: int) -> Reason | None:
     """Why a workflow makes more jobs than one submission may."""
     count = sum(step.spec.array.count for step in fact.steps if step.spec.array)
-    if count <= MOST_ARRAY:
+    if count <= most:
         return None
-    rule = f"the arrays of a workflow have at most {MOST_ARRAY} jobs together"
+    rule = f"the arrays of a workflow have at most {most} jobs together (policy: queue.most_array)"
     return reason("bad_field", key="array.count", value=str(count), rule=rule)
 
 

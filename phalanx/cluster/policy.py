@@ -69,6 +69,8 @@ class QueuePolicy(Part, frozen=True):
     replan_ns: int = 30 * SECOND_NS  # a reserved start is looked for anew this often
     unbounded_ns: int = 30 * DAY_NS  # assumed of a job without limit or number of steps
     delay_ns: int = 100_000_000  # changes are gathered this long before the queue is looked at
+    most_jobs: int = 500_000  # that have not ended, of all users and operators
+    most_array: int = 5_000  # jobs of one array, and of all arrays of a workflow
 
 
 class UserPolicy(Part, frozen=True):
@@ -76,6 +78,7 @@ class UserPolicy(Part, frozen=True):
 
     most_priority: int = 100  # of their jobs; they may be as modest as they like
     most_retries: int = 100
+    most_jobs: int = 50_000  # of one user that have not ended
 
 
 class SparePolicy(Part, frozen=True):

@@ -303,6 +303,8 @@ def _convert(struct: Any, values: dict[str, Any]) -> Any:
 
 async def _read(request: Request, most_bytes: int) -> bytes:
     too_large = ApiError(413, "too_large", f"at most {most_bytes} bytes are taken")
+    if "transfer-encoding" in request.headers:  # what it costs is known before it is read
+        raise ApiError(411, "length_required", "say how long the body is: Content-Length")
     length = request.headers.get("content-length", "0")
     if length.isdigit() and int(length) > most_bytes:
         raise too_large

@@ -19,6 +19,7 @@ REFUSALS = {
     "403": "The token does not allow this.",
     "404": "There is no such thing (for this caller).",
     "409": "It does not fit the present state; the message says why.",
+    "411": "The request does not say how long its body is.",
     "413": "The body is too large.",
     "415": "The body is not JSON.",
     "422": "It would take more work than the server gives to one request.",

@@ -19,7 +19,7 @@ from phalanx.cluster.events import (
     WorkerExited,
 )
 from phalanx.cluster.job import Array, Dependency, Expected, GangShape, JobSpec
-from phalanx.cluster.policy import Policy
+from phalanx.cluster.policy import Policy, QueuePolicy, UserPolicy
 from phalanx.cluster.report import report
 from tests.cluster.drive import EXPECTED, SECOND, SHAPE, Drive
 
@@ -72,6 +72,36 @@ def refused(drive: Drive, **fields) -> str:
 )
 def test_a_submission_that_makes_no_sense_is_refused_with_the_reason(fields, said):
     assert said in refused(Drive(), **fields)
+
+
+@pytest.mark.parametrize(
+    ("policy", "user", "said"),
+    [
+        (
+            Policy(users=UserPolicy(most_jobs=3)),
+            "ann",
+            "user ann has 2 jobs that have not ended: 2",
+        ),
+        (Policy(users=UserPolicy(most_jobs=3)), "bob", ""),
+        (Policy(queue=QueuePolicy(most_jobs=3)), "bob", "(policy: queue.most_jobs)"),
+        (
+            Policy(queue=QueuePolicy(most_array=1)),
+            "bob",
+            "must be 1 to 1 (policy: queue.most_array)",
+        ),
+    ],
+)
+def test_jobs_of_a_user_of_all_and_of_an_array_are_bounded_by_the_policy(policy, user, said):
+    drive = Drive(policy=policy)
+    drive.submit(gang=ONE, user="ann")
+    ended = drive.submit(gang=ONE, user="ann")
+    drive.submit(gang=ONE, user="ann")
+    drive.tell(Cancel(job=ended.id))
+    drive.wait(SECOND)
+    spec = JobSpec(name="more", gang=ONE, expected=EXPECTED, user=user, array=Array(2))
+    answers = [command.body for command in drive.tell(Submit(spec=spec, request="ask"))]
+    refusals = [str(each.reason) for each in answers if isinstance(each, Refuse)]
+    assert len(refusals) == bool(said) and all(said in each for each in refusals)
 
 
 def test_a_job_larger_than_the_fleet_is_refused():

@@ -9,7 +9,6 @@ import re
 import subprocess
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 from websockets.exceptions import ConnectionClosed
@@ -157,21 +156,17 @@ def test_bodies_that_are_too_large_are_refused_before_they_are_read(
     assert answer.status == 413
     connection.close()
 
-    def pieces() -> Any:
-        for _ in range(100):
-            yield bytes(1 << 20)
 
+def test_bodies_that_do_not_say_how_long_they_are_are_refused(server: ServerProcess) -> None:
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
     headers = {
         "Authorization": f"Bearer {server.admin()}",
         "Content-Type": "application/json",
         "Transfer-Encoding": "chunked",
     }
-    try:
-        connection.request("POST", "/v1/jobs", pieces(), headers, encode_chunked=True)
-        assert connection.getresponse().status == 413
-    except OSError:
-        pass  # it hung up on us in the middle, which is a refusal as well
+    connection.request("POST", "/v1/jobs", iter([b"{}"]), headers, encode_chunked=True)
+    answer = connection.getresponse()
+    assert answer.status == 411 and b"Content-Length" in answer.read()
     connection.close()
 
 

@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given, seed, settings
 from hypothesis import strategies as st
 
-from phalanx.cluster.admission import MOST_ARRAY
 from phalanx.cluster.core import Core
 from phalanx.cluster.events import EventBody, Step, Submit, SubmitWorkflow
 from phalanx.cluster.job import Array, GangShape, JobSpec
+from phalanx.cluster.policy import QueuePolicy
 from phalanx.control.app import ENDPOINTS
 from phalanx.control.openapi import document
 from tests.control.servers import ServerProcess
@@ -132,7 +132,7 @@ def test_whatever_is_ordered_the_core_restores_what_it_keeps(bodies: list[EventB
 
 def large_orders() -> list[EventBody]:
     """What a person may order that is most work for the core."""
-    one = JobSpec(name="a", gang=GangShape(slot_gpus=1), array=Array(MOST_ARRAY))
+    one = JobSpec(name="a", gang=GangShape(slot_gpus=1), array=Array(QueuePolicy().most_array))
     whole = JobSpec(name="b", gang=GangShape(replicas=12_000 * 8, slot_gpus=8))
     wide = JobSpec(name="c", constraint="&".join(f"f{i}" for i in range(64)))
     chain = tuple(
