@@ -48,9 +48,7 @@ async def serve_live(server: Server, socket: WebSocket) -> None:
         leading = server.leading_or_refuse()
         given = socket.headers.get("authorization")
         if given is None:
-            async with asyncio.timeout(FIRST_SECONDS):
-                first = await _text_of(socket)
-            given = f"Bearer {first.strip()}"
+            given = f"Bearer {await _first_word(server, socket)}"
         token = leading.tokens.check(bearer(given))
         require(token, EVERYBODY)
         await _send(server, leading, token, socket)
@@ -58,6 +56,28 @@ async def serve_live(server: Server, socket: WebSocket) -> None:
         await socket.close(REFUSED, error.code)
     except (TimeoutError, WebSocketDisconnect):
         return
+
+
+class Unknown(NamedTuple):
+    """Somebody who has sent no token yet."""
+
+    patience: asyncio.Timeout
+
+    def dismiss(self) -> None:
+        """Others are waiting."""
+        self.patience.reschedule(0.0)
+
+
+async def _first_word(server: Server, socket: WebSocket) -> str:
+    """The token of somebody who could not send it with the handshake."""
+    async with asyncio.timeout(FIRST_SECONDS) as patience:
+        guest = Unknown(patience)
+        if not server.gate.enter(guest, socket.client.host if socket.client else ""):
+            raise TimeoutError
+        try:
+            return (await _text_of(socket)).strip()
+        finally:
+            server.gate.leave(guest)
 
 
 async def _text_of(socket: WebSocket) -> str:

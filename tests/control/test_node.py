@@ -333,3 +333,24 @@ def wait_for(ready: Callable[[], object], seconds: float = 120.0) -> None:
     deadline = time.monotonic() + seconds
     while not ready() and time.monotonic() < deadline:
         time.sleep(0.05)
+
+
+def test_a_job_whose_start_ends_two_agents_is_quarantined_and_the_third_goes_on(
+    stage: Stage,
+) -> None:
+    nodes = stage.cluster.nodes
+    hooks = {node.name: (node.state / "hook").read_text() for node in nodes}
+    for node in nodes:
+        (node.state / "hook").write_text("#!/bin/sh\nkill -9 $PPID\n")
+    job = submit(stage, "true")
+    stage.wait(lambda: stage.job(job)["why"]["code"] == "ends_agents", "its quarantine", 120)
+    ended = [node for node in nodes if node.agent is None or node.agent.poll() is not None]
+    assert len(ended) == 2
+    for node in nodes:
+        (node.state / "hook").write_text(hooks[node.name])
+    assert stage.wait_ended(submit(stage, "true"), 120) == "done"
+    for node in ended:
+        stage.cluster.start_agent(node)
+        stage.wait(lambda node=node: state_of(stage, node.name) == "healthy", "the node", 120)
+    assert stage.job(job)["state"] == "pending"
+    cancel(stage, job)

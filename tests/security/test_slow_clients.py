@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import http.client
+import re
 import socket
 import time
 from pathlib import Path
 
 import pytest
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import connect
 
 from phalanx.control import http_connection
 from phalanx.control.gate import GRACE_SECONDS, Gate
 from phalanx.control.limits import RateLimit
+from phalanx.control.live import FIRST_SECONDS
 from tests.control.servers import ServerProcess
 from tests.security.test_tls import WideServer
 
@@ -154,6 +158,21 @@ def test_a_connection_with_a_good_token_is_no_stranger(tmp_path: Path) -> None:
             text = connection.getresponse().read().decode()
             assert "phalanx_connections_unknown 0" in text
         connection.close()
+
+
+@pytest.mark.timeout(120)
+def test_a_live_view_without_a_token_is_counted_and_goes(tmp_path: Path) -> None:
+    def strangers() -> float:
+        text = server.call("GET", "/metrics")[1]
+        return float(re.findall(r"^phalanx_connections_unknown (\S+)", text, re.MULTILINE)[0])
+
+    with ServerProcess(tmp_path / "state") as server:
+        url = server.url.replace("http", "ws") + "/v1/live"
+        with connect(url) as silent:
+            assert strangers() >= 1
+            with pytest.raises(ConnectionClosed):
+                silent.recv(FIRST_SECONDS + 60)
+        assert strangers() == 0
 
 
 @pytest.mark.timeout(120)
