@@ -13,7 +13,6 @@ import gc
 import time
 
 from benchmarks.cluster_load import fleet_of, policy_of
-from phalanx.cluster.admission import MOST_ARRAY
 from phalanx.cluster.core import Core
 from phalanx.cluster.events import (
     Cancel,
@@ -26,6 +25,7 @@ from phalanx.cluster.events import (
     Tick,
 )
 from phalanx.cluster.job import Array, Dependency, GangShape, JobSpec
+from phalanx.cluster.policy import QueuePolicy
 from proof.report import report
 
 SECOND = 10**9
@@ -34,7 +34,9 @@ MOST_TICKS = 500
 
 def orders(nodes: int) -> list[EventBody]:
     """What is most work for the core, of all that is let in."""
-    array = JobSpec(name="array", gang=GangShape(slot_gpus=1), array=Array(MOST_ARRAY))
+    array = JobSpec(
+        name="array", gang=GangShape(slot_gpus=1), array=Array(QueuePolicy().most_array)
+    )
     behind = JobSpec(name="behind", after=(Dependency("afterany", 1),))
     gang = JobSpec(name="gang", gang=GangShape(replicas=nodes, tensor=8, slot_gpus=8))
     features = JobSpec(name="features", constraint="&".join(f"f{i}" for i in range(64)))
@@ -51,7 +53,7 @@ def orders(nodes: int) -> list[EventBody]:
         SubmitWorkflow(steps=tuple(reversed(chain))),
         Hold(job=1, held=True),
         Cancel(job=1),
-        Cancel(job=2 + MOST_ARRAY),
+        Cancel(job=2 + QueuePolicy().most_array),
         Submit(spec=gang),
     ]
 
