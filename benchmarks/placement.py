@@ -33,7 +33,7 @@ from phalanx.cluster.policy import MILLION, FabricPolicy
 from phalanx.config import PRESETS, resolve_model
 from phalanx.hardware import cluster
 from phalanx.plan import Mapping, Workload
-from phalanx.plan.traffic import traffic
+from phalanx.plan.cost.traffic import traffic
 from proof.report import report
 
 NODES = 12_500

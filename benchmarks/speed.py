@@ -155,7 +155,7 @@ def mfu(model: str, tokens_per_second: float) -> float:
     from speed_shape import SEQUENCE, SHAPES
 
     from phalanx.hardware import lookup
-    from phalanx.plan.counts import flops_per_token
+    from phalanx.plan.memory.model_counts import flops_per_token
 
     gpu = lookup("NVIDIA H200")
     assert gpu is not None

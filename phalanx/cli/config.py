@@ -75,7 +75,7 @@ def check_command(
         job, ranks = load(path, overrides, world_size)
         check(job, ranks)
         job = resolve(job, ranks)
-        from phalanx.plan.fits import fit_of
+        from phalanx.plan.memory.gpus_that_fit import fit_of
         from phalanx.train.refusal import refuse_files, refuse_rate
 
         refuse_rate(job)

@@ -119,7 +119,7 @@ def _tokenize(job: Job, say: Callable[[str], None]) -> None:
 
 
 def _what_comes(job: Job, ranks: int) -> str:
-    from phalanx.plan.counts import parameters
+    from phalanx.plan.memory.model_counts import parameters
 
     sizes = {
         name: getattr(job.parallel, name) for name in ("pipeline", "data", "context", "tensor")

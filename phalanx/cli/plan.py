@@ -12,8 +12,8 @@ from phalanx.cli.options import Json, print_json, refused_in_words
 from phalanx.cli.plan_options import takes_request
 from phalanx.config import ConfigError
 from phalanx.hardware import cluster
-from phalanx.plan.quantities import quantity, short
-from phalanx.plan.request import Request, understand
+from phalanx.plan.question.quantities import quantity, short
+from phalanx.plan.question.request import Request, understand
 
 app = typer.Typer(
     add_completion=False, help="Choose a mapping: memory, speed, days, dollars, failures."
@@ -39,8 +39,8 @@ def plan(
     """Choose a mapping: memory, speed, days, dollars, failures."""
     if ctx.invoked_subcommand is not None:
         return
-    from phalanx.plan.plot import check_path, draw
-    from phalanx.plan.proposal import emitted, picture, propose
+    from phalanx.plan.search.proposal import emitted, picture, propose
+    from phalanx.plan.show.plot import check_path, draw
 
     with refused_in_words(json):
         _complete(request)
@@ -70,8 +70,8 @@ def explain(
     json: Json = False,
 ) -> None:
     """Say where a step goes, what bounds it and which changes would help most."""
-    from phalanx.plan.explain import explain_plan
-    from phalanx.plan.proposal import propose
+    from phalanx.plan.search.explain import explain_plan
+    from phalanx.plan.search.proposal import propose
 
     with refused_in_words(json):
         _complete(request)
@@ -96,8 +96,8 @@ def compare(
     json: Json = False,
 ) -> None:
     """Two plans side by side: each the best under what is said about it."""
-    from phalanx.plan.proposal import propose
-    from phalanx.plan.request import changed
+    from phalanx.plan.question.request import changed
+    from phalanx.plan.search.proposal import propose
 
     with refused_in_words(json):
         sides = []
@@ -127,10 +127,10 @@ def sweep(
     json: Json = False,
 ) -> None:
     """A scaling curve: the best plan at each number of GPUs."""
-    from phalanx.plan.plot import check_path
-    from phalanx.plan.plot_sweep import draw_sweep
-    from phalanx.plan.sweep import counts_of
-    from phalanx.plan.sweep import sweep as plans_at
+    from phalanx.plan.search.sweep import counts_of
+    from phalanx.plan.search.sweep import sweep as plans_at
+    from phalanx.plan.show.plot import check_path
+    from phalanx.plan.show.plot_sweep import draw_sweep
 
     with refused_in_words(json):
         _complete(request)
@@ -160,8 +160,8 @@ def check(
     json: Json = False,
 ) -> None:
     """Predict every run of a table and compare with what was measured."""
-    from phalanx.plan.check import check_rows
-    from phalanx.plan.request import load_constants
+    from phalanx.plan.evidence.check import check_rows
+    from phalanx.plan.question.request import load_constants
 
     with refused_in_words(json):
         chosen = load_constants(constants) if constants is not None else None
@@ -213,8 +213,8 @@ def textbook(
     json: Json = False,
 ) -> None:
     """The back of the envelope: each formula with its numbers, and where they disagree."""
-    from phalanx.plan.textbook import TextbookCase
-    from phalanx.plan.textbook import textbook as lines_of
+    from phalanx.plan.show.textbook import TextbookCase
+    from phalanx.plan.show.textbook import textbook as lines_of
 
     with refused_in_words(json):
         on = cluster(cluster_name)
@@ -239,8 +239,8 @@ def textbook(
 
 
 def _calibrate_to_runs(runs: Path, out: Path | None, json: bool) -> None:
-    from phalanx.plan.calibrate import calibrate as fit
-    from phalanx.plan.constants import constants_toml
+    from phalanx.plan.cost.constants import constants_toml
+    from phalanx.plan.evidence.calibrate import calibrate as fit
 
     found = fit(runs)
     if out is not None:
@@ -254,8 +254,8 @@ def _calibrate_to_runs(runs: Path, out: Path | None, json: bool) -> None:
 
 
 def _calibrate_to_device(out: Path | None, json: bool) -> None:
-    from phalanx.plan.constants import constants_toml, shipped
-    from phalanx.plan.measured import constants_from
+    from phalanx.plan.cost.constants import constants_toml, shipped
+    from phalanx.plan.cost.measured import constants_from
     from phalanx.train.microbench import measure_device  # torch: only where a GPU is timed
 
     measured = measure_device()

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
-from phalanx.plan.request import OBJECTIVES, Request
-from phalanx.plan.workload import OFFLOADS, PRECISIONS, RECOMPUTES, SCHEDULES
+from phalanx.plan.question.request import OBJECTIVES, Request
+from phalanx.plan.question.workload import OFFLOADS, PRECISIONS, RECOMPUTES, SCHEDULES
 
 PIN = "Fix a part of the mapping"
 

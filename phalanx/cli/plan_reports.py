@@ -11,11 +11,11 @@ from rich.markup import escape
 from rich.table import Table
 
 from phalanx.cli.plan_tables import console, table
-from phalanx.plan.textbook import Line
+from phalanx.plan.show.textbook import Line
 
 if TYPE_CHECKING:
-    from phalanx.plan.calibrate import Calibration
-    from phalanx.plan.check import CheckReport
+    from phalanx.plan.evidence.calibrate import Calibration
+    from phalanx.plan.evidence.check import CheckReport
 
 
 def print_calibration(found: Calibration) -> None:

@@ -10,14 +10,14 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from phalanx.plan.explain import WORDS, Change, Explanation
-from phalanx.plan.failures import DAY_SECONDS, LEAST_RECOVERY_SECONDS, Outlook
-from phalanx.plan.money import Range
-from phalanx.plan.predict import Prediction
-from phalanx.plan.proposal import Proposal, describe, not_run
-from phalanx.plan.quantities import duration, short, size
-from phalanx.plan.search import Candidate
-from phalanx.plan.workload import Mapping
+from phalanx.plan.cost.failures import DAY_SECONDS, LEAST_RECOVERY_SECONDS, Outlook
+from phalanx.plan.cost.money import Range
+from phalanx.plan.cost.predict import Prediction
+from phalanx.plan.question.quantities import duration, short, size
+from phalanx.plan.question.workload import Mapping
+from phalanx.plan.search.explain import WORDS, Change, Explanation
+from phalanx.plan.search.proposal import Proposal, describe, not_run
+from phalanx.plan.search.search import Candidate
 
 BAR = 24  # columns
 

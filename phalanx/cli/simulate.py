@@ -71,7 +71,7 @@ def run(
         chosen = load_scenario(scenario, _changes(gpus, days, overrides))
         numbers = _numbers(seed, seeds)
         if plot is not None:
-            from phalanx.plan.plot import check_path
+            from phalanx.plan.show.plot import check_path
 
             check_path(plot)
             if chosen.chaos is not None:

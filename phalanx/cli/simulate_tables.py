@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from phalanx.plan.quantities import duration, short
+from phalanx.plan.question.quantities import duration, short
 from phalanx.simulate.result import Report, SeedResult
 from phalanx.simulate.scenario import Scenario
 

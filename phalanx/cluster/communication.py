@@ -17,7 +17,7 @@ from phalanx.cluster.column import Column
 from phalanx.cluster.fleet import Fleet
 from phalanx.cluster.job import GangShape
 from phalanx.cluster.policy import MILLION, FabricPolicy
-from phalanx.plan.traffic import AxisTraffic
+from phalanx.plan.cost.traffic import AxisTraffic
 
 # What to assume of a gang that says nothing: gradients weigh more than activations.
 NOMINAL_BYTES = {"tensor": 1 << 34, "context": 1 << 33, "data": 1 << 33, "pipeline": 1 << 29}

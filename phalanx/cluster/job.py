@@ -9,7 +9,7 @@ from msgspec import Struct
 from phalanx.cluster.messages import Source
 from phalanx.cluster.reasons import Reason
 from phalanx.plan import Mapping
-from phalanx.plan.traffic import AxisTraffic
+from phalanx.plan.cost.traffic import AxisTraffic
 
 SECOND_NS = 1_000_000_000
 HOUR_NS = 3600 * SECOND_NS

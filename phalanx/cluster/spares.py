@@ -13,7 +13,7 @@ from phalanx.cluster.fleet import Fleet, NodeState
 from phalanx.cluster.policy import MILLION, SparePolicy
 from phalanx.cluster.request import Request, tensor_slots
 from phalanx.cluster.room import Nodes, array_of, room_of, with_host_room
-from phalanx.plan.failures import spare_units
+from phalanx.plan.cost.failures import spare_units
 
 
 @lru_cache(maxsize=256)

@@ -13,7 +13,7 @@ from phalanx.control import api_types as t
 from phalanx.control.endpoints import EVERYBODY, WRITERS, ApiError, Call, Endpoint
 from phalanx.control.helper import BusyError, TooLongError
 from phalanx.observe import planning, scenarios
-from phalanx.plan.request import Request
+from phalanx.plan.question.request import Request
 
 T = TypeVar("T")
 

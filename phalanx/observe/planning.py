@@ -11,9 +11,9 @@ from phalanx.config import PRESETS, ConfigError, job_from_table, resolve
 from phalanx.config.toml_text import parse_toml
 from phalanx.hardware import catalogue, cluster
 from phalanx.plan import Mapping, Prediction, mapping_of, predict, propose, understand, workload_of
-from phalanx.plan.money import Range
-from phalanx.plan.request import Request
-from phalanx.plan.workload import PRECISIONS
+from phalanx.plan.cost.money import Range
+from phalanx.plan.question.request import Request
+from phalanx.plan.question.workload import PRECISIONS
 
 
 class Choices(Struct, frozen=True):

@@ -25,7 +25,7 @@ from phalanx.parallel.pipeline import Pipeline, stages_of_rank
 from phalanx.parallel.precision import MainGradients, cast_parameters, compute_dtype
 from phalanx.parallel.recompute import apply_activation_offload, apply_compile, apply_recompute
 from phalanx.parallel.tensor import apply_tensor_parallel, enable_async_tensor_parallel
-from phalanx.plan.stages import stage_layers
+from phalanx.plan.memory.stages import stage_layers
 
 
 class Timer(Protocol):

@@ -22,7 +22,7 @@ from phalanx.config import Parallel
 from phalanx.model import Transformer
 from phalanx.parallel.mesh import Mesh
 from phalanx.parallel.precision import move_to_main
-from phalanx.plan.stages import rank_stages
+from phalanx.plan.memory.stages import rank_stages
 
 SINGLE = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 MULTI = {"interleaved": ScheduleInterleaved1F1B, "zero-bubble": ScheduleZBVZeroBubble}

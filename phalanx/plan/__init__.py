@@ -6,14 +6,8 @@ Plan that other rooms read. ``search`` chooses a mapping, ``predict`` prices one
 
 from __future__ import annotations
 
-from phalanx.plan.calibrate import Calibration, calibrate
-from phalanx.plan.check import CheckReport, check_rows
-from phalanx.plan.constants import Constants, constants_toml, read_constants, shipped
-from phalanx.plan.contract import Plan, plan_of
-from phalanx.plan.counts import ParameterCount, StepFlops, flops_per_token, parameters
-from phalanx.plan.emit import job_of, mapping_of, workload_of
-from phalanx.plan.explain import Explanation, explain_plan
-from phalanx.plan.failures import (
+from phalanx.plan.cost.constants import Constants, constants_toml, read_constants, shipped
+from phalanx.plan.cost.failures import (
     FailureSettings,
     Outlook,
     best_interval,
@@ -24,15 +18,21 @@ from phalanx.plan.failures import (
     spare_units,
     young_interval,
 )
-from phalanx.plan.money import Bill, Range, bill
-from phalanx.plan.predict import Prediction, StageMemory, predict
-from phalanx.plan.proposal import Proposal, emitted, propose
-from phalanx.plan.request import Question, Request, understand
-from phalanx.plan.search import Candidate, SearchResult, search
-from phalanx.plan.space import Pins
-from phalanx.plan.sweep import Sweep, sweep
-from phalanx.plan.traffic import AxisTraffic, traffic
-from phalanx.plan.workload import Mapping, Software, Workload
+from phalanx.plan.cost.money import Bill, Range, bill
+from phalanx.plan.cost.predict import Prediction, StageMemory, predict
+from phalanx.plan.cost.traffic import AxisTraffic, traffic
+from phalanx.plan.evidence.calibrate import Calibration, calibrate
+from phalanx.plan.evidence.check import CheckReport, check_rows
+from phalanx.plan.memory.model_counts import ParameterCount, StepFlops, flops_per_token, parameters
+from phalanx.plan.question.contract import Plan, plan_of
+from phalanx.plan.question.emit import job_of, mapping_of, workload_of
+from phalanx.plan.question.request import Question, Request, understand
+from phalanx.plan.question.workload import Mapping, Software, Workload
+from phalanx.plan.search.explain import Explanation, explain_plan
+from phalanx.plan.search.proposal import Proposal, emitted, propose
+from phalanx.plan.search.search import Candidate, SearchResult, search
+from phalanx.plan.search.space import Pins
+from phalanx.plan.search.sweep import Sweep, sweep
 
 __all__ = [
     "AxisTraffic",

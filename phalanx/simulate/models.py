@@ -15,7 +15,7 @@ from phalanx.config.errors import ConfigError, Problem, did_you_mean, problem
 from phalanx.config.load import read_table
 from phalanx.config.section import Section
 from phalanx.config.tree import build, mistakes
-from phalanx.plan.failures import NODE_GPUS
+from phalanx.plan.cost.failures import NODE_GPUS
 from phalanx.simulate.scenario import MOST_RATE, Hours, Rate
 
 Symptom = Literal[

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from phalanx.cluster.policy import DAY_NS
-from phalanx.plan.plot import INK, new_figure, plain, write
-from phalanx.plan.quantities import duration
+from phalanx.plan.question.quantities import duration
+from phalanx.plan.show.plot import INK, new_figure, plain, write
 from phalanx.simulate.result import SeedResult
 from phalanx.simulate.runner import played
 from phalanx.simulate.scenario import Scenario

@@ -15,7 +15,7 @@ from msgspec import Struct, structs
 
 from phalanx.cluster.causes import CAUSES
 from phalanx.config.errors import ConfigError, did_you_mean
-from phalanx.plan.failures import NODE_GPUS, failures_per_day
+from phalanx.plan.cost.failures import NODE_GPUS, failures_per_day
 from phalanx.simulate.models import CauseRow, ModelFile, Scope, Symptom, near, rate_of
 from phalanx.simulate.scenario import FaultPart
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import msgspec
 
 from phalanx.config import Job
-from phalanx.plan.failures import best_interval, mtbf_seconds, rate_named, young_interval
+from phalanx.plan.cost.failures import best_interval, mtbf_seconds, rate_named, young_interval
 from phalanx.train.exits import ExitCode, ExitInfo
 
 FIRST_ESTIMATE_STEPS = 8  # measured before the first decision

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from phalanx.config import Job, batch_ramp
 from phalanx.hardware import lookup
-from phalanx.plan.counts import flops_per_token
+from phalanx.plan.memory.model_counts import flops_per_token
 from phalanx.train.exits import NonFiniteLoss
 from phalanx.train.records import StepParts, StepRecord
 from phalanx.train.timing import StepTime, StepTimer

@@ -18,7 +18,7 @@ from phalanx.config import ConfigError
 from phalanx.hardware import lookup
 from phalanx.model import ops
 from phalanx.model.attention import CUDA_BACKENDS
-from phalanx.plan.measured import Measured
+from phalanx.plan.cost.measured import Measured
 
 SIDE = 8192  # of a square product
 HEADS, SEQUENCE, HEAD_DIM = 32, 8192, 128

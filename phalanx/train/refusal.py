@@ -16,7 +16,7 @@ from phalanx.checkpoint import read_manifest
 from phalanx.config import ConfigError, Job, Model, model_differences, problem
 from phalanx.data import refuse_unreadable
 from phalanx.hardware import count_cuda
-from phalanx.plan.failures import rate_named
+from phalanx.plan.cost.failures import rate_named
 from phalanx.train import run_folder
 from phalanx.train.parent import find_parent
 from phalanx.train.trackers import check_available

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from phalanx.config import ConfigError, Job, to_toml
-from phalanx.plan.counts import parameters
+from phalanx.plan.memory.model_counts import parameters
 from phalanx.train.exits import ExitInfo
 from phalanx.train.process_identity import own_process
 

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from phalanx.cli.app import app
 from phalanx.hardware import cluster
-from phalanx.plan.request import Request, understand
+from phalanx.plan.question.request import Request, understand
 
 PAGE = (Path(__file__).parents[2] / "docs" / "planning.md").read_text(encoding="utf-8")
 COMMANDS = [

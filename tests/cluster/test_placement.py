@@ -21,7 +21,7 @@ from phalanx.cluster.policy import FabricPolicy, SparePolicy
 from phalanx.cluster.reasons import reason
 from phalanx.cluster.room import Room, room_of
 from phalanx.cluster.spares import spare_nodes, spares_needed
-from phalanx.plan.traffic import AxisTraffic
+from phalanx.plan.cost.traffic import AxisTraffic
 from tests.cluster.fleets import check_valid, fleet_of, occupy
 
 WHY = reason("test")

@@ -9,8 +9,8 @@ from typer.testing import CliRunner
 
 from phalanx.cli.app import app
 from phalanx.hardware import lookup
-from phalanx.plan.constants import constants_toml, read_constants, shipped
-from phalanx.plan.measured import constants_from
+from phalanx.plan.cost.constants import constants_toml, read_constants, shipped
+from phalanx.plan.cost.measured import constants_from
 from phalanx.train.microbench import measure_device
 
 pytestmark = pytest.mark.gpu

@@ -9,7 +9,7 @@ import pytest
 from phalanx.config import Job, check, job_from_table, resolve
 from phalanx.parallel.dryrun import DryRunReport
 from phalanx.parallel.dryrun import dry_run as dry_run_here
-from phalanx.plan.counts import parameters
+from phalanx.plan.memory.model_counts import parameters
 from tests.ranks import run_alone
 
 

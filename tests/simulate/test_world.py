@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from phalanx.cluster.fleet import NodeState
-from phalanx.plan.failures import linear_goodput
+from phalanx.plan.cost.failures import linear_goodput
 from phalanx.simulate.draws import Draws
 from phalanx.simulate.incidents import Incidents, expected_interruptions
 from phalanx.simulate.load import load_scenario

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from phalanx.plan.failures import best_interval, goodput
+from phalanx.plan.cost.failures import best_interval, goodput
 from phalanx.train.exits import ExitCode, ExitInfo
 from phalanx.train.interval import Estimate, History, SaveSchedule, estimate, read_history
 from tests.train.forked_runs import Run, small_job

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from phalanx.hardware import lookup
-from phalanx.plan.counts import flops_per_token
+from phalanx.plan.memory.model_counts import flops_per_token
 from phalanx.train.exits import NonFiniteLoss
 from phalanx.train.meter import Meter, Peak, device_peak
 from phalanx.train.timing import StepTimer

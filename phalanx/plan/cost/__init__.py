@@ -1,0 +1,1 @@
+"""Seconds, failures and money of one mapping."""

@@ -1,0 +1,207 @@
+"""Time of one block, of the embedding and of the head, on one rank for one micro-batch.
+
+Everything is an array over distinct (tensor, context, expert, micro-batch) tuples. ``tokens`` is
+what a tensor group works on together: micro_batch * sequence / context.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from phalanx.plan.cost.attention import attention_seconds
+from phalanx.plan.cost.constants import Constants
+from phalanx.plan.cost.matmul import matmul_seconds
+from phalanx.plan.question.machine import Machine
+from phalanx.plan.question.workload import Precision, Software, Workload
+from phalanx.plan.search.grid import Floats
+
+NARROW = ("fp8", "mxfp8", "nvfp4")
+
+
+@dataclass(frozen=True)
+class Split:
+    """Distinct ways to divide a block: one entry each."""
+
+    tensor: Floats
+    context: Floats
+    expert: Floats
+    micro_batch: Floats
+
+
+@dataclass(frozen=True)
+class BlockTime:
+    """Seconds of a block in forward; backward is split into the same parts."""
+
+    matmul: Floats
+    attention: Floats
+    elementwise: Floats
+    matmul_backward: Floats
+    attention_backward: Floats
+    elementwise_backward: Floats
+
+    @property
+    def forward(self) -> Floats:
+        return self.matmul + self.attention + self.elementwise
+
+    @property
+    def backward(self) -> Floats:
+        return self.matmul_backward + self.attention_backward + self.elementwise_backward
+
+
+@dataclass(frozen=True)
+class Pricing:
+    """What every term needs to know beside the shapes."""
+
+    workload: Workload
+    machine: Machine
+    software: Software
+    constants: Constants
+    precision: Precision
+
+    def memory_seconds(self, nbytes: Floats) -> Floats:
+        """Elementwise passes over this many bytes, if they were fused."""
+        passes = 1.0 if self.software.fused else self.constants.eager
+        return nbytes * passes / (self.machine.memory_bandwidth * self.constants.memory)
+
+
+def tokens_of(split: Split, workload: Workload) -> Floats:
+    """Tokens of a micro-batch in one tensor group."""
+    return split.micro_batch * workload.sequence / split.context
+
+
+def block_time(split: Split, pricing: Pricing, *, moe: bool) -> BlockTime:
+    """One transformer block."""
+    model, software = pricing.workload.model, pricing.software
+    tokens, t = tokens_of(split, pricing.workload), split.tensor
+    total = _Sum(pricing)
+    if model.latent is None:
+        total.matmul(tokens, (model.heads + 2 * model.kv_heads) * model.head_dim / t, model.dim)
+        total.matmul(tokens, model.dim, model.heads * model.head_dim / t)
+        rotated = 2 * (model.heads + model.kv_heads) * model.head_dim / t
+    else:
+        latent = model.latent
+        query_rows = model.heads * model.head_dim / t
+        if latent.query_rank:
+            total.matmul(tokens, latent.query_rank, model.dim)
+        total.matmul(tokens, query_rows, latent.query_rank or model.dim)
+        total.matmul(tokens, latent.key_value_rank + latent.rope_head_dim, model.dim)
+        up = model.heads * (latent.content_head_dim + latent.value_head_dim) / t
+        total.matmul(tokens, up, latent.key_value_rank)
+        total.matmul(tokens, model.dim, model.heads * latent.value_head_dim / t)
+        rotated = 4 * query_rows + 2 * up  # queries and keys are put together from two parts
+    if moe:
+        hidden = _expert_matmuls(total, split, pricing)
+    else:
+        gates = 2 if model.mlp == "swiglu" else 1
+        total.matmul(tokens, gates * model.ffn / t, model.dim)
+        total.matmul(tokens, model.dim, model.ffn / t)
+        hidden = (gates + 1) * model.ffn / t * tokens
+    # Two norms and two residual sums read and write the stream; sequence parallelism splits it.
+    stream = 10 * model.dim / (t if software.sequence_parallel else 1.0)
+    elements = tokens * (stream + rotated) + hidden
+    forward = pricing.memory_seconds(2 * elements)
+    backward = pricing.memory_seconds(2 * 1.5 * elements)
+    kernels = pricing.constants.kernel_seconds * (8 if software.fused else 16)
+    if moe:
+        kernels += pricing.constants.expert_seconds
+    attended = attention_seconds(split, pricing)
+    return BlockTime(
+        total.forward,
+        attended[0],
+        forward + total.casts + kernels,
+        total.backward,
+        attended[1],
+        backward + total.casts_backward + kernels,
+    )
+
+
+def head_time(split: Split, pricing: Pricing) -> BlockTime:
+    """The output head with its loss, and the embedding (a gather, and a scatter of gradients)."""
+    model = pricing.workload.model
+    tokens = tokens_of(split, pricing.workload)
+    total = _Sum(pricing)
+    narrow = pricing.precision if pricing.precision not in NARROW else "bfloat16"
+    total.matmul(tokens, model.vocab / split.tensor, model.dim, narrow)
+    logits = tokens * model.vocab / split.tensor
+    # Bytes a logit: fused, read and cast once; else fp32 copies for maximum, exponential, sum.
+    passes = 8.0 if pricing.software.chunked_loss else 16.0
+    bandwidth = pricing.machine.memory_bandwidth * pricing.constants.memory
+    nothing = np.zeros_like(tokens)
+    return BlockTime(
+        total.forward,
+        nothing,
+        passes * logits / bandwidth,
+        total.backward,
+        nothing,
+        passes * logits / bandwidth,
+    )
+
+
+def _expert_matmuls(total: _Sum, split: Split, pricing: Pricing) -> Floats:
+    """Router, shared and routed experts; returns the elements that are passed over."""
+    model = pricing.workload.model
+    moe = model.moe
+    assert moe is not None
+    here = tokens_of(split, pricing.workload) / split.tensor  # the tensor axis splits tokens
+    total.matmul(here, moe.experts, model.dim, "bfloat16")
+    if moe.shared_ffn:
+        total.matmul(here, 2 * moe.shared_ffn, model.dim)
+        total.matmul(here, model.dim, moe.shared_ffn)
+    load = imbalance(split.expert, pricing.workload)
+    routed = here * moe.top_k * load
+    experts = moe.experts / split.expert
+    each = routed / experts
+    times = experts / pricing.constants.expert_matmul
+    total.matmul(each, 2 * moe.ffn, model.dim, times=times, launches=1)
+    total.matmul(each, model.dim, moe.ffn, times=times, launches=1)
+    # Gate and up are read and their product written; rows are permuted in, weighted and summed.
+    return routed * (3 * moe.ffn + 6 * model.dim) + here * 3 * moe.shared_ffn
+
+
+def imbalance(expert: Floats, workload: Workload) -> Floats:
+    """Load of the busiest expert rank over the mean: an order statistic.
+
+    Loads of experts spread by ``routing_skew``; a rank averages over its own, and the slowest of
+    ``expert`` ranks is about sqrt(2 ln n) deviations above the mean.
+    """
+    assert workload.model.moe is not None
+    own = workload.model.moe.experts / expert
+    spread = workload.routing_skew / np.sqrt(own)
+    late: Floats = 1 + spread * np.sqrt(2 * np.log(np.maximum(expert, 1.0)))
+    return late
+
+
+class _Sum:
+    """Adds up matrix products: forward once, backward by input and by weight."""
+
+    def __init__(self, pricing: Pricing) -> None:
+        self.pricing = pricing
+        self.forward: Floats = np.zeros(1)
+        self.backward: Floats = np.zeros(1)
+        self.casts: Floats = np.zeros(1)
+        self.casts_backward: Floats = np.zeros(1)
+
+    def matmul(
+        self,
+        m: Floats,
+        n: Floats | float,
+        k: Floats | float,
+        precision: Precision | None = None,
+        times: Floats | float = 1.0,
+        launches: Floats | float | None = None,
+    ) -> None:
+        pricing = self.pricing
+        precision = precision or pricing.precision
+        n, k = np.asarray(n, dtype=np.float64), np.asarray(k, dtype=np.float64)
+        rest = (pricing.machine, precision, pricing.constants)
+        start = pricing.constants.kernel_seconds * (times if launches is None else launches)
+        self.forward = self.forward + times * matmul_seconds(m, n, k, *rest) + start
+        self.backward = self.backward + times * matmul_seconds(m, k, n, *rest) + start
+        if pricing.workload.trains == "all":
+            self.backward = self.backward + times * matmul_seconds(n, k, m, *rest) + start
+        if precision in NARROW:
+            # Read in 16 bits for the largest value and again to cast, written in two layouts.
+            self.casts = self.casts + times * pricing.memory_seconds(4.0 * m * k)
+            self.casts_backward = self.casts_backward + times * pricing.memory_seconds(4.0 * m * n)

@@ -1,0 +1,234 @@
+"""The time of a step, for many mappings at once.
+
+    step = (m * slowest + bubble + exposed data-parallel + optimizer + host) * straggler
+
+``slowest`` is the busiest pipeline rank's forward and backward of one micro-batch: its blocks
+and head with the exposed communication of the tensor, context and expert axes, recompute, and
+sends between stages. Terms that only depend on how a block is divided are computed once for
+each distinct division.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from phalanx.plan.cost.axes import block_exposed, gathered_block_seconds, left_over, reduced_seconds
+from phalanx.plan.cost.collectives import send_seconds
+from phalanx.plan.cost.constants import Constants
+from phalanx.plan.cost.layer import Pricing, Split, block_time, head_time, tokens_of
+from phalanx.plan.cost.pipeline import Bottleneck, bottleneck, first_moe_layer, idle_share
+from phalanx.plan.memory.kept_activations import block_bytes
+from phalanx.plan.memory.offload import activation_seconds, fetch_seconds, update_seconds
+from phalanx.plan.memory.rank_parameters import block_tensors, head_tensors, held
+from phalanx.plan.question.machine import Machine
+from phalanx.plan.question.workload import RECOMPUTES, SCHEDULES, Software, Workload
+from phalanx.plan.search.grid import Floats, Grid, Ints
+
+OPTIMIZER_BYTES = 34.0  # read and write fp32 weight and moments, read gradient twice, write bf16
+SPLIT_BACKWARD = [SCHEDULES.index(name) for name in ("zb-h1", "zero-bubble", "dualpipe")]
+FULL, SELECTIVE = RECOMPUTES.index("full"), RECOMPUTES.index("selective")
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Seconds of a step and of its parts; one entry a mapping."""
+
+    seconds: Floats
+    parts: dict[str, Floats]
+
+
+def step_time(
+    workload: Workload, grid: Grid, machine: Machine, constants: Constants, software: Software
+) -> StepTime:
+    """Price every mapping of the grid."""
+    pricing = Pricing(workload, machine, software, constants, grid.precision)
+    m = grid.micro_batches(workload.global_batch).astype(np.float64)
+    worst = bottleneck(workload, software, grid)
+    parts = dict.fromkeys(
+        ("matmul", "attention", "elementwise", "recompute", "tensor", "context", "expert", "data"),
+        np.zeros(len(grid)),
+    )
+    mean = np.zeros(len(grid))
+    forward = np.zeros(len(grid))
+    elements = np.zeros(len(grid))
+    mean_elements = np.zeros(len(grid))
+    model, first_moe = workload.model, first_moe_layer(workload.model)
+    kinds = [(False, worst.dense, first_moe), (True, worst.moe, model.layers - first_moe)]
+    for moe, count, layers in kinds:
+        if layers:
+            block = _block_parts(pricing, grid, moe=moe)
+            for name, seconds in block.parts.items():
+                parts[name] = parts[name] + count * seconds
+            mean = mean + layers / grid.pipeline * sum(block.parts.values())
+            mean_elements = mean_elements + layers / grid.pipeline * block.elements
+            forward = forward + count * block.forward
+            elements = elements + count * block.elements
+    head = _head_parts(pricing, grid)
+    for name, seconds in head.parts.items():
+        parts[name] = parts[name] + worst.head * seconds
+    mean = mean + sum(head.parts.values()) / grid.pipeline
+    mean = mean + _accumulate_seconds(pricing, mean_elements + head.elements / grid.pipeline)
+    elements = elements + worst.head * head.elements
+    parts["elementwise"] = parts["elementwise"] * _split_backward(pricing, grid)
+    parts["elementwise"] = parts["elementwise"] + _accumulate_seconds(pricing, elements)
+    parts["pipeline"] = _send_seconds(pricing, grid)
+    backward = sum(parts.values()) - forward
+    mean = mean + parts["pipeline"]
+    parts = {name: m * seconds for name, seconds in parts.items()}
+    parts["bubble"] = idle_share(grid) * mean
+    parts["data"] = parts["data"] + reduced_seconds(grid, elements, forward, backward, pricing)
+    parts["optimizer"] = _optimizer_seconds(pricing, grid, elements)
+    parts["offload"] = _offload_seconds(pricing, grid, elements, worst, m, forward, backward)
+    parts["host"] = np.full(len(grid), constants.step_seconds)
+    parts["host"] = parts["host"] + constants.unmodelled * sum(parts.values())
+    busy = sum(parts.values())
+    parts["straggler"] = busy * straggler_share(grid.gpus, constants)
+    return StepTime(busy + parts["straggler"], parts)
+
+
+def floor_seconds(
+    workload: Workload, grid: Grid, machine: Machine, constants: Constants, software: Software
+) -> Floats:
+    """What no level of ZeRO, recompute or offload can bring a step of these mappings below.
+
+    The grid must be without them: then only the data axis and the optimizer are taken away.
+    """
+    time = step_time(workload, grid, machine, constants, software)
+    less = (time.parts["data"] + time.parts["optimizer"]) * (1 + constants.unmodelled)
+    return time.seconds - less * (1 + straggler_share(grid.gpus, constants))
+
+
+def straggler_share(gpus: Ints, constants: Constants) -> Floats:
+    """How much later the slowest of n ranks is than the mean: about sqrt(2 ln n) deviations."""
+    late: Floats = constants.straggler * np.sqrt(2 * np.log(np.maximum(gpus, 1)))
+    return late
+
+
+@dataclass(frozen=True)
+class _Block:
+    """One block on one rank for one micro-batch, both directions; one entry a mapping."""
+
+    parts: dict[str, Floats]
+    forward: Floats
+    elements: Floats  # parameters held
+
+
+def _divisions(grid: Grid, *, sharded: bool) -> tuple[Split, Ints, Ints, Ints]:
+    """Distinct divisions of a block, the shards of each, and which one every mapping has."""
+    shards = np.where(grid.zero == 3, grid.shards, 1) if sharded else np.ones_like(grid.tensor)
+    columns = (grid.tensor, grid.context, grid.expert, grid.micro_batch, shards)
+    key = np.zeros_like(grid.tensor)
+    for column in columns:
+        key = key * (int(column.max()) + 1) + column
+    _, first, inverse = np.unique(key, return_index=True, return_inverse=True)
+    chosen = [column[first].astype(np.float64) for column in columns]
+    return Split(*chosen[:4]), shards[first], first, inverse.reshape(-1)
+
+
+def _block_parts(pricing: Pricing, grid: Grid, *, moe: bool) -> _Block:
+    split, shards, first, inverse = _divisions(grid, sharded=True)
+    time = block_time(split, pricing, moe=moe)
+    forward, backward = block_exposed(split, pricing, time, moe=moe)
+    tensors = block_tensors(pricing.workload.model, moe)
+    elements = held(tensors, grid.tensor[first], grid.expert[first]).astype(np.float64)
+    gathered = np.where(
+        shards > 1,
+        gathered_block_seconds(split, shards.astype(np.float64), elements, time, pricing),
+        0.0,
+    )
+    # What each level of recompute repeats: nothing; cheap passes and the products that were not
+    # kept (attention where it is not fused); the whole forward with its communication.
+    unfused = pricing.software.attention == "unfused"
+    dropped = time.matmul * (1 - pricing.software.selective_share)
+    selective = time.attention if unfused else time.elementwise + dropped
+    again = np.where(
+        (grid.recompute == FULL),
+        (time.forward + forward.total)[inverse],
+        np.where(grid.recompute == SELECTIVE, selective[inverse], 0.0),
+    )
+    parts = {
+        "matmul": (time.matmul + time.matmul_backward)[inverse],
+        "attention": (time.attention + time.attention_backward)[inverse],
+        "elementwise": (time.elementwise + time.elementwise_backward)[inverse],
+        "recompute": again,
+        "tensor": (forward.tensor + backward.tensor)[inverse],
+        "context": (forward.context + backward.context)[inverse],
+        "expert": (forward.expert + backward.expert)[inverse],
+        "data": gathered[inverse],
+    }
+    return _Block(parts, (time.forward + forward.total)[inverse], elements[inverse])
+
+
+def _head_parts(pricing: Pricing, grid: Grid) -> _Block:
+    split, _, first, inverse = _divisions(grid, sharded=False)
+    time = head_time(split, pricing)
+    parts = {
+        "matmul": (time.matmul + time.matmul_backward)[inverse],
+        "elementwise": (time.elementwise + time.elementwise_backward)[inverse],
+    }
+    elements = held(head_tensors(pricing.workload.model), grid.tensor[first], grid.expert[first])
+    return _Block(parts, time.forward[inverse], elements.astype(np.float64)[inverse])
+
+
+def _split_backward(pricing: Pricing, grid: Grid) -> Floats:
+    """Zero-bubble schedules split backward in two, which the compiler cannot fuse."""
+    factor = pricing.constants.eager if pricing.software.fused else 1.0
+    split = (grid.pipeline > 1) & np.isin(grid.schedule, SPLIT_BACKWARD)
+    return np.where(split, factor, 1.0)
+
+
+def _accumulate_seconds(pricing: Pricing, elements: Floats) -> Floats:
+    """Gradients of each micro-batch are added to those before: read and written once."""
+    bandwidth = pricing.machine.memory_bandwidth * pricing.constants.memory
+    return 2 * pricing.software.gradient_bytes * elements / bandwidth
+
+
+def _send_seconds(pricing: Pricing, grid: Grid) -> Floats:
+    """Activations to the next stage and gradients back, for each stage that a rank holds."""
+    split = Split(
+        *(
+            np.asarray(a, dtype=np.float64)
+            for a in (grid.tensor, grid.context, grid.expert, grid.micro_batch)
+        )
+    )
+    nbytes = 2 * tokens_of(split, pricing.workload) * pricing.workload.model.dim
+    nbytes = nbytes / grid.tensor  # sent in slices, gathered again inside the domain
+    stride = (grid.tensor * grid.context * grid.data).astype(np.float64)
+    seconds = send_seconds(nbytes, stride, pricing.machine, pricing.constants)
+    if pricing.software.overlap_pipeline:
+        seconds = seconds * (1 - pricing.constants.hidden)
+    return np.where(grid.pipeline > 1, 2 * grid.virtual_stages * seconds, 0.0)
+
+
+def _optimizer_seconds(pricing: Pricing, grid: Grid, elements: Floats) -> Floats:
+    """The update passes over the rank's share of the state."""
+    own = elements / np.where(grid.zero > 0, grid.shards, 1)
+    return OPTIMIZER_BYTES * own / (pricing.machine.memory_bandwidth * pricing.constants.memory)
+
+
+def _offload_seconds(
+    pricing: Pricing,
+    grid: Grid,
+    elements: Floats,
+    worst: Bottleneck,
+    m: Floats,
+    forward: Floats,
+    backward: Floats,
+) -> Floats:
+    """What a step waits for state and activations that are not on the device."""
+    if not grid.offload.any():
+        return np.zeros(len(grid))
+    machine, software = pricing.machine, pricing.software
+    own = elements / np.where(grid.zero > 0, grid.shards, 1)
+    fetched = left_over(fetch_seconds(grid, own, machine), forward + backward, pricing)
+    kept = np.zeros(len(grid))
+    for moe, blocks in ((False, worst.dense), (True, worst.moe)):
+        if blocks.any():
+            options = (pricing.workload, grid, software, grid.recompute)
+            kept = kept + blocks * block_bytes(*options, moe=moe)
+    moved = activation_seconds(grid, kept, machine)
+    if software.overlap_offload:
+        moved = left_over(moved, forward + backward, pricing)
+    return m * (fetched + moved) + update_seconds(grid, own, machine)

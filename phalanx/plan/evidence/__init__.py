@@ -1,0 +1,1 @@
+"""Published runs against which the planner is checked and calibrated."""

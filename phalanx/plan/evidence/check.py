@@ -1,0 +1,165 @@
+"""Predicted against measured: the error table of a CSV of published runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from msgspec import Struct
+
+from phalanx.plan.cost.constants import Constants, shipped
+from phalanx.plan.cost.uncertainty import Z80
+from phalanx.plan.evidence.published import Run, Skipped, read_runs
+from phalanx.plan.evidence.replay import Replay
+from phalanx.plan.memory.peak import memory
+from phalanx.plan.search.grid import Floats, grid_of
+
+
+class CheckedRow(Struct, frozen=True, kw_only=True):
+    """One run beside its prediction; fractions, not percents."""
+
+    row: int
+    source: str
+    project: str
+    kind: str
+    gpus: int
+    predicted_seconds: float
+    low_seconds: float
+    high_seconds: float
+    measured_seconds: float
+    error: float  # predicted over measured, less 1
+    covered: bool
+
+
+class Errors(Struct, frozen=True, kw_only=True):
+    """Errors of a group of runs, as fractions; NaN (in JSON null) where it has no runs."""
+
+    n: int
+    mape: float
+    median: float
+    bias: float
+    coverage80: float
+
+
+class MemoryRow(Struct, frozen=True, kw_only=True):
+    """A memory reading, or the report that there was not enough."""
+
+    row: int
+    project: str
+    predicted_bytes: float
+    measured_bytes: float | None
+    out_of_memory: bool
+    error: float  # against the reading, or against the device's size
+
+
+class MemoryErrors(Struct, frozen=True, kw_only=True):
+    """How well memory is predicted."""
+
+    n: int
+    within_15: float  # share of readings
+    out_of_memory: int
+    out_of_memory_found: int  # predicted not to fit, or within 5 % of the limit
+
+
+class CheckReport(Struct, frozen=True, kw_only=True):
+    """The whole comparison."""
+
+    groups: dict[str, Errors]
+    by_source: dict[str, Errors]  # the source strings of one project count as one
+    rows: tuple[CheckedRow, ...]
+    memory: MemoryErrors | None
+    memory_rows: tuple[MemoryRow, ...]
+    skipped: tuple[Skipped, ...]
+
+
+def check_rows(path: Path, constants: Constants | None = None) -> CheckReport:
+    """Compare every run of a CSV file with its prediction."""
+    runs, skipped = read_runs(path)
+    return check_runs(runs, skipped, constants)
+
+
+def check_runs(
+    runs: Sequence[Run], skipped: Sequence[Skipped], constants: Constants | None = None
+) -> CheckReport:
+    """The same for runs that are at hand already."""
+    timed = [run for run in runs if run.seconds is not None]
+    rows = _checked(timed, constants or shipped())
+    groups = {
+        "dense": [row for row in rows if row.kind == "dense"],
+        "moe": [row for row in rows if row.kind == "moe"],
+        "all": rows,
+    }
+    projects = {row.project: [one for one in rows if one.project == row.project] for row in rows}
+    readings = [_memory_row(run) for run in runs if run.memory_bytes or run.out_of_memory]
+    return CheckReport(
+        groups={name: _errors(members) for name, members in groups.items()},
+        by_source={name: _errors(members) for name, members in sorted(projects.items())},
+        rows=tuple(rows),
+        memory=_memory_errors(readings) if readings else None,
+        memory_rows=tuple(readings),
+        skipped=tuple(skipped),
+    )
+
+
+def _checked(runs: Sequence[Run], constants: Constants) -> list[CheckedRow]:
+    seconds, spreads = Replay(runs).price(constants)
+    found = []
+    for run, predicted, spread in zip(runs, seconds.tolist(), spreads.tolist(), strict=True):
+        assert run.seconds is not None
+        width = float(np.exp(Z80 * spread))
+        found.append(
+            CheckedRow(
+                row=run.row,
+                source=run.source,
+                project=run.project,
+                kind=run.kind,
+                gpus=run.mapping.gpus,
+                predicted_seconds=predicted,
+                low_seconds=predicted / width,
+                high_seconds=predicted * width,
+                measured_seconds=run.seconds,
+                error=predicted / run.seconds - 1,
+                covered=predicted / width <= run.seconds <= predicted * width,
+            )
+        )
+    return found
+
+
+def _errors(rows: Sequence[CheckedRow]) -> Errors:
+    if not rows:
+        nothing = float("nan")
+        return Errors(n=0, mape=nothing, median=nothing, bias=nothing, coverage80=nothing)
+    errors: Floats = np.array([row.error for row in rows])
+    return Errors(
+        n=len(rows),
+        mape=float(np.mean(np.abs(errors))),
+        median=float(np.median(np.abs(errors))),
+        bias=float(np.mean(errors)),
+        coverage80=float(np.mean([row.covered for row in rows])),
+    )
+
+
+def _memory_row(run: Run) -> MemoryRow:
+    held = float(memory(run.workload, grid_of([run.mapping]), run.software).total[0])
+    against = run.memory_bytes or float(run.cluster.gpu.memory_bytes)
+    return MemoryRow(
+        row=run.row,
+        project=run.project,
+        predicted_bytes=held,
+        measured_bytes=run.memory_bytes,
+        out_of_memory=run.out_of_memory,
+        error=held / against - 1,
+    )
+
+
+def _memory_errors(rows: Sequence[MemoryRow]) -> MemoryErrors:
+    readings = [row for row in rows if not row.out_of_memory]
+    failed = [row for row in rows if row.out_of_memory]
+    near = [abs(row.error) <= 0.15 for row in readings]
+    return MemoryErrors(
+        n=len(readings),
+        within_15=float(np.mean(near)) if near else float("nan"),
+        out_of_memory=len(failed),
+        out_of_memory_found=sum(row.error >= -0.05 for row in failed),
+    )

@@ -1,0 +1,89 @@
+"""Numbers and words of one row of a table of runs; what cannot be meant is refused."""
+
+from __future__ import annotations
+
+import re
+
+from phalanx.plan.question.workload import Precision, Recompute
+
+LARGEST = 10**9
+MOST = {"layers": 4096, "hidden": 2**18, "heads": 8192, "kv_heads": 8192, "experts": 2**16}
+MOST |= {"ffn": 2**22, "seq": 2**24, "num_gpus": 10**7, "vpp": 4096, "microbatch": 2**16}
+MOST |= {"topk": 1024}
+
+
+class RefusedError(Exception):
+    """Why a row is skipped."""
+
+
+def integer(row: dict[str, str], key: str, default: int | None = None) -> int:
+    """A whole number, also as "8k", "1,024" or "~128"; RefusedError where there is none."""
+    text = row.get(key, "")
+    if not text:
+        if default is None:
+            raise RefusedError(f"{key} is missing")
+        return default
+    match = re.fullmatch(r"[~≈]?(\d[\d,_]*(?:\.\d+)?)\s*([kKmM]?)", text)
+    if match is None:
+        raise RefusedError(f"{key} = {text!r} is not a number")
+    thousand = 1024 if key == "seq" else 1000
+    scale = {"": 1, "k": thousand, "m": thousand**2}[match[2].lower()]
+    value = round(float(re.sub("[,_]", "", match[1])) * scale)
+    most = MOST.get(key, LARGEST)
+    if not 1 <= value <= most:
+        raise RefusedError(f"{key} = {text!r} must be 1 to {most:,}")
+    return value
+
+
+def number(row: dict[str, str], key: str) -> float | None:
+    """A positive number, with or without its unit; None where the cell is blank."""
+    text = row.get(key, "")
+    if not text:
+        return None
+    match = re.fullmatch(r"[~≈]?(-?\d[\d,]*(?:\.\d+)?(?:[eE][-+]?\d+)?)\s*(%|s|[GT]i?B)?", text)
+    if match is None:
+        raise RefusedError(f"{key} = {text!r} is not a number")
+    value = float(match[1].replace(",", ""))
+    if not 0 < value < LARGEST:
+        raise RefusedError(f"{key} = {text!r} must be above 0 and below {LARGEST:,}")
+    return value
+
+
+def zero(text: str) -> int:
+    """The level of ZeRO that a way of sharding amounts to."""
+    text = text.lower()
+    level = re.search(r"(?:zero|stage)[-_ ]*([0-3])\b", text) or re.fullmatch(
+        r"([0-3])(?:\.0)?", text
+    )
+    if level:
+        return int(level[1])
+    if "grad_op" in text:
+        return 2
+    if "fsdp" in text or "shard" in text:
+        return 3
+    return 1 if "dist" in text else 0
+
+
+def recompute(text: str) -> Recompute:
+    """How much is recomputed; a list of modules is a selection."""
+    text = text.lower()
+    if text.startswith(("full", "uniform", "block", "yes", "true", "all")):
+        return "full"
+    return "none" if text in ("", "none", "no", "false", "off", "0") else "selective"
+
+
+def precision(text: str) -> Precision:
+    """The format of the products; bfloat16 where nothing is said."""
+    text = text.lower()
+    if "rowwise" in text:  # these kernels accumulate slowly: no faster than 16 bits
+        return "bfloat16"
+    for name in ("nvfp4", "mxfp8", "fp8"):
+        if name in text:
+            return name
+    if "bf16" in text or "bfloat16" in text or not text:
+        return "bfloat16"
+    if any(word in text for word in ("16", "half", "mixed", "amp")):
+        return "float16"
+    if any(word in text for word in ("32", "single")):
+        return "float32"
+    raise RefusedError(f"unknown precision {text!r}")

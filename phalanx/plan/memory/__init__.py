@@ -1,0 +1,1 @@
+"""Bytes on a rank: parameters, activations, the worst moment of a step."""

@@ -1,0 +1,95 @@
+"""State and activations that wait in host memory or on local NVMe: their room and their time.
+
+    optimizer    masters and moments live away and are updated by the host: gradients (4 bytes an
+                 element) go there, weights come back; on NVMe they are read and written each step
+    parameters   ZeRO 3's shards as well: fetched for forward and for backward, gradients brought
+                 back, in every micro-batch; FSDP fetches ahead, so compute hides a part
+    activations  what a block keeps goes out in forward and comes back in backward
+
+Traffic to the host crosses PCIe (or NVLink-C2C), traffic to NVMe both.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from phalanx.plan.question.machine import Machine
+from phalanx.plan.question.workload import OFFLOADS
+from phalanx.plan.search.grid import Bools, Floats, Grid, Ints
+
+OPTIMIZER_AWAY = np.array([("optimizer" in name or "parameters" in name) for name in OFFLOADS])
+PARAMETERS_AWAY = np.array(["parameters" in name for name in OFFLOADS])
+ACTIVATIONS_AWAY = np.array(["activations" in name for name in OFFLOADS])
+STATE_ON_NVME = np.array(
+    [name.startswith(("optimizer-nvme", "parameters-nvme")) for name in OFFLOADS]
+)
+ACTIVATIONS_ON_NVME = np.array([name.endswith("activations-nvme") for name in OFFLOADS])
+
+MASTER_BYTES, MOMENT_BYTES, GRADIENT_BYTES = 4, 8, 4
+UPDATE_BYTES = 28.0  # AdamW on the host: master and moments read and written, gradient read
+HOST_UPDATE_SHARE = 0.6  # of the host memory's bandwidth that the update reaches
+ROOM_SHARE = 0.8  # of host memory, and of the drives, that a job may take
+
+
+@dataclass(frozen=True)
+class Away:
+    """Bytes of one rank that are not on the device."""
+
+    host: Floats
+    nvme: Floats
+
+
+def bytes_away(grid: Grid, own: Ints, activations: Floats) -> Away:
+    """Room that a rank takes in host memory and on NVMe."""
+    state = (MASTER_BYTES + MOMENT_BYTES) * own * OPTIMIZER_AWAY[grid.offload]
+    gradients = GRADIENT_BYTES * own * PARAMETERS_AWAY[grid.offload]  # the host's, to update from
+    moved = np.where(ACTIVATIONS_AWAY[grid.offload], activations, 0.0)
+    on_nvme, moved_on_nvme = STATE_ON_NVME[grid.offload], ACTIVATIONS_ON_NVME[grid.offload]
+    return Away(
+        np.where(on_nvme, 0, state) + gradients + np.where(moved_on_nvme, 0.0, moved),
+        np.where(on_nvme, state, 0) + np.where(moved_on_nvme, moved, 0.0),
+    )
+
+
+def has_room(away: Away, machine: Machine) -> Bools:
+    """Whether a GPU's share of host memory and of the drives holds it."""
+    found: Bools = (away.host <= ROOM_SHARE * machine.host_memory_bytes) & (
+        away.nvme <= ROOM_SHARE * machine.nvme_bytes
+    )
+    return found
+
+
+def update_seconds(grid: Grid, own: Floats, machine: Machine) -> Floats:
+    """Once a step: gradients to the host, the update there, weights back."""
+    update = UPDATE_BYTES * own / (machine.host_memory_bandwidth * HOST_UPDATE_SHARE)
+    width = np.where(grid.zero == 3, 4.0, 2.0)
+    link = (GRADIENT_BYTES + width) * own / machine.host_bandwidth
+    host = update + np.where(PARAMETERS_AWAY[grid.offload], 0.0, link)
+    # State on NVMe streams through host memory while the update runs.
+    state = (MASTER_BYTES + MOMENT_BYTES) * own
+    streamed = state / _rate(machine.nvme_read) + state / _rate(machine.nvme_write)
+    seconds = np.where(STATE_ON_NVME[grid.offload], np.maximum(host, streamed), host)
+    return np.where(OPTIMIZER_AWAY[grid.offload], seconds, 0.0)
+
+
+def fetch_seconds(grid: Grid, own: Floats, machine: Machine) -> Floats:
+    """Every micro-batch: shards to the device twice, their gradients to the host."""
+    weights = 2 * MASTER_BYTES * own
+    link = (weights + GRADIENT_BYTES * own) / machine.host_bandwidth
+    read = weights / _rate(machine.nvme_read)
+    seconds = np.where(STATE_ON_NVME[grid.offload], np.maximum(link, read), link)
+    return np.where(PARAMETERS_AWAY[grid.offload], seconds, 0.0)
+
+
+def activation_seconds(grid: Grid, kept: Floats, machine: Machine) -> Floats:
+    """Every micro-batch: what a rank's blocks keep, out and back."""
+    host = machine.host_bandwidth
+    out = np.where(ACTIVATIONS_ON_NVME[grid.offload], min(host, _rate(machine.nvme_write)), host)
+    back = np.where(ACTIVATIONS_ON_NVME[grid.offload], min(host, _rate(machine.nvme_read)), host)
+    return np.where(ACTIVATIONS_AWAY[grid.offload], kept / out + kept / back, 0.0)
+
+
+def _rate(bandwidth: float) -> float:
+    return bandwidth or 1.0  # a server without drives has no room on them either

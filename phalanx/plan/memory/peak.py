@@ -1,0 +1,205 @@
+"""What a rank holds at the worst moment of a step.
+
+    weights      fp32 masters, divided by ZeRO, and the copy that computes unless ZeRO 3
+    gradients    whole while they accumulate, divided at ZeRO 2 and 3 without a pipeline
+    optimizer    two fp32 moments, divided by ZeRO
+    activations  what autograd keeps of each block, for every micro-batch in flight
+    working      one block at work, logits, gathered weights, buckets, NCCL's buffers
+
+The first three are exact: they count elements as the trainer cuts them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from phalanx.plan.cost.pipeline import first_moe_layer
+from phalanx.plan.memory.deciding_stages import Rank, candidates
+from phalanx.plan.memory.kept_activations import (
+    block_bytes,
+    flights,
+    gathered_bytes,
+    logit_bytes,
+    stream_bytes,
+)
+from phalanx.plan.memory.offload import (
+    ACTIVATIONS_AWAY,
+    OPTIMIZER_AWAY,
+    PARAMETERS_AWAY,
+    Away,
+    bytes_away,
+)
+from phalanx.plan.memory.rank_parameters import (
+    block_tensors,
+    embedding_tensors,
+    head_tensors,
+    held,
+    sharded,
+)
+from phalanx.plan.question.workload import Software, Workload
+from phalanx.plan.search.grid import Bools, Floats, Grid, Ints
+
+CONTEXT_BYTES = 2.0e9  # the driver's context and the libraries' workspaces
+CHANNEL_BYTES = 0.6e9  # NCCL's buffers, for each axis that communicates
+BUCKET_BYTES = 2.0e9  # gradients and weights on their way, where ZeRO 1 or 2 divides the state
+FRAGMENTED = 0.18  # what the allocator cannot reuse, over what is in use
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes on one rank; one entry a mapping."""
+
+    weights: Ints
+    gradients: Ints
+    optimizer: Ints
+    activations: Floats
+    working: Floats
+    away: Away  # what is offloaded
+
+    @property
+    def total(self) -> Floats:
+        state = self.weights + self.gradients + self.optimizer
+        parts = state + self.activations + self.working
+        return parts * (1 + FRAGMENTED)
+
+
+def memory(workload: Workload, grid: Grid, software: Software) -> Memory:
+    """The fullest rank of every mapping."""
+    common = _Common(workload, grid, software)
+    found: Memory | None = None
+    for rank in candidates(workload, grid, software):
+        here = common.at(rank)
+        found = here if found is None else _larger(found, here)
+    assert found is not None
+    return found
+
+
+def rank_memory(workload: Workload, grid: Grid, software: Software, rank: Rank) -> Memory:
+    """What one pipeline position of every mapping holds."""
+    return _Common(workload, grid, software).at(rank)
+
+
+class _Common:
+    """What does not depend on the pipeline position, computed once."""
+
+    def __init__(self, workload: Workload, grid: Grid, software: Software) -> None:
+        self.grid, self.software = grid, software
+        self.many = grid.micro_batches(workload.global_batch)
+        self.fsdp = uses_fsdp(grid)
+        self.plain = ~self.fsdp & (grid.gpus == grid.pipeline) & (self.many == 1)
+        self.kinds = _elements(workload, grid, self.fsdp)
+        first_moe = first_moe_layer(workload.model)
+        nothing = np.zeros(len(grid))
+        options = (workload, grid, software, grid.recompute)
+        self.dense = block_bytes(*options, moe=False) if first_moe else nothing
+        sparse = first_moe < workload.model.layers
+        self.moe = block_bytes(*options, moe=True) if sparse else nothing
+        stream = stream_bytes(workload, grid, software)
+        self.output = np.where(grid.pipeline > 1, stream, 0.0)
+        self.logits = logit_bytes(workload, grid, software)
+        self.working = self._working(workload)
+
+    def at(self, rank: Rank) -> Memory:
+        grid = self.grid
+        counts = (rank.dense, rank.moe, rank.first, rank.last)
+        whole = sum(count * kind.held for count, kind in zip(counts, self.kinds, strict=True))
+        own = np.zeros_like(rank.dense)
+        for count, kind in zip(counts, self.kinds, strict=True):
+            own = own + count * kind.own
+        width = 4 if grid.precision == "float32" else 2
+        computing = np.where(grid.zero < 3, width, 0) * whole
+        weights = np.where(self.fsdp, 4 * own + computing, whole * (4 + width % 4))
+        gradient_width = np.where(self.plain, width, self.software.gradient_bytes)
+        kept_whole = (grid.zero < 2) | (grid.pipeline > 1) | ~self.fsdp
+        gradients = gradient_width * np.where(kept_whole, whole, own)
+        optimizer = np.where(OPTIMIZER_AWAY[grid.offload], 0, 8 * own)
+        # Masters leave with the moments; what computes stays, or leaves with the parameters.
+        stays = np.where((grid.zero == 3) & self.fsdp, 4 * own, width * whole)
+        weights = np.where(OPTIMIZER_AWAY[grid.offload], stays, weights)
+        weights = np.where(PARAMETERS_AWAY[grid.offload], 0, weights)
+        gradients = np.where(PARAMETERS_AWAY[grid.offload] & ~kept_whole, 0, gradients)
+        rounds, extra = flights(grid, self.many, rank.position)
+        # A stage that holds one micro-batch more: its layers count as the larger kind.
+        more = rank.layers_before[rank.shape, extra] * np.maximum(self.dense, self.moe)
+        chunks = rounds * grid.virtual_stages + extra
+        kept = rounds * (rank.dense * self.dense + rank.moe * self.moe) + more
+        away = bytes_away(grid, own, kept)
+        activations = np.where(ACTIVATIONS_AWAY[grid.offload], 0.0, kept) + chunks * self.output
+        working = self.working + rank.last * self.logits
+        return Memory(weights, gradients, optimizer, activations, working, away)
+
+    def _working(self, workload: Workload) -> Floats:
+        """One block at work with what is gathered for it, and the libraries' buffers."""
+        grid = self.grid
+        options = (workload, grid, self.software, np.zeros_like(grid.recompute))
+        moe = first_moe_layer(workload.model) < workload.model.layers
+        block = block_bytes(*options, moe=moe)
+        alone = (grid.recompute > 0) | ACTIVATIONS_AWAY[grid.offload]
+        block = np.where(alone, block, 0.5 * block)
+        largest = np.maximum(self.kinds[0].held, self.kinds[1].held)
+        # Two blocks of 16-bit weights, and one block's gradients in two formats.
+        weights = np.where((grid.zero == 3) & self.fsdp, 16 * largest, 0)
+        axes = (grid.tensor, grid.pipeline, grid.data, grid.context, grid.expert)
+        channels = sum((size > 1).astype(np.int64) for size in axes)
+        buckets = BUCKET_BYTES * ((grid.zero > 0) & (grid.zero < 3))
+        libraries = CONTEXT_BYTES + CHANNEL_BYTES * channels + buckets
+        working: Floats = (
+            block + gathered_bytes(workload, grid, self.software) + weights + libraries
+        )
+        return working
+
+
+def uses_fsdp(grid: Grid) -> Bools:
+    """Where the trainer manages parameters with FSDP2 (else they are plain)."""
+    ranks = grid.gpus // grid.pipeline
+    divided = (grid.shards > 1) & (grid.zero > 0)
+    stages = (grid.pipeline > 1) & (ranks > 1)
+    return divided | (grid.tensor > 1) | (grid.expert > 1) | stages
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """Parameters of a dense block, a block of experts, the embedding or the head."""
+
+    held: Ints  # that a rank computes with
+    own: Ints  # of which it keeps the state
+
+
+def _elements(workload: Workload, grid: Grid, fsdp: Bools) -> list[_Kind]:
+    """Parameters by kind, counted once for each distinct way to divide them."""
+    model = workload.model
+    copies = np.where(grid.zero == 0, grid.data, grid.replicate)
+    over = np.where(fsdp & (grid.zero > 0), grid.shards, 1)
+    expert_over = np.where(fsdp, grid.data // copies * grid.context * grid.tensor // grid.expert, 1)
+    expert_over = np.maximum(1, expert_over)
+    key = np.zeros_like(over)
+    for column in (grid.tensor, grid.expert, over, expert_over):
+        key = key * (int(column.max()) + 1) + column
+    _, first, inverse = np.unique(key, return_index=True, return_inverse=True)
+    cut = tuple(column[first] for column in (grid.tensor, grid.expert, over, expert_over))
+    everywhere = inverse.reshape(-1)
+    first_moe = first_moe_layer(model)
+    kinds = (
+        block_tensors(model, moe=False) if first_moe else (),
+        block_tensors(model, moe=True) if first_moe < model.layers else (),
+        embedding_tensors(model),
+        head_tensors(model),
+    )
+    return [
+        _Kind(held(tensors, *cut[:2])[everywhere], sharded(tensors, *cut)[everywhere])
+        for tensors in kinds
+    ]
+
+
+def _larger(one: Memory, other: Memory) -> Memory:
+    take = other.total > one.total
+    parts = {
+        name: np.where(take, getattr(other, name), getattr(one, name))
+        for name in ("weights", "gradients", "optimizer", "activations", "working")
+    }
+    away = Away(
+        np.maximum(one.away.host, other.away.host), np.maximum(one.away.nvme, other.away.nvme)
+    )
+    return Memory(**parts, away=away)

@@ -1,0 +1,123 @@
+"""Parameters that a rank holds, before and after ZeRO, exactly as the trainer cuts them.
+
+Tensor parallelism cuts rows or columns of the large matrices, expert parallelism whole experts;
+FSDP then cuts the first dimension of what is left into ceil(rows / shards) rows a rank.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from phalanx.config import Model
+from phalanx.plan.search.grid import Ints
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """One parameter: its shape, and which axis cuts which dimension."""
+
+    rows: int
+    columns: int
+    cut: str = ""  # "rows" or "columns" by tensor, "expert" by expert (rows), "" by neither
+
+
+@lru_cache(maxsize=256)
+def block_tensors(model: Model, moe: bool) -> tuple[Tensor, ...]:
+    """Every parameter of one block."""
+    return (*_attention_tensors(model), *_feed_forward(model, moe), *_norms(model))
+
+
+def embedding_tensors(model: Model) -> tuple[Tensor, ...]:
+    """What rides on the first stage."""
+    return (Tensor(model.vocab, model.dim, "rows"),)
+
+
+def head_tensors(model: Model) -> tuple[Tensor, ...]:
+    """What rides on the last stage: the final norm and the head, unless it is tied."""
+    norm = Tensor(model.dim, 1)
+    return (norm,) if model.tied_embedding else (norm, Tensor(model.vocab, model.dim, "rows"))
+
+
+def held(tensors: tuple[Tensor, ...], tensor: Ints, expert: Ints) -> Ints:
+    """Elements that one rank computes with."""
+    total = np.zeros_like(tensor)
+    for part in tensors:
+        rows, columns = _local(part, tensor, expert)
+        total = total + rows * columns
+    return total
+
+
+def sharded(
+    tensors: tuple[Tensor, ...], tensor: Ints, expert: Ints, shards: Ints, expert_shards: Ints
+) -> Ints:
+    """Elements that the first rank of a group keeps when ZeRO divides them."""
+    total = np.zeros_like(tensor)
+    for part in tensors:
+        rows, columns = _local(part, tensor, expert)
+        over = expert_shards if part.cut == "expert" else shards
+        total = total + -(-rows // over) * columns
+    return total
+
+
+def _local(part: Tensor, tensor: Ints, expert: Ints) -> tuple[Ints, Ints]:
+    rows, columns = np.full_like(tensor, part.rows), np.full_like(tensor, part.columns)
+    if part.cut == "rows":
+        return rows // tensor, columns
+    if part.cut == "columns":
+        return rows, columns // tensor
+    if part.cut == "expert":
+        return rows // expert, columns
+    return rows, columns
+
+
+def _attention_tensors(model: Model) -> tuple[Tensor, ...]:
+    latent = model.latent
+    if latent is None:
+        rows = (model.heads + 2 * model.kv_heads) * model.head_dim
+        return (
+            Tensor(rows, model.dim, "rows"),
+            Tensor(model.dim, model.heads * model.head_dim, "columns"),
+        )
+    query_rows = model.heads * (latent.content_head_dim + latent.rope_head_dim)
+    up_rows = model.heads * (latent.content_head_dim + latent.value_head_dim)
+    query_down = (Tensor(latent.query_rank, model.dim),) if latent.query_rank else ()
+    return (
+        *query_down,
+        Tensor(query_rows, latent.query_rank or model.dim, "rows"),
+        Tensor(latent.key_value_rank + latent.rope_head_dim, model.dim),
+        Tensor(up_rows, latent.key_value_rank, "rows"),
+        Tensor(model.dim, model.heads * latent.value_head_dim, "columns"),
+    )
+
+
+def _feed_forward(model: Model, moe: bool) -> tuple[Tensor, ...]:
+    if moe:
+        experts = model.moe
+        assert experts is not None
+        routed = (
+            Tensor(experts.experts, model.dim),  # router
+            Tensor(experts.experts, 2 * experts.ffn * model.dim, "expert"),
+            Tensor(experts.experts, model.dim * experts.ffn, "expert"),
+        )
+        if not experts.shared_ffn:
+            return routed
+        shared = (
+            Tensor(2 * experts.shared_ffn, model.dim),
+            Tensor(model.dim, experts.shared_ffn),
+        )
+        return (*routed, *shared)
+    up = model.ffn if model.mlp == "gelu" else 2 * model.ffn
+    return (Tensor(up, model.dim, "rows"), Tensor(model.dim, model.ffn, "columns"))
+
+
+def _norms(model: Model) -> tuple[Tensor, ...]:
+    around = (Tensor(model.dim, 1), Tensor(model.dim, 1))
+    latent = model.latent
+    if latent is not None:
+        query = (Tensor(latent.query_rank, 1),) if latent.query_rank else ()
+        return (*around, *query, Tensor(latent.key_value_rank, 1))
+    heads = (Tensor(model.head_dim, 1), Tensor(model.head_dim, 1)) if model.qk_norm else ()
+    return (*around, *heads)

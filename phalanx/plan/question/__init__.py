@@ -1,0 +1,1 @@
+"""What a person asks of the planner, and the answer as other packages read it."""

@@ -1,0 +1,272 @@
+"""What a person asks of the planner, and the exact question that it means."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import msgspec
+from msgspec import Struct, structs
+
+from phalanx.config import PRESETS, ConfigError, Model, batch_ramp, load_job, resolve_model
+from phalanx.config.errors import did_you_mean
+from phalanx.config.numbers import nearest_divisor
+from phalanx.hardware import Cluster, cluster
+from phalanx.hardware.tables import nearest
+from phalanx.plan.cost.constants import Constants, read_constants, shipped
+from phalanx.plan.cost.failures import FailureSettings, rate_named
+from phalanx.plan.memory.model_counts import parameters
+from phalanx.plan.question.quantities import quantity, short
+from phalanx.plan.question.workload import OFFLOADS, PRECISIONS, RECOMPUTES, SCHEDULES, Workload
+
+Objective = Literal["tokens", "dollars", "days", "memory"]
+OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
+
+# Llama 3 trained its 8B and 70B with up to 4M tokens in a batch, its 405B with 16M.
+LARGE_PARAMETERS = 100e9
+BATCH_TOKENS, LARGE_BATCH_TOKENS = 4 * 2**20, 16 * 2**20
+MOST_SEQUENCE = 2**24
+
+NUMBERS = (
+    "tensor",
+    "pipeline",
+    "data",
+    "context",
+    "expert",
+    "zero",
+    "micro_batch",
+    "virtual_stages",
+)
+WORDS: dict[str, tuple[str, ...]] = {
+    "recompute": RECOMPUTES,
+    "schedule": SCHEDULES,
+    "precision": PRECISIONS,
+    "offload": OFFLOADS,
+}
+
+
+class Request(Struct, frozen=True, kw_only=True):
+    """The question as it was typed; None or "" where nothing was said."""
+
+    model: str
+    cluster: str
+    tokens: str = ""
+    sequence: str = ""
+    batch: str = ""  # tokens in a step
+    objective: str = "tokens"
+    robust: bool = True
+    tensor: int | None = None
+    pipeline: int | None = None
+    data: int | None = None
+    context: int | None = None
+    expert: int | None = None
+    zero: int | None = None
+    micro_batch: int | None = None
+    virtual_stages: int | None = None
+    recompute: str = ""
+    schedule: str = ""
+    precision: str = ""
+    offload: str = ""
+    price: float | None = None
+    failure_rate: str = ""
+    recovery_seconds: float | None = None
+    constants: str = ""  # a file of calibrated constants
+
+
+class Question(Struct, frozen=True, kw_only=True):
+    """The same, understood: a workload, a cluster, what is fixed and what is wanted."""
+
+    name: str  # of the model
+    workload: Workload
+    cluster: Cluster
+    tokens: int
+    pins: dict[str, Any]  # fields of Mapping
+    objective: Objective
+    robust: bool
+    failures: FailureSettings
+    constants: Constants
+    assumed: tuple[str, ...]  # what nobody said
+
+
+def understand(request: Request) -> Question:
+    """Read a request; everything that is wrong with it raises ConfigError with a way out."""
+    assumed: list[str] = []
+    name, model, sequence, batch, tokens = _model(request.model)
+    if request.sequence:
+        sequence = quantity(request.sequence, "sequence", 1, MOST_SEQUENCE, binary=True)
+    if not sequence:
+        sequence = 8192
+        assumed.append(f"sequence {sequence}")
+    if request.batch:
+        batch = _samples(quantity(request.batch, "batch", 1, 1e12, binary=True), sequence)
+    if not batch:
+        large = parameters(model).total >= LARGE_PARAMETERS
+        batch = max(1, (LARGE_BATCH_TOKENS if large else BATCH_TOKENS) // sequence)
+        assumed.append(f"batch of {batch:,} samples, {short(batch * sequence)} tokens")
+    on = _priced(cluster(request.cluster), request.price)
+    if request.tokens:
+        tokens = quantity(request.tokens, "tokens", 1, 1e18)
+    if not tokens:
+        # Hoffmann et al. 2022: about twenty tokens a parameter.
+        tokens = 20 * parameters(model).active
+        assumed.append(f"{short(tokens)} tokens, twenty an active parameter")
+    pins = _pins(request, model, on)
+    if "precision" not in pins and "bfloat16" not in on.gpu.peak_flops:
+        pins["precision"] = "float16"
+        assumed.append("float16: the GPU has no bfloat16")
+    return Question(
+        name=name,
+        workload=Workload(model=model, sequence=sequence, global_batch=batch),
+        cluster=on,
+        tokens=tokens,
+        pins=pins,
+        objective=_objective(request.objective),
+        robust=request.robust,
+        failures=_failures(request),
+        constants=load_constants(Path(request.constants)) if request.constants else shipped(),
+        assumed=tuple(assumed),
+    )
+
+
+# How options are named on the command line.
+SHORT = {"tp": "tensor", "pp": "pipeline", "dp": "data", "cp": "context", "ep": "expert"}
+
+
+def changed(request: Request, text: str) -> Request:
+    """The request with ``tp=8,cluster=h200-16k`` laid over it."""
+    table = msgspec.to_builtins(request)
+    for pair in filter(None, (part.strip() for part in text.split(","))):
+        name, equals, value = (word.strip() for word in pair.partition("="))
+        name = SHORT.get(name, name).replace("-", "_")
+        if not equals:
+            raise ConfigError(pair, "", "must be option=value", "e.g. tp=8,cluster=h200-16k")
+        if name not in table:
+            known = [*SHORT, *(field for field in table if field not in SHORT.values())]
+            raise ConfigError(name, value, "no such option", did_you_mean(name, known))
+        table[name] = value
+    try:
+        return msgspec.convert(table, Request, strict=False)
+    except msgspec.ValidationError as error:
+        fix = "write numbers as numbers, e.g. tp=8,cluster=h200-16k"
+        raise ConfigError("options", text, str(error), fix) from None
+
+
+def _model(text: str) -> tuple[str, Model, int, int, int]:
+    """Name, shape, and the sequence, batch and tokens of a job file; 0: nothing is said."""
+    if text.endswith(".toml"):
+        job = load_job(Path(text))
+        model = resolve_model(job.model)
+        if not (model.dim and model.layers and model.heads and model.vocab):
+            raise ConfigError("model", text, "gives no model shape", "set model.preset in it")
+        tokens = batch_ramp(job).samples(job.train.steps) * job.data.sequence
+        return job.name, model, job.data.sequence, job.train.global_batch, tokens
+    if text not in PRESETS:
+        fix = nearest(text.casefold(), list(PRESETS)) + " (or a job file, *.toml)"
+        raise ConfigError("model", f'"{text}"', "no such model", fix)
+    return text, resolve_model(PRESETS[text]), 0, 0, 0
+
+
+def _samples(tokens: int, sequence: int) -> int:
+    if tokens < sequence:
+        rule = f"must hold at least one sample of {sequence} tokens"
+        raise ConfigError("batch", tokens, rule, f"try {sequence}")
+    return round(tokens / sequence)
+
+
+def _priced(on: Cluster, price: float | None) -> Cluster:
+    if price is None:
+        return on
+    if not 0 <= price <= 1e4:
+        raise ConfigError("price", price, "must be dollars a GPU-hour, 0 to 10000", "e.g. 2.5")
+    return structs.replace(on, price_per_gpu_hour=price)
+
+
+def _objective(text: str) -> Objective:
+    for known in OBJECTIVES:
+        if text == known:
+            return known
+    raise ConfigError("objective", text, "no such objective", did_you_mean(text, OBJECTIVES))
+
+
+def _failures(request: Request) -> FailureSettings:
+    settings = FailureSettings()
+    if request.failure_rate:
+        settings = structs.replace(settings, rate=rate_named(request.failure_rate))
+    if request.recovery_seconds is not None:
+        if not 0 < request.recovery_seconds <= 1e6:
+            rule = "must be above 0, at most 1e6"
+            raise ConfigError("recovery-seconds", request.recovery_seconds, rule, "e.g. 300")
+        settings = structs.replace(settings, recovery_seconds=request.recovery_seconds)
+    return settings
+
+
+_CALIBRATE = "make one with `phalanx plan calibrate`"
+
+
+def load_constants(path: Path) -> Constants:
+    """Constants that ``phalanx plan calibrate`` wrote."""
+    try:
+        return read_constants(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError("constants", str(path), "no such file", _CALIBRATE) from None
+    except (OSError, msgspec.ValidationError, ValueError) as error:
+        rule = f"cannot be read: {error}"
+        raise ConfigError("constants", str(path), rule, _CALIBRATE) from None
+
+
+def _pins(request: Request, model: Model, on: Cluster) -> dict[str, Any]:
+    pins: dict[str, Any] = {}
+    gpus = on.gpus
+    for name in NUMBERS:
+        value = getattr(request, name)
+        if value is not None:
+            least, most = (0, 3) if name == "zero" else (1, gpus)
+            if name in ("micro_batch", "virtual_stages"):
+                most = 4096
+            if not least <= value <= most:
+                near = f"nearest: {min(max(value, least), most)}"
+                raise ConfigError(name, value, f"must be {least} to {most:,}", near)
+            pins[name] = value
+    for name, known in WORDS.items():
+        value = getattr(request, name)
+        if value:
+            if value not in known:
+                raise ConfigError(name, f'"{value}"', "unknown", did_you_mean(value, known))
+            pins[name] = value
+    _check_axes(pins, model, gpus)
+    _check_precision(pins.get("precision", ""), on)
+    return pins
+
+
+def _check_precision(precision: str, on: Cluster) -> None:
+    # Devices that have fp4 are those that scale blocks of narrow numbers in hardware.
+    needed = {"mxfp8": "fp4", "nvfp4": "fp4", "float32": ""}.get(precision, precision)
+    if needed and needed not in on.gpu.peak_flops:
+        fix = "its formats: " + ", ".join(on.gpu.peak_flops)
+        raise ConfigError("precision", f'"{precision}"', f"{on.gpu.name} lacks it", fix)
+
+
+def _check_axes(pins: dict[str, Any], model: Model, gpus: int) -> None:
+    product = 1
+    for axis in ("tensor", "pipeline", "data", "context"):
+        if axis in pins:
+            rest = gpus // product
+            if gpus % (product * pins[axis]):
+                rule = f"must divide the {gpus:,} GPUs" + (f" / {product}" if product > 1 else "")
+                near = nearest_divisor(rest, pins[axis])
+                raise ConfigError(axis, pins[axis], rule, f"nearest: {near}")
+            product *= pins[axis]
+    if {"tensor", "pipeline", "data", "context"} <= pins.keys() and product != gpus:
+        rule = f"tensor x pipeline x data x context = {product:,} must be the {gpus:,} GPUs"
+        fix = f"leave out data: it follows as {gpus * pins['data'] // product}"
+        raise ConfigError("data", pins["data"], rule, fix)
+    if "expert" in pins and pins["expert"] > 1:
+        if model.moe is None:
+            raise ConfigError("expert", pins["expert"], "the model has no experts", "leave it out")
+        if model.moe.experts % pins["expert"]:
+            near = nearest_divisor(model.moe.experts, pins["expert"])
+            rule = f"must divide the {model.moe.experts} experts"
+            raise ConfigError("expert", pins["expert"], rule, f"nearest: {near}")
+    if pins.get("pipeline", 1) > model.layers:
+        rule = f"must be at most the {model.layers} layers"
+        raise ConfigError("pipeline", pins["pipeline"], rule, f"nearest: {model.layers}")

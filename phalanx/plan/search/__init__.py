@@ -1,0 +1,1 @@
+"""The best mapping of a workload, and why it is the best."""

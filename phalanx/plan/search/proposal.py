@@ -1,0 +1,273 @@
+"""From a question to a plan: the mapping, its speed, what failures leave of it, and the bill."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from msgspec import Struct, structs
+
+from phalanx.config import ConfigError
+from phalanx.hardware import Cluster
+from phalanx.plan.cost.constants import Constants
+from phalanx.plan.cost.failures import Outlook, outlook
+from phalanx.plan.cost.money import Bill, Range, bill
+from phalanx.plan.cost.predict import Prediction
+from phalanx.plan.cost.traffic import AxisTraffic, traffic
+from phalanx.plan.memory.model_counts import parameters
+from phalanx.plan.question.emit import job_of, job_toml
+from phalanx.plan.question.machine import machine_of
+from phalanx.plan.question.quantities import duration, short
+from phalanx.plan.question.request import Question
+from phalanx.plan.question.workload import Mapping, Precision
+from phalanx.plan.search.search import Candidate, SearchResult, search
+from phalanx.plan.search.space import Pins
+from phalanx.plan.show.plot import Picture, Point
+from phalanx.plan.show.roofline import kernels
+from phalanx.plan.show.textbook import CHECKPOINT_BYTES_PER_PARAMETER
+
+# Where fewer GPUs may be better (failures and batch limits can make the last ones cost more than
+# they bring), round numbers down to this share of the cluster are tried.
+LEAST_SHARE = 1 / 16
+# How far a search goes for the nearest number of GPUs that works.
+LARGEST_FACTOR = 4096
+
+
+class Proposal(Struct, frozen=True, kw_only=True):
+    """The answer: what to run, how fast, how long, at what cost."""
+
+    model: str
+    parameters: int
+    active_parameters: int
+    cluster: Cluster
+    gpus: int  # of the cluster that are used
+    tokens: int
+    objective: str
+    prediction: Prediction
+    tokens_per_second: Range
+    traffic: tuple[AxisTraffic, ...]
+    failures: Outlook
+    checkpoint_steps: int
+    bill: Bill
+    alternatives: tuple[Candidate, ...]
+    pareto: tuple[Candidate, ...]
+    considered: int
+    priced: int
+    search_seconds: float
+    constants: Constants
+    assumed: tuple[str, ...]
+
+
+def propose(question: Question) -> Proposal:
+    """The best plan for a question; where there is none, ConfigError says the nearest that is."""
+    whole = question.cluster
+    if question.objective in ("tokens", "memory"):
+        return _propose(question, whole)
+    found = []
+    for gpus in _round_counts(whole):
+        try:
+            found.append(_propose(question, structs.replace(whole, gpus=gpus), hint=False))
+        except ConfigError:
+            continue
+    if not found:
+        return _propose(question, whole)
+    if question.objective == "days":
+        return min(found, key=lambda proposal: proposal.bill.days.mid)
+    return min(found, key=lambda proposal: proposal.bill.dollars.mid)
+
+
+def _propose(question: Question, on: Cluster, hint: bool = True) -> Proposal:
+    try:
+        result = _search(question, on)
+    except ConfigError as error:
+        if hint:
+            raise _with_nearest(error, question) from None
+        raise
+    best = result.best
+    total = parameters(question.workload.model)
+    speed = Range(
+        question.workload.tokens / best.step_seconds_high,
+        best.tokens_per_second,
+        question.workload.tokens / best.step_seconds_low,
+    )
+    ahead = outlook(on, CHECKPOINT_BYTES_PER_PARAMETER * total.total, question.failures)
+    kept = Range(ahead.goodput_low, ahead.goodput, ahead.goodput_high)
+    return Proposal(
+        model=question.name,
+        parameters=total.total,
+        active_parameters=total.active,
+        cluster=on,
+        gpus=on.gpus,
+        tokens=question.tokens,
+        objective=question.objective,
+        prediction=best,
+        tokens_per_second=speed,
+        traffic=traffic(question.workload, best.mapping, on),
+        failures=ahead,
+        checkpoint_steps=max(1, round(ahead.interval_seconds / best.step_seconds)),
+        bill=bill(on, question.tokens, speed, kept, spare_gpus=ahead.spares[0].gpus),
+        alternatives=result.top,
+        pareto=result.pareto,
+        considered=result.considered,
+        priced=result.priced,
+        search_seconds=result.seconds,
+        constants=question.constants,
+        assumed=question.assumed,
+    )
+
+
+def _search(question: Question, on: Cluster) -> SearchResult:
+    pins = dict(question.pins)
+    precision: Precision = pins.pop("precision", "bfloat16")
+    return search(
+        question.workload,
+        on,
+        pins=Pins(**pins),
+        objective=question.objective,
+        robust=question.robust,
+        precision=precision,
+        constants=question.constants,
+    )
+
+
+def _with_nearest(error: ConfigError, question: Question) -> ConfigError:
+    """The same error, with the nearest number of GPUs at which some mapping works."""
+    for gpus in _other_counts(question.cluster):
+        try:
+            found = _search(question, structs.replace(question.cluster, gpus=gpus))
+        except ConfigError:
+            continue
+        first = error.problems[0]
+        which = "least that would" if gpus > question.cluster.gpus else "nearest that would"
+        fix = f"the {which}: {gpus:,} GPUs ({describe(found.best.mapping)})"
+        return ConfigError(first.key, first.value, first.rule, fix)
+    return _with_pin(error, question)
+
+
+def _with_pin(error: ConfigError, question: Question) -> ConfigError:
+    """The same error, with a pin without which some mapping works."""
+    for name, value in reversed(question.pins.items()):  # words before numbers of GPUs
+        rest = {other: kept for other, kept in question.pins.items() if other != name}
+        try:
+            found = _search(structs.replace(question, pins=rest), question.cluster)
+        except ConfigError:
+            continue
+        first = error.problems[0]
+        fix = f"without {name} {value} this would: {describe(found.best.mapping)}"
+        return ConfigError(first.key, first.value, first.rule, fix)
+    return error
+
+
+def _other_counts(on: Cluster) -> Iterator[int]:
+    """Larger clusters first, in steps of two and three; then smaller ones."""
+    node = on.gpus_per_node
+    factor = 2
+    while factor <= LARGEST_FACTOR:
+        for gpus in (on.gpus * factor * 3 // 4, on.gpus * factor):
+            if gpus > on.gpus and gpus % node == 0:
+                yield gpus
+        factor *= 2
+    smaller = on.gpus // 2
+    while smaller >= node:
+        yield _whole_nodes(on, smaller)
+        smaller //= 2
+
+
+def _round_counts(on: Cluster) -> Iterator[int]:
+    """All GPUs, and powers of two and three times one below: these divide well."""
+    yield on.gpus
+    power = 1 << (on.gpus.bit_length() - 1)
+    while power >= on.gpus * LEAST_SHARE:
+        for gpus in (power, power * 3 // 4):
+            if gpus < on.gpus and gpus == _whole_nodes(on, gpus):
+                yield gpus
+        power //= 2
+
+
+def _whole_nodes(on: Cluster, gpus: float) -> int:
+    return max(1, int(gpus) // on.gpus_per_node) * on.gpus_per_node
+
+
+def describe(mapping: Mapping) -> str:
+    """A mapping in one line: ``tensor 8 x pipeline 16 x data 128, ZeRO 1, …``."""
+    axes = [
+        f"{axis} {getattr(mapping, axis)}"
+        for axis in ("tensor", "pipeline", "data", "context")
+        if getattr(mapping, axis) > 1
+    ]
+    rest = [" x ".join(axes) or "one GPU"]
+    if mapping.expert > 1:
+        rest.append(f"experts over {mapping.expert}")
+    rest.append(f"ZeRO {mapping.zero}")
+    rest.append(f"micro-batch {mapping.micro_batch}")
+    if mapping.pipeline > 1:
+        stages = f" of {mapping.virtual_stages} stages a rank" if mapping.virtual_stages > 1 else ""
+        rest.append(mapping.schedule + stages)
+    if mapping.recompute != "none":
+        rest.append(f"{mapping.recompute} recompute")
+    if mapping.offload != "none":
+        rest += [_where(part) for part in mapping.offload.split("+")]
+    return ", ".join([*rest, mapping.precision])
+
+
+def _where(part: str) -> str:
+    what = part.removesuffix("-nvme")
+    return f"{what} {'on NVMe' if what != part else 'in host memory'}"
+
+
+def not_run(proposal: Proposal) -> str:
+    """Why ``phalanx train`` would refuse the plan; "" where it runs it."""
+    prediction = proposal.prediction
+    try:
+        job_of("plan", prediction.workload, prediction.mapping, proposal.tokens, 0)
+    except ConfigError as error:
+        first = error.problems[0]
+        return f"{first.rule}; {first.fix}"
+    return ""
+
+
+def emitted(proposal: Proposal, command: str) -> str:
+    """The plan as a job file for ``phalanx train``."""
+    prediction = proposal.prediction
+    job = job_of(
+        proposal.model,
+        prediction.workload,
+        prediction.mapping,
+        proposal.tokens,
+        proposal.checkpoint_steps,
+    )
+    comments = (
+        f"made by: {command}",
+        f"predicted on {proposal.cluster.name}: step {duration(prediction.step_seconds)}, "
+        f"{short(prediction.tokens_per_second)} tok/s, MFU {prediction.mfu:.1%}, "
+        f"{prediction.memory_bytes / 2**30:.1f} GiB a GPU",
+        "name the corpus: set data.source and data.path",
+    )
+    return job_toml(job, comments)
+
+
+def picture(proposal: Proposal) -> Picture:
+    """What ``--plot`` draws of a plan."""
+    prediction, on = proposal.prediction, proposal.cluster
+    tokens = prediction.workload.tokens / proposal.gpus
+    points = {
+        (c.memory_bytes / 2**30, tokens / c.step_seconds): describe(c.mapping)
+        for c in proposal.pareto
+    }
+    chosen = (prediction.memory_bytes / 2**30, prediction.tokens_per_second_per_gpu)
+    points.pop(chosen, None)
+    return Picture(
+        title=f"{proposal.model} on {on.name}: {proposal.gpus:,} x {on.gpu.name}, "
+        f"{short(prediction.tokens_per_second)} tok/s, MFU {prediction.mfu:.1%}",
+        subtitle=describe(prediction.mapping),
+        parts=prediction.parts,
+        front=(
+            *(Point(label, x, y) for (x, y), label in points.items()),
+            Point("chosen", *chosen, chosen=True),
+        ),
+        front_axes=("GiB of a GPU", "tokens/s of a GPU"),
+        memory_limit=prediction.memory_limit / 2**30,
+        kernels=kernels(prediction, on, proposal.constants),
+        peak_flops=machine_of(on, proposal.gpus).peak(prediction.mapping.precision),
+        memory_bandwidth=on.gpu.memory_bandwidth,
+        gpu=on.gpu.name,
+    )

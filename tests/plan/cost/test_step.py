@@ -1,0 +1,121 @@
+"""The step model: never above peak, and better hardware is never slower."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec import structs
+
+from phalanx.config import PRESETS
+from phalanx.hardware import Cluster, cluster
+from phalanx.plan import Mapping, Workload, predict
+from phalanx.plan.cost.constants import shipped
+from phalanx.plan.cost.step import step_time
+from phalanx.plan.question.machine import machine_of
+from phalanx.plan.question.workload import Software
+from phalanx.plan.search.grid import grid_of
+
+MODELS = ("llama3-8b", "llama3-70b", "mixtral-8x7b", "deepseek-v3")
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> tuple[Workload, Mapping, str]:
+    preset = draw(st.sampled_from(MODELS))
+    model = PRESETS[preset]
+    pipeline = draw(st.sampled_from([1, 2, 4, 8]))
+    expert = draw(st.sampled_from([1, 4, 8])) if model.moe else 1
+    interleaved = pipeline > 1 and draw(st.booleans())
+    mapping = Mapping(
+        tensor=draw(st.sampled_from([1, 2, 8])),
+        pipeline=pipeline,
+        data=draw(st.sampled_from([8, 32])),
+        context=draw(st.sampled_from([1, 2])),
+        expert=expert,
+        zero=draw(st.sampled_from([0, 1, 2, 3])),
+        micro_batch=draw(st.sampled_from([1, 4])),
+        recompute=draw(st.sampled_from(["none", "selective", "full"])),
+        schedule="interleaved" if interleaved else "1f1b",
+        virtual_stages=2 if interleaved else 1,
+        precision=draw(st.sampled_from(["bfloat16", "fp8"])),
+    )
+    workload = Workload(model=model, sequence=4096, global_batch=1024)
+    return workload, mapping, draw(st.sampled_from(["a100", "h100", "gb200"]))
+
+
+def faster(on: Cluster, part: str) -> Cluster:
+    if part == "network":
+        return structs.replace(on, nic=structs.replace(on.nic, bandwidth=2 * on.nic.bandwidth))
+    if part == "link":
+        link = structs.replace(on.link, link_bandwidth=2 * on.link.link_bandwidth)
+        return structs.replace(on, link=link)
+    gpu = on.gpu
+    if part == "memory":
+        gpu = structs.replace(gpu, memory_bandwidth=2 * gpu.memory_bandwidth)
+    else:
+        peaks = {kind: 2 * flops for kind, flops in gpu.peak_flops.items()}
+        gpu = structs.replace(gpu, peak_flops=peaks)
+    return structs.replace(on, gpu=gpu)
+
+
+@settings(max_examples=60, deadline=None)
+@given(case=cases(), part=st.sampled_from(["network", "link", "memory", "flops"]))
+def test_better_hardware_is_never_slower(case: tuple[Workload, Mapping, str], part: str) -> None:
+    workload, mapping, name = case
+    on = cluster(f"{name}-{mapping.gpus}")
+    before = predict(workload, mapping, on).step_seconds
+    assert predict(workload, mapping, faster(on, part)).step_seconds <= before * (1 + 1e-12)
+
+
+@settings(max_examples=60, deadline=None)
+@given(case=cases())
+def test_a_step_is_below_peak_the_sum_of_its_parts_and_the_same_again(
+    case: tuple[Workload, Mapping, str],
+) -> None:
+    workload, mapping, name = case
+    on = cluster(f"{name}-{mapping.gpus}")
+    found = predict(workload, mapping, on)
+    assert 0 < found.mfu < 1
+    assert sum(found.parts.values()) == pytest.approx(found.step_seconds)
+    assert all(seconds >= 0 for seconds in found.parts.values())
+    assert found.step_seconds_low < found.step_seconds < found.step_seconds_high
+    assert predict(workload, mapping, on) == found
+    assert len(found.memory) == mapping.pipeline
+
+
+def parts(workload: Workload, mapping: Mapping, software: Software) -> dict[str, float]:
+    machine = machine_of(cluster(f"h100-{mapping.gpus}"), mapping.gpus)
+    time = step_time(workload, grid_of([mapping]), machine, shipped(), software)
+    return {name: float(seconds[0]) for name, seconds in time.parts.items()}
+
+
+def test_the_bubble_is_that_of_the_textbook() -> None:
+    workload = Workload(model=PRESETS["gpt3-175b"], sequence=2048, global_batch=64)
+    one = Mapping(tensor=8, pipeline=8, zero=0, micro_batch=1)
+    found = parts(workload, one, Software())
+    busy = sum(found[n] for n in ("matmul", "attention", "elementwise", "tensor", "pipeline"))
+    # p - 1 of m + p - 1; the head makes one stage a little slower than the mean.
+    assert found["bubble"] / busy == pytest.approx(7 / 64, rel=0.08)
+    looped = structs.replace(one, schedule="interleaved", virtual_stages=4)
+    assert parts(workload, looped, Software())["bubble"] == pytest.approx(
+        found["bubble"] / 4, rel=0.05
+    )
+    folded = structs.replace(one, schedule="zero-bubble", virtual_stages=2)
+    assert parts(workload, folded, Software())["bubble"] == 0
+
+
+def test_imbalance_slows_experts_and_forced_balance_does_not() -> None:
+    mapping = Mapping(data=32, expert=32, zero=1)
+    even = Workload(
+        model=PRESETS["qwen3-moe-30b-a3b"], sequence=4096, global_batch=512, routing_skew=0.0
+    )
+    uneven = structs.replace(even, routing_skew=0.6)
+    assert parts(uneven, mapping, Software())["matmul"] > parts(even, mapping, Software())["matmul"]
+
+
+def test_full_recompute_repeats_a_forward() -> None:
+    workload = Workload(model=PRESETS["llama3-8b"], sequence=4096, global_batch=64)
+    mapping = Mapping(data=8, zero=3, recompute="full")
+    found = parts(workload, mapping, Software())
+    compute = found["matmul"] + found["attention"] + found["elementwise"]
+    assert found["recompute"] == pytest.approx(compute / 3, rel=0.15)

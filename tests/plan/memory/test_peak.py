@@ -1,0 +1,96 @@
+"""Memory: exact against the trainer's own modules, and against published readings."""
+
+from __future__ import annotations
+
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from phalanx.config import Job, check, job_from_table, resolve
+from phalanx.hardware import cluster
+from phalanx.parallel.dryrun import dry_run
+from phalanx.plan import predict
+from phalanx.plan.evidence.check import check_rows
+from phalanx.plan.question.emit import mapping_of, workload_of
+
+# World size, preset, parallel settings and the rest of the job.
+# A setting with a dot is of another section.
+CONFIGURATIONS: dict[str, tuple[int, str, dict[str, Any]]] = {
+    "one GPU": (1, "llama3-1b", {}),
+    "copies": (8, "llama3-1b", {"zero": 0}),
+    "ZeRO 1": (16, "llama3-8b", {"zero": 1}),
+    "ZeRO 2 with tensor": (64, "llama3-8b", {"zero": 2, "tensor": 4}),
+    "ZeRO 3 over odd ranks": (24, "llama3-3b", {"zero": 3}),
+    "HSDP": (64, "llama3-8b", {"zero": 3, "replicate": 4}),
+    "context": (32, "llama3-8b", {"zero": 3, "context": 4, "tensor": 2}),
+    "pipeline": (256, "llama3-70b", {"zero": 1, "tensor": 8, "pipeline": 4}),
+    "interleaved": (
+        1024,
+        "llama3-405b",
+        {"zero": 1, "tensor": 8, "pipeline": 8, "schedule": "interleaved", "virtual_stages": 3},
+    ),
+    "zero-bubble": (
+        64,
+        "llama3-8b",
+        {"zero": 2, "tensor": 2, "pipeline": 4, "schedule": "zero-bubble"},
+    ),
+    "selective recompute": (16, "llama3-8b", {"tensor": 4, "memory.recompute": "selective"}),
+    "full recompute of experts": (32, "deepseek-v3", {"expert": 8, "memory.recompute": "full"}),
+    "fp8": (8, "llama3-8b", {"precision.fp8": True}),
+    "optimizer offload": (16, "llama3-8b", {"zero": 1, "memory.offload": "optimizer"}),
+    "optimizer offload of shards": (16, "llama3-8b", {"zero": 3, "memory.offload": "optimizer"}),
+    "parameter offload": (
+        16,
+        "llama3-8b",
+        {"zero": 3, "memory.offload": "parameters", "memory.offload_activations": True},
+    ),
+    "experts": (32, "mixtral-8x7b", {"zero": 3, "expert": 8, "tensor": 2}),
+    "latent attention and experts": (
+        512,
+        "deepseek-v3",
+        {"zero": 1, "expert": 32, "tensor": 4, "pipeline": 8},
+    ),
+}
+
+
+def job_of(world_size: int, preset: str, chosen: dict[str, Any]) -> Job:
+    parallel = {key: value for key, value in chosen.items() if "." not in key}
+    table: dict[str, dict[str, Any]] = {
+        "model": {"preset": preset},
+        "data": {"sequence": 4096},
+        "parallel": parallel,
+        "train": {"global_batch": 2048, "device": "cuda"},
+    }
+    for key, value in chosen.items():
+        section, _, name = key.rpartition(".")
+        if section:
+            table.setdefault(section, {})[name] = value
+    job = resolve(job_from_table(table), world_size)
+    check(job, world_size)
+    return job
+
+
+@pytest.mark.parametrize("name", CONFIGURATIONS)
+def test_state_equals_what_the_trainer_would_hold_to_the_byte(name: str) -> None:
+    world_size, preset, parallel = CONFIGURATIONS[name]
+    job = job_of(world_size, preset, parallel)
+    planned = predict(workload_of(job), mapping_of(job), cluster(f"h100-{world_size}")).memory
+    held = dry_run(job, world_size).rows
+    assert [(s.weight_bytes, s.gradient_bytes, s.optimizer_bytes) for s in planned] == [
+        (row.weight_bytes, row.gradient_bytes, row.optimizer_bytes) for row in held
+    ]
+    assert [int(stage.activation_bytes) for stage in planned] == [
+        row.activation_bytes for row in held
+    ]
+    assert [stage.layers for stage in planned] == [len(row.layers) for row in held]
+
+
+def test_published_memory_is_met_and_every_failure_is_foreseen() -> None:
+    with resources.as_file(resources.files("phalanx.plan") / "data/published_runs.csv") as path:
+        report = check_rows(Path(path))
+    assert report.memory is not None
+    assert report.memory.n > 50 and report.memory.out_of_memory > 0
+    assert report.memory.within_15 >= 0.9
+    assert report.memory.out_of_memory_found == report.memory.out_of_memory

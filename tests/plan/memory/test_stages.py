@@ -1,0 +1,47 @@
+"""Layers are split over stages so that the costliest stage is as cheap as it can be."""
+
+from __future__ import annotations
+
+from itertools import combinations, pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from phalanx.config import PRESETS
+from phalanx.plan.memory.stages import rank_stages, split_layers, stage_layers
+
+
+def worst(costs: list[int], first: int, last: int, cuts: tuple[int, ...]) -> int:
+    edges = (0, *cuts, len(costs))
+    sums = [sum(costs[a:b]) for a, b in pairwise(edges)]
+    sums[0] += first
+    sums[-1] += last
+    return max(sums)
+
+
+@given(
+    costs=st.lists(st.integers(1, 9), min_size=1, max_size=9),
+    first=st.integers(0, 5),
+    last=st.integers(0, 12),
+    data=st.data(),
+)
+def test_no_other_cut_is_better(
+    costs: list[int], first: int, last: int, data: st.DataObject
+) -> None:
+    stages = data.draw(st.integers(1, len(costs)))
+    split = split_layers(costs, first, last, stages)
+    assert [layer for part in split for layer in part] == list(range(len(costs)))
+    assert all(split), "every stage has a layer"
+    every = combinations(range(1, len(costs)), stages - 1)
+    best = min(worst(costs, first, last, cuts) for cuts in every)
+    assert worst(costs, first, last, tuple(part.start for part in split[1:])) == best
+
+
+def test_the_stage_with_the_head_has_fewer_layers() -> None:
+    sizes = [len(part) for part in stage_layers(PRESETS["llama3-8b"], 4096, 8)]
+    assert sum(sizes) == 32 and sizes[-1] < max(sizes)
+
+
+def test_folded_schedules_come_back_on_the_same_ranks() -> None:
+    assert [rank_stages("zero-bubble", 3, 2, rank) for rank in range(3)] == [[0, 5], [1, 4], [2, 3]]
+    assert [rank_stages("interleaved", 3, 2, rank) for rank in range(3)] == [[0, 3], [1, 4], [2, 5]]
