@@ -31,7 +31,7 @@ from torch.distributed.checkpoint.planner import (
     WriteItemType,
 )
 
-from phalanx.checkpoint.geometry import (
+from phalanx.checkpoint.format.geometry import (
     Entry,
     Geometry,
     Stand,
@@ -41,7 +41,7 @@ from phalanx.checkpoint.geometry import (
     form_groups,
     to_runs,
 )
-from phalanx.checkpoint.layout import Layout
+from phalanx.checkpoint.format.layout import Layout
 from proof.report import report
 
 TARGET_RANKS = 16_384

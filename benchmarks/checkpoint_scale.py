@@ -18,8 +18,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from phalanx.checkpoint.commit import Order, try_commit
-from phalanx.checkpoint.geometry import (
+from phalanx.checkpoint.format.geometry import (
     Entry,
     Geometry,
     Stand,
@@ -29,8 +28,8 @@ from phalanx.checkpoint.geometry import (
     form_groups,
     to_runs,
 )
-from phalanx.checkpoint.layout import WHOLE, Layout
-from phalanx.checkpoint.manifest import (
+from phalanx.checkpoint.format.layout import WHOLE, Layout
+from phalanx.checkpoint.format.manifest import (
     VERSION,
     Manifest,
     Shard,
@@ -38,9 +37,10 @@ from phalanx.checkpoint.manifest import (
     sidecar_name,
     table_name,
 )
-from phalanx.checkpoint.retention import Policy
-from phalanx.checkpoint.shard import Sidecar, build_header
-from phalanx.checkpoint.source import FolderSource
+from phalanx.checkpoint.format.shard import Sidecar, build_header
+from phalanx.checkpoint.format.source import FolderSource
+from phalanx.checkpoint.write.commit import Order, try_commit
+from phalanx.checkpoint.write.retention import Policy
 from phalanx.data import Cursor
 from phalanx.data.checksum import crc32c
 from proof.report import report

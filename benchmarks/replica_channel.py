@@ -9,8 +9,8 @@ import sys
 import threading
 import time
 
-from phalanx.checkpoint.channel import accept, connect
-from phalanx.checkpoint.wire import receive_into
+from phalanx.checkpoint.keeper.channel import accept, connect
+from phalanx.checkpoint.keeper.wire import receive_into
 from proof.report import report
 
 TOKEN = secrets.token_bytes(32)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from phalanx.checkpoint.folder import latest, list_checkpoints
-from phalanx.checkpoint.manifest import (
+from phalanx.checkpoint.format.folder import latest, list_checkpoints
+from phalanx.checkpoint.format.manifest import (
     BadCheckpointError,
     CheckpointError,
     Extra,
@@ -17,7 +17,7 @@ from phalanx.checkpoint.manifest import (
 
 if TYPE_CHECKING:
     from phalanx.checkpoint.checkpointer import Checkpointer
-    from phalanx.checkpoint.loader import stored_tensors
+    from phalanx.checkpoint.read.group_load import stored_tensors
 
 __all__ = [
     "BadCheckpointError",
@@ -41,7 +41,7 @@ def __getattr__(name: str) -> Any:
 
         return Checkpointer
     if name == "stored_tensors":
-        from phalanx.checkpoint.loader import stored_tensors
+        from phalanx.checkpoint.read.group_load import stored_tensors
 
         return stored_tensors
     raise AttributeError(name)

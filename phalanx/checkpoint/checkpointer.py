@@ -16,25 +16,25 @@ from typing import TypeVar
 import msgspec
 import torch
 
-from phalanx.checkpoint.archive import Copy, copy_patiently
-from phalanx.checkpoint.arrange import Arrangement, arrange
-from phalanx.checkpoint.attach import Attachment, Keeping
-from phalanx.checkpoint.background import Background
-from phalanx.checkpoint.commit import Archive, Local, Order, try_commit, write_shard
-from phalanx.checkpoint.describe import current_rank, world_size
-from phalanx.checkpoint.folder import WriterLock, checkpoint_path, raise_fence, sweep
-from phalanx.checkpoint.keepers import home_of
-from phalanx.checkpoint.kept import Kept, NoKeeperError, Outcome
-from phalanx.checkpoint.loader import Loader
-from phalanx.checkpoint.local import write_local
-from phalanx.checkpoint.manifest import (
+from phalanx.checkpoint.format.describe import current_rank, world_size
+from phalanx.checkpoint.format.folder import WriterLock, checkpoint_path, raise_fence, sweep
+from phalanx.checkpoint.format.manifest import (
     MANIFEST_FILE,
     CheckpointError,
     Extra,
     KeeperLostError,
 )
-from phalanx.checkpoint.retention import Policy
-from phalanx.checkpoint.tier import add_score
+from phalanx.checkpoint.format.tier import add_score
+from phalanx.checkpoint.keeper.attach import Attachment, Keeping
+from phalanx.checkpoint.keeper.client import Kept, NoKeeperError, Outcome
+from phalanx.checkpoint.keeper.start import home_of
+from phalanx.checkpoint.read.group_load import Loader
+from phalanx.checkpoint.write.archive import Copy, copy_patiently
+from phalanx.checkpoint.write.background import Background
+from phalanx.checkpoint.write.commit import Archive, Local, Order, try_commit, write_shard
+from phalanx.checkpoint.write.group_layout import Arrangement, arrange
+from phalanx.checkpoint.write.node_disk import write_local
+from phalanx.checkpoint.write.retention import Policy
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

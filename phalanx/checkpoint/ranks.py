@@ -11,9 +11,9 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 
-from phalanx.checkpoint.describe import current_rank, world_size
-from phalanx.checkpoint.folder import older_than
-from phalanx.checkpoint.manifest import (
+from phalanx.checkpoint.format.describe import current_rank, world_size
+from phalanx.checkpoint.format.folder import older_than
+from phalanx.checkpoint.format.manifest import (
     BadCheckpointError,
     CheckpointError,
     KeeperLostError,

@@ -53,7 +53,7 @@ class Dtype(StrEnum):
 def list_(where: Where = "runs", json: Json = False) -> None:
     """List checkpoints with step, tokens, size, mesh, age, verified or not, and what is wrong."""
     with reported(json), torch_imported():
-        from phalanx.checkpoint.inspect import describe, find
+        from phalanx.checkpoint.tools.inspect import describe, find
 
         found = [describe(tier, name) for tier, name in find(where)]
     if json:
@@ -70,8 +70,8 @@ def show(checkpoint: One, json: Json = False) -> None:
     with reported(json), torch_imported():
         import msgspec
 
-        from phalanx.checkpoint.inspect import describe, find
-        from phalanx.checkpoint.loader import stored_tensors
+        from phalanx.checkpoint.read.group_load import stored_tensors
+        from phalanx.checkpoint.tools.inspect import describe, find
 
         tier, name = newest(list(find(checkpoint)), checkpoint)
         listed = describe(tier, name)
@@ -105,8 +105,8 @@ def show(checkpoint: One, json: Json = False) -> None:
 def verify(where: Where, json: Json = False) -> None:
     """Read every byte and prove it; the exit code is 15 where something is wrong."""
     with reported(json), torch_imported():
-        from phalanx.checkpoint.inspect import describe, find
-        from phalanx.checkpoint.verify import verify as prove
+        from phalanx.checkpoint.read.verify import verify as prove
+        from phalanx.checkpoint.tools.inspect import describe, find
 
         listed = [describe(tier, name) for tier, name in find(where)]
         if not listed:
@@ -135,9 +135,9 @@ def diff(one: One, other: One, json: Json = False) -> None:
     The exit code is 1 where anything does.
     """
     with reported(json), torch_imported():
-        from phalanx.checkpoint.compare import diff as compare
-        from phalanx.checkpoint.inspect import find
-        from phalanx.checkpoint.tier import open_source
+        from phalanx.checkpoint.format.tier import open_source
+        from phalanx.checkpoint.tools.compare import diff as compare
+        from phalanx.checkpoint.tools.inspect import find
 
         left, right = (at(*newest(list(find(path)), path)) for path in (one, other))
         with bar("compare", open_source(left).manifest.total_bytes, json) as report:
@@ -171,10 +171,10 @@ def export(
     with reported(json, folder), torch_imported():
         import torch
 
-        from phalanx.checkpoint.convert import complete_export, export_checkpoint
-        from phalanx.checkpoint.dcp import export_dcp
-        from phalanx.checkpoint.inspect import find
-        from phalanx.checkpoint.loader import stored_tensors
+        from phalanx.checkpoint.read.group_load import stored_tensors
+        from phalanx.checkpoint.tools.convert import complete_export, export_checkpoint
+        from phalanx.checkpoint.tools.dcp import export_dcp
+        from phalanx.checkpoint.tools.inspect import find
 
         path = at(*newest(list(find(checkpoint)), checkpoint))
         prefix = "" if to is Form.dcp else "model."
@@ -204,8 +204,8 @@ def import_(
     """Turn a Hugging Face folder, a DCP folder or a version 1 checkpoint into a checkpoint."""
     notes: list[str] = []
     with reported(json, out), torch_imported():
-        from phalanx.checkpoint.convert import import_checkpoint
-        from phalanx.checkpoint.dcp import DCP_FILE, import_dcp
+        from phalanx.checkpoint.tools.convert import import_checkpoint
+        from phalanx.checkpoint.tools.dcp import DCP_FILE, import_dcp
 
         refuse_missing(folder)
         dcp = (folder / DCP_FILE).is_file()
@@ -233,9 +233,9 @@ def reshard(
 ) -> None:
     """Write a checkpoint anew in more or fewer shards; loading needs none of this."""
     with reported(json, out), torch_imported():
-        from phalanx.checkpoint.convert import reshard as divide
-        from phalanx.checkpoint.inspect import find
-        from phalanx.checkpoint.tier import open_source
+        from phalanx.checkpoint.format.tier import open_source
+        from phalanx.checkpoint.tools.convert import reshard as divide
+        from phalanx.checkpoint.tools.inspect import find
 
         path = at(*newest(list(find(checkpoint)), checkpoint))
         with bar("reshard", open_source(path).manifest.total_bytes, json) as report:
@@ -261,8 +261,8 @@ def prune(
 
     A single checkpoint is no place to remove from.
     """
-    from phalanx.checkpoint.retention import Policy, decide
-    from phalanx.checkpoint.tier import entries, read_scores
+    from phalanx.checkpoint.format.tier import entries, read_scores
+    from phalanx.checkpoint.write.retention import Policy, decide
 
     policy = Policy(last=keep, every=keep_every, best=keep_best, quota_bytes=int(quota_gb * 1e9))
     removed: dict[str, str] = {}
@@ -289,8 +289,8 @@ def pin(
     json: Json = False,
 ) -> None:
     """Keep a checkpoint whatever the rules say, or no longer."""
-    from phalanx.checkpoint.inspect import find
-    from phalanx.checkpoint.tier import PIN_FILE
+    from phalanx.checkpoint.format.tier import PIN_FILE
+    from phalanx.checkpoint.tools.inspect import find
 
     with reported(json):
         tier, name = newest(list(find(checkpoint)), checkpoint)

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from phalanx.checkpoint.tier import Tier
+    from phalanx.checkpoint.format.tier import Tier
 
 
 def prunable(where: str) -> list[Tier]:
     """The folders at a place that hold complete checkpoints."""
     from phalanx.checkpoint import CheckpointError
-    from phalanx.checkpoint.inspect import find
+    from phalanx.checkpoint.tools.inspect import find
 
     found = list(find(where))
     if len(found) == 1 and at(*found[0]).rstrip("/") == where.rstrip("/"):
@@ -27,8 +27,8 @@ def prunable(where: str) -> list[Tier]:
 
 def newest(found: list[tuple[Tier, str]], where: str) -> tuple[Tier, str]:
     """Of what was found the last complete one, of those not known to be bad if there are any."""
-    from phalanx.checkpoint.manifest import MANIFEST_FILE
-    from phalanx.checkpoint.tier import BAD_FILE, step_of
+    from phalanx.checkpoint.format.manifest import MANIFEST_FILE
+    from phalanx.checkpoint.format.tier import BAD_FILE, step_of
 
     complete = [one for one in found if MANIFEST_FILE in one[0].files(one[1])]
     named = [one for one in complete if step_of(one[1]) >= 0] or complete

@@ -16,7 +16,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from phalanx.cli.options import print_json
 
 if TYPE_CHECKING:
-    from phalanx.checkpoint.inspect import Listed
+    from phalanx.checkpoint.tools.inspect import Listed
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)

@@ -41,7 +41,7 @@ def import_hf(
     json: Json = False,
 ) -> None:
     """Turn a Llama, Mixtral, Qwen3 or Qwen3-MoE folder into a checkpoint of its weights."""
-    from phalanx.checkpoint.convert import import_checkpoint
+    from phalanx.checkpoint.tools.convert import import_checkpoint
     from phalanx.config import to_toml
     from phalanx.model.hf import config_from_hf
 
@@ -70,7 +70,7 @@ def export_hf(
     """Turn a checkpoint into a folder that transformers loads: weights and tokenizer."""
     import torch
 
-    from phalanx.checkpoint.convert import complete_export, export_checkpoint
+    from phalanx.checkpoint.tools.convert import complete_export, export_checkpoint
     from phalanx.train.parent import checkpoint_at
 
     checkpoint = checkpoint_at(checkpoint)

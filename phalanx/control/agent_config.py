@@ -12,7 +12,7 @@ from phalanx.control.toml_file import read_struct
 from phalanx.observe.dcgm import EXPORTER
 
 if TYPE_CHECKING:
-    from phalanx.checkpoint.channel import ReplicaOptions
+    from phalanx.checkpoint.keeper.channel import ReplicaOptions
 
 
 class Part(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -64,7 +64,7 @@ class ReplicaChannel(Part, frozen=True):
     def resolved(self) -> ReplicaOptions:
         """As keepers want it; ConfigError where it cannot be had here."""
         # Imported here: an agent that only waits for work starts in half the time without it.
-        from phalanx.checkpoint.channel import (
+        from phalanx.checkpoint.keeper.channel import (
             ReplicaOptions,
             interface_address,
         )

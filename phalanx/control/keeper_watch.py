@@ -12,8 +12,17 @@ from pathlib import Path
 
 import msgspec
 
-from phalanx.checkpoint.deadline import LEAST_SECONDS
-from phalanx.checkpoint.wire import FromKeeper, Noted, Ping, Pong, Save, Saved, ToKeeper, Watch
+from phalanx.checkpoint.keeper.wire import (
+    FromKeeper,
+    Noted,
+    Ping,
+    Pong,
+    Save,
+    Saved,
+    ToKeeper,
+    Watch,
+)
+from phalanx.checkpoint.write.deadline import LEAST_SECONDS
 from phalanx.cluster.commands import Form
 from phalanx.cluster.messages import (
     KeeperChange,

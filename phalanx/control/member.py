@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from phalanx.checkpoint.keepers import node_name
+from phalanx.checkpoint.keeper.start import node_name
 from phalanx.config import ConfigError, Job, job_from_table
 from phalanx.config.toml_text import parse_toml
 from phalanx.control.agent_orders import AgentOrders

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from phalanx.checkpoint.wire import Saved
+from phalanx.checkpoint.keeper.wire import Saved
 from phalanx.cluster.commands import Form
 from phalanx.cluster.messages import (
     LocalFact,

@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from phalanx.checkpoint.wire import Noted, Watch, expect, send
+from phalanx.checkpoint.keeper.wire import Noted, Watch, expect, send
 from phalanx.control.api_types import Done, Readmit
 from phalanx.control.backends.local import LocalCluster, LocalNode, processes_of, worker_pids
 from phalanx.control.client import Client, ClientError

@@ -186,7 +186,7 @@ class WorkerClient:
         """
         if not self.under_phalanx:
             return
-        from phalanx.checkpoint.manifest import KeeperLostError
+        from phalanx.checkpoint.format.manifest import KeeperLostError
 
         try:
             self._snapshot(step, state)

@@ -407,7 +407,7 @@ def play(order: Spawn, serving: socket.socket | None) -> int:
 
             return run_program(order)
         case "keeper":
-            from phalanx.checkpoint.keeper import run_keeper
+            from phalanx.checkpoint.keeper.process import run_keeper
 
             run_keeper(order.socket, order.host, order.lease_seconds)
         case "store" | "program-store":
@@ -469,7 +469,7 @@ def run(path: str) -> None:
 
 def preload() -> None:
     """Import what workers need, so that they share it and start at once."""
-    import phalanx.checkpoint.keeper
+    import phalanx.checkpoint.keeper.process
     import phalanx.control.member
     import phalanx.train.member  # noqa: F401
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from phalanx.checkpoint.manifest import CheckpointError, KeeperLostError
+from phalanx.checkpoint.format.manifest import CheckpointError, KeeperLostError
 from phalanx.config import ConfigError
 from phalanx.data import DataExhausted
 from phalanx.model.hf_config import HfError

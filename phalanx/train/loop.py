@@ -10,8 +10,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from phalanx.checkpoint import Checkpointer, CheckpointError, LostPlaceError
-from phalanx.checkpoint.describe import world_size as current_world_size
-from phalanx.checkpoint.kept import Outcome
+from phalanx.checkpoint.format.describe import world_size as current_world_size
+from phalanx.checkpoint.keeper.client import Outcome
 from phalanx.data import DataExhausted
 from phalanx.train.exits import CHECKPOINT_INTERVAL, ExitCode, ExitInfo, now
 from phalanx.train.interval import SaveSchedule

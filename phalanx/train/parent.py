@@ -6,8 +6,8 @@ import logging
 from pathlib import Path
 
 from phalanx.checkpoint import CheckpointError, latest, list_checkpoints, read_manifest
-from phalanx.checkpoint.folder import read_bad, scan
-from phalanx.checkpoint.tier import (
+from phalanx.checkpoint.format.folder import read_bad, scan
+from phalanx.checkpoint.format.tier import (
     FolderTier,
     ObjectTier,
     Tier,

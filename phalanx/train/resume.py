@@ -11,8 +11,8 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from phalanx.checkpoint import Checkpointer, CheckpointError, Manifest
-from phalanx.checkpoint.describe import current_rank
-from phalanx.checkpoint.tier import step_of
+from phalanx.checkpoint.format.describe import current_rank
+from phalanx.checkpoint.format.tier import step_of
 from phalanx.config import Job
 from phalanx.model.hf import HfError, load_hf
 from phalanx.parallel import Weight

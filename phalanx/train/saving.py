@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from phalanx.checkpoint import Checkpointer
-from phalanx.checkpoint.commit import Archive, Local
-from phalanx.checkpoint.keepers import home_of
-from phalanx.checkpoint.retention import Policy
+from phalanx.checkpoint.keeper.start import home_of
+from phalanx.checkpoint.write.commit import Archive, Local
+from phalanx.checkpoint.write.retention import Policy
 from phalanx.config import Job
 from phalanx.train.parent import archive_root
 from phalanx.train.run_folder import RunFolder

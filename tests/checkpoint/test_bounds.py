@@ -12,11 +12,12 @@ import psutil
 import pytest
 import torch
 
-from phalanx.checkpoint import Checkpointer, commit, direct
-from phalanx.checkpoint.background import OVERLAP_BYTES
-from phalanx.checkpoint.direct import Pace
-from phalanx.checkpoint.snapshot import Snapshot
-from tests.checkpoint.test_keeper import CPU, extra
+from phalanx.checkpoint import Checkpointer
+from phalanx.checkpoint.write import commit, direct
+from phalanx.checkpoint.write.background import OVERLAP_BYTES
+from phalanx.checkpoint.write.direct import Pace
+from phalanx.checkpoint.write.snapshot import Snapshot
+from tests.checkpoint.keeper.test_process import CPU, extra
 from tests.checkpoint.waiting import newest_child
 from tests.ranks import run_ranks
 

@@ -24,16 +24,16 @@ from phalanx.checkpoint import (
     Checkpointer,
     CheckpointError,
     Extra,
-    commit,
     latest,
     list_checkpoints,
     read_manifest,
 )
 from phalanx.checkpoint import checkpointer as checkpointer_module
-from phalanx.checkpoint import folder as folder_module
-from phalanx.checkpoint.folder import read_bad
-from phalanx.checkpoint.manifest import seal, shard_name
-from phalanx.checkpoint.tier import FolderTier
+from phalanx.checkpoint.format import folder as folder_module
+from phalanx.checkpoint.format.folder import read_bad
+from phalanx.checkpoint.format.manifest import seal, shard_name
+from phalanx.checkpoint.format.tier import FolderTier
+from phalanx.checkpoint.write import commit
 from phalanx.data import Cursor
 from tests.ranks import RankError, run_ranks
 

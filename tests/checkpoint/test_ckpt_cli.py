@@ -24,12 +24,12 @@ from phalanx.checkpoint import (
     list_checkpoints,
     read_manifest,
 )
-from phalanx.checkpoint.compare import diff
-from phalanx.checkpoint.convert import reshard
-from phalanx.checkpoint.dcp import import_dcp
-from phalanx.checkpoint.folder import WriterLock
-from phalanx.checkpoint.rewrite import write_whole
-from phalanx.checkpoint.verify import verify
+from phalanx.checkpoint.format.folder import WriterLock
+from phalanx.checkpoint.read.verify import verify
+from phalanx.checkpoint.tools.compare import diff
+from phalanx.checkpoint.tools.convert import reshard
+from phalanx.checkpoint.tools.dcp import import_dcp
+from phalanx.checkpoint.tools.rewrite import write_whole
 from phalanx.cli.ckpt import app
 from phalanx.config import Model, resolve_model
 from phalanx.data import Cursor
@@ -194,12 +194,12 @@ def test_what_may_not_be_read_is_neither_good_nor_bad(
     def refuse(*_: object, **__: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("phalanx.checkpoint.source.FolderSource.open_shard", refuse)
+    monkeypatch.setattr("phalanx.checkpoint.format.source.FolderSource.open_shard", refuse)
     done = call("verify", step(run, 10))
     assert done.exit_code == 15 and "step-00000010: NOT READ" in done.stdout
     assert "Permission denied" in done.stdout and not (step(run, 10) / "bad.json").exists()
     with monkeypatch.context() as patch:
-        patch.setattr("phalanx.checkpoint.inspect.os.scandir", refuse)
+        patch.setattr("phalanx.checkpoint.tools.inspect.os.scandir", refuse)
         done = call("ls", run)
     assert done.exit_code == 15 and "is not allowed: Permission denied" in done.stderr
 
@@ -210,7 +210,7 @@ def test_a_verdict_that_cannot_be_noted_is_still_given(
     def refuse(*_: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("phalanx.checkpoint.tier.FolderTier.write", refuse)
+    monkeypatch.setattr("phalanx.checkpoint.format.tier.FolderTier.write", refuse)
     done = call("verify", step(run, 10))
     assert done.exit_code == 0 and "not remembered: Permission denied" in done.stdout
 
@@ -435,9 +435,9 @@ LARGER_THAN_MEMORY = """
 import resource, sys
 from pathlib import Path
 import msgspec, torch
-from phalanx.checkpoint.convert import export_checkpoint, import_checkpoint
-from phalanx.checkpoint.dcp import export_dcp, import_dcp
-from phalanx.checkpoint.rewrite import write_whole
+from phalanx.checkpoint.tools.convert import export_checkpoint, import_checkpoint
+from phalanx.checkpoint.tools.dcp import export_dcp, import_dcp
+from phalanx.checkpoint.tools.rewrite import write_whole
 from phalanx.checkpoint import Extra
 from phalanx.config import Model, resolve_model
 from phalanx.data import Cursor

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from phalanx.checkpoint import Checkpointer, CheckpointError, Extra, latest
-from phalanx.checkpoint.tier import step_of
+from phalanx.checkpoint.format.tier import step_of
 from phalanx.config import Job
 from phalanx.data import Cursor
 from phalanx.train.diagnose import classify

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from phalanx.checkpoint import Extra
-from phalanx.checkpoint.convert import complete_export, export_checkpoint
-from phalanx.checkpoint.rewrite import write_whole
+from phalanx.checkpoint.tools.convert import complete_export, export_checkpoint
+from phalanx.checkpoint.tools.rewrite import write_whole
 from phalanx.config import Model, resolve_model
 from phalanx.data import Cursor
 from phalanx.data.tokenize import tokenize_files

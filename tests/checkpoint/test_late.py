@@ -12,8 +12,9 @@ import psutil
 import pytest
 import torch
 
-from phalanx.checkpoint import Checkpointer, Extra, deadline
-from phalanx.checkpoint.deadline import LEAST_SECONDS, SLACK, SnapshotDeadline
+from phalanx.checkpoint import Checkpointer, Extra
+from phalanx.checkpoint.write import deadline
+from phalanx.checkpoint.write.deadline import LEAST_SECONDS, SLACK, SnapshotDeadline
 from phalanx.data import Cursor
 from tests.checkpoint.waiting import eventually, newest_child
 

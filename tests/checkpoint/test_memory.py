@@ -17,10 +17,10 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
-from phalanx.checkpoint import Checkpointer, CheckpointError, Extra, channel
-from phalanx.checkpoint.keepers import buddies, find_keepers, home_of, node_name
-from phalanx.checkpoint.recover import Place, condemn_held, connect, offers
-from phalanx.checkpoint.wire import (
+from phalanx.checkpoint import Checkpointer, CheckpointError, Extra
+from phalanx.checkpoint.keeper import channel
+from phalanx.checkpoint.keeper.start import buddies, find_keepers, home_of, node_name
+from phalanx.checkpoint.keeper.wire import (
     Ask,
     Data,
     Detail,
@@ -34,6 +34,7 @@ from phalanx.checkpoint.wire import (
     receive_into,
     send,
 )
+from phalanx.checkpoint.read.memory import Place, condemn_held, connect, offers
 from phalanx.config import Job
 from phalanx.data import Cursor
 from phalanx.train.resume import load_from_memory

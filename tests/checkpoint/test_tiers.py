@@ -14,10 +14,10 @@ import pytest
 import torch
 
 from phalanx.checkpoint import BadCheckpointError, Checkpointer, CheckpointError, Extra
-from phalanx.checkpoint.commit import Archive, Local
-from phalanx.checkpoint.keepers import home_of
-from phalanx.checkpoint.retention import Entry, Policy, decide
-from phalanx.checkpoint.tier import FolderTier, ObjectTier, open_tier, retain
+from phalanx.checkpoint.format.tier import FolderTier, ObjectTier, open_tier, retain
+from phalanx.checkpoint.keeper.start import home_of
+from phalanx.checkpoint.write.commit import Archive, Local
+from phalanx.checkpoint.write.retention import Entry, Policy, decide
 from phalanx.data import Cursor
 from phalanx.parallel import build_mesh
 from phalanx.train.trainer import Trainer
@@ -249,7 +249,7 @@ def test_a_bad_copy_is_found_marked_and_given_up(tmp_path: Path, archive: Archiv
 def test_a_corrupt_original_is_not_copied(
     tmp_path: Path, archive: Archive, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from phalanx.checkpoint import archive as archiving
+    from phalanx.checkpoint.write import archive as archiving
 
     checkpointer = Checkpointer(tmp_path / "first", archive=archive)
     opened = archiving.Copy.__init__

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from phalanx.checkpoint.wire import Ping, Pong, ToKeeper
+from phalanx.checkpoint.keeper.wire import Ping, Pong, ToKeeper
 from phalanx.cluster.messages import KeeperChange, LocalFact
 from phalanx.control import keeper_watch
 from phalanx.control.agent_config import AgentConfig
@@ -91,7 +91,7 @@ def test_nothing_is_told_of_a_keeper_that_answers(tmp_path: Path) -> None:
 
 def test_a_keeper_that_no_zygote_knows_is_ended(tmp_path: Path) -> None:
     here = Here(1, tmp_path, tmp_path / "sockets")
-    command = [sys.executable, "-m", "phalanx.checkpoint.keeper", "--socket"]
+    command = [sys.executable, "-m", "phalanx.checkpoint.keeper.process", "--socket"]
     process = subprocess.Popen([*command, str(here.keeper_socket)])
     assert eventually(lambda: is_listened_to(here.keeper_socket))
     zygote = ZygoteClient(tmp_path / "zygote", tmp_path / "log", lambda end: None)

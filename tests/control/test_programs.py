@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import phalanx
-from phalanx.checkpoint.deadline import LEAST_SECONDS
+from phalanx.checkpoint.write.deadline import LEAST_SECONDS
 from phalanx.control.backends.local import keeper_pid, program_store_pid, worker_pids
 from phalanx.control.hands import Here
 from phalanx.control.programs import Programs

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.checkpoint.deadline import LEAST_SECONDS
+from phalanx.checkpoint.write.deadline import LEAST_SECONDS
 from tests.faults.trial import STEPS, Process, Trial, staged
 
 BUSY_SECONDS = 8.0  # that a busy machine may add

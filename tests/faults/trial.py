@@ -19,7 +19,7 @@ from typing import Any
 
 import psutil
 
-from phalanx.checkpoint.manifest import MANIFEST_FILE
+from phalanx.checkpoint.format.manifest import MANIFEST_FILE
 from phalanx.control.backends.local import (
     LocalNode,
     keeper_pid,

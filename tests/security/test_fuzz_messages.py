@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 
-from phalanx.checkpoint import wire as keeper_wire
+from phalanx.checkpoint.keeper import wire as keeper_wire
 from phalanx.cluster.agent import Agent
 from phalanx.cluster.commands import Command
 from phalanx.cluster.messages import LocalFact

@@ -20,13 +20,13 @@ from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.state_dict_saver import save as save_dcp
 
 from phalanx.checkpoint import Checkpointer, Extra
-from phalanx.checkpoint.dcp import DCP_FILE, import_dcp
-from phalanx.checkpoint.manifest import (
+from phalanx.checkpoint.format.manifest import (
     MANIFEST_FILE,
     BadCheckpointError,
     encode,
     read_manifest,
 )
+from phalanx.checkpoint.tools.dcp import DCP_FILE, import_dcp
 from phalanx.data import Cursor
 from phalanx.data.archives import tar_pieces
 from phalanx.model.hf import INDEX_FILE, HfError, load_hf

@@ -28,7 +28,7 @@ LOADS = {"torch", "np", "numpy", "yaml"}  # modules whose `load` makes any objec
 
 RANKS = "ranks of one gang, which run one another's gradients anyway"
 ALLOWED = {
-    "checkpoint/dcp_metadata.py": {
+    "checkpoint/tools/dcp_metadata.py": {
         "pickle": "an unpickler that knows only inert records in place of torch's own names"
     },
     "checkpoint/ranks.py": {"all_gather_object": RANKS},

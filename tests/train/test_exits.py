@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from phalanx.checkpoint import CheckpointError
-from phalanx.checkpoint.manifest import KeeperLostError
+from phalanx.checkpoint.format.manifest import KeeperLostError
 from phalanx.checkpoint.ranks import merged
 from phalanx.config import ConfigError
 from phalanx.data import DataError, DataExhausted

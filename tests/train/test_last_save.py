@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from phalanx.checkpoint import Checkpointer, latest
-from phalanx.checkpoint.kept import Outcome
+from phalanx.checkpoint.keeper.client import Outcome
 from phalanx.config import Job
 from phalanx.parallel import build_mesh
 from phalanx.train import loop, run_folder

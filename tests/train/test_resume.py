@@ -12,8 +12,8 @@ import torch
 from torch.distributed.checkpoint.state_dict_saver import save as save_dcp
 
 from phalanx.checkpoint import Checkpointer, CheckpointError, Extra, latest, stored_tensors
-from phalanx.checkpoint.convert import import_checkpoint
-from phalanx.checkpoint.dcp import export_dcp, import_dcp
+from phalanx.checkpoint.tools.convert import import_checkpoint
+from phalanx.checkpoint.tools.dcp import export_dcp, import_dcp
 from phalanx.config import ConfigError, Job
 from phalanx.data import Cursor
 from phalanx.model.hf import HfError, export_hf

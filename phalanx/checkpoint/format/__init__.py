@@ -1,0 +1,1 @@
+"""What a checkpoint is on disk: manifest, shards, and who writes which part."""

@@ -1,0 +1,1 @@
+"""The process that holds snapshots in memory: itself, its peers, and how ranks reach it."""

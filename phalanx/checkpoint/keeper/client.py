@@ -1,0 +1,306 @@
+"""The worker's side of the keeper: shared memory, hand-over, and what became of each save."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import socket
+import time
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+
+import msgspec
+import torch
+from torch import Tensor
+
+from phalanx.checkpoint.keeper.wire import (
+    Acknowledged,
+    Archived,
+    Bye,
+    Committed,
+    Durable,
+    Failed,
+    Filled,
+    Flush,
+    FromKeeper,
+    Hello,
+    KeeperStream,
+    Pair,
+    Refused,
+    Replicated,
+    Superseded,
+    Trouble,
+    Welcome,
+    send,
+)
+from phalanx.checkpoint.write.commit import Order
+from phalanx.checkpoint.write.deadline import SnapshotDeadline
+from phalanx.checkpoint.write.direct import aligned
+
+POPULATE_WRITE = 23  # madvise: have the kernel make the pages now, not at the first save
+POPULATE_BYTES = 256 << 20  # by one thread at a time
+POPULATE_THREADS = 8
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of a save."""
+
+    step: int
+    path: str
+    problem: str = ""  # empty: the checkpoint is complete
+    fix: str = ""
+    errno: int = 0  # of the operating system, where that refused
+
+
+class NoKeeperError(Exception):
+    """The keeper has no memory for this worker."""
+
+
+class Kept:
+    """A worker's connection to its keeper."""
+
+    def __init__(
+        self,
+        address: str,
+        rank: int,
+        slot_bytes: int,
+        slots: int,
+        cuda: bool,
+        lock: int = -1,
+        step: int = -1,
+    ) -> None:
+        self._connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._connection.connect(address)
+        self._stream = KeeperStream(self._connection)
+        send(self._connection, Hello(rank, slot_bytes, slots, step), *([lock] if lock >= 0 else []))
+        answer, files = self._stream.welcome()
+        if not isinstance(answer, Welcome) or not files:
+            self._connection.close()
+            if isinstance(answer, Refused):
+                raise NoKeeperError(answer.problem)
+            raise ConnectionError("the keeper ended")
+        size = slots * aligned(slot_bytes)
+        self._map = mmap.mmap(files[0], size)
+        os.close(files[0])
+        whole = torch.frombuffer(self._map, dtype=torch.uint8)
+        self._slots = list(whole.split(aligned(slot_bytes)))
+        _make_resident(whole)
+        # CUDA remembers the addresses of pinned memory: what is mapped there next would be taken
+        # for it.
+        self._unpin = weakref.finalize(self, _unpin, _pin(whole) if cuda else 0)
+        self._unpin.atexit = False
+        self.port = answer.port
+        self.token = b"" if answer.shared else answer.token  # as the other ranks are told
+        # First in, first out: with two slots the newest sealed snapshot is never the one filled.
+        self._free = answer.slots
+        self._newest: list[int] = []  # slots of the two last prompt snapshots
+        self._unacknowledged: dict[int, float] = {}  # their steps, and when they were handed over
+        self._deadline = SnapshotDeadline(slot_bytes)
+        self._left_out = False  # the newest step has no snapshot: its keeper did not answer
+        self._outcomes: list[Outcome] = []
+        self._handed: dict[int, str] = {}  # steps to be written without an outcome, and where
+        self.archiving: list[int] = []  # steps that are copied to the second tier
+        self.troubles: list[str] = []  # to be told; no checkpoint is lost by them
+        self.flush_seconds = 0.0  # of the last snapshot that was given back
+        self.replicated_step = -1  # the newest that another node holds too
+
+    @property
+    def waiting(self) -> bool:
+        """Whether something handed over is neither complete nor failed."""
+        return bool(self._handed)
+
+    def pair(self, host: str, port: int, token: bytes) -> None:
+        """Have the keeper send a replica of every snapshot to another one."""
+        send(self._connection, Pair(host, port, token))
+
+    def slot(self) -> tuple[int, Tensor]:
+        """Memory for a snapshot; waits where all of it is still being written."""
+        while not self._free:
+            self._take(self._stream.read(None))
+        return self._free[0], self._slots[self._free[0]]
+
+    def prompt_slot(self, *, for_disk: bool, patient: bool) -> tuple[int, Tensor] | None:
+        """Memory for a snapshot that does not cost either of the two newest.
+
+        Other ranks may be one step behind or have lost their newest, so both may be needed. None
+        where everything else is still being written to disk (unless this one is ``for_disk``
+        too), or (unless ``patient``) where the last snapshot is late.
+        """
+        while True:
+            if not self.wait_acknowledged(patient=patient):
+                self._left_out = True
+                return None
+            usable = [slot for slot in self._free if slot not in self._newest]
+            if usable:
+                return usable[0], self._slots[usable[0]]
+            if not for_disk:
+                return None
+            self._take(self._stream.read(None))
+
+    def wait_acknowledged(self, *, patient: bool = True) -> bool:
+        """Until every prompt snapshot is sealed, here and at the buddy.
+
+        False, unless ``patient``, where that takes longer than the snapshot deadline.
+        """
+        while self._unacknowledged:
+            left = None if patient else max(0.0, self._seconds_left())
+            messages = self._stream.read(left)
+            if not messages and left is not None and self._seconds_left() <= 0:
+                return False
+            self._take(messages)
+        return True
+
+    def catch_up(self) -> None:
+        """After a step without a snapshot the next one is waited for, as long as its deadline.
+
+        Others may be two steps further than the last one that this rank has made safe, and hold
+        three: they must not get further before another one is.
+        """
+        self._left_out = not self.wait_acknowledged(patient=False)
+
+    @property
+    def behind(self) -> bool:
+        """Whether a step was left out and none has been made safe since."""
+        return self._left_out
+
+    @property
+    def late(self) -> bool:
+        """Whether the keeper, or its buddy's, has not answered within the snapshot deadline."""
+        return bool(self._unacknowledged) and self._seconds_left() <= 0
+
+    @property
+    def deadline_seconds(self) -> float:
+        """What a snapshot may take until training goes on without it."""
+        return self._deadline.seconds
+
+    def _seconds_left(self) -> float:
+        since = min(self._unacknowledged.values())
+        return since + self._deadline.seconds - time.monotonic()
+
+    def hand_over(self, slot: int, order: Order) -> None:
+        """The slot is about to be filled: from now on the keeper sees to it."""
+        send(self._connection, Flush(slot, order))
+        self._free.remove(slot)
+        if order.write:
+            self._handed[order.draft.step] = order.path
+        if order.prompt:
+            self._newest = [*self._newest[-1:], slot]
+            self._unacknowledged[order.draft.step] = time.monotonic()
+        if order.archive is not None:
+            self.archiving.append(order.draft.step)
+
+    def filled(self, slot: int, count: int) -> None:
+        """So many bytes of a slot are there."""
+        send(self._connection, Filled(slot, count))
+
+    def outcomes(self, timeout_seconds: float | None = 0.0) -> list[Outcome]:
+        """What became known since the last call."""
+        if self._handed or self.archiving or len(self._free) < len(self._slots):
+            self._take(self._stream.read(timeout_seconds))
+        found, self._outcomes = self._outcomes, []
+        return found
+
+    def give_up(self, order: Order, problem: str) -> None:
+        """What was to be handed over is not."""
+        if order.write:
+            self._resolve(Outcome(step=order.draft.step, path=order.path, problem=problem))
+
+    def forget(self, step: int) -> None:
+        """Whatever becomes of this step is told by somebody else."""
+        self._handed.pop(step, None)
+
+    def lost(self, problem: str) -> list[Outcome]:
+        """The keeper is gone: what it told before, and what it had not finished."""
+        for step, path in list(self._handed.items()):
+            self._resolve(Outcome(step=step, path=path, problem=problem))
+        found, self._outcomes = self._outcomes, []
+        return found
+
+    def wait_durable(self) -> None:
+        """Until every shard that was handed over is on disk or has failed."""
+        while len(self._free) < len(self._slots):
+            self._take(self._stream.read(None))
+
+    def close(self) -> None:
+        """Leave; the keeper finishes what it was given."""
+        try:
+            send(self._connection, Bye())
+        except OSError:  # it is gone already
+            pass
+        finally:
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Leave as a worker that was killed does: the keeper holds on to what it has."""
+        self._connection.close()
+        self._unpin()
+
+    def _take(self, messages: list[FromKeeper]) -> None:
+        for message in messages:
+            match message:
+                case Durable():
+                    self._free.append(message.slot)
+                    self.flush_seconds = message.seconds
+                case Committed():
+                    self._resolve(Outcome(step=message.step, path=message.path))
+                case Superseded():
+                    self._handed.pop(message.step, None)
+                case Failed():
+                    self._unacknowledged.pop(message.step, None)
+                    if message.slot >= 0:
+                        self._free.append(message.slot)
+                        self.archiving = [s for s in self.archiving if s != message.step]
+                    failed = Outcome(
+                        step=message.step,
+                        path=message.path,
+                        problem=message.problem,
+                        fix=message.fix,
+                        errno=message.errno,
+                    )
+                    self._resolve(failed)
+                case Acknowledged():
+                    since = self._unacknowledged.pop(message.step)
+                    self._deadline.acknowledged(time.monotonic() - since)
+                case Trouble():
+                    self.troubles.append(f"step {message.step}: {message.problem}")
+                case Archived():
+                    self.archiving.remove(message.step)
+                case Replicated():
+                    self.replicated_step = message.step
+
+    def _resolve(self, outcome: Outcome) -> None:
+        self._handed.pop(outcome.step, None)
+        self._outcomes.append(outcome)
+
+
+def _make_resident(whole: Tensor) -> None:
+    """Make every page now, so that the first save is as fast as the next ones.
+
+    By several threads: one clears pages at less than 2 GB/s.
+    """
+    advise = ctypes.CDLL(None, use_errno=True).madvise  # ctypes lets go of the interpreter
+    advise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+
+    def populate(first: int) -> bool:
+        size = min(POPULATE_BYTES, whole.numel() - first)
+        return int(advise(whole.data_ptr() + first, size, POPULATE_WRITE)) == 0
+
+    threads = min(POPULATE_THREADS, len(os.sched_getaffinity(0)))
+    with ThreadPoolExecutor(threads) as pool:
+        done = all(pool.map(populate, range(0, whole.numel(), POPULATE_BYTES)))
+    if not done:  # an older kernel: touch each page, but keep what is there
+        whole[:: mmap.PAGESIZE] += 0
+
+
+def _pin(whole: Tensor) -> int:
+    """Pin shared memory for copies from the device; returns its address."""
+    code = torch.cuda.cudart().cudaHostRegister(whole.data_ptr(), whole.numel(), 0)
+    if int(code) != 0:
+        raise NoKeeperError(f"the shared memory cannot be pinned: CUDA error {int(code)}")
+    return whole.data_ptr()
+
+
+def _unpin(address: int) -> None:
+    if address:
+        torch.cuda.cudart().cudaHostUnregister(address)

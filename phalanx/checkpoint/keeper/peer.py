@@ -1,0 +1,168 @@
+"""What a keeper does for other keepers and for those who restore: offers, bytes, replicas."""
+
+from __future__ import annotations
+
+import os
+import threading
+from contextlib import closing, suppress
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from phalanx.checkpoint.keeper.channel import Stream
+from phalanx.checkpoint.keeper.shelf import Held
+from phalanx.checkpoint.keeper.wire import (
+    Ask,
+    Condemn,
+    Data,
+    Detail,
+    Details,
+    Fetch,
+    FromKeeper,
+    Inventory,
+    Judged,
+    Ping,
+    Pong,
+    Put,
+    Refused,
+    Taken,
+    receive_by_peer,
+    receive_into,
+    send,
+    send_together,
+)
+from phalanx.checkpoint.write.direct import CHUNK_BYTES, chunk_sums
+from phalanx.checkpoint.write.node_disk import Found, Record, find_record
+
+if TYPE_CHECKING:
+    from phalanx.checkpoint.keeper.process import Keeper
+
+RECEIVE_BYTES = 4 * CHUNK_BYTES
+
+
+class Peer:
+    """A connection that may ask for snapshots and bring replicas."""
+
+    def __init__(self, keeper: Keeper, connection: Stream) -> None:
+        self.keeper, self.connection = keeper, connection
+        self.shelf = keeper.shelf
+        self._telling = threading.Lock()
+
+    def serve(self) -> None:
+        """Answer until the other side is gone."""
+        with closing(self.connection):
+            while self.answer(receive_by_peer(self.connection)):
+                pass
+
+    def tell(self, message: FromKeeper, *files: int) -> None:
+        """Send; whoever is gone need not know."""
+        with self._telling, suppress(OSError):
+            send(self.connection, message, *files)
+
+    def tell_all(self, *messages: FromKeeper) -> None:
+        """Send several at once."""
+        with self._telling, suppress(OSError):
+            send_together(self.connection, *messages)
+
+    def answer(self, message: object) -> bool:
+        """Serve one request; False for what is none."""
+        match message:
+            case Ask():
+                self.tell(self._inventory())
+            case Ping():
+                self.tell(Pong())
+            case Condemn():
+                bad = self.shelf.condemn(message.rank, message.session, message.step)
+                self.tell(Judged(bad))
+            case Detail():
+                self._send_detail(message)
+            case Fetch() if message.on_disk:
+                self._send_from_disk(message)
+            case Fetch():
+                self._send_bytes(message)
+            case Put():
+                self._take_replica(message)
+            case _:
+                return False
+        return True
+
+    def _inventory(self) -> Inventory:
+        keeper = self.keeper
+        return Inventory(
+            [held.header() for held in self.shelf.sealed()],
+            keeper.port,
+            keeper.token,
+            keeper.live(),
+            [held.header() for held in self.shelf.condemned()],
+            keeper.shared,
+        )
+
+    def _send_detail(self, wanted: Detail) -> None:
+        held: Held | Record | None
+        if wanted.on_disk:
+            found = self._find_on_disk(wanted)
+            held = None if found is None else found.record
+        else:
+            held = self.shelf.find(wanted.rank, wanted.session, wanted.step)
+        if held is None or held.sidecar is None:
+            self.tell(Refused("no such snapshot"))
+        else:
+            self.tell(Details(held.order, held.sidecar))
+
+    def _find_on_disk(self, wanted: Detail | Fetch) -> Found | None:
+        root = self.keeper.local_root
+        if root is None:
+            return None
+        return find_record(root, wanted.rank, wanted.session, wanted.step)
+
+    def _send_from_disk(self, wanted: Fetch) -> None:
+        """The receiver proves what it gets, as it does for memory."""
+        found = self._find_on_disk(wanted)
+        try:
+            if found is None or wanted.offset < 0:
+                raise FileNotFoundError(2, "no such shard")
+            with found.shard.open("rb") as file:
+                content = os.pread(file.fileno(), wanted.length, wanted.offset)
+            if len(content) < wanted.length:
+                raise OSError(5, "the shard is not so long")
+        except OSError as error:
+            self.tell(Refused(str(error)))
+            return
+        with self._telling, suppress(OSError):
+            send(self.connection, Data(wanted.length))
+            self.connection.sendall(content)
+
+    def _send_bytes(self, wanted: Fetch) -> None:
+        held = self.shelf.find(wanted.rank, wanted.session, wanted.step)
+        end = wanted.offset + wanted.length
+        if held is None or wanted.offset < 0 or end > len(held.memory):
+            self.tell(Refused("no such snapshot, or not so long"))
+            return
+        with self._telling, suppress(OSError):
+            send(self.connection, Data(wanted.length))
+            self.connection.sendall(held.memory[wanted.offset : end])
+
+    def _take_replica(self, put: Put) -> None:
+        """Bytes are proved as they come; a replica that is not what was sealed is refused."""
+        size, good = put.sidecar.shard_bytes, put.sidecar.chunk_sums
+        try:
+            held = self.shelf.receive(put.order)
+        except MemoryError as error:
+            self.tell(Refused(str(error)))
+            self.connection.close()
+            return
+        wrong = 0
+        for start in range(0, size, RECEIVE_BYTES):
+            part = held.memory[start : min(start + RECEIVE_BYTES, size)]
+            if not receive_into(self.connection, part):
+                return
+            first = start // CHUNK_BYTES
+            found = np.array(chunk_sums(part), "<u4")
+            wrong += int((found != good[first : first + len(found)]).sum())
+        if wrong:
+            self.tell(Refused(f"{wrong} chunks arrived corrupt"))
+            return
+        held.fill(size)
+        held.seal(put.sidecar.sums)
+        self.tell(Taken())
+        self.keeper.note(held)

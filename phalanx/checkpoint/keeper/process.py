@@ -1,0 +1,303 @@
+"""The keeper: one process a node that owns the memory of snapshots and writes them to disk.
+
+It outlives the workers: what they handed over is written and committed even if they are killed
+a moment later, and the newest whole snapshots stay in memory for the next workers, or for those
+of another node. Workers that end as planned end it too; otherwise it waits for a lease.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import secrets
+import signal
+import socket
+import threading
+import time
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+
+from phalanx.checkpoint.format.folder import scan
+from phalanx.checkpoint.format.manifest import MANIFEST_FILE, CheckpointError
+from phalanx.checkpoint.keeper.channel import (
+    REPLICA_KEY,
+    ReplicaOptions,
+    Throttle,
+    accept,
+)
+from phalanx.checkpoint.keeper.notices import Notices
+from phalanx.checkpoint.keeper.peer import Peer
+from phalanx.checkpoint.keeper.serving import Worker, failed
+from phalanx.checkpoint.keeper.shelf import Held, Shelf
+from phalanx.checkpoint.keeper.wire import Committed, Failed, Noted, Superseded
+from phalanx.checkpoint.write.commit import Order, try_commit, withdraw
+from phalanx.checkpoint.write.quota import QUOTA_FIX, refusal_of
+
+POLL_SECONDS = 0.1  # for the manifest, while other ranks still write
+LISTING_SECONDS = 5.0  # a listing of all sidecars is dearer than a look at one name
+NICE = 19  # a fiftieth of a core where training leaves none idle
+
+log = logging.getLogger(__name__)
+
+
+class Keeper:
+    """Serves the workers of one node, and the keepers that exchange replicas with it."""
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        lease_seconds: float,
+        tcp: socket.socket,
+        options: ReplicaOptions,
+        key: bytes = b"",
+    ) -> None:
+        self.shelf = Shelf()
+        self.options = options
+        self.throttle = Throttle(options.bytes_per_second)
+        self.token = key or secrets.token_bytes(32)
+        self.shared = bool(key)  # all keepers of the job know it: nobody needs to be told
+        self.local_root: Path | None = None  # on this node's disk, once somebody asks for it
+        self.port = int(tcp.getsockname()[1])
+        self._listener, self._tcp = listener, tcp
+        self._lease_seconds = lease_seconds
+        self._lock = threading.Lock()
+        self._connections = 0
+        self._workers = 0  # that have memory here, or had it and left work behind
+        self._attached: list[Worker] = []  # those with memory here whose connection is open
+        self._busy = 0  # flushes handed over and not finished
+        self._pending: list[tuple[Worker, Order]] = []
+        self._watchers: dict[Worker, Notices] = {}
+        self._wanted = True  # somebody may come: the first worker, or one after a crash
+        self._folder_lock = -1  # descriptor
+        self._idle_since = time.monotonic()
+
+    def serve(self) -> None:
+        """Until the workers have ended as planned and their work is done, or for the lease."""
+        for work in (self._watch_commits, self._accept_peers):
+            threading.Thread(target=work, daemon=True).start()
+        self._listener.settimeout(POLL_SECONDS)
+        while not self._done():
+            with suppress(TimeoutError):
+                connection, _ = self._listener.accept()
+                connection.settimeout(None)
+                Worker(self, connection).start()
+
+    def _done(self) -> bool:
+        with self._lock:
+            if self._connections or self._busy:
+                self._idle_since = time.monotonic()
+                return False
+            self._unlock_folder()
+            waited = time.monotonic() - self._idle_since
+            return not (self._wanted or self._pending) or waited > self._lease_seconds
+
+    def hold(self, lock: int) -> None:
+        """Keep the folder locked while there is work for it."""
+        with self._lock:
+            self._unlock_folder()
+            self._folder_lock = lock
+
+    def _unlock_folder(self) -> None:
+        if self._folder_lock >= 0:
+            os.close(self._folder_lock)
+            self._folder_lock = -1
+
+    def connected(self) -> None:
+        """Somebody of this node is there."""
+        with self._lock:
+            self._connections += 1
+
+    def joined(self, worker: Worker) -> None:
+        """A worker has memory here."""
+        with self._lock:
+            self._workers += 1
+            self._attached.append(worker)
+
+    def gone(self, worker: Worker) -> None:
+        """A worker is gone, whatever of its snapshots is still to be written."""
+        with self._lock:
+            if worker in self._attached:
+                self._attached.remove(worker)
+
+    def live(self) -> bool:
+        """Whether a job is at work: what is here is its own, and nobody else's to continue."""
+        with self._lock:
+            attached = list(self._attached)
+        return any(worker.is_there() for worker in attached)
+
+    def left(self, as_planned: bool) -> None:
+        """A worker is gone and its queue is empty; snapshots are kept if it was not planned."""
+        with self._lock:
+            self._workers -= 1
+            self._wanted = not as_planned or (self._wanted and self._workers > 0)
+
+    def disconnected(self) -> None:
+        """Somebody of this node is gone."""
+        with self._lock:
+            self._connections -= 1
+
+    def release(self) -> None:
+        """Whoever restored from here needs it no more; not said of a job that is at work."""
+        live = self.live()
+        with self._lock:
+            self._wanted = self._wanted and live
+
+    def watched(self, watcher: Worker) -> None:
+        """Somebody wants to know what is safe: now, and from now on."""
+        notices = Notices(watcher.tell, watcher.takes_more)
+        with self._lock:
+            self._watchers[watcher] = notices
+        for held in self.shelf.sealed():
+            if held.replica or held.safe:
+                notices.put(noted(held))
+
+    def unwatched(self, watcher: Worker) -> None:
+        """A watcher is gone."""
+        with self._lock:
+            notices = self._watchers.pop(watcher, None)
+        if notices is not None:
+            notices.close()
+
+    def note(self, held: Held) -> None:
+        """A snapshot is safe."""
+        held.safe = True
+        with self._lock:
+            watchers = list(self._watchers.values())
+        for notices in watchers:
+            notices.put(noted(held))
+
+    def took(self, *, prompt: bool = False) -> None:
+        """A flush or a copy was begun."""
+        if not prompt:
+            yield_to_training()
+        with self._lock:
+            self._busy += 1
+
+    def rested(self) -> None:
+        """A copy to the second tier is over."""
+        with self._lock:
+            self._busy -= 1
+
+    def finished(self, worker: Worker, order: Order, waits_for_others: bool) -> None:
+        """A flush is over; where others still write, its commit is watched for."""
+        with self._lock:
+            self._busy -= 1
+            if waits_for_others:
+                self._pending.append((worker, order))
+
+    def _accept_peers(self) -> None:
+        while True:
+            connection, address = self._tcp.accept()
+
+            def serve(connection: socket.socket = connection, host: str = address[0]) -> None:
+                try:
+                    stream = accept(connection, self.token, encrypt=self.options.encrypt)
+                    Peer(self, stream).serve()
+                except (OSError, ValueError, RecursionError, MemoryError) as error:
+                    log.warning("%s is turned away: %s", host, error)
+                finally:
+                    connection.close()
+
+            threading.Thread(target=serve, daemon=True).start()
+
+    def _watch_commits(self) -> None:
+        listed = time.monotonic()
+        while True:
+            time.sleep(POLL_SECONDS)
+            with self._lock:
+                pending = list(self._pending)
+            list_now = time.monotonic() - listed > LISTING_SECONDS
+            listed = time.monotonic() if list_now else listed
+            for worker, order in pending:
+                if self._resolve(worker, order, list_now):
+                    with self._lock:
+                        self._pending.remove((worker, order))
+
+    def _resolve(self, worker: Worker, order: Order, list_now: bool) -> bool:
+        """Tell the worker if its checkpoint became complete, or never will."""
+        path, step = Path(order.path), order.draft.step
+        try:
+            if not path.exists():
+                newer = any(f.step > step and f.complete for f in scan(path.parent))
+                gone = Failed(-1, step, order.path, "its folder is gone")
+                worker.tell(Superseded(step) if newer else gone)
+                return True
+            if problem := refusal_of(order):
+                withdraw(order)
+                worker.tell(Failed(-1, step, order.path, problem, QUOTA_FIX))
+                return True
+            if list_now or (path / MANIFEST_FILE).exists():
+                return try_commit(order, lambda: worker.tell(Committed(step, order.path)))
+        except (OSError, CheckpointError) as error:
+            worker.tell(failed(-1, order, error))
+            return True
+        return False
+
+
+def noted(held: Held) -> Noted:
+    """What watchers are told about a snapshot."""
+    draft, rank = held.order.draft, held.order.sidecar.rank
+    return Noted(rank, draft.generation, draft.step, held.replica)
+
+
+def listen(address: str) -> socket.socket:
+    """A Unix socket whose folder nobody else may enter."""
+    path = Path(address)
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(address)
+    listener.listen(128)
+    return listener
+
+
+def main() -> None:
+    """Entry point of the process that a worker or an agent starts."""
+    parser = argparse.ArgumentParser(prog="phalanx.checkpoint.keeper.process")
+    parser.add_argument("--socket", required=True, help="Unix socket that workers connect to")
+    parser.add_argument("--listener", type=int, default=-1, help="descriptor of that socket")
+    parser.add_argument("--host", default="", help="address for other keepers (default: all)")
+    parser.add_argument("--lease", type=float, default=300.0, help="seconds without a worker")
+    options = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    given = options.listener
+    listener = None if given < 0 else socket.socket(fileno=given)
+    run_keeper(options.socket, options.host, options.lease, listener)
+
+
+@cache
+def yield_to_training() -> None:
+    """From now on take the processors only as far as workers leave them: they have steps to make.
+
+    Not where each step waits for a snapshot of the one before.
+    """
+    for thread in Path("/proc/self/task").iterdir():  # a nice value is a thread's, and its heirs'
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, int(thread.name), NICE)
+    with suppress(OSError):  # a session of its own may be weighed as one, whatever its nice value
+        Path("/proc/self/autogroup").write_text(str(NICE))
+
+
+def run_keeper(
+    address: str, host: str, lease_seconds: float, listener: socket.socket | None = None
+) -> None:
+    """Be a keeper, from the first worker to the last."""
+    # A scheduler that ends the job signals everybody; what was handed over is written first.
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    listener = listener or listen(address)
+    options = ReplicaOptions.from_environment()
+    tcp = socket.create_server((options.address or host, 0))
+    key = bytes.fromhex(os.environ.pop(REPLICA_KEY, ""))
+    try:
+        Keeper(listener, lease_seconds, tcp, options, key).serve()
+    finally:
+        Path(address).unlink(missing_ok=True)
+        with suppress(OSError):  # others may have sockets there
+            Path(address).parent.rmdir()
+
+
+if __name__ == "__main__":
+    main()

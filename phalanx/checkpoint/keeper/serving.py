@@ -1,0 +1,379 @@
+"""What a keeper does for a worker of its node: memory, writing, replicas, copies."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import select
+import socket
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from phalanx.checkpoint.format.folder import checkpoint_path
+from phalanx.checkpoint.format.manifest import CheckpointError
+from phalanx.checkpoint.keeper.channel import Stream, connect
+from phalanx.checkpoint.keeper.peer import Peer
+from phalanx.checkpoint.keeper.shelf import Held, Region, Shelf, WorkerGoneError, sums_of
+from phalanx.checkpoint.keeper.wire import (
+    Acknowledged,
+    Archived,
+    Bye,
+    Committed,
+    Durable,
+    Failed,
+    Filled,
+    Flush,
+    Hello,
+    Pair,
+    Put,
+    Refused,
+    Release,
+    Replicated,
+    Save,
+    Saved,
+    Shelve,
+    Taken,
+    Trouble,
+    Watch,
+    Welcome,
+    expect,
+    receive_by_keeper,
+    send,
+)
+from phalanx.checkpoint.write.archive import Archiver, Copy
+from phalanx.checkpoint.write.commit import (
+    Order,
+    publish_sidecar,
+    try_commit,
+    withdraw,
+    write_bytes,
+)
+from phalanx.checkpoint.write.node_disk import write_local
+
+if TYPE_CHECKING:
+    from phalanx.checkpoint.keeper.process import Keeper
+
+PEER_SECONDS = 30.0  # that another keeper may be silent while it takes a replica
+
+log = logging.getLogger(__name__)
+
+
+class Worker(Peer):
+    """A worker of this node: a thread listens to it, another writes what it hands over."""
+
+    def __init__(self, keeper: Keeper, connection: socket.socket) -> None:
+        super().__init__(keeper, connection)
+        self._local = connection
+        self._work: queue.Queue[tuple[int, Held] | None] = queue.Queue()
+        self._later: queue.Queue[tuple[int, Held] | None] = queue.Queue()  # sealed, to be written
+        self._region: Region | None = None
+        self._filling: dict[int, Held] = {}
+        self._buddy: Pair | None = None
+        self._to_buddy: Stream | None = None  # kept open: a snapshot may come with every step
+        self._as_planned = False
+        self._archiver = Archiver(self._complain, self._archived)
+
+    def is_there(self) -> bool:
+        """Whether the process at the other end lives, also before its last words are read."""
+        watch = select.poll()
+        gone = select.POLLHUP | select.POLLRDHUP | select.POLLERR
+        try:
+            watch.register(self._local, gone)
+        except ValueError:  # it was closed while somebody asked
+            return False
+        return not watch.poll(0)
+
+    def takes_more(self) -> bool:
+        """Whether a short message can be sent without waiting for the other end to read."""
+        watch = select.poll()
+        try:
+            watch.register(self._local, select.POLLOUT)
+        except ValueError:  # it was closed while somebody asked
+            return False
+        return bool(watch.poll(0))
+
+    def start(self) -> None:
+        self.keeper.connected()
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def _listen(self) -> None:
+        try:
+            while True:
+                message, files = receive_by_keeper(self._local)
+                if not self._obey(message, files):
+                    return
+        finally:  # also after words that nobody understands
+            self.keeper.gone(self)
+            self.connection.close()
+            self.keeper.unwatched(self)
+            for held in self._filling.values():
+                held.abandon()
+            if self._region is not None:
+                self._work.put(None)
+            else:
+                self.keeper.disconnected()
+
+    def _obey(self, message: object, files: list[int]) -> bool:
+        match message:
+            case Hello():
+                self._welcome(message, files)
+            case Flush():
+                assert self._region is not None
+                held = self._region.begin(message.slot, message.order)
+                self._filling[message.slot] = held
+                self.keeper.took(prompt=message.order.prompt)
+                self._work.put((message.slot, held))
+            case Filled():
+                held = self._filling[message.slot]
+                held.fill(message.bytes)
+                if message.bytes >= held.order.sidecar.shard_bytes:
+                    del self._filling[message.slot]
+            case Pair():
+                self._buddy = message
+                self._leave_buddy()
+            case Release():
+                self.keeper.release()
+            case Shelve():
+                self.keeper.local_root = Path(message.root)
+            case Watch():
+                self.keeper.watched(self)
+            case Save():
+                self.tell(save_held(self.shelf, message))
+            case Bye():
+                self._as_planned = True
+                return False
+            case _:
+                return self.answer(message)
+        return True
+
+    def _welcome(self, hello: Hello, files: list[int]) -> None:
+        for lock in files:
+            self.keeper.hold(lock)
+        try:
+            self._region = self.shelf.own(hello.rank, hello.slot_bytes, hello.slots)
+        except MemoryError as error:
+            self.tell(Refused(str(error)))
+            return
+        self.keeper.joined(self)
+        threading.Thread(target=self._write, daemon=True).start()
+        threading.Thread(target=self._write_later, daemon=True).start()
+        order = self._region.in_order_of_use(step=hello.step)
+        keeper = self.keeper
+        self.tell(Welcome(order, keeper.port, keeper.token, keeper.shared), self._region.file)
+
+    def _write(self) -> None:
+        while (work := self._work.get()) is not None:
+            slot, held = work
+            try:
+                if held.order.prompt:
+                    self._seal_promptly(slot, held)
+                else:
+                    committed = self._keep(slot, held)
+                    self.keeper.finished(self, held.order, not committed)
+            except Exception as error:  # a full disk must not end the keeper
+                self._give_up(slot, held, error)
+        self._later.put(None)
+
+    def _give_up(self, slot: int, held: Held, error: Exception) -> None:
+        step = held.order.draft.step
+        if not isinstance(error, WorkerGoneError):
+            log.error("step %d is not saved: %s", step, problem_of(error))
+        withdraw(held.order)
+        self.tell(failed(slot, held.order, error))
+        self.keeper.finished(self, held.order, waits_for_others=False)
+
+    def _seal_promptly(self, slot: int, held: Held) -> None:
+        """Make a snapshot safe in memory; where it is to be written too, that comes later."""
+        step, began = held.order.draft.step, time.monotonic()
+        held.seal(sums_of(held))
+        safe = self._replicate(held)
+        if safe:
+            self.keeper.note(held)
+        if held.order.write or held.order.local is not None:
+            self.tell(Acknowledged(step, safe))
+            self._later.put((slot, held))
+            return
+        free = Durable(slot, step, time.monotonic() - began)
+        self.tell_all(Acknowledged(step, safe), free)
+        self.keeper.finished(self, held.order, waits_for_others=False)
+
+    def _write_later(self) -> None:
+        assert self._region is not None
+        writing = self._region.writing
+        while (work := self._later.get()) is not None:
+            slot, held = work
+            writing[slot] = writing.get(slot, 0) + 1
+            try:
+                self._write_sealed(slot, held)
+            except Exception as error:
+                self._give_up(slot, held, error)
+            finally:
+                writing.pop(slot, None)
+        self._leave_buddy()
+        self.keeper.left(self._as_planned)
+        self.keeper.disconnected()
+
+    def _write_sealed(self, slot: int, held: Held) -> None:
+        """Write a snapshot that is sealed; what changed under the writing is not published."""
+        order, began = held.order, time.monotonic()
+        assert held.sidecar is not None
+        self._write_local(held)
+        if order.write:
+            if write_bytes(order, held.views()) != held.sidecar.sums:
+                raise OSError("the next worker used its memory before it was written")
+            publish_sidecar(Path(order.path), held.sidecar)
+            self._archive(held)
+        self.tell(Durable(slot, order.draft.step, time.monotonic() - began))
+        self.keeper.finished(self, order, waits_for_others=not self._commit(held))
+
+    def _keep(self, slot: int, held: Held) -> bool:
+        """Write, replicate, give the slot back, commit; whether nothing is left to wait for.
+
+        Where the disk fails, memory and the other node still hold the snapshot.
+        """
+        order, began = held.order, time.monotonic()
+        failure: Exception | None = None
+        sums = self._write_local(held)
+        if order.write:
+            try:
+                sums = write_bytes(order, held.views())
+            except (OSError, CheckpointError) as error:
+                failure = error
+        sidecar = held.seal(sums or sums_of(held))
+        replica = threading.Thread(target=self._replicate, args=(held,))
+        replica.start()
+        if order.write and failure is None:
+            try:
+                publish_sidecar(Path(order.path), sidecar)
+                self._archive(held)
+            except OSError as error:
+                failure = error
+        replica.join()
+        if failure is not None:
+            raise failure
+        self.tell(Durable(slot, order.draft.step, time.monotonic() - began))
+        return self._commit(held)
+
+    def _write_local(self, held: Held) -> bytes:
+        """Write to the node's own disk; training and the other tiers go on if that fails."""
+        if held.order.local is None:
+            return b""
+        try:
+            sums = write_local(held.order, held.views())
+        except OSError as error:
+            self._complain(held.order.draft.step, f"not on the node's disk: {problem_of(error)}")
+            return b""
+        if held.sidecar is not None and sums != held.sidecar.sums:
+            raise OSError("the next worker used its memory before it was written")
+        return sums
+
+    def _archive(self, held: Held) -> None:
+        if held.order.archive is not None:
+            assert held.sidecar is not None
+            copy = Copy(held.order, held.sidecar)  # opened before anybody may prune it
+            self.keeper.took()
+            self._archiver.add(copy)
+
+    def _complain(self, step: int, problem: str) -> None:
+        log.error("step %d: %s", step, problem)
+        self.tell(Trouble(step, problem))
+
+    def _archived(self, step: int) -> None:
+        self.tell(Archived(step))
+        self.keeper.rested()
+
+    def _commit(self, held: Held) -> bool:
+        order, step = held.order, held.order.draft.step
+        if not order.write:
+            return True
+        try:
+            return try_commit(order, lambda: self.tell(Committed(step, order.path)))
+        except (OSError, CheckpointError) as error:
+            log.error("step %d is not committed: %s", step, error)
+            self.tell(failed(-1, order, error))
+        return True
+
+    def _replicate(self, held: Held) -> bool:
+        """Have another node's keeper hold the snapshot too; training goes on if it cannot."""
+        buddy, step = self._buddy, held.order.draft.step
+        if buddy is None:
+            return True
+        fresh = self._to_buddy is None
+        try:
+            self._send_replica(buddy, held)
+        except OSError as error:
+            self._leave_buddy()
+            if not fresh and not isinstance(error, TimeoutError):  # it hung up, long ago maybe
+                return self._replicate(held)
+            self._complain(step, f"no replica at {buddy.host}:{buddy.port}: {error}")
+            return False
+        if not held.order.prompt:  # else this is part of its acknowledgement
+            self.tell(Replicated(step))
+        return True
+
+    def _send_replica(self, buddy: Pair, held: Held) -> None:
+        assert held.sidecar is not None
+        encrypt, throttle = self.keeper.options.encrypt, self.keeper.throttle
+        if self._to_buddy is None:
+            token = buddy.token or self.keeper.token
+            self._to_buddy = connect(buddy.host, buddy.port, token, PEER_SECONDS, encrypt=encrypt)
+        peer = self._to_buddy
+        send(peer, Put(held.order, held.sidecar))
+        for part in throttle.parts(held.memory[: held.sidecar.shard_bytes]):
+            throttle.take(len(part))
+            peer.sendall(part)
+        expect(peer, Taken)
+
+    def _leave_buddy(self) -> None:
+        if self._to_buddy is not None:
+            self._to_buddy.close()
+            self._to_buddy = None
+
+
+def problem_of(error: Exception) -> str:
+    """One line for the worker."""
+    if isinstance(error, CheckpointError):
+        return "; ".join(error.problems)
+    return str(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+
+
+def save_held(shelf: Shelf, wanted: Save) -> Saved:
+    """Write what this node's own ranks have of a step; the last keeper to do so commits it."""
+    path = checkpoint_path(Path(wanted.folder), wanted.step, 0)
+    newest: dict[int, Held] = {}
+    for held in shelf.sealed():
+        draft, rank = held.order.draft, held.order.sidecar.rank
+        if held.replica or draft.step != wanted.step:
+            continue
+        if rank not in newest or draft.generation > newest[rank].order.draft.generation:
+            newest[rank] = held
+    try:
+        if not newest:
+            raise CheckpointError(path, f"step {wanted.step} is not in this node's memory")
+        for held in newest.values():
+            order = msgspec.structs.replace(held.order, path=str(path), write=True)
+            assert held.sidecar is not None
+            if write_bytes(order, held.views()) != held.sidecar.sums:
+                raise CheckpointError(path, "its memory was damaged")
+            publish_sidecar(path, held.sidecar)
+            try_commit(order)
+    except (OSError, CheckpointError) as error:
+        log.error("step %d is not saved: %s", wanted.step, problem_of(error))
+        return Saved(str(path), problem_of(error))
+    return Saved(str(path))
+
+
+def failed(slot: int, order: Order, error: Exception) -> Failed:
+    """What a worker is told of a save that failed."""
+    number = error.errno or 0 if isinstance(error, OSError | CheckpointError) else 0
+    step = order.draft.step
+    return Failed(slot, step, order.path, problem_of(error), fix_of(error), number)
+
+
+def fix_of(error: Exception) -> str:
+    """What its author thinks would help."""
+    return error.fix if isinstance(error, CheckpointError) else ""

@@ -1,0 +1,214 @@
+"""The snapshots in a keeper's memory: of its own node's ranks, and replicas of another node's."""
+
+from __future__ import annotations
+
+import itertools
+import mmap
+import os
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from phalanx.checkpoint.format.shard import Sidecar
+from phalanx.checkpoint.keeper.wire import Header, header_of
+from phalanx.checkpoint.write.commit import Order
+from phalanx.checkpoint.write.direct import WRITE_BYTES, aligned, chunk_sums
+
+THREADED_BYTES = 256 << 20  # from here on checksums are computed by half of the cores
+MEMORY_SHARE = 0.9  # of the memory that is free; more would have the kernel kill somebody
+
+
+class WorkerGoneError(Exception):
+    """A worker ended while it filled a slot."""
+
+
+class Held:
+    """One snapshot, being filled or whole."""
+
+    def __init__(self, order: Order, memory: memoryview, *, replica: bool) -> None:
+        self.order, self.memory, self.replica = order, memory, replica
+        self.sidecar: Sidecar | None = None  # with checksums, once they are known
+        self.safe = False  # at its buddy too, where there is one
+        self.condemned = False  # its bytes are not what was sealed: nobody is offered them again
+        self._filled = 0
+        self._abandoned = False
+        self._changed = threading.Condition()
+
+    @property
+    def sealed(self) -> bool:
+        """Whether it is whole and can be proved."""
+        return self.sidecar is not None and not self.condemned
+
+    def fill(self, count: int) -> None:
+        """So many bytes are there."""
+        with self._changed:
+            self._filled = count
+            self._changed.notify_all()
+
+    def abandon(self) -> None:
+        """Nobody will fill it any more."""
+        with self._changed:
+            self._abandoned = True
+            self._changed.notify_all()
+
+    def seal(self, sums: bytes) -> Sidecar:
+        """The whole is there and these are its checksums."""
+        self.sidecar = msgspec.structs.replace(self.order.sidecar, sums=sums)
+        return self.sidecar
+
+    def views(self) -> Iterator[memoryview]:
+        """Its bytes as pages for writing, each when it is there."""
+        real = self.order.sidecar.shard_bytes
+        size = aligned(real)
+        for start in range(0, size, WRITE_BYTES):
+            end = min(start + WRITE_BYTES, size)
+            with self._changed:
+                while self._filled < min(end, real) and not self._abandoned:
+                    self._changed.wait()
+                if self._filled < min(end, real):
+                    raise WorkerGoneError("the worker ended before its snapshot was whole")
+            yield self.memory[start:end]
+
+    def header(self) -> Header:
+        """What others are told about it."""
+        return header_of(self.order, self.replica)
+
+
+class Region:
+    """Shared memory of one rank, in slots; what lies in them survives the worker."""
+
+    def __init__(self, slot_bytes: int, slots: int) -> None:
+        self.slot_bytes, self.slots = aligned(slot_bytes), slots
+        size = self.slot_bytes * slots
+        if problem := refuse_memory(size):
+            raise MemoryError(problem)
+        self.file = os.memfd_create("phalanx-snapshot", os.MFD_CLOEXEC)
+        try:
+            os.ftruncate(self.file, size)
+            self._memory = memoryview(mmap.mmap(self.file, size))
+        except (OSError, ValueError, OverflowError) as error:
+            os.close(self.file)
+            raise MemoryError(f"{size / 1e9:.1f} GB of shared memory: {error}") from error
+        self.held: dict[int, Held] = {}
+        self.writing: dict[int, int] = {}  # slots that are being written to disk: how often
+
+    def begin(self, slot: int, order: Order, *, replica: bool = False) -> Held:
+        """A slot is filled anew; what was in it is gone."""
+        start = slot * self.slot_bytes
+        held = Held(order, self._memory[start : start + self.slot_bytes], replica=replica)
+        self.held[slot] = held
+        return held
+
+    def in_order_of_use(self, generation: int = -1, step: int = -1) -> list[int]:
+        """Slots, those without a sealed snapshot first, the newest sealed one last.
+
+        With the ``step`` that a ``generation`` continues from, later steps of older ones are worth
+        nothing: they never happened.
+        """
+
+        def age(slot: int) -> tuple[bool, int, int, int]:
+            held = self.held.get(slot)
+            if held is None or not held.sealed:
+                return (slot in self.writing, 0, 0, 0)
+            draft = held.order.draft
+            dead = 0 <= step < draft.step and (generation < 0 or draft.generation < generation)
+            return (slot in self.writing, 0 if dead else 1, draft.generation, draft.step)
+
+        return sorted(range(self.slots), key=age)
+
+    def fits(self, slot_bytes: int, slots: int) -> bool:
+        return self.slot_bytes == aligned(slot_bytes) and self.slots == slots
+
+
+class Shelf:
+    """All snapshots of a keeper."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._own: dict[int, Region] = {}
+        self._replicas: dict[int, Region] = {}
+
+    def own(self, rank: int, slot_bytes: int, slots: int) -> Region:
+        """The memory of a rank of this node, taken over from its last worker if it fits."""
+        with self._lock:
+            return self._region(self._own, rank, slot_bytes, slots)
+
+    def receive(self, order: Order) -> Held:
+        """Room for a replica; the newest sealed one of the same rank stays until this is sealed."""
+        side = order.sidecar
+        with self._lock:
+            region = self._region(self._replicas, side.rank, side.shard_bytes, 2)
+            draft = order.draft
+            slot = region.in_order_of_use(draft.generation, draft.step)[0]
+            return region.begin(slot, order, replica=True)
+
+    def sealed(self) -> list[Held]:
+        """Every snapshot that may be restored."""
+        return [held for held in self._all() if held.sealed]
+
+    def condemned(self) -> list[Held]:
+        """Snapshots that turned out not to be what was sealed."""
+        return [held for held in self._all() if held.condemned]
+
+    def condemn(self, rank: int, session: str, step: int) -> bool:
+        """Prove a rank's snapshots of a step again; whether any failed, which nobody gets now."""
+        bad = False
+        for held in self.sealed():
+            draft, side = held.order.draft, held.sidecar
+            this = (held.order.sidecar.rank, draft.session, draft.step)
+            if this == (rank, session, step) and side is not None and sums_of(held) != side.sums:
+                held.condemned = bad = True
+        return bad
+
+    def _all(self) -> list[Held]:
+        with self._lock:
+            regions = [*self._own.values(), *self._replicas.values()]
+        return [held for region in regions for held in list(region.held.values())]
+
+    def find(self, rank: int, session: str, step: int) -> Held | None:
+        """A certain snapshot, the own one first."""
+        for held in self.sealed():
+            header = held.order.draft
+            if (held.order.sidecar.rank, header.session, header.step) == (rank, session, step):
+                return held
+        return None
+
+    def _region(self, regions: dict[int, Region], rank: int, slot_bytes: int, slots: int) -> Region:
+        found = regions.get(rank)
+        if found is None or not found.fits(slot_bytes, slots):
+            regions.pop(rank, None)
+            found = regions[rank] = Region(slot_bytes, slots)
+        return found
+
+
+def refuse_memory(size: int) -> str:
+    """Why this much memory should not be taken, or nothing."""
+    with suppress(OSError):
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                free = int(line.split()[1]) * 1024
+                if size > MEMORY_SHARE * free:
+                    return f"snapshots take {size / 1e9:.1f} GB, {free / 1e9:.1f} GB are free"
+    return ""
+
+
+def sums_of(held: Held) -> bytes:
+    """Checksums of a snapshot that stays in memory; training may wait for those of a large one."""
+    size = held.order.sidecar.shard_bytes
+
+    def sums(numbered: tuple[int, memoryview]) -> list[int]:
+        number, view = numbered
+        return chunk_sums(view[: size - number * WRITE_BYTES])
+
+    views = enumerate(held.views())
+    if size < THREADED_BYTES:
+        found = [sums(view) for view in views]
+    else:
+        with ThreadPoolExecutor(max(1, len(os.sched_getaffinity(0)) // 2)) as pool:
+            found = list(pool.map(sums, views))
+    return np.fromiter(itertools.chain(*found), "<u4").tobytes()

@@ -1,0 +1,1 @@
+"""Finding, proving and loading checkpoints, from disk and from memory."""

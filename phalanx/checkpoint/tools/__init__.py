@@ -1,0 +1,1 @@
+"""Looking at checkpoints and turning them into other formats."""

@@ -1,0 +1,139 @@
+"""What differs between two checkpoints, or between copies of a tensor within one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+import torch
+from torch import Tensor
+
+from phalanx.checkpoint.format.manifest import Manifest
+from phalanx.checkpoint.format.source import NamedSource, rng_of
+from phalanx.checkpoint.format.tier import open_source
+from phalanx.checkpoint.read.load import Stored
+
+DIFF_BYTES = 64 << 20  # of a tensor, compared at a time
+PLACE = ("step", "generation", "tokens", "cursor", "mesh", "run_ranks", "config_hash", "origin")
+
+Report = Callable[[int], None]  # bytes done
+
+
+class Difference(msgspec.Struct, frozen=True, kw_only=True):
+    """A tensor, or a word about the run, that is not the same in two checkpoints."""
+
+    name: str
+    what: str  # only in one, shape, type, or values
+    tensor: bool = True
+    elements: int = 0  # that differ
+    greatest: float = 0.0  # absolute difference
+
+
+def diff(one: str, other: str, report: Report) -> list[Difference]:
+    """What of two checkpoints is not equal to the bit: their place in a run, then tensors."""
+    left_source, right_source = open_source(one), open_source(other)
+    found = list(_places(left_source, right_source))
+    left, right = Stored(left_source), Stored(right_source)
+    ours, theirs = left.tensors(), right.tensors()
+    for name in sorted(ours.keys() | theirs.keys()):
+        if name not in theirs or name not in ours:
+            found.append(Difference(name=name, what=f"only in {one if name in ours else other}"))
+        elif ours[name] != theirs[name]:
+            (shape, dtype), (shape2, dtype2) = ours[name], theirs[name]
+            what = f"{tuple(shape)} {dtype} against {tuple(shape2)} {dtype2}"
+            found.append(Difference(name=name, what=what))
+        elif different := _compare(name, left, right):
+            found.append(different)
+        report(_bytes(ours.get(name) or theirs[name]))
+    return found
+
+
+def _places(one: NamedSource, other: NamedSource) -> Iterator[Difference]:
+    """What the manifests say differently of the run; not when and into how many files it went."""
+    left, right = _words(one.manifest), _words(other.manifest)
+    for name in sorted(left.keys() | right.keys(), key=lambda name: (name.count("."), name)):
+        ours, theirs = left.get(name, "nothing"), right.get(name, "nothing")
+        if ours != theirs:
+            yield Difference(name=name, what=f"{ours} against {theirs}", tensor=False)
+    ranks = one.manifest.run_ranks
+    if ranks == other.manifest.run_ranks:
+        dice = [rank for rank in range(ranks) if rng_of(one, rank) != rng_of(other, rank)]
+        if dice:
+            shown = ", ".join(map(str, dice[:5])) + (" …" if len(dice) > 5 else "")
+            yield Difference(name="random generators", what=f"of ranks {shown}", tensor=False)
+
+
+def _words(manifest: Manifest) -> dict[str, Any]:
+    words: dict[str, Any] = {name: getattr(manifest, name) for name in PLACE}
+    return _flat(
+        {"ranks" if n == "run_ranks" else n: msgspec.to_builtins(w) for n, w in words.items()}
+        | {"config": manifest.config}
+    )
+
+
+def _flat(tree: dict[str, Any], before: str = "") -> dict[str, Any]:
+    """A tree of settings by dotted keys."""
+    found: dict[str, Any] = {}
+    for name, value in tree.items():
+        if isinstance(value, dict) and value:
+            found |= _flat(value, f"{before}{name}.")
+        else:
+            found[before + name] = value
+    return found
+
+
+def _bytes(kind: tuple[torch.Size, torch.dtype]) -> int:
+    return kind[0].numel() * kind[1].itemsize
+
+
+def _compare(name: str, left: Stored, right: Stored) -> Difference | None:
+    elements, greatest = 0, 0.0
+    for a, b in zip(parts(left, name), parts(right, name), strict=True):
+        if torch.equal(_bits(a), _bits(b)):
+            continue
+        elements += _unequal_elements(a, b)
+        apart = (a.double() - b.double()).abs()
+        apart = apart[~apart.isnan()]  # no number has a distance to another
+        greatest = max(greatest, float(apart.max()) if apart.numel() else 0.0)
+    if not elements:
+        return None
+    return Difference(name=name, what="values", elements=elements, greatest=greatest)
+
+
+def _unequal_elements(a: Tensor, b: Tensor) -> int:
+    """By their bits: NaN is equal to itself, and 0 is not to -0."""
+    unequal = (_bits(a) != _bits(b)).view(-1, a.element_size())
+    return int(unequal.any(1).sum())
+
+
+def parts(
+    stored: Stored, name: str, most_bytes: int = DIFF_BYTES, copy: int = 0
+) -> Iterator[Tensor]:
+    """A whole tensor in pieces of rows that fit into little memory; each is proved."""
+    shape, dtype = stored.tensors()[name]
+    if not shape:
+        whole = torch.empty(shape, dtype=dtype)
+        stored.fill_rows(name, 0, whole, copy)
+        yield whole
+        return
+    row_bytes = dtype.itemsize * max(1, shape[1:].numel())
+    rows = max(1, most_bytes // row_bytes)
+    for first in range(0, shape[0], rows):
+        part = torch.empty((min(rows, shape[0] - first), *shape[1:]), dtype=dtype)
+        stored.fill_rows(name, first, part, copy)
+        yield part
+
+
+def unequal_copies(stored: Stored) -> Iterator[str]:
+    """Tensors that several pipeline stages hold (a tied embedding) and that are not the same."""
+    for name, count in stored.copies().items():
+        for copy in range(1, count):
+            pairs = zip(parts(stored, name), parts(stored, name, copy=copy), strict=True)
+            if not all(torch.equal(_bits(a), _bits(b)) for a, b in pairs):
+                yield f"{name} is held by {count} stages, whose copies are not equal"
+                break
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    return (tensor if tensor.dim() else tensor.reshape(1)).view(torch.uint8)

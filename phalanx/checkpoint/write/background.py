@@ -1,0 +1,237 @@
+"""Saves that training hardly notices: a copy into the keeper's memory, the rest behind its back."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from phalanx.checkpoint.format.manifest import CheckpointError, KeeperLostError
+from phalanx.checkpoint.keeper.client import Kept, Outcome
+from phalanx.checkpoint.write.commit import Order
+from phalanx.checkpoint.write.snapshot import Snapshot
+
+ARCHIVE_SECONDS = 600.0  # that a run waits at its end for copies; the keeper goes on after
+COMMIT_SECONDS = 60.0  # for the manifest, once every rank's shard is known to be durable
+OVERLAP_BYTES = 32 << 20  # less is copied on the spot: a thread would cost more
+
+log = logging.getLogger(__name__)
+
+
+class Background:
+    """One rank's asynchronous saves. Nothing here talks to another rank.
+
+    With ``overlap`` a copy may still run when ``save`` returns: ``before_update`` is called before
+    the tensors change.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        kept: Kept,
+        snapshot: Snapshot,
+        device: torch.device,
+        *,
+        overlap: bool = False,
+    ) -> None:
+        self._folder, self._kept, self._snapshot = folder, kept, snapshot
+        self._overlap = overlap
+        self._rooms: dict[int, list[Tensor]] = {}  # of the pieces, by slot
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._copied: torch.cuda.Event | None = None
+        self._copier = ThreadPoolExecutor(1, thread_name_prefix="snapshot")
+        self._copying: Future[None] | None = None
+        self.waited_seconds = 0.0  # for the last copy, before an update
+        self.lost = False  # the keeper is gone
+        self._sealing: tuple[int, int] | None = None  # slot and bytes, not told to be whole yet
+        self._failed: Outcome | None = None  # of the newest save
+        self._late = False  # said
+
+    def save(self, tensors: dict[str, Tensor], order: Order, *, patient: bool = True) -> None:
+        """Copy the state and hand it over; waits only where all memory is still being written.
+
+        A prompt snapshot that is not to be written is left out then; so is, unless ``patient``,
+        any where the keeper does not answer within the snapshot deadline.
+        """
+        with self._keeper_needed():
+            self._seal(wait=True)
+            found = self._memory_for(order, patient)
+            if found is None:
+                return
+            slot, buffer = found
+            self._failed = None
+            self._sealing = (slot, self._snapshot.bytes)
+            self._kept.hand_over(slot, order)
+            if slot not in self._rooms:
+                self._rooms[slot] = self._snapshot.rooms(buffer)
+            rooms = self._rooms[slot]
+            if self._stream is None:
+                # The keeper writes while we copy: it is told how far we are.
+                told = partial(self._kept.filled, slot)
+                copy = partial(self._snapshot.copy_into, rooms, tensors, told)
+                if self._overlap and self._snapshot.bytes >= OVERLAP_BYTES:
+                    self._copying = self._copier.submit(copy)
+                else:
+                    copy()
+            else:
+                self._stream.wait_stream(torch.cuda.current_stream())
+                with torch.cuda.stream(self._stream):
+                    self._snapshot.copy_into(rooms, tensors, lambda _: None)
+                    self._copied = torch.cuda.Event()
+                    self._copied.record()
+                if not self._overlap:
+                    torch.cuda.current_stream().wait_event(self._copied)
+            self._seal(wait=False)
+            if self._kept.behind:
+                self._seal(wait=True)
+                self._kept.catch_up()
+
+    def _memory_for(self, order: Order, patient: bool) -> tuple[int, Tensor] | None:
+        if not order.prompt:
+            return self._kept.slot()
+        for_disk = order.write or order.local is not None
+        found = self._kept.prompt_slot(for_disk=for_disk, patient=patient)
+        if found is None and self._kept.late:
+            seconds, step = self._kept.deadline_seconds, order.draft.step
+            problem = f"a keeper has not answered for the snapshot deadline of {seconds:.0f} s"
+            self._kept.give_up(order, problem)
+            if not self._late:
+                log.warning("step %d has no snapshot: %s; training goes on", step, problem)
+            self._late = True
+        elif self._late and found is not None:
+            self._late = False
+            log.warning("keepers answer again: step %d has a snapshot", order.draft.step)
+        return found
+
+    def forget(self, step: int) -> None:
+        """This save is tried again elsewhere."""
+        self._kept.forget(step)
+
+    @property
+    def late(self) -> bool:
+        """Whether a keeper has not answered within the snapshot deadline, and is not gone."""
+        return not self.lost and self._kept.late
+
+    @property
+    def flush_seconds(self) -> float:
+        return self._kept.flush_seconds
+
+    def before_update(self) -> None:
+        """The state is about to change: copies that are not done come first.
+
+        On CUDA the device waits for them, not we.
+        """
+        if self._copied is not None:
+            torch.cuda.current_stream().wait_event(self._copied)
+        elif self._copying is not None:
+            began = time.perf_counter()
+            with suppress(KeeperLostError), self._keeper_needed():  # the next poll tells
+                self._seal(wait=True)
+            self.waited_seconds = time.perf_counter() - began
+
+    def poll(self, timeout_seconds: float = 0.0) -> list[Outcome]:
+        """What became of saves since the last call; failures are logged here, loudly."""
+        try:
+            with self._keeper_needed():
+                self._seal(wait=False)
+                found = self._kept.outcomes(timeout_seconds)
+        except KeeperLostError as error:
+            self.lost = True
+            found = self._kept.lost("; ".join(error.problems))
+        for outcome in found:
+            if outcome.problem:
+                log.error("checkpoint %s is not saved: %s", outcome.path, outcome.problem)
+                self._failed = outcome
+        for trouble in self._kept.troubles:
+            log.error("%s", trouble)
+        self._kept.troubles.clear()
+        return found
+
+    def wait_durable(self) -> None:
+        """Until this rank's shards are on disk or have failed."""
+        with self._keeper_needed():
+            self._seal(wait=True)
+            self._kept.wait_durable()
+
+    def wait_acknowledged(self) -> None:
+        """Until the last prompt snapshot is sealed, here and at the buddy."""
+        with self._keeper_needed():
+            self._seal(wait=True)
+            self._kept.wait_acknowledged()
+
+    def failure(self) -> CheckpointError | None:
+        """Why the newest save failed, if it did."""
+        if self._failed is None:
+            return None
+        failed = self._failed
+        kind = KeeperLostError if self.lost else CheckpointError
+        return kind(Path(failed.path), failed.problem, failed.fix, failed.errno)
+
+    @property
+    def failed_path(self) -> str:
+        """Of the newest save, if it failed."""
+        return "" if self._failed is None else self._failed.path
+
+    def wait_complete(self) -> list[Outcome]:
+        """Until the manifest is there, which nothing can hinder once every shard is durable."""
+        found: list[Outcome] = []
+        deadline = time.monotonic() + COMMIT_SECONDS
+        while self._kept.waiting:
+            found += self.poll(timeout_seconds=1.0)
+            if time.monotonic() > deadline:
+                problem = f"no manifest {COMMIT_SECONDS:.0f} s after the last shard was written"
+                raise CheckpointError(self._folder, problem)
+        deadline = time.monotonic() + ARCHIVE_SECONDS
+        while self._kept.archiving and time.monotonic() < deadline:
+            found += self.poll(timeout_seconds=1.0)
+        if self._kept.archiving:
+            log.warning("the keeper still copies steps %s", self._kept.archiving)
+        return found + self.poll()
+
+    def close(self) -> None:
+        """Leave the keeper to its work."""
+        with suppress(EOFError, OSError):  # it is gone already
+            self._seal(wait=True)
+        self._copier.shutdown()
+        self._rooms.clear()
+        self._kept.close()
+
+    def abandon(self) -> None:
+        """Leave, as if this process were killed."""
+        self._copier.shutdown()
+        self._rooms.clear()
+        self._kept.abandon()
+
+    def _seal(self, wait: bool) -> None:
+        """Tell the keeper that the copy is done."""
+        if self._sealing is None:
+            return
+        if self._copied is not None:
+            if wait:
+                self._copied.synchronize()
+            elif not self._copied.query():
+                return
+            self._copied = None
+        if self._copying is not None:
+            if not wait and not self._copying.done():
+                return
+            copying, self._copying = self._copying, None
+            copying.result()
+        slot, size = self._sealing
+        self._sealing = None
+        self._kept.filled(slot, size)
+
+    @contextmanager
+    def _keeper_needed(self) -> Iterator[None]:
+        try:
+            yield
+        except (EOFError, OSError) as error:
+            problem = "the keeper process of this node is gone, and what it had not written"
+            raise KeeperLostError(self._folder, problem, "see why it was killed") from error
