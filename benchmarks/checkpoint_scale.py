@@ -42,7 +42,7 @@ from phalanx.checkpoint.format.source import FolderSource
 from phalanx.checkpoint.write.commit import Order, try_commit
 from phalanx.checkpoint.write.retention import Policy
 from phalanx.data import Cursor
-from phalanx.data.checksum import crc32c
+from phalanx.data.corpus.checksum import crc32c
 from proof.report import report
 
 

@@ -40,8 +40,8 @@ class Measured(NamedTuple):
 
 def prepare(folder: Path, megabytes: int) -> None:
     """Python's standard library as JSON lines, repeated up to a size, and a tokenizer for it."""
-    from phalanx.data.tokenize import stdlib_corpus
-    from phalanx.data.vocabulary import train_tokenizer
+    from phalanx.data.tokenize.run import stdlib_corpus
+    from phalanx.data.tokenize.vocabulary import train_tokenizer
 
     files = stdlib_corpus()
     (folder / "tokenizer.json").write_text(train_tokenizer(files, VOCAB).to_str())
@@ -68,8 +68,8 @@ def library(folder: Path) -> Measured:
 
 def phalanx(folder: Path, workers: int) -> Measured:
     """Reading, encoding and writing by ``phalanx data tokenize``'s own function."""
-    from phalanx.data.tokenize import Progress, TokenizeOptions, tokenize_files
-    from phalanx.data.vocabulary import load_tokenizer
+    from phalanx.data.tokenize.run import Progress, TokenizeOptions, tokenize_files
+    from phalanx.data.tokenize.vocabulary import load_tokenizer
 
     tokenizer = load_tokenizer(folder / "tokenizer.json")
     options = TokenizeOptions(workers=workers, replace=True)

@@ -24,7 +24,7 @@ from phalanx.data.errors import DataError
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-    from phalanx.data.cursor import Cursor
+    from phalanx.data.order.cursor import Cursor
 
 app = typer.Typer(no_args_is_help=True, help="Make token shards and look into them.")
 for command in (verify, checksum, stage, split):
@@ -74,7 +74,7 @@ def tokenize(
     json: Json = False,
 ) -> None:
     """Turn text into token shards; a run that was killed goes on when started again."""
-    from phalanx.data import tokenize as work  # the tokenizers library loads only where needed
+    from phalanx.data.tokenize import run as work  # the tokenizers library loads only where needed
 
     with in_words(json):
         if bool(vocab_size) == bool(tokenizer):
@@ -114,8 +114,8 @@ def train_tokenizer(
 ) -> None:
     """Train a byte-level BPE tokenizer."""
     with in_words(json):
-        from phalanx.data import vocabulary
-        from phalanx.data.writer import write_atomically
+        from phalanx.data.corpus.writer import write_atomically
+        from phalanx.data.tokenize import vocabulary
 
         files = _text_files(inputs, suffix, stdlib)
         trained = vocabulary.train_tokenizer(files, vocab_size, train_mb << 20, text_key)
@@ -168,8 +168,8 @@ def order(
 ) -> None:
     """Show what a step reads: source, sample, epoch, file and block of each slot."""
     from phalanx.cli.data_view import print_readings
+    from phalanx.data.order.readings import step_cursor, step_readings
     from phalanx.data.reader import SampleReader
-    from phalanx.data.readings import step_cursor, step_readings
 
     with in_words(json):
         job, ranks = load(path, overrides, world_size)
@@ -204,8 +204,8 @@ def _cursor_of(checkpoint: Path | None) -> Cursor | None:
 
 
 def _text_files(inputs: list[Path] | None, suffix: list[str] | None, stdlib: bool) -> list[Path]:
-    from phalanx.data import inputs as reading
-    from phalanx.data.tokenize import stdlib_corpus
+    from phalanx.data.tokenize import inputs as reading
+    from phalanx.data.tokenize.run import stdlib_corpus
 
     if stdlib == bool(inputs):
         rule = "give either text files and folders, or --stdlib"
@@ -216,7 +216,7 @@ def _text_files(inputs: list[Path] | None, suffix: list[str] | None, stdlib: boo
 def _encoder(
     files: list[Path], vocab_size: int, tokenizer: Path | None, text_key: str
 ) -> Tokenizer:
-    from phalanx.data import vocabulary
+    from phalanx.data.tokenize import vocabulary
 
     if tokenizer:
         return vocabulary.load_tokenizer(tokenizer)

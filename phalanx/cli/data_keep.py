@@ -44,8 +44,8 @@ def verify(
     json: Json = False,
 ) -> None:
     """Read every block of a corpus and name those that are damaged."""
-    from phalanx.data import verifying
-    from phalanx.data.opening import open_whole
+    from phalanx.data.corpus import verifying
+    from phalanx.data.corpus.opening import open_whole
 
     with in_words(json), bar("verify", quiet=json) as (progress, task):
         progress.update(task, total=open_whole(path, vocab).tokens)
@@ -64,9 +64,9 @@ def verify(
 
 def checksum(path: Corpus, json: Json = False) -> None:
     """Record checksums beside a corpus whose format has none, so that damage can be found."""
-    from phalanx.data.foreign import ForeignStream
-    from phalanx.data.opening import open_whole
-    from phalanx.data.sums import forget_sums, record_sums
+    from phalanx.data.corpus.foreign import ForeignStream
+    from phalanx.data.corpus.opening import open_whole
+    from phalanx.data.corpus.sums import forget_sums, record_sums
 
     with in_words(json), bar("checksum", quiet=json, unit="bytes") as (progress, task):
         forget_sums(path)
@@ -92,7 +92,7 @@ def stage(
     json: Json = False,
 ) -> None:
     """Copy a corpus to local disk: proved on the way, and there only when complete."""
-    from phalanx.data import staging
+    from phalanx.data.remote import staging
 
     with in_words(json), bar("stage", quiet=json, unit="bytes") as (progress, task):
         done = staging.stage(
@@ -115,8 +115,8 @@ def split(
     json: Json = False,
 ) -> None:
     """Record which documents are held out, where looking each time would take too long."""
-    from phalanx.data import heldout
-    from phalanx.data.opening import open_whole
+    from phalanx.data.corpus.opening import open_whole
+    from phalanx.data.order import heldout
 
     with in_words(json), bar("split", quiet=json) as (progress, task):
         if not 0.0 < fraction < 1.0:

@@ -25,17 +25,23 @@ from rich.table import Table
 
 from phalanx.cli.options import print_json
 from phalanx.config import batch_ramp, load_job, resolve
-from phalanx.data.manifest import CorpusManifest
-from phalanx.data.opening import open_whole
-from phalanx.data.readings import Reading
-from phalanx.data.shards import ShardStream
-from phalanx.data.survey import Lengths, measure_lengths, sample_texts, survey_blend, tokenizer_of
+from phalanx.data.corpus.manifest import CorpusManifest
+from phalanx.data.corpus.opening import open_whole
+from phalanx.data.corpus.shards import ShardStream
+from phalanx.data.corpus.survey import (
+    Lengths,
+    measure_lengths,
+    sample_texts,
+    survey_blend,
+    tokenizer_of,
+)
+from phalanx.data.order.readings import Reading
 
 if TYPE_CHECKING:
     from phalanx.config import Data
     from phalanx.data.reader import SampleReader
-    from phalanx.data.tokenize import Progress as Done
-    from phalanx.data.tokenize import Tokenized
+    from phalanx.data.tokenize.run import Progress as Done
+    from phalanx.data.tokenize.run import Tokenized
 
 _LINE_SECONDS = 30.0  # between lines of progress where there is no terminal
 _NAMED = 10  # unreadable records that are printed
@@ -156,7 +162,7 @@ def print_tokenized(out: Path, files: list[Path], done: Tokenized, json: bool) -
 
 def inspect_corpus(path: str, samples: int, tokens: int, check: bool) -> InspectReport:
     """Counts, lengths and some text of a corpus."""
-    from phalanx.data import verifying
+    from phalanx.data.corpus import verifying
 
     stream = open_whole(path)
     if check:
@@ -250,7 +256,7 @@ def print_readings(
 
 def _beginnings(data: Data, reader: SampleReader, readings: list[Reading], text: int) -> list[str]:
     """Decoded where the corpus of the sample came with its tokenizer."""
-    from phalanx.data.vocabulary import load_tokenizer
+    from phalanx.data.tokenize.vocabulary import load_tokenizer
 
     texts = []
     for reading in readings:

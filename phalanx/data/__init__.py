@@ -6,18 +6,18 @@ replica its share of every step; all it must remember between steps is a ``Curso
 
 from __future__ import annotations
 
-from phalanx.data.cursor import Cursor
+from phalanx.data.corpus.manifest import CorpusManifest, ShardFile, read_manifest
+from phalanx.data.corpus.opening import open_stream, refuse_mixed_tokenizers
+from phalanx.data.corpus.shards import ShardStream
+from phalanx.data.corpus.source import SampleSource, open_sources, refuse_unreadable
+from phalanx.data.corpus.stream import Files, FileStream, Place, Stream
+from phalanx.data.corpus.synthetic import SyntheticSource
+from phalanx.data.corpus.verifying import verify
+from phalanx.data.corpus.writer import ShardWriter
 from phalanx.data.errors import DataError, DataExhausted
 from phalanx.data.feed import WEIGHTLESS, Batch, Feed, StepBatches
-from phalanx.data.manifest import CorpusManifest, ShardFile, read_manifest
-from phalanx.data.opening import open_stream, refuse_mixed_tokenizers
+from phalanx.data.order.cursor import Cursor
 from phalanx.data.reader import SampleReader
-from phalanx.data.shards import ShardStream
-from phalanx.data.source import SampleSource, open_sources, refuse_unreadable
-from phalanx.data.stream import Files, FileStream, Place, Stream
-from phalanx.data.synthetic import SyntheticSource
-from phalanx.data.verifying import verify
-from phalanx.data.writer import ShardWriter
 
 __all__ = [
     "WEIGHTLESS",

@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from phalanx.config import BatchRamp, Data, constant_batch
 from phalanx.data.ahead import ReadAhead
 from phalanx.data.buffers import StepBuffer, step_buffers
-from phalanx.data.cursor import Cursor
+from phalanx.data.corpus.source import SampleSource, Split
 from phalanx.data.errors import DataError, DataExhausted
+from phalanx.data.order.cursor import Cursor
 from phalanx.data.reader import SampleReader
-from phalanx.data.source import SampleSource, Split
 
 WEIGHTLESS = -100  # label of a position that takes no part in the loss
 

@@ -9,15 +9,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phalanx.config import Data
-from phalanx.data.draws import Draws
-from phalanx.data.errors import DataError
-from phalanx.data.source import (
+from phalanx.data.corpus.source import (
     SampleSource,
     Split,
     held_out_part,
     open_sources,
     without_idle_sources,
 )
+from phalanx.data.errors import DataError
+from phalanx.data.order.draws import Draws
 
 log = logging.getLogger(__name__)
 

@@ -15,8 +15,8 @@ from phalanx.checkpoint.tools.convert import complete_export, export_checkpoint
 from phalanx.checkpoint.tools.rewrite import write_whole
 from phalanx.config import Model, resolve_model
 from phalanx.data import Cursor
-from phalanx.data.tokenize import tokenize_files
-from phalanx.data.vocabulary import train_tokenizer
+from phalanx.data.tokenize.run import tokenize_files
+from phalanx.data.tokenize.vocabulary import train_tokenizer
 from phalanx.model import Transformer
 from phalanx.model.hf import HfError
 

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from phalanx.cli.data import app
 from phalanx.data import open_stream, read_manifest
 from tests.data.corpora import write_corpus
-from tests.data.test_foreign import DOCUMENTS, write_datatrove
+from tests.data.corpus.test_foreign import DOCUMENTS, write_datatrove
 
 
 def run(*arguments: object) -> tuple[int, str, str]:

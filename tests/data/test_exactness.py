@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from phalanx.config import BatchRamp, BlendSource, Data, Stage
 from phalanx.data import Cursor, DataError, SampleReader
-from phalanx.data.draws import Draws
 from phalanx.data.feed import StepReader, step_buffers
+from phalanx.data.order.draws import Draws
 from tests.data.corpora import CountingSource, real_samples
 
 DP_SIZES = (1, 2, 3, 4, 6, 8, 16, 64, 780, 781)

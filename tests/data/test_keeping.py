@@ -8,10 +8,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from phalanx.data import DataError, ShardStream, open_stream, staging, verify, writer
-from phalanx.data.staging import stage
+from phalanx.data import DataError, ShardStream, open_stream, verify
+from phalanx.data.corpus import writer
+from phalanx.data.remote import staging
+from phalanx.data.remote.staging import stage
 from tests.data.corpora import write_corpus
-from tests.data.test_foreign import DOCUMENTS, write_datatrove, write_megatron
+from tests.data.corpus.test_foreign import DOCUMENTS, write_datatrove, write_megatron
 
 
 def flip(path: Path, at: int) -> None:

@@ -17,8 +17,8 @@ from phalanx.cli.app import app
 from phalanx.config import Data, Store
 from phalanx.data import DataError, SampleReader
 from phalanx.data.errors import StoreError
-from phalanx.data.staging import stage
-from phalanx.data.store import open_store
+from phalanx.data.remote.staging import stage
+from phalanx.data.remote.store import open_store
 from tests.data.corpora import write_corpus
 from tests.object_store import DelayProxy, S3Server, credentials
 
@@ -39,16 +39,16 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("corpus") / "shards"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("phalanx.data.writer.BLOCK_BYTES", PART)
+        patch.setattr("phalanx.data.corpus.writer.BLOCK_BYTES", PART)
         write_corpus(folder, 2_000_000, documents=100, file_bytes=1 << 20)
     return folder
 
 
 @pytest.fixture(autouse=True)
 def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("phalanx.data.remote.PART_BYTES", PART)
-    monkeypatch.setattr("phalanx.data.origins.PART_BYTES", PART)
-    monkeypatch.setattr("phalanx.data.store._LONGEST_WAIT_SECONDS", 0.5)
+    monkeypatch.setattr("phalanx.data.remote.shards.PART_BYTES", PART)
+    monkeypatch.setattr("phalanx.data.remote.origins.PART_BYTES", PART)
+    monkeypatch.setattr("phalanx.data.remote.store._LONGEST_WAIT_SECONDS", 0.5)
 
 
 def settings(cache: Path) -> Store:

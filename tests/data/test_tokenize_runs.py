@@ -14,9 +14,11 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from phalanx.data import DataError, ShardStream, tokenize, verify, vocabulary
-from phalanx.data.inputs import find_files
-from phalanx.data.tokenize import Progress, TokenizeOptions, tokenize_files
+from phalanx.data import DataError, ShardStream, verify
+from phalanx.data.tokenize import run as tokenize
+from phalanx.data.tokenize import vocabulary
+from phalanx.data.tokenize.inputs import find_files
+from phalanx.data.tokenize.run import Progress, TokenizeOptions, tokenize_files
 
 ROOT = Path(__file__).parents[2]
 SHARD_BYTES = 2000
@@ -51,8 +53,8 @@ def encoder(corpus: Path) -> Tokenizer:
 @pytest.fixture(autouse=True)
 def _small_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tokenize, "_RUN_BYTES", 1500)
-    monkeypatch.setattr("phalanx.data.inputs.LINES_BYTES", 700)
-    monkeypatch.setattr("phalanx.data.inputs.PIECE_CHARACTERS", 1000)
+    monkeypatch.setattr("phalanx.data.tokenize.inputs.LINES_BYTES", 700)
+    monkeypatch.setattr("phalanx.data.tokenize.inputs.PIECE_CHARACTERS", 1000)
 
 
 def run(corpus: Path, encoder: Tokenizer, out: Path, **options: object) -> tokenize.Tokenized:
@@ -129,9 +131,10 @@ def test_a_run_stopped_again_and_again_ends_with_the_same_bytes(
 
 KILLED = """
 import multiprocessing, os, pathlib, signal, sys
-from phalanx.data import inputs, tokenize
-from phalanx.data.inputs import find_files
-from phalanx.data.vocabulary import load_tokenizer
+from phalanx.data.tokenize import inputs
+from phalanx.data.tokenize import run as tokenize
+from phalanx.data.tokenize.inputs import find_files
+from phalanx.data.tokenize.vocabulary import load_tokenizer
 tokenize._RUN_BYTES, inputs.LINES_BYTES, inputs.PIECE_CHARACTERS = 1500, 700, 1000
 texts, tokenizer, out = map(pathlib.Path, sys.argv[1:4])
 def report(done):
@@ -205,9 +208,11 @@ def test_an_unfinished_run_is_continued_only_as_it_began(
 
 NO_SPACE = """
 import pathlib, resource, sys
-from phalanx.data import DataError, inputs, tokenize
-from phalanx.data.inputs import find_files
-from phalanx.data.vocabulary import load_tokenizer
+from phalanx.data import (DataError)
+from phalanx.data.tokenize import inputs
+from phalanx.data.tokenize import run as tokenize
+from phalanx.data.tokenize.inputs import find_files
+from phalanx.data.tokenize.vocabulary import load_tokenizer
 tokenize._RUN_BYTES, inputs.LINES_BYTES, inputs.PIECE_CHARACTERS = 1500, 700, 1000
 texts, tokenizer, out = map(pathlib.Path, sys.argv[1:4])
 def report(done):

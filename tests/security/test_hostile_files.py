@@ -28,7 +28,7 @@ from phalanx.checkpoint.format.manifest import (
 )
 from phalanx.checkpoint.tools.dcp import DCP_FILE, import_dcp
 from phalanx.data import Cursor
-from phalanx.data.archives import tar_pieces
+from phalanx.data.tokenize.archives import tar_pieces
 from phalanx.model.hf import INDEX_FILE, HfError, load_hf
 
 METADATA = "torch.distributed.checkpoint.metadata"

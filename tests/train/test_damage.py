@@ -28,7 +28,7 @@ MESHES: dict[str, tuple[int, dict[str, Any]]] = {
 def damaged_corpus(folder: Path) -> str:
     """64 samples of 32 tokens, of which a flipped byte spoils a block of four or five."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("phalanx.data.writer.BLOCK_BYTES", 256)
+        patch.setattr("phalanx.data.corpus.writer.BLOCK_BYTES", 256)
         write_corpus(folder, 64 * 32 + 1, vocab=64)
     shard = folder / "shard-00000.bin"
     content = bytearray(shard.read_bytes())

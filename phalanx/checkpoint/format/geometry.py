@@ -15,7 +15,7 @@ from typing import NamedTuple
 import msgspec
 
 from phalanx.checkpoint.format.layout import Block, Layout, row_dim
-from phalanx.data.checksum import crc32c
+from phalanx.data.corpus.checksum import crc32c
 
 LEAST_PART_BYTES = 1 << 20  # copies share the writing of a block in parts of at least this
 

@@ -14,8 +14,8 @@ from typing import Any
 import msgspec
 
 from phalanx.checkpoint.format.geometry import Group
-from phalanx.data.checksum import crc32c
-from phalanx.data.cursor import Cursor
+from phalanx.data.corpus.checksum import crc32c
+from phalanx.data.order.cursor import Cursor
 
 VERSION = 2  # 1 was a folder of torch.distributed.checkpoint
 MANIFEST_FILE = "manifest.json"

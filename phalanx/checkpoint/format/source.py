@@ -21,7 +21,7 @@ from phalanx.checkpoint.format.manifest import (
 )
 from phalanx.checkpoint.format.shard import Sidecar
 from phalanx.checkpoint.write.direct import aligned
-from phalanx.data.checksum import crc32c
+from phalanx.data.corpus.checksum import crc32c
 
 
 class ShardReader(Protocol):

@@ -148,7 +148,7 @@ class ObjectTier:
 
     def __init__(self, url: str) -> None:
         from phalanx.data.errors import DataError
-        from phalanx.data.store import connect
+        from phalanx.data.remote.store import connect
 
         self.where = url.rstrip("/")
         try:

@@ -21,7 +21,7 @@ from phalanx.checkpoint.read.load import Stored
 from phalanx.checkpoint.tools.rewrite import SHARD_BYTES, write_whole
 from phalanx.config import Model, resolve_model
 from phalanx.data import Cursor
-from phalanx.data.manifest import read_manifest as read_corpus
+from phalanx.data.corpus.manifest import read_manifest as read_corpus
 from phalanx.model.hf import config_from_hf, export_hf, load_hf
 from phalanx.model.hf_tokenizer import (
     TOKENIZER_FILE,

@@ -39,7 +39,7 @@ from phalanx.checkpoint.tools.dcp_metadata import UnsafeMetadataError, read_meta
 from phalanx.checkpoint.tools.rewrite import SHARD_BYTES, write_whole
 from phalanx.checkpoint.write.direct import write_synced
 from phalanx.data import Cursor
-from phalanx.data.checksum import crc32c
+from phalanx.data.corpus.checksum import crc32c
 
 DCP_FILE = ".metadata"  # in every DCP folder
 CARRIED_FILE = "phalanx.json"  # in those that we wrote

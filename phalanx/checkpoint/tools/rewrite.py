@@ -33,7 +33,7 @@ from phalanx.checkpoint.format.shard import Sidecar
 from phalanx.checkpoint.write.commit import create_manifest, publish_sidecar
 from phalanx.checkpoint.write.direct import Pace, sync_folder, write_file, write_synced
 from phalanx.checkpoint.write.snapshot import Snapshot
-from phalanx.data.checksum import crc32c
+from phalanx.data.corpus.checksum import crc32c
 
 SHARD_BYTES = 1 << 30
 

@@ -33,7 +33,7 @@ from phalanx.checkpoint.format.tier import Tier, open_tier, read_scores, retain
 from phalanx.checkpoint.write.commit import Order
 from phalanx.checkpoint.write.direct import WRITE_BYTES, WRITERS, aligned_buffer, chunk_sums
 from phalanx.checkpoint.write.quota import admit_copy
-from phalanx.data.checksum import crc32c
+from phalanx.data.corpus.checksum import crc32c
 
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 5.0
 COMPLAINT_SECONDS = 60.0  # between two words about the same trouble

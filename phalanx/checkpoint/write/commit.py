@@ -31,7 +31,7 @@ from phalanx.checkpoint.format.shard import Sidecar
 from phalanx.checkpoint.write.direct import Pace, sync_folder, write_file, write_synced
 from phalanx.checkpoint.write.quota import RESERVED_FILE, admit
 from phalanx.checkpoint.write.retention import Policy
-from phalanx.data.checksum import crc32c
+from phalanx.data.corpus.checksum import crc32c
 
 
 class Archive(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from phalanx.data.checksum import crc32c
+from phalanx.data.corpus.checksum import crc32c
 
 ALIGN_BYTES = 4096
 CHUNK_BYTES = 1 << 20  # of a shard, each with its own checksum

@@ -32,7 +32,7 @@ from phalanx.checkpoint.write.direct import (
     write_synced,
 )
 from phalanx.checkpoint.write.retention import Entry, decide
-from phalanx.data.checksum import crc32c
+from phalanx.data.corpus.checksum import crc32c
 
 LOCK_FILE = "in-use"  # of a run, held by the keepers that write into it
 RECORD_SUFFIX = ".local"

@@ -1,0 +1,1 @@
+"""Token shards and foreign formats on disk."""

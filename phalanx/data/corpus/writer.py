@@ -1,0 +1,224 @@
+"""Writing a corpus of token shards; nothing has its final name before it is complete."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from phalanx.data.corpus.checksum import BlockSums, crc32c
+from phalanx.data.corpus.index import ShardIndex, document_hash
+from phalanx.data.corpus.manifest import (
+    FORMAT_VERSION,
+    MANIFEST_NAME,
+    CorpusManifest,
+    Origin,
+    ShardFile,
+    StoredTokens,
+    token_type,
+)
+from phalanx.data.errors import DataError
+
+FILE_BYTES = 256 << 20  # default size of a shard
+BLOCK_BYTES = 1 << 20  # of each checksum
+HASHED_TOKENS = 4096  # the beginning of a document that its hash is made of
+
+
+class ShardWriter:
+    """Writes a corpus document by document, or in runs of documents with ``append``."""
+
+    def __init__(
+        self,
+        folder: Path,
+        vocab: int,
+        end_of_document: int,
+        tokenizer: str = "",
+        file_bytes: int = FILE_BYTES,
+        replace: bool = False,
+        finished: tuple[ShardFile, ...] = (),
+    ) -> None:
+        dtype = token_type(vocab)
+        width = np.dtype(dtype).itemsize
+        self.folder = folder
+        self.files = list(finished)
+        self._manifest = CorpusManifest(
+            version=FORMAT_VERSION,
+            dtype=dtype,
+            vocab=vocab,
+            end_of_document=end_of_document,
+            tokenizer=tokenizer,
+            source=Origin(),
+            tokens=0,
+            documents=0,
+            file_tokens=max(1, file_bytes // width),
+            block_bytes=min(BLOCK_BYTES, max(1, file_bytes // width) * width),
+            files=(),
+        )
+        self._open: _OpenShard | None = None
+        self._in_document = False
+        folder.mkdir(parents=True, exist_ok=True)
+        _clear(folder, replace, keep={name for file in finished for name in file.names})
+
+    @property
+    def open_tokens(self) -> int:
+        """Tokens in the shard that is not complete yet."""
+        return self._open.tokens if self._open else 0
+
+    @property
+    def documents(self) -> int:
+        """Documents so far."""
+        return sum(file.documents for file in self.files) + (
+            self._open.documents if self._open else 0
+        )
+
+    def append(self, tokens: ArrayLike, starts: ArrayLike, hashes: ArrayLike) -> None:
+        """Add tokens, in which documents with these hashes start at these positions."""
+        rest = self._stored(tokens)
+        at, numbers = np.asarray(starts, np.int64), np.asarray(hashes, np.uint32)
+        while len(rest):
+            if self._open is None:
+                self._open = _OpenShard(self.folder, len(self.files), self._manifest.block_bytes)
+            room = self._manifest.file_tokens - self._open.tokens
+            here = int(np.searchsorted(at, room))
+            self._open.append(rest[:room], at[:here], numbers[:here])
+            rest, at, numbers = rest[room:], at[here:] - room, numbers[here:]
+            if self._open.tokens == self._manifest.file_tokens:
+                self._close_shard()
+
+    def write(self, tokens: ArrayLike) -> None:
+        """Add tokens to the current document, or start one with them."""
+        content = np.asarray(tokens)
+        if len(content) == 0:
+            return
+        if self._in_document:
+            self.append(content, [], [])
+        else:
+            beginning = self._stored(content[:HASHED_TOKENS]).astype("<u4")
+            self.append(content, [0], [document_hash(beginning.tobytes())])
+        self._in_document = True
+
+    def end_document(self) -> None:
+        """Close the current document with the end-of-document token."""
+        self.write([self._manifest.end_of_document])
+        self._in_document = False
+
+    def finish(self, source: Origin | None = None) -> CorpusManifest:
+        """Complete the corpus: the last shard, then the manifest."""
+        self._close_shard()
+        manifest = msgspec.structs.replace(
+            self._manifest,
+            source=source or Origin(),
+            tokens=sum(file.tokens for file in self.files),
+            documents=sum(file.documents for file in self.files),
+            files=tuple(self.files),
+        )
+        text = msgspec.json.format(msgspec.json.encode(manifest), indent=1)
+        write_atomically(self.folder / MANIFEST_NAME, text + b"\n")
+        return manifest
+
+    def __enter__(self) -> ShardWriter:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._open is not None:  # left early: an unfinished shard must not linger
+            self._open.discard()
+            self._open = None
+
+    def _stored(self, tokens: ArrayLike) -> StoredTokens:
+        content = np.asarray(tokens)
+        vocab = self._manifest.vocab
+        if len(content) and not (int(content.min()) >= 0 and int(content.max()) < vocab):
+            outside = content[(content < 0) | (content >= vocab)][0]
+            rule = f"is outside the vocabulary of {vocab}"
+            raise DataError("token", int(outside), rule, "use the tokenizer of that vocabulary")
+        return content.astype(self._manifest.stored_type, copy=False)
+
+    def _close_shard(self) -> None:
+        if self._open is not None:
+            self.files.append(self._open.commit())
+            self._open = None
+
+
+class _OpenShard:
+    """A shard under its temporary name."""
+
+    def __init__(self, folder: Path, number: int, block_bytes: int) -> None:
+        self._path = folder / f"shard-{number:05d}.bin"
+        self._temporary = self._path.with_suffix(".bin.tmp")
+        self._file = self._temporary.open("wb")
+        self._block_bytes = block_bytes
+        self._sums = BlockSums(block_bytes)
+        self._starts: list[NDArray[Any]] = []
+        self._hashes: list[NDArray[Any]] = []
+        self.tokens = self.documents = 0
+
+    def append(
+        self, tokens: StoredTokens, starts: NDArray[np.int64], hashes: NDArray[np.uint32]
+    ) -> None:
+        data = np.ascontiguousarray(tokens).view(np.uint8)
+        self._file.write(data.data)
+        self._sums.add(data)
+        self._starts.append(starts + self.tokens)
+        self._hashes.append(hashes)
+        self.tokens += len(tokens)
+        self.documents += len(starts)
+
+    def commit(self) -> ShardFile:
+        sums = self._sums.finish()
+        starts, hashes = np.concatenate(self._starts), np.concatenate(self._hashes)
+        index = ShardIndex(self.tokens, self._block_bytes, sums, starts, hashes).encode()
+        with self._file:
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        file = ShardFile(self._path.name, self.tokens, len(starts), crc32c(index))
+        self._temporary.replace(self._path)
+        write_atomically(self._path.with_name(file.index_name), index)
+        return file
+
+    def discard(self) -> None:
+        with suppress(OSError):  # writing what is buffered may fail for want of space
+            self._file.close()
+        self._temporary.unlink(missing_ok=True)
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Give ``path`` this content, entirely or not at all, even through a power cut."""
+    temporary = path.with_name(path.name + ".tmp")
+    with temporary.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)  # makes this and all earlier renames in the folder durable
+    finally:
+        os.close(folder)
+
+
+def beside(home: Path, name: str) -> Path:
+    """Where something is recorded about a corpus: in its folder, or next to its only file."""
+    return home / name if home.is_dir() else home.with_name(f"{home.name}.{name}")
+
+
+def _clear(folder: Path, replace: bool, keep: set[str]) -> None:
+    """Make room for a new corpus; the manifest goes first, so no half-old corpus is ever read."""
+    manifest = folder / MANIFEST_NAME
+    if manifest.exists() and not replace:
+        rule = "already holds a corpus"
+        raise DataError("out", folder, rule, "choose another folder, or replace it with --force")
+    manifest.unlink(missing_ok=True)
+    for old in folder.glob("shard-*"):
+        if old.name not in keep:
+            old.unlink()

@@ -1,0 +1,1 @@
+"""Which sample comes when: pure functions of (seed, index)."""

@@ -1,0 +1,1 @@
+"""Corpora in object stores, and copies on the node."""
