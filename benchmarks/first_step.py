@@ -82,7 +82,7 @@ def run_with_clocks(arguments: list[str]) -> None:
     _mark("interpreter")
     from phalanx.cli import main
     from phalanx.cli.options import collection_paused
-    from phalanx.train.threads import keep_single_threaded
+    from phalanx.train.rank.threads import keep_single_threaded
 
     keep_single_threaded()
     _mark("command line")
@@ -91,7 +91,8 @@ def run_with_clocks(arguments: list[str]) -> None:
         _mark("import torch")
         importlib.import_module("torch.distributed.fsdp")
         _mark("import torch.distributed")
-        from phalanx.train import launch, trainer, worker
+        from phalanx.train import trainer
+        from phalanx.train.rank import launch, worker
 
         _mark("import phalanx.train")
     _clock(launch, "start_ranks", "run folder")

@@ -35,7 +35,7 @@ from phalanx.observe.node_words import NodeRecords
 from phalanx.observe.recorder import JOB_TABLES, SCALARS, RecordedGang, Recorder, owner_of
 from phalanx.observe.store import MetricStore
 from phalanx.observe.tables import DAY_NS, SECOND_NS, Column
-from phalanx.train.records import StepParts, StepRecord
+from phalanx.train.report.records import StepParts, StepRecord
 from proof.report import report
 
 RANKS, NODE_RANKS, METRICS = 1_000, 8, 10
@@ -144,7 +144,7 @@ def ingest(folder: Path) -> dict[str, float]:
 def cost(folder: Path, rounds: int = 2_000) -> dict[str, float]:
     """Seconds that measuring takes from a rank's step: record, ring, waits for peers."""
     from phalanx.observe.worker_ring import RingSink
-    from phalanx.train.waits import PeerWaits
+    from phalanx.train.measure.waits import PeerWaits
 
     sink, waits = RingSink(folder / "ring"), PeerWaits()
     made = record(1, 0, 1.0)

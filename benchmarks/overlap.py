@@ -35,7 +35,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from benchmarks.traces import LAYER_RANGE, StepTrace
 from phalanx.config import Job, check, job_from_table, resolve
 from phalanx.parallel import build_mesh
-from phalanx.train.intervals import share, total
+from phalanx.train.measure.intervals import share, total
 from phalanx.train.trainer import Trainer
 from proof.report import report
 from tests.ranks import run_ranks

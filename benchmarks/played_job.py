@@ -40,7 +40,7 @@ from phalanx.observe.node_records import PARTS, Floats
 from phalanx.observe.node_words import NodeRecords
 from phalanx.observe.recorder import Recorder
 from phalanx.observe.store import open_metrics
-from phalanx.train.records import StepParts, StepRecord
+from phalanx.train.report.records import StepParts, StepRecord
 
 GPUS = 8
 STEP_SECONDS, NOISE = 2.0, 0.015

@@ -84,7 +84,7 @@ def torchrun(
     )
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(world)]
     command += ["--max-restarts", str(times), "--monitor-interval", "0.1"]
-    command += ["-m", "phalanx.train.worker", str(job)]
+    command += ["-m", "phalanx.train.rank.worker", str(job)]
     # Without it the restart of torch 2.13 finds the keys of the first attempt and fails.
     environment = {**os.environ, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     seconds: list[float] = []

@@ -7,7 +7,7 @@ from speed_shape import SEQUENCE, Shape, State
 
 from phalanx.config import Data, Job, Precision, Schedule, Train, resolve
 from phalanx.parallel.mesh import build_mesh
-from phalanx.train.optimizer import AdamW
+from phalanx.train.optim.optimizer import AdamW
 from phalanx.train.trainer import Trainer
 
 

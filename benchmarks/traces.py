@@ -19,7 +19,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from phalanx.train.intervals import Interval, intersect, merge, subtract
+from phalanx.train.measure.intervals import Interval, intersect, merge, subtract
 
 LAYER_RANGE = "phalanx forward of layer "
 GATHER_RANGE = re.compile(r"FSDP::all_gather \((.*)\)")

@@ -76,7 +76,7 @@ def check_command(
         check(job, ranks)
         job = resolve(job, ranks)
         from phalanx.plan.memory.gpus_that_fit import fit_of
-        from phalanx.train.refusal import refuse_files, refuse_rate
+        from phalanx.train.resume.refusal import refuse_files, refuse_rate
 
         refuse_rate(job)
         if files:

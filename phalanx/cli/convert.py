@@ -71,7 +71,7 @@ def export_hf(
     import torch
 
     from phalanx.checkpoint.tools.convert import complete_export, export_checkpoint
-    from phalanx.train.parent import checkpoint_at
+    from phalanx.train.resume.parent import checkpoint_at
 
     checkpoint = checkpoint_at(checkpoint)
     with _reported(json):
@@ -90,7 +90,7 @@ def _reported(json: bool) -> Iterator[None]:
     """Print what does not fit and end with the exit code of checkpoints."""
     from phalanx.checkpoint import CheckpointError
     from phalanx.model.hf import HfError
-    from phalanx.train.exits import ExitCode
+    from phalanx.train.rank.exits import ExitCode
 
     try:
         yield

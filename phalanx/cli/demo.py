@@ -19,11 +19,11 @@ import typer
 import phalanx
 from phalanx.cli.options import Json, Set, collection_paused, refused_in_words, say_left
 from phalanx.config import Job, check, default_world_size, load_job, resolve
-from phalanx.train.stop import left_on_signal
-from phalanx.train.threads import keep_single_threaded
+from phalanx.train.rank.stop import left_on_signal
+from phalanx.train.rank.threads import keep_single_threaded
 
 if TYPE_CHECKING:
-    from phalanx.train.run_folder import RunFolder
+    from phalanx.train.report.run_folder import RunFolder
 
 app = typer.Typer()
 
@@ -60,8 +60,8 @@ def demo(
     say(_what_comes(job, ranks))
     with left_on_signal(partial(say_left, json)):
         with collection_paused():
-            from phalanx.train import run_folder
-            from phalanx.train.launch import launch
+            from phalanx.train.rank.launch import launch
+            from phalanx.train.report import run_folder
 
         with refused_in_words(json):
             folder = run_folder.create(job)
@@ -133,7 +133,7 @@ def _what_comes(job: Job, ranks: int) -> str:
 
 
 def _what_happened(job: Job, folder: RunFolder, seconds: float) -> str:
-    from phalanx.train.records import ValidationRecord, read_records
+    from phalanx.train.report.records import ValidationRecord, read_records
 
     text = f"trained in {seconds:.0f} s, the start of the ranks included"
     with suppress(FileNotFoundError):  # a run of a few steps validates nothing
@@ -144,7 +144,7 @@ def _what_happened(job: Job, folder: RunFolder, seconds: float) -> str:
 
 
 def _what_next(job: Job, folder: RunFolder) -> str:
-    from phalanx.train.progress import from_here
+    from phalanx.train.report.progress import from_here
 
     program = "phalanx" if shutil.which("phalanx") else str(from_here(Path(sys.argv[0])))
     again = f"{program} train {from_here(JOB)}"

@@ -48,7 +48,7 @@ def node(
 
     Exit code 0: fit for work (warnings included), 1: something failed.
     """
-    from phalanx.train.threads import keep_single_threaded
+    from phalanx.train.rank.threads import keep_single_threaded
 
     keep_single_threaded()  # the collective's ranks are forked
     from phalanx.doctor import CHECKS, Patient, check_node

@@ -15,8 +15,8 @@ from phalanx.cli.runs import Source, Which, write_out
 from phalanx.observe.report import PARTS, Curve, Material
 from phalanx.observe.report_pages import html, markdown
 from phalanx.observe.runs import Run, validations
-from phalanx.train.records import StepRecord
-from phalanx.train.run_folder import RunFolder
+from phalanx.train.report.records import StepRecord
+from phalanx.train.report.run_folder import RunFolder
 
 app = typer.Typer()
 CURVES = ("loss", "grad_norm", "step_seconds", "mfu", "tokens_per_second")

@@ -37,7 +37,7 @@ from phalanx.observe.runs import (
     removed,
     validations,
 )
-from phalanx.train.run_folder import RunFolder
+from phalanx.train.report.run_folder import RunFolder
 
 app = typer.Typer(no_args_is_help=True, help="Runs: list, show, compare, export, annotate.")
 ledger_app = typer.Typer()

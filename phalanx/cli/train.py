@@ -19,8 +19,8 @@ from phalanx.cli.options import (
     say_left,
 )
 from phalanx.config import check, resolve
-from phalanx.train.stop import left_on_signal
-from phalanx.train.threads import keep_single_threaded
+from phalanx.train.rank.stop import left_on_signal
+from phalanx.train.rank.threads import keep_single_threaded
 
 app = typer.Typer()
 
@@ -54,8 +54,8 @@ def train(
         return
     with left_on_signal(partial(say_left, json)):
         with collection_paused():
-            from phalanx.train.launch import launch
-            from phalanx.train.progress import process_age_seconds
+            from phalanx.train.rank.launch import launch
+            from phalanx.train.report.progress import process_age_seconds
 
         code = launch(job, ranks, json=json, waited_seconds=process_age_seconds())
     raise typer.Exit(code)

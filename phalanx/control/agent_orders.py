@@ -35,13 +35,13 @@ from phalanx.control.worker_link import (
     Take,
     TraceSteps,
 )
-from phalanx.train.exits import ExitInfo
-from phalanx.train.fingerprint import Diverged
-from phalanx.train.launch import redirect_output
-from phalanx.train.look import look
-from phalanx.train.orders import Formation, GenerationOver, RestorePoint
-from phalanx.train.sockets import shut_network_sockets
-from phalanx.train.stop import StopFlag
+from phalanx.train.optim.fingerprint import Diverged
+from phalanx.train.rank.exits import ExitInfo
+from phalanx.train.rank.launch import redirect_output
+from phalanx.train.rank.look import look
+from phalanx.train.rank.orders import Formation, GenerationOver, RestorePoint
+from phalanx.train.rank.sockets import shut_network_sockets
+from phalanx.train.rank.stop import StopFlag
 
 SHUT_AGAIN_SECONDS = 0.02
 # Where the main thread does not wake up (gloo waits for ever for a peer that has yet to connect),

@@ -19,9 +19,9 @@ from phalanx.control.agent_orders import AgentOrders
 from phalanx.control.payload import Train, decode_payload
 from phalanx.observe.node_words import RunRecord
 from phalanx.observe.worker_ring import RingSink, ring_path
-from phalanx.train.exits import ExitCode, ExitInfo
-from phalanx.train.look import record_collectives
-from phalanx.train.member import Member
+from phalanx.train.rank.exits import ExitCode, ExitInfo
+from phalanx.train.rank.look import record_collectives
+from phalanx.train.rank.member import Member
 
 log = logging.getLogger(__name__)
 

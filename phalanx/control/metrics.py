@@ -18,7 +18,7 @@ from phalanx.observe.node_records import PARTS, Floats
 from phalanx.observe.node_sample import NodeSample
 from phalanx.observe.node_words import NodeRecords
 from phalanx.observe.recorder import RecordedGang, Recorder
-from phalanx.train.records import CheckpointRecord, ValidationRecord
+from phalanx.train.report.records import CheckpointRecord, ValidationRecord
 
 DATA = PARTS.index("data")
 NS = 1_000_000_000

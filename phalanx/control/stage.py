@@ -272,7 +272,7 @@ class Stage:
         node.agent.wait()
 
     def order_fault(self, node: LocalNode, job: int, fault: str, content: str = "") -> None:
-        """Have a worker do something wrong (``phalanx.train.drill``); agents must allow it."""
+        """Have a worker do something wrong (``phalanx.train.rank.drill``); agents must allow it."""
         (node.state / "jobs" / str(job) / "chaos" / fault).write_text(content)
 
     def corrupt_snapshots(self, node: LocalNode) -> int:

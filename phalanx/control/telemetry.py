@@ -15,7 +15,7 @@ from phalanx.observe.node_records import DETAIL_WORLD, Said, merge
 from phalanx.observe.node_sample import NodeSample, Sampler
 from phalanx.observe.node_words import NodeRecords
 from phalanx.observe.worker_ring import RingRecords, ring_path
-from phalanx.train.records import StepRecord
+from phalanx.train.report.records import StepRecord
 
 SMALL_SECONDS, LARGE_SECONDS = 1.0, 5.0  # between two reports, by the size of the gang
 SAMPLE_SECONDS = 10.0  # between two looks at the node's devices

@@ -25,13 +25,13 @@ from typing import TYPE_CHECKING
 from phalanx.cluster.messages import Sealed, WorkerBusy, WorkerLeft
 from phalanx.control.worker_link import Link, Present
 from phalanx.observe.worker_ring import RingSink, ring_path
-from phalanx.train.records import StepParts, StepRecord
+from phalanx.train.report.records import StepParts, StepRecord
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from phalanx.checkpoint import Checkpointer
-    from phalanx.train.waits import PeerWaits
+    from phalanx.train.measure.waits import PeerWaits
 
 SLOTS = 4
 
@@ -152,7 +152,7 @@ class WorkerClient:
         torch = sys.modules.get("torch")  # whoever has not imported it has no collectives
         if own_seconds is not None or torch is None or torch.cuda.is_initialized():
             return StepParts(own=own_seconds)
-        from phalanx.train.waits import PeerWaits
+        from phalanx.train.measure.waits import PeerWaits
 
         if self._waits is None:
             self._waits = PeerWaits()

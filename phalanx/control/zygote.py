@@ -22,7 +22,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
-from phalanx.train.threads import keep_single_threaded, require_single_thread
+from phalanx.train.rank.threads import keep_single_threaded, require_single_thread
 
 keep_single_threaded()
 
@@ -53,8 +53,8 @@ from phalanx.control.zygote_wire import (
     decode_to_zygote,
     framed,
 )
-from phalanx.train.gang import die_with_parent
-from phalanx.train.launch import redirect_to
+from phalanx.train.rank.gang import die_with_parent
+from phalanx.train.rank.launch import redirect_to
 
 START_SECONDS = 600.0  # for the first agent to come
 KEPT_ENDS = 1000  # ends of children that no agent has heard of
@@ -471,7 +471,7 @@ def preload() -> None:
     """Import what workers need, so that they share it and start at once."""
     import phalanx.checkpoint.keeper.process
     import phalanx.control.member
-    import phalanx.train.member  # noqa: F401
+    import phalanx.train.rank.member  # noqa: F401
 
     gc.collect()
     gc.freeze()  # collection in a child would copy the pages that it shares

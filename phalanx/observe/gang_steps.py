@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from phalanx.observe.node_records import PARTS, Floats, unpack
 from phalanx.observe.node_words import NodeRecords
-from phalanx.train.records import CheckpointRecord, StepRecord, ValidationRecord
+from phalanx.train.report.records import CheckpointRecord, StepRecord, ValidationRecord
 
 LATE_STEPS = 64  # the gang is so far ahead of a step that somebody does not tell of
 LATE_NS = 15_000_000_000

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from phalanx.observe.node_words import NodeRecords, RunRecord
-from phalanx.train.records import CheckpointRecord, Record, StepRecord, ValidationRecord
+from phalanx.train.report.records import CheckpointRecord, Record, StepRecord, ValidationRecord
 
 PARTS = ("data", "forward", "backward", "optimizer", "snapshot", "exposed_communication")
 DETAIL_WORLD = 1024  # gangs up to this size are told rank by rank

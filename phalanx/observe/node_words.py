@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from phalanx.train.records import CheckpointRecord, StepRecord, ValidationRecord
+from phalanx.train.report.records import CheckpointRecord, StepRecord, ValidationRecord
 
 
 class RunRecord(Struct, frozen=True, kw_only=True, tag_field="kind", tag="run"):

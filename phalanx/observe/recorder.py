@@ -22,7 +22,7 @@ from phalanx.observe.node_sample import HOST, NodeSample
 from phalanx.observe.runs import validation_summary
 from phalanx.observe.store import MetricStore
 from phalanx.observe.tables import DAY_NS, Array, Column, Table
-from phalanx.train.records import CheckpointRecord, StepRecord, ValidationRecord
+from phalanx.train.report.records import CheckpointRecord, StepRecord, ValidationRecord
 
 MILLION = 1_000_000
 MOST_NODE_GPUS = 1024

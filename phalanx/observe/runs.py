@@ -15,10 +15,15 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from phalanx.train.exits import ExitCode
-from phalanx.train.process_identity import ProcessIdentity
-from phalanx.train.records import CheckpointRecord, StepRecord, ValidationRecord, read_records
-from phalanx.train.run_folder import RunFolder
+from phalanx.train.rank.exits import ExitCode
+from phalanx.train.rank.process_identity import ProcessIdentity
+from phalanx.train.report.records import (
+    CheckpointRecord,
+    StepRecord,
+    ValidationRecord,
+    read_records,
+)
+from phalanx.train.report.run_folder import RunFolder
 
 Table = dict[str, Any]
 

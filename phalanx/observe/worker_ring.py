@@ -12,7 +12,7 @@ from msgspec import structs
 from phalanx.observe.node_records import Said
 from phalanx.observe.node_words import RunRecord
 from phalanx.observe.ring import RingReader, RingWriter
-from phalanx.train.records import Record, StepRecord
+from phalanx.train.report.records import Record, StepRecord
 
 MOST_STEP_SECONDS = 86_400.0
 

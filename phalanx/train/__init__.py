@@ -6,7 +6,7 @@ Records are exported here; everything else needs torch and is imported from its 
 
 from __future__ import annotations
 
-from phalanx.train.records import (
+from phalanx.train.report.records import (
     CheckpointRecord,
     Record,
     StepParts,

@@ -20,10 +20,10 @@ from phalanx.config import BatchRamp, Job, batch_ramp, takes_unequal_shares
 from phalanx.data import Feed, StepBatches
 from phalanx.model import Router
 from phalanx.parallel import Engine, LossScale, Mesh, all_sum, update_expert_biases
-from phalanx.train.guard import Guard, squared_norm
-from phalanx.train.optimizer import build_optimizer
-from phalanx.train.schedule import learning_rate_factor
-from phalanx.train.timing import StepTimer
+from phalanx.train.measure.timing import StepTimer
+from phalanx.train.optim.guard import Guard, squared_norm
+from phalanx.train.optim.optimizer import build_optimizer
+from phalanx.train.optim.schedule import learning_rate_factor
 
 log = logging.getLogger(__name__)
 

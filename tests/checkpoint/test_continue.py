@@ -12,7 +12,7 @@ from phalanx.checkpoint import Checkpointer, CheckpointError, Extra, latest
 from phalanx.checkpoint.format.tier import step_of
 from phalanx.config import Job
 from phalanx.data import Cursor
-from phalanx.train.diagnose import classify
+from phalanx.train.rank.diagnose import classify
 from tests.checkpoint.waiting import eventually
 from tests.train.forked_runs import Run, alive, small_job, start
 

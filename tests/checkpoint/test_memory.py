@@ -37,7 +37,7 @@ from phalanx.checkpoint.keeper.wire import (
 from phalanx.checkpoint.read.memory import Place, condemn_held, connect, offers
 from phalanx.config import Job
 from phalanx.data import Cursor
-from phalanx.train.resume import load_from_memory
+from phalanx.train.resume.start import load_from_memory
 from phalanx.train.trainer import Trainer
 from tests.checkpoint.waiting import eventually, keepers_below
 from tests.ranks import RankError, die_together, run_ranks

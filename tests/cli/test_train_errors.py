@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 
 from phalanx.cli.app import app
 from phalanx.config import ConfigError, load_job, resolve
-from phalanx.train.run_folder import create
+from phalanx.train.report.run_folder import create
 from tests.limits import file_size_limit
 from tests.ranks import run_alone
 
@@ -29,7 +29,7 @@ device = "cpu"
 @pytest.fixture(autouse=True)
 def threads_of_other_tests(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is forked here, so it does not matter what earlier tests left running."""
-    monkeypatch.setattr("phalanx.train.launch.require_single_thread", lambda: None)
+    monkeypatch.setattr("phalanx.train.rank.launch.require_single_thread", lambda: None)
 
 
 def train(path: Path, *arguments: str) -> Result:
@@ -154,7 +154,7 @@ def test_a_run_that_saves_nothing_needs_no_room_for_a_checkpoint(
 def test_more_ranks_than_the_memory_holds_are_refused(
     job: Path, runs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("phalanx.train.launch.available_bytes", lambda: 1 << 30)
+    monkeypatch.setattr("phalanx.train.rank.launch.available_bytes", lambda: 1 << 30)
     text = refusal(train(job, "--world-size", "8"))
     assert "at most 4 ranks fit" in text
     assert not list(runs.glob("*/*"))
@@ -163,7 +163,7 @@ def test_more_ranks_than_the_memory_holds_are_refused(
 def test_a_cuda_job_without_a_device_is_refused_before_it_starts(
     job: Path, runs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("phalanx.train.launch.count_cuda", lambda: 0)
+    monkeypatch.setattr("phalanx.train.rank.launch.count_cuda", lambda: 0)
     text = refusal(train(job, "--world-size", "2", "--set", "train.device=cuda"))
     assert "train.device" in text and 'set it to "cpu"' in text
     assert not list(runs.glob("*/*"))

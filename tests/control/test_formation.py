@@ -21,8 +21,8 @@ from phalanx.control.agent_orders import AgentOrders
 from phalanx.control.worker_link import Fact, Take, decode_fact
 from phalanx.control.zygote_client import ZygoteClient
 from phalanx.control.zygote_wire import Ended, Spawn, Unframer, framed
-from phalanx.train.member import join_group
-from phalanx.train.orders import Formation
+from phalanx.train.rank.member import join_group
+from phalanx.train.rank.orders import Formation
 from tests.ranks import run_ranks
 
 WAIT_SECONDS = 90.0

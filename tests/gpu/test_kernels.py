@@ -10,7 +10,7 @@ from torch import Tensor
 from phalanx.model import loss, ops
 from phalanx.model.loss import VocabSlice
 from phalanx.parallel import float8
-from phalanx.train.kernels import fused_adamw
+from phalanx.train.optim.kernels import fused_adamw
 
 pytestmark = [
     pytest.mark.gpu,

@@ -11,7 +11,7 @@ from phalanx.cli.app import app
 from phalanx.hardware import lookup
 from phalanx.plan.cost.constants import constants_toml, read_constants, shipped
 from phalanx.plan.cost.measured import constants_from
-from phalanx.train.microbench import measure_device
+from phalanx.train.measure.microbench import measure_device
 
 pytestmark = pytest.mark.gpu
 

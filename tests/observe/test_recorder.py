@@ -15,7 +15,7 @@ from phalanx.observe.node_records import PARTS
 from phalanx.observe.query import series
 from phalanx.observe.recorder import JOB_TABLES, RecordedGang, Recorder, owner_of
 from phalanx.observe.store import MetricStore
-from phalanx.train.records import CheckpointRecord, ValidationRecord
+from phalanx.train.report.records import CheckpointRecord, ValidationRecord
 from tests.observe.records import SECOND_NS, step_record
 
 TOKENS = 1024

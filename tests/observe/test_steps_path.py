@@ -25,7 +25,7 @@ from phalanx.observe.node_records import Said, merge, unpack
 from phalanx.observe.node_words import NodeRecords
 from phalanx.observe.ring import RingWriter
 from phalanx.observe.worker_ring import RingRecords, RingSink
-from phalanx.train.records import StepParts
+from phalanx.train.report.records import StepParts
 from tests.observe.records import SECOND_NS, said, step_record
 
 NOW = 10_000 * SECOND_NS

@@ -11,9 +11,9 @@ import torch
 
 from phalanx.config import Log
 from phalanx.observe.traces import merge_traces, trace_of
-from phalanx.train.profile import ProfileAsk, StepProfiler, asked_path
-from phalanx.train.run_folder import RunFolder
-from phalanx.train.timing import StepTimer
+from phalanx.train.measure.profile import ProfileAsk, StepProfiler, asked_path
+from phalanx.train.measure.timing import StepTimer
+from phalanx.train.report.run_folder import RunFolder
 
 
 def trace(base: int, *events: dict[str, Any]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from phalanx.control import wire
 from phalanx.control.shell_wire import ShellOutput
 from phalanx.observe.node_sample import NodeSample
 from phalanx.observe.node_words import NodeRecords, RunRecord
-from phalanx.train.records import CheckpointRecord
+from phalanx.train.report.records import CheckpointRecord
 from tests.control.servers import WORK, PlayedAgent, ServerProcess
 
 FAR = 1 << 40  # a step that nobody has reached

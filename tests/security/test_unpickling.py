@@ -32,8 +32,8 @@ ALLOWED = {
         "pickle": "an unpickler that knows only inert records in place of torch's own names"
     },
     "checkpoint/ranks.py": {"all_gather_object": RANKS},
-    "train/gaps.py": {"gather_object": RANKS},
-    "train/worker.py": {"all_gather_object": RANKS, "broadcast_object_list": RANKS},
+    "train/report/gaps.py": {"gather_object": RANKS},
+    "train/rank/worker.py": {"all_gather_object": RANKS, "broadcast_object_list": RANKS},
 }
 
 

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from phalanx.config import Job, job_from_table, resolve
-from phalanx.train import launch as launching
-from phalanx.train.exits import ExitInfo
-from phalanx.train.records import CheckpointRecord, StepRecord, read_records
-from phalanx.train.run_folder import RunFolder, create
+from phalanx.train.rank import launch as launching
+from phalanx.train.rank.exits import ExitInfo
+from phalanx.train.report.records import CheckpointRecord, StepRecord, read_records
+from phalanx.train.report.run_folder import RunFolder, create
 
 TINY: dict[str, Any] = {
     "name": "try",

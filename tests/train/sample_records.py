@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from phalanx.train.records import CheckpointRecord, StepParts, StepRecord, ValidationRecord
+from phalanx.train.report.records import CheckpointRecord, StepParts, StepRecord, ValidationRecord
 
 
 def step_record(step: int, **changes: object) -> StepRecord:

@@ -10,8 +10,8 @@ import torch
 
 from phalanx.config import Job
 from phalanx.parallel import build_mesh
-from phalanx.train.progress import figures
-from phalanx.train.records import StepRecord
+from phalanx.train.report.progress import figures
+from phalanx.train.report.records import StepRecord
 from phalanx.train.trainer import Trainer
 from tests.data.corpora import write_corpus
 from tests.parallel.test_parity import make_job

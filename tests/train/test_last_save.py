@@ -11,9 +11,10 @@ from phalanx.checkpoint import Checkpointer, latest
 from phalanx.checkpoint.keeper.client import Outcome
 from phalanx.config import Job
 from phalanx.parallel import build_mesh
-from phalanx.train import loop, run_folder
-from phalanx.train.sinks import Sinks
-from phalanx.train.stop import StopFlag
+from phalanx.train.rank import loop
+from phalanx.train.rank.stop import StopFlag
+from phalanx.train.report import run_folder
+from phalanx.train.report.sinks import Sinks
 from phalanx.train.trainer import Trainer
 from tests.ranks import run_ranks
 from tests.train.forked_runs import small_job

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from phalanx.train.records import CheckpointRecord, read_records
+from phalanx.train.report.records import CheckpointRecord, read_records
 from tests.train.forked_runs import Run, small_job, start
 
 __all__ = ["start"]

@@ -226,7 +226,7 @@ class Harm:
         self._order(action, "deadlock-0")
 
     def _order(self, action: Action, name: str) -> None:
-        """What only the worker can do to itself; see ``train/drill.py``."""
+        """What only the worker can do to itself; see ``train/rank/drill.py``."""
         folder = self._node(action).state / "jobs" / str(self.job) / "chaos"
         if not folder.is_dir():
             raise HarmError("its agents take no such orders (PHALANX_CHAOS=1)")

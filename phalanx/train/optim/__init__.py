@@ -1,0 +1,1 @@
+"""The update of weights and what guards it."""

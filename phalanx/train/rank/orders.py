@@ -1,0 +1,95 @@
+"""What a member of a gang is told, and whom it tells: the seam to an agent."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+from phalanx.train.optim.fingerprint import Diverged
+from phalanx.train.rank.stop import StopFlag
+
+
+class Formation(NamedTuple):
+    """A place in a generation of the gang."""
+
+    generation: int
+    rank: int
+    world_size: int
+    local_rank: int
+    host: str  # of the store where the ranks meet
+    port: int
+    prefix: str  # of this generation's keys there
+    buddy_shift: int = 0  # our snapshots are kept so many nodes further in rank order; 0: nowhere
+    replicas: int = 0  # length of the data axis; 0: as the job says
+    shares: tuple[int, ...] = ()  # micro-batches by replica; (): equal
+    asks_leave: bool = False  # before a durable checkpoint is written
+
+
+class RestorePoint(NamedTuple):
+    """What to continue from. ``source``: "none", "peer", "disk" or "remote"."""
+
+    step: int
+    source: str
+    skipped: tuple[tuple[int, int], ...] = ()  # samples [first, past) that were left out before
+    skip_step: int = 0  # the batch of this step is left out too; 0: none
+    told: tuple[int, int] = (0, 0)  # at this step, replicas of this block tell what they have
+    saves: bool = False  # then write it and leave, without a step
+
+
+class GenerationOver(BaseException):
+    """The generation was aborted, or a newer one has formed."""
+
+
+class Orders(Protocol):
+    """Where a member's orders come from and where its facts go."""
+
+    stop: StopFlag
+    keeps_process: bool  # once a generation is over; False: a new process takes this one's place
+
+    def formation(self) -> Formation | None:
+        """The next place to take; waits for one. None: leave."""
+
+    def restore_point(self) -> RestorePoint:
+        """What to restore; waits until everybody has joined. Raises ``GenerationOver``."""
+
+    def restored(
+        self,
+        point: RestorePoint,
+        refused: str = "",
+        skipped: tuple[int, int] = (0, 0),
+        there: tuple[int, ...] | None = None,
+    ) -> None:
+        """The step is loaded and sealed again, or why it could not be.
+
+        ``skipped``: samples of the batch that was to be left out; ``there``: with ``refused``, the
+        durable checkpoints up to that step.
+        """
+
+    def go(self) -> None:
+        """Waits until everybody is ready. Raises ``GenerationOver``."""
+
+    def stepped(self, step: int, durable: int, stall_seconds: float, data_seconds: float) -> None:
+        """A step is complete."""
+
+    def busy(self, what: str, step: int) -> None:
+        """No step comes for a while after this one: a validation or a checkpoint is under way."""
+
+    def shares(self) -> tuple[int, ...]:
+        """Micro-batches by replica that somebody wants; (): as they are."""
+
+    def ask_leave(self) -> None:
+        """The gang wants to write a durable checkpoint; said again until there is an answer."""
+
+    def may_write(self) -> int | None:
+        """Bytes a second that this rank may write now (0: any); None: it has no leave."""
+
+    def used_leave(self) -> None:
+        """The checkpoint is being written: the next one needs leave of its own."""
+
+    def diverged(self, finding: Diverged) -> None:
+        """Replicas disagree: this rank waits for what is decided about it."""
+
+    def over(self) -> bool:
+        """Whether the generation is over: what fails then is no failure."""
+
+    def left(self, lost_peer: str = "") -> None:
+        """This rank is out of the group. ``lost_peer``: it noticed by itself, and how."""

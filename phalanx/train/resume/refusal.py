@@ -1,0 +1,163 @@
+"""What only this machine can say about a job: packages, disk, files, corpus.
+
+Needs no torch, so that ``phalanx config check`` answers as fast as it does for settings alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from phalanx.checkpoint import read_manifest
+from phalanx.config import ConfigError, Job, Model, model_differences, problem
+from phalanx.data import refuse_unreadable
+from phalanx.hardware import count_cuda
+from phalanx.plan.cost.failures import rate_named
+from phalanx.train.report import run_folder
+from phalanx.train.report.trackers import check_available
+from phalanx.train.resume.parent import find_parent
+
+log = logging.getLogger(__name__)
+
+
+def refuse(job: Job, *, begins: bool = True) -> None:
+    """Raise ``ConfigError`` where a resolved job cannot start on this machine.
+
+    Not ``begins``: it goes on, and a disk that is full just now may have room when it matters.
+    """
+    refuse_platform()
+    check_available(job)
+    refuse_device(job)
+    refuse_rate(job)
+    if begins:
+        run_folder.check_room(job)
+    refuse_files(job)
+
+
+def refuse_platform() -> None:
+    """Raise ``ConfigError`` where ranks cannot run at all."""
+    if sys.platform != "linux":
+        rule = "ranks fork, and keep snapshots in memory, in ways that only Linux has"
+        fix = "start it on Linux, in a container or in WSL; planning works here too"
+        raise ConfigError("platform", f'"{sys.platform}"', rule, fix)
+
+
+def refuse_device(job: Job) -> None:
+    """Raise ``ConfigError`` for what would be silently without effect on a CPU."""
+    if job.parallel.async_tensor and job.train.device == "auto" and not count_cuda():
+        rule = "overlaps through CUDA's symmetric memory, and this machine has no CUDA device"
+        raise ConfigError("parallel.async_tensor", True, rule, "set it to false")
+
+
+def refuse_rate(job: Job) -> None:
+    """Raise ``ConfigError`` for a failure rate that a run would miss only when it plans saves."""
+    named = job.checkpoint.failure_rate
+    try:
+        rate_named(named)
+    except ConfigError as error:
+        (found,) = error.problems
+        key = "checkpoint.failure_rate"
+        raise ConfigError(key, f'"{named}"', found.rule, found.fix) from None
+
+
+def refuse_files(job: Job) -> None:
+    """Raise ``ConfigError`` where what a resolved job starts from or reads is not there."""
+    if (parent := find_parent(job)) is not None:
+        refuse_parent(job, parent)
+    if job.checkpoint.load_hf:
+        refuse_weights(job)
+    refuse_unreadable(job.data, job.model.vocab)
+
+
+def refuse_parent(job: Job, parent: Path) -> None:
+    """Raise ``ConfigError`` where a checkpoint to resume holds another model than the job's."""
+    try:
+        refuse_model_of(job, read_manifest(parent).config, str(parent))
+    except ConfigError as error:
+        if not (tensors := differing_tensors(job.model, parent)):
+            raise
+        rule = "\n  ".join([f"{len(tensors)} tensors are not the model's:", *tensors])
+        fix = "correct the settings above, or start from another checkpoint"
+        shown = problem("checkpoint.resume", str(parent), rule, fix)
+        raise ConfigError.of([*error.problems, shown]) from None
+
+
+def refuse_model_of(job: Job, config: dict[str, Any], where: str) -> None:
+    """Raise ``ConfigError`` where a checkpoint's settings are those of another model."""
+    if (described := config.get("model")) is None:
+        words = "%s does not say of which model its weights are: only their shapes are compared"
+        log.warning(words, where)
+        return
+    try:
+        theirs = msgspec.convert(described, Model)
+    except msgspec.ValidationError as error:
+        rule = f"its model cannot be read ({error}): a later version may have written it"
+        fix = "use that version, or start from another checkpoint"
+        raise ConfigError("checkpoint.resume", f'"{where}"', rule, fix) from None
+    _refuse_model(job, theirs, where)
+
+
+def differing_tensors(model: Model, parent: Path) -> list[str]:
+    """Every tensor of a checkpoint that a model has not, or has in another shape, and vice versa.
+
+    Imports torch: that is worth its second where something is wrong.
+    """
+    import torch
+
+    from phalanx.checkpoint import stored_tensors
+    from phalanx.model import Transformer
+
+    with torch.device("meta"):
+        ours = Transformer(model)
+    biases = (each for each in ours.named_buffers() if each[0].endswith(".expert_bias"))
+    held = [*ours.named_parameters(), *biases]
+    wanted = {f"model.{name}": tuple(tensor.shape) for name, tensor in held}
+    stored = {name: tuple(shape) for name, (shape, _) in stored_tensors(parent).items()}
+    found = {}
+    for name in sorted({n for n in stored if n.startswith("model.")} | wanted.keys()):
+        if stored.get(name) != wanted.get(name):
+            theirs = stored.get(name, "is not in the checkpoint")
+            found[name] = f"{name} {theirs}, the model has {wanted.get(name, 'none')}"
+    # An optimizer's tensors are named after their weights and shaped like them.
+    followers = {n: f"model.{n.split('.', 2)[-1]}" for n in stored if n.startswith("optimizer.")}
+    lines = [f"{name} {stored[name]}, as {of}" for name, of in followers.items() if of in found]
+    return [*found.values(), *sorted(lines)]
+
+
+def refuse_weights(job: Job) -> None:
+    """Raise ``ConfigError`` where the model in ``checkpoint.load_hf`` is not the job's."""
+    from phalanx.model.hf_config import HfError, config_from_hf
+
+    folder = Path(job.checkpoint.load_hf)
+    try:
+        theirs = config_from_hf(folder)
+    except HfError as error:
+        fix = "name a folder with config.json and safetensors files"
+        raise ConfigError("checkpoint.load_hf", f'"{folder}"', error.problem, fix) from None
+    if not any(folder.glob("*.safetensors")):
+        fix = "download its *.safetensors files too"
+        raise ConfigError("checkpoint.load_hf", f'"{folder}"', "holds no weights", fix)
+    _refuse_model(job, theirs, str(folder))
+
+
+def _refuse_model(job: Job, theirs: Model, where: str) -> None:
+    """Refuse, or where that is allowed say, every setting of the job's model that is not theirs."""
+    allowed = job.checkpoint.allow_other_model
+    found = []
+    for each in model_differences(job.model, theirs):
+        if each.is_shape:
+            rule = f"the weights in {where} have another shape"
+            found.append(problem(each.key, each.ours, rule, f"set it to {each.theirs}"))
+        elif allowed:
+            words = "%s = %s, and the weights in %s were trained with %s: as allowed"
+            log.warning(words, each.key, each.ours, where, each.theirs)
+        else:
+            rule = f"the weights in {where} were trained with {each.theirs}"
+            fix = f"set it to {each.theirs}, or checkpoint.allow_other_model = true to change it"
+            found.append(problem(each.key, each.ours, rule, fix))
+    if found:
+        raise ConfigError.of(found)

@@ -1,0 +1,122 @@
+"""What a machine cannot give a job is said before any rank starts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from phalanx.config import ConfigError, Model
+from phalanx.model.hf_config import config_to_hf
+from phalanx.train.rank.diagnose import classify
+from phalanx.train.rank.exits import ExitInfo
+from phalanx.train.rank.gang import Gang
+from phalanx.train.report.run_folder import create
+from phalanx.train.resume import refusal
+from phalanx.train.resume.refusal import refuse, refuse_device, refuse_weights
+from tests.train.forked_runs import small_job
+
+
+def weights(folder: Path, model: Model, files: bool = True) -> Path:
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config_to_hf(model, torch.float32)))
+    if files:
+        (folder / "model.safetensors").touch()
+    return folder
+
+
+def refused(folder: Path, tmp_path: Path, **overrides: Any) -> list[str]:
+    try:
+        refuse_weights(small_job(tmp_path, 1, checkpoint__load_hf=folder, **overrides))
+    except ConfigError as error:
+        return [str(found) for found in error.problems]
+    return []
+
+
+def test_weights_of_the_same_model_are_accepted(tmp_path: Path) -> None:
+    folder = weights(tmp_path / "hf", small_job(tmp_path, 1).model)
+    assert refused(folder, tmp_path) == []
+
+
+def test_weights_of_another_shape_name_every_key_and_its_value(tmp_path: Path) -> None:
+    folder = weights(tmp_path / "hf", small_job(tmp_path, 1).model)
+    first, second = refused(folder, tmp_path, model__layers=3, model__vocab=128)
+    assert first.startswith("model.layers = 3: ") and first.endswith("set it to 2")
+    assert second.startswith("model.vocab = 128: ") and second.endswith("set it to 64")
+
+
+def test_weights_of_another_function_are_refused_unless_that_is_wanted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = weights(tmp_path / "hf", small_job(tmp_path, 1).model)
+    other = {"model__rope_theta": 1e6, "model__norm_eps": 1e-6}
+    eps, theta = refused(folder, tmp_path, **other)
+    assert theta.startswith("model.rope_theta = 1000000.0: ") and "set it to 500000.0" in theta
+    assert eps.startswith("model.norm_eps = 1e-06: ") and "allow_other_model = true" in eps
+    assert refused(folder, tmp_path, **other, checkpoint__allow_other_model="true") == []
+    assert "model.rope_theta = 1000000.0" in caplog.text and "500000.0" in caplog.text
+    assert "model.norm_eps = 1e-06" in caplog.text
+    (tied,) = refused(
+        folder,
+        tmp_path,
+        model__tied_embedding="true",
+        checkpoint__allow_other_model="true",
+    )
+    assert tied.startswith("model.tied_embedding = true: ") and tied.endswith("set it to false")
+
+
+@pytest.mark.parametrize("text", [None, "{", "{}", '{"model_type": "bert"}'])
+def test_a_folder_that_is_no_model_is_refused(tmp_path: Path, text: str | None) -> None:
+    folder = tmp_path / "hf"
+    folder.mkdir()
+    if text is not None:
+        (folder / "config.json").write_text(text)
+    (found,) = refused(folder, tmp_path)
+    assert found.startswith("checkpoint.load_hf = ") and "config.json" in found
+
+
+def test_a_model_without_its_weights_is_refused(tmp_path: Path) -> None:
+    folder = weights(tmp_path / "hf", small_job(tmp_path, 1).model, files=False)
+    (found,) = refused(folder, tmp_path)
+    assert "holds no weights" in found
+
+
+def test_overlapped_tensor_parallelism_is_refused_where_auto_means_a_cpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = small_job(tmp_path, 2, parallel__async_tensor="true", train__device="auto")
+    monkeypatch.setattr(refusal, "count_cuda", lambda: 2)
+    refuse_device(job)
+    monkeypatch.setattr(refusal, "count_cuda", lambda: 0)
+    with pytest.raises(ConfigError, match=r"parallel\.async_tensor = true: .*no CUDA device"):
+        refuse(job)
+
+
+def test_drafts_of_reports_do_not_outlive_the_run(tmp_path: Path) -> None:
+    folder = create(small_job(tmp_path, 1))
+    folder.write_exit(ExitInfo(code=0, reason="done", message="all"))
+    draft = folder.path / "exit_info.4711.tmp"  # its rank was killed while it wrote
+    draft.write_bytes(b"{")
+    assert Gang(folder).verdict().reason == "done"
+    assert not draft.exists()
+
+
+def test_device_memory_advice_offers_nothing_that_may_be_used_up_already() -> None:
+    assert "micro_batch" not in classify(torch.OutOfMemoryError("CUDA out of memory")).advice
+
+
+def test_another_system_than_linux_is_refused_before_any_fork(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.platform", "darwin")
+    with pytest.raises(ConfigError, match=r'platform = "darwin": .*WSL'):
+        refuse(small_job(tmp_path, 1))
+
+
+@pytest.mark.parametrize("rate", ["lama3", "-1", "nan"])
+def test_a_failure_rate_is_proved_before_the_run_needs_it(tmp_path: Path, rate: str) -> None:
+    with pytest.raises(ConfigError, match=r"checkpoint\.failure_rate"):
+        refuse(small_job(tmp_path, 1, checkpoint__failure_rate=rate))
