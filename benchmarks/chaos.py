@@ -19,8 +19,8 @@ JOB = Path(__file__).parent.parent / "examples" / "tiny.toml"
 
 def simulated(seeds: int) -> dict[str, float]:
     """Seeds of the scenario ``chaos``, and the rules that were broken."""
-    from phalanx.simulate.load import load_scenario
     from phalanx.simulate.runner import run_seeds
+    from phalanx.simulate.scenario.load import load_scenario
 
     played = run_seeds(load_scenario("chaos"), range(seeds))
     print(f"{seeds} seeds: {played.summary.violations} violations")

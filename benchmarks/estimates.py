@@ -24,11 +24,11 @@ from phalanx.cluster.commands import Command, Form
 from phalanx.cluster.events import Event, SetQuota, Submit
 from phalanx.cluster.job import HOUR_NS, Array, Dependency, GangShape, Job, JobSpec
 from phalanx.cluster.policy import Qos
-from phalanx.simulate.draws import Draws
-from phalanx.simulate.load import load_scenario
-from phalanx.simulate.scenario import Scenario
-from phalanx.simulate.workload import submissions
-from phalanx.simulate.world import World
+from phalanx.simulate.scenario.load import load_scenario
+from phalanx.simulate.scenario.scenario import Scenario
+from phalanx.simulate.scenario.workload import submissions
+from phalanx.simulate.world.draws import Draws
+from phalanx.simulate.world.world import World
 from proof.report import report
 
 MINUTE_NS = 60 * 10**9

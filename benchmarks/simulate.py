@@ -14,8 +14,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from phalanx.simulate.load import load_scenario
 from phalanx.simulate.runner import run_seeds
+from phalanx.simulate.scenario.load import load_scenario
 from proof.report import report
 
 SEEDS = {"llama3-54d": 3, "100k-1t": 1, "chaos": 100}

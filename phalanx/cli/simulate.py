@@ -16,8 +16,8 @@ from phalanx.cli.options import Json, Set, print_json, refused_in_words
 from phalanx.config import ConfigError
 
 if TYPE_CHECKING:
-    from phalanx.simulate.result import Report, SeedResult
-    from phalanx.simulate.scenario import Scenario
+    from phalanx.simulate.scenario.scenario import Scenario
+    from phalanx.simulate.show.result import Report, SeedResult
 
 MOST_SEEDS = 10_000_000
 
@@ -65,7 +65,7 @@ def run(
     processes: Processes = 1,
 ) -> None:
     """Play a scenario through the real cluster core: faults, repairs, recoveries, accounts."""
-    from phalanx.simulate.load import load_scenario
+    from phalanx.simulate.scenario.load import load_scenario
 
     with refused_in_words(json):
         chosen = load_scenario(scenario, _changes(gpus, days, overrides))
@@ -118,7 +118,7 @@ def compare(
     processes: Processes = 1,
 ) -> None:
     """Put policies side by side under the same faults."""
-    from phalanx.simulate.load import load_scenario
+    from phalanx.simulate.scenario.load import load_scenario
 
     with refused_in_words(json):
         changes = _changes(gpus, days, overrides)
@@ -154,7 +154,7 @@ def compare(
 @app.command("list")
 def list_scenarios(json: Json = False) -> None:
     """The scenarios that come with Phalanx."""
-    from phalanx.simulate.load import load_scenario, scenario_names
+    from phalanx.simulate.scenario.load import load_scenario, scenario_names
 
     found = {name: load_scenario(name).about for name in scenario_names()}
     if json:
@@ -174,7 +174,7 @@ def show(
 ) -> None:
     """A scenario as the TOML file that it is, every key with its value."""
     from phalanx.config import to_toml
-    from phalanx.simulate.load import load_scenario
+    from phalanx.simulate.scenario.load import load_scenario
 
     with refused_in_words(json):
         chosen = load_scenario(scenario, _changes(gpus, days, overrides))
@@ -191,7 +191,7 @@ def keys(
 ) -> None:
     """What can be set, what it means and what it is by default."""
     from phalanx.config import explain
-    from phalanx.simulate.scenario import Scenario
+    from phalanx.simulate.scenario.scenario import Scenario
 
     with refused_in_words(json):
         found = explain(key, Scenario)
@@ -206,7 +206,7 @@ def keys(
 @app.command()
 def faults(json: Json = False) -> None:
     """The fault models, their rates and sources, and the kinds of gray faults of chaos."""
-    from phalanx.simulate.models import model, model_names, rate_of
+    from phalanx.simulate.scenario.fault_models import model, model_names, rate_of
 
     rows = [
         {
@@ -314,7 +314,7 @@ def one_job_failed(scenario: Scenario, report: Report) -> bool:
 
 
 def _replay(scenario: Scenario, seed: int, json: bool) -> None:
-    from phalanx.simulate.replay import story_of
+    from phalanx.simulate.show.replay import story_of
 
     told = story_of(scenario, seed)
     one_job = scenario.workload.kind == "one-job"
@@ -329,6 +329,6 @@ def _replay(scenario: Scenario, seed: int, json: bool) -> None:
 
 
 def _draw(scenario: Scenario, seed: int, path: Path) -> None:
-    from phalanx.simulate.plot import draw_seed
+    from phalanx.simulate.show.plot import draw_seed
 
     draw_seed(scenario, seed, path)

@@ -33,7 +33,7 @@ class Line(Struct, frozen=True, kw_only=True):
 @cache
 def names() -> dict[str, str]:
     """The scenarios that come with Phalanx, and what each is about."""
-    from phalanx.simulate.load import load_scenario, scenario_names
+    from phalanx.simulate.scenario.load import load_scenario, scenario_names
 
     return {name: load_scenario(name).about for name in scenario_names()}
 
@@ -92,8 +92,8 @@ def write(folder: Path, name: str, report: dict[str, Any]) -> None:
 def run(scenario: str, gpus: int, days: float, seed: int) -> dict[str, Any]:
     """Play one seed; what cannot be played says why under ``problem``."""
     from phalanx.config import ConfigError
-    from phalanx.simulate.load import load_scenario
     from phalanx.simulate.runner import run_seeds
+    from phalanx.simulate.scenario.load import load_scenario
 
     try:
         chosen = load_scenario(scenario, [f"fleet.gpus={gpus}", f"days={days}"])

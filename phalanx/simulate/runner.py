@@ -12,12 +12,12 @@ from phalanx.cluster.job import HOUR_NS
 from phalanx.cluster.ledger import TRAINING
 from phalanx.cluster.policy import DAY_NS
 from phalanx.cluster.report import Share, report
-from phalanx.simulate.draws import Draws
-from phalanx.simulate.result import Report, SeedResult, rounded, summarise
-from phalanx.simulate.scenario import Scenario
-from phalanx.simulate.timeline import Timeline
-from phalanx.simulate.workload import submissions
-from phalanx.simulate.world import World
+from phalanx.simulate.scenario.scenario import Scenario
+from phalanx.simulate.scenario.workload import submissions
+from phalanx.simulate.show.result import Report, SeedResult, rounded, summarise
+from phalanx.simulate.show.timeline import Timeline
+from phalanx.simulate.world.draws import Draws
+from phalanx.simulate.world.world import World
 
 T = TypeVar("T", int, float)
 

@@ -13,9 +13,9 @@ import pytest
 from phalanx.cluster.request import barred_from
 from phalanx.simulate.chaos.faults import KINDS
 from phalanx.simulate.chaos.runner import play
-from phalanx.simulate.load import load_scenario
-from phalanx.simulate.result import SeedResult
 from phalanx.simulate.runner import run_seed, run_seeds
+from phalanx.simulate.scenario.load import load_scenario
+from phalanx.simulate.show.result import SeedResult
 
 SEEDS = 150  # of each hash seed
 SOAK_SEEDS = 10_000
@@ -23,7 +23,7 @@ SOAK_SEEDS = 10_000
 CHILD = """
 import sys
 import msgspec
-from phalanx.simulate.load import load_scenario
+from phalanx.simulate.scenario.load import load_scenario
 from phalanx.simulate.runner import run_seed
 scenario = load_scenario("chaos")
 for seed in range(int(sys.argv[1]), int(sys.argv[2])):

@@ -12,8 +12,8 @@ from typer.testing import CliRunner, Result
 
 from phalanx.cli.app import app
 from phalanx.config import ConfigError, explain
-from phalanx.simulate.load import load_scenario, scenario_names
-from phalanx.simulate.scenario import Scenario
+from phalanx.simulate.scenario.load import load_scenario, scenario_names
+from phalanx.simulate.scenario.scenario import Scenario
 
 SMALL = ["--days", "2", "--gpus", "512", "--set", "faults.per_1000_node_days=100"]
 

@@ -8,13 +8,13 @@ from phalanx.cluster.commands import Restore
 from phalanx.cluster.events import Event, GangJoined, Submit
 from phalanx.cluster.job import Expected, GangShape, JobSpec
 from phalanx.cluster.reasons import Reason
-from phalanx.simulate.harm import Harm
-from phalanx.simulate.load import load_scenario
-from phalanx.simulate.result import SeedResult
 from phalanx.simulate.runner import played
-from phalanx.simulate.runs import full_step_ns
-from phalanx.simulate.shape import big_job
-from phalanx.simulate.world import World
+from phalanx.simulate.scenario.load import load_scenario
+from phalanx.simulate.scenario.shape import big_job
+from phalanx.simulate.show.result import SeedResult
+from phalanx.simulate.world.harm import Harm
+from phalanx.simulate.world.runs import full_step_ns
+from phalanx.simulate.world.world import World
 
 STEP_SECONDS = 6.3
 QUIET = ["faults.planned_per_day=0", "faults.per_1000_node_days=0", "fleet.gpus=1024", "days=10"]
@@ -205,7 +205,7 @@ def test_a_restore_of_wrong_numbers_breaks_a_rule() -> None:
 
 
 def test_a_log_that_does_not_replay_breaks_a_rule(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("phalanx.simulate.world_rules.REPLAYED", 20)
+    monkeypatch.setattr("phalanx.simulate.rules.world_rules.REPLAYED", 20)
     scenario = load_scenario("llama3-54d", [*QUIET, "days=0.2"])
     world = World(scenario, 0)
     replayed = []

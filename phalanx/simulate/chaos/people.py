@@ -18,7 +18,7 @@ from phalanx.cluster.events import (
 )
 from phalanx.cluster.job import Job
 from phalanx.simulate.chaos.site import MINUTE, NODE_GPUS, SECOND
-from phalanx.simulate.draws import Stream
+from phalanx.simulate.world.draws import Stream
 
 if TYPE_CHECKING:
     from phalanx.simulate.chaos.world import ChaosWorld

@@ -10,9 +10,9 @@ from phalanx.cluster.report import fleet_share
 from phalanx.simulate.chaos.faults import Injector
 from phalanx.simulate.chaos.site import MINUTE
 from phalanx.simulate.chaos.world import MOST_CALLS, ChaosWorld
-from phalanx.simulate.result import SeedResult
-from phalanx.simulate.scenario import Scenario
-from phalanx.simulate.story import clock
+from phalanx.simulate.scenario.scenario import Scenario
+from phalanx.simulate.show.result import SeedResult
+from phalanx.simulate.show.story import clock
 
 LOOK = 30 * 10**9  # whether all jobs have ended is asked this often
 

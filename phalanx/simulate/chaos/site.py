@@ -25,9 +25,9 @@ from phalanx.cluster.policy import (
     TimeoutPolicy,
 )
 from phalanx.cluster.request import may_use
-from phalanx.simulate.draws import Stream
-from phalanx.simulate.scenario import ChaosPart
-from phalanx.simulate.shape import ns
+from phalanx.simulate.scenario.scenario import ChaosPart
+from phalanx.simulate.scenario.shape import ns
+from phalanx.simulate.world.draws import Stream
 
 SECOND = 10**9
 MINUTE = 60 * SECOND

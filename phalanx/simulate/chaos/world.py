@@ -22,7 +22,6 @@ from phalanx.cluster.fleet import NodeState
 from phalanx.cluster.job import Dependency, Job, JobSpec
 from phalanx.cluster.policy import QueuePolicy
 from phalanx.cluster.timeouts import derive
-from phalanx.simulate.agenda import Agenda
 from phalanx.simulate.chaos.controller import Controller
 from phalanx.simulate.chaos.host import Host
 from phalanx.simulate.chaos.lineage import Lineage
@@ -44,12 +43,13 @@ from phalanx.simulate.chaos.site import (
 )
 from phalanx.simulate.chaos.stores import LogStore, Remote
 from phalanx.simulate.chaos.workers import Workers
-from phalanx.simulate.draws import Draws
-from phalanx.simulate.invariants import Invariants
-from phalanx.simulate.record import Record
-from phalanx.simulate.scenario import ChaosPart
-from phalanx.simulate.site_rules import members
-from phalanx.simulate.story import Story
+from phalanx.simulate.rules.invariants import Invariants
+from phalanx.simulate.rules.site_rules import members
+from phalanx.simulate.scenario.scenario import ChaosPart
+from phalanx.simulate.show.story import Story
+from phalanx.simulate.world.agenda import Agenda
+from phalanx.simulate.world.draws import Draws
+from phalanx.simulate.world.record import Record
 
 SWEEP_EVENTS = 40
 REPLAY_EVENTS = 120

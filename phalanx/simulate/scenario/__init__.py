@@ -1,0 +1,1 @@
+"""What is simulated: fleet, faults and jobs."""

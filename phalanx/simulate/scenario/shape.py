@@ -1,0 +1,174 @@
+"""From a scenario to what the core is given: fleet, policy, and the big job's gang."""
+
+from __future__ import annotations
+
+import math
+
+from phalanx.cluster.fleet import Fleet, Node
+from phalanx.cluster.job import Expected, GangShape, JobSpec
+from phalanx.cluster.policy import (
+    HealthPolicy,
+    Policy,
+    PricePolicy,
+    QueuePolicy,
+    Quota,
+    RecoveryPolicy,
+    SparePolicy,
+    TimeoutPolicy,
+)
+from phalanx.config.errors import ConfigError
+from phalanx.config.numbers import divisors, nearest_multiple
+from phalanx.hardware.clusters import ClusterFile, make_cluster
+from phalanx.simulate.scenario.scenario import FleetPart, Scenario
+
+SECOND_NS = 10**9
+ENDLESS_STEPS = 1 << 40
+
+
+def ns(seconds: float) -> int:
+    """Seconds as integer nanoseconds."""
+    return round(seconds * SECOND_NS)
+
+
+def job_nodes(scenario: Scenario) -> int:
+    """Nodes that jobs run on, spares left out."""
+    return scenario.fleet.gpus // scenario.fleet.node_gpus
+
+
+def make_fleet(scenario: Scenario) -> Fleet:
+    """All nodes, spares among them: every rack, feed, leaf and pod is filled in order."""
+    part = scenario.fleet
+    nodes = job_nodes(scenario) + part.spare_nodes
+    return Fleet(
+        Node(
+            name=f"n{number:05d}",
+            gpus=part.node_gpus,
+            kind=part.kind,
+            rails=part.rails,
+            rack=f"rack-{number // part.rack_nodes}",
+            power=f"feed-{number // (part.rack_nodes * part.power_racks)}",
+            leaf=f"leaf-{number // part.leaf_nodes}",
+            pod=f"pod-{number // part.pod_nodes}",
+        )
+        for number in range(nodes)
+    )
+
+
+def make_policy(scenario: Scenario) -> Policy:
+    """The site's decisions."""
+    part, detection = scenario.policy, scenario.detection
+    teams = scenario.workload.teams if scenario.workload.kind == "multi-tenant" else 0
+    quota = Quota(gpus=scenario.fleet.gpus // teams) if teams else None
+    pool = 0 if scenario.fleet.spares_warm else scenario.fleet.spare_nodes
+    return Policy(
+        queue=QueuePolicy(
+            quotas={f"team-{number}": quota for number in range(teams)} if quota else {}
+        ),
+        spares=SparePolicy(nodes=pool),
+        timeouts=TimeoutPolicy(
+            heartbeat_ns=ns(detection.heartbeat_seconds),
+            missed_heartbeats=detection.missed_heartbeats,
+            round_trip_ns=min(SECOND_NS, ns(detection.heartbeat_seconds) // 2),
+            slack_ppm=_slack_ppm(scenario.restart.spread),
+        ),
+        health=HealthPolicy(
+            test_ns=2 * ns(scenario.repair.check_seconds) + 60 * SECOND_NS,
+            breaker_nodes_ppm=round(part.quarantine_breaker_share * 1e6),
+        ),
+        recovery=RecoveryPolicy(
+            in_place=part.in_place,
+            swap=part.swap,
+            shrink=part.shrink,
+            rebalance=part.rebalance,
+            degraded=part.degraded,
+            peer_memory=part.peer_memory,
+        ),
+        price=price_of(scenario.fleet),
+    )
+
+
+def price_of(part: FleetPart) -> PricePolicy:
+    """What a GPU costs and draws: as was set, or as the catalogue has it with its usual server."""
+    usual, known = PricePolicy(), make_cluster(part.kind, ClusterFile(gpu=part.kind, gpus=1))
+    dollars, watts, idle = part.dollars_per_gpu_hour, part.watts_per_gpu, part.idle_watts_per_gpu
+    watts = known.watts_per_gpu if watts is None else watts
+    if idle is None:
+        idle = watts * usual.idle_watts_per_gpu / usual.watts_per_gpu
+    return PricePolicy(
+        micro_dollars_per_gpu_hour=round(
+            1e6 * (known.price_per_gpu_hour if dollars is None else dollars)
+        ),
+        watts_per_gpu=round(watts),
+        idle_watts_per_gpu=round(idle),
+    )
+
+
+def _slack_ppm(spread: float) -> int:
+    """What phases may take of what is expected: not one in 700 takes longer by luck alone."""
+    return max(TimeoutPolicy().slack_ppm, round(math.exp(3 * spread) * 1e6))
+
+
+def expected_of(scenario: Scenario, steps: int = 0) -> Expected:
+    """The times that the core plans with: those that the world has."""
+    job, check, restart = scenario.job, scenario.checkpoint, scenario.restart
+    step = ns(job.step_seconds)
+    every = round(check.interval_seconds / job.step_seconds) if check.interval_seconds else 0
+    whole = restart.seconds > 0
+    return Expected(
+        steps=steps,
+        step_ns=step,
+        exposed_ns=round(step * job.exposed_share),
+        bubble_ns=round(step * job.bubble_share),
+        micro_batches=job.micro_batches,
+        snapshot_steps=check.memory_steps,
+        snapshot_ns=ns(check.memory_stall_seconds),
+        checkpoint_steps=max(1, every) if check.interval_seconds else 0,
+        checkpoint_ns=ns(check.stall_seconds),
+        flush_ns=ns(check.flush_seconds),
+        start_ns=ns(restart.seconds if whole else restart.start_seconds),
+        standby_ns=0 if whole else ns(restart.standby_seconds or 0.0),
+        rejoin_ns=0 if whole else ns(restart.rejoin_seconds),
+        form_ns=0 if whole else ns(restart.form_seconds),
+        restore_peer_ns=0 if whole else ns(restart.restore_peer_seconds),
+        restore_disk_ns=0 if whole else ns(restart.restore_disk_seconds),
+        restore_remote_ns=0 if whole else ns(restart.restore_remote_seconds),
+    )
+
+
+def gang(gpus: int, node_gpus: int) -> GangShape:
+    """Data-parallel ranks on parts of a node or on whole ones."""
+    if gpus <= node_gpus:
+        return GangShape(replicas=1, tensor=gpus, slot_gpus=gpus)
+    return GangShape(
+        replicas=-(-gpus // node_gpus), tensor=node_gpus, slot_gpus=node_gpus, whole_nodes=True
+    )
+
+
+def big_job(scenario: Scenario) -> JobSpec:
+    """The one job that fills the fleet."""
+    part, fleet = scenario.job, scenario.fleet
+    inner = part.tensor * part.context
+    if fleet.gpus % inner:
+        fix = f"try {nearest_multiple(fleet.gpus, inner)}, or set job.tensor"
+        rule = f"must be a multiple of job.tensor * job.context = {inner}"
+        raise ConfigError("fleet.gpus", fleet.gpus, rule, fix)
+    # Faults do not ask for the depth of the pipeline: the nearest one that divides will do.
+    pipeline = max(d for d in divisors(fleet.gpus // inner) if d <= part.pipeline)
+    replicas = fleet.gpus // (inner * pipeline)
+    if part.least_replicas > replicas:
+        rule = f"is more than the {replicas} replicas of the job"
+        raise ConfigError("job.least_replicas", part.least_replicas, rule, f"at most {replicas}")
+    return JobSpec(
+        name="run",
+        gang=GangShape(
+            replicas=replicas,
+            least_replicas=part.least_replicas,
+            tensor=part.tensor,
+            context=part.context,
+            pipeline=pipeline,
+            slot_gpus=fleet.node_gpus,
+            whole_nodes=True,
+        ),
+        expected=expected_of(scenario, part.steps),
+        spares=fleet.spare_nodes if fleet.spares_warm else 0,
+    )

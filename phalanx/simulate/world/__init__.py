@@ -1,0 +1,1 @@
+"""A fleet in virtual time around the unchanged core."""

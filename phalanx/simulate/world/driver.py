@@ -1,0 +1,51 @@
+"""The shell of a simulated core: numbers events, hands out commands, keeps deadlines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from phalanx.cluster.commands import Command
+from phalanx.cluster.core import Core
+from phalanx.cluster.events import Event, EventBody, Tick
+from phalanx.simulate.rules.invariants import Invariants
+from phalanx.simulate.world.agenda import Agenda
+
+Receiver = Callable[[Event, list[Command]], None]
+
+
+class Driver:
+    """One core in virtual time."""
+
+    def __init__(self, core: Core, agenda: Agenda, receive: Receiver, checks: Invariants) -> None:
+        self.core = core
+        self.agenda = agenda
+        self.checks = checks
+        self.events = 0
+        self._receive = receive
+        self._armed_ns: int | None = None
+
+    def tell(self, body: EventBody) -> None:
+        """An event happens now."""
+        event = Event(self.core.sequence + 1, self.agenda.now_ns, body)
+        commands = self.core.handle(event)
+        self.events += 1
+        self.checks.after(event, commands)
+        self._receive(event, commands)
+        self._arm()
+
+    def _arm(self) -> None:
+        deadline = self.core.next_deadline_ns()
+        if deadline is not None and (self._armed_ns is None or deadline < self._armed_ns):
+            self._armed_ns = deadline
+            self.agenda.at(deadline, self._tick, deadline)
+
+    def _tick(self, asked_ns: int) -> None:
+        if self._armed_ns == asked_ns:
+            self._armed_ns = None
+        deadline = self.core.next_deadline_ns()
+        if deadline is None:
+            return
+        if deadline <= self.agenda.now_ns:
+            self.tell(Tick())
+        else:
+            self._arm()

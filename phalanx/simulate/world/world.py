@@ -1,0 +1,222 @@
+"""A fleet in virtual time around the unchanged core: faults, repairs, gangs, people, storage.
+
+Events that would arrive without incident (heartbeats, answers of single nodes, steps) are not
+played: a gang answers each phase once, when its slowest node would have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from phalanx.cluster import commands as order
+from phalanx.cluster import events as fact
+from phalanx.cluster.commands import Command
+from phalanx.cluster.core import Core
+from phalanx.cluster.events import Event
+from phalanx.cluster.fleet import NodeState
+from phalanx.cluster.job import JobSpec
+from phalanx.simulate.rules.world_rules import WorldRules
+from phalanx.simulate.scenario.scenario import Scenario
+from phalanx.simulate.scenario.shape import make_fleet, make_policy, ns
+from phalanx.simulate.show.story import Story
+from phalanx.simulate.world.agenda import Agenda
+from phalanx.simulate.world.draws import Draws
+from phalanx.simulate.world.driver import Driver
+from phalanx.simulate.world.exposure import Exposure
+from phalanx.simulate.world.gangs import Gangs
+from phalanx.simulate.world.incidents import Incident, Incidents
+from phalanx.simulate.world.people import People
+from phalanx.simulate.world.record import Record
+from phalanx.simulate.world.slow import SlowNodes
+
+OUT = (NodeState.DEAD, NodeState.QUARANTINED)
+LOOK_NS = 600 * 10**9  # whether all jobs of a trace have ended is asked this often
+RULES_LOOK_NS = 6 * 3600 * 10**9  # what takes long to go wrong is asked this often
+
+
+class World:
+    """Everything outside of the core."""
+
+    def __init__(self, scenario: Scenario, seed: int, loud: bool = False) -> None:
+        self.scenario = scenario
+        self.draws = Draws(seed)
+        self.agenda = Agenda()
+        self.fleet = make_fleet(scenario)
+        self.core = Core(self.fleet, make_policy(scenario))
+        self.view = self.core.view
+        self.end_ns = ns(scenario.days * 86400)
+        self.broken: dict[int, Incident] = {}
+        self.incidents = 0
+        self.record = Record()
+        self.checks = WorldRules(self)
+        self.story = Story(loud)
+        self.driver = Driver(self.core, self.agenda, self._ordered, self.checks)
+        self.tell = self.driver.tell
+        self.gangs = Gangs(self)
+        self.slow = SlowNodes(self)
+        self.exposure = Exposure(self)
+        self.people = People(self)
+        self._checks_luck = self.draws.stream("check")
+        self._faults = iter(Incidents(scenario, self.fleet, self.draws))
+        self._orders: dict[type[Any], Callable[[Any, Command], None]] = {
+            order.Form: self.gangs.on_form,
+            order.Restore: self.gangs.on_restore,
+            order.Abort: self.gangs.on_abort,
+            order.Drain: self.gangs.on_drain,
+            order.Stop: self.gangs.on_stop,
+            order.Rebalance: self.gangs.on_rebalance,
+            order.Check: self._on_check,
+            order.Ask: self.people.on_ask,
+        }
+
+    def run(self, jobs: list[tuple[int, JobSpec]]) -> None:
+        """Plays the whole time with these submissions."""
+        for time_ns, spec in jobs:
+            self.agenda.at(time_ns, self.tell, fact.Submit(spec=spec))
+        self._next_incident()
+        self.slow.start()
+        self.people.start()
+        self.exposure.start()
+        self.agenda.after(RULES_LOOK_NS, self._look_at_rules)
+        self._play(len(jobs))
+        self.checks.look()
+        self.gangs.close()
+        self.checks.close()
+
+    def _play(self, jobs: int) -> None:
+        """All of the time; of a recorded trace only until its last job has ended."""
+        if self.scenario.workload.kind != "csv":
+            self.agenda.run(self.end_ns)
+            return
+        while self.agenda.now_ns < self.end_ns and not self._all_ended(jobs):
+            self.agenda.run(min(self.end_ns, self.agenda.now_ns + LOOK_NS))
+        self.end_ns = self.agenda.now_ns
+
+    def _all_ended(self, jobs: int) -> bool:
+        ended = sum(self.record.refused.values()) + sum(self.record.ended.values())
+        return ended >= jobs
+
+    def _look_at_rules(self) -> None:
+        self.checks.look()
+        self.agenda.after(RULES_LOOK_NS, self._look_at_rules)
+
+    def _ordered(self, event: Event, commands: list[Command]) -> None:
+        """Carries out what the core orders, after the event and never inside it."""
+        self.story.write(event, commands)
+        self.record.ordered(event, commands, self.view)
+        for command in commands:
+            handler = self._orders.get(type(command.body))
+            if handler is not None:
+                self.agenda.at(self.agenda.now_ns, handler, command.body, command)
+
+    # Faults and repairs.
+
+    def _next_incident(self) -> None:
+        incident = next(self._faults, None)
+        if incident is not None and incident.time_ns <= self.end_ns:
+            self.agenda.at(incident.time_ns, self._strike, incident)
+
+    def _strike(self, incident: Incident) -> None:
+        self._next_incident()
+        nodes = [node for node in incident.nodes if self._works(node)]
+        if not nodes:
+            return
+        self.incidents += 1
+        self.story.say(self.agenda.now_ns, f"{incident.cause} ({incident.symptom}) on {nodes}")
+        gpu = int(incident.quantile * self.scenario.fleet.node_gpus)
+        jobs = self.jobs_on(nodes, gpu if self._hits_one_gpu(incident) else -1)
+        if jobs:
+            gpus = sum(self.gangs.gpus(job) for job in jobs)
+            self.record.interruptions.append((self.agenda.now_ns, incident.cause, gpus))
+        if incident.repair_ns:
+            for node in nodes:
+                self.broken[node] = incident
+                self.agenda.after(incident.repair_ns, self._repaired, node)
+        delay = self.detection_ns(incident)
+        harm = self.gangs.harm
+        for job in jobs:
+            harm.struck(job, incident, nodes)
+        if incident.symptom in ("silent", "cut"):
+            for node in nodes:
+                self.agenda.after(delay, self.silent, node, incident)
+            for job in jobs if self.scenario.detection.seconds is None else ():
+                harm.missed(job)
+            return
+        for job in jobs:
+            harm.suffer(job, incident, nodes, delay)
+        if not jobs and incident.repair_ns:
+            for node in nodes:
+                self.agenda.after(delay, self._device_error, node, incident)
+
+    def _works(self, node: int) -> bool:
+        return node not in self.broken and self.fleet.state(node) not in OUT
+
+    def _hits_one_gpu(self, incident: Incident) -> bool:
+        return incident.symptom == "exit" and len(incident.nodes) == 1
+
+    def jobs_on(self, nodes: list[int], gpu: int = -1) -> list[int]:
+        """Jobs with workers on some nodes, or on one GPU of them."""
+        found: dict[int, None] = {}
+        for node in nodes:
+            for job, held in self.fleet.held[node].items():
+                if gpu < 0 or held.gpus >> gpu & 1:
+                    found[job] = None
+        return list(found)
+
+    def detection_ns(self, incident: Incident) -> int:
+        """From a fault until the core is told."""
+        part = self.scenario.detection
+        if part.seconds is not None:
+            return ns(part.seconds)
+        if incident.symptom in ("silent", "cut"):
+            # The last heartbeat came up to one interval before the fault.
+            timeouts = self.core.view.policy.timeouts
+            early = int(incident.quantile * timeouts.heartbeat_ns)
+            return (
+                timeouts.heartbeat_ns * timeouts.missed_heartbeats - early + timeouts.round_trip_ns
+            )
+        if incident.symptom == "hang":
+            if part.hang_seconds is not None:
+                return ns(part.hang_seconds)
+            return self.gangs.hang_ns(self.jobs_on(list(incident.nodes)))
+        return ns(part.exit_seconds)
+
+    def silent(self, node: int, incident: Incident) -> None:
+        """The core gives up a node that says nothing, unless it has already."""
+        gone = self.broken.get(node) is incident or not incident.repair_ns
+        if gone and self.fleet.state(node) is not NodeState.DEAD:
+            self.gangs.report_of([node])  # whoever leaves now is heard no more
+            self.tell(fact.NodeSilent(node=node))
+
+    def _device_error(self, node: int, incident: Incident) -> None:
+        if self.broken.get(node) is incident:
+            self.tell(fact.DeviceError(node=node, cause=incident.cause))
+
+    def _repaired(self, node: int) -> None:
+        incident = self.broken.pop(node)
+        self.story.say(self.agenda.now_ns, f"repaired {node} ({incident.cause})")
+        if self.fleet.state(node) in OUT:
+            self.tell(fact.NodeRepaired(node=node))
+        elif incident.symptom in ("silent", "cut"):
+            self.gangs.harm.back(node, incident.cause)
+
+    def _on_check(self, body: order.Check, command: Command) -> None:
+        delay = ns(self.scenario.repair.check_seconds)
+        self.agenda.after(delay, self._checked, body.node, body.check, command.sequence)
+
+    def _checked(self, node: int, check: str, command: int) -> None:
+        incident = self.broken.get(node)
+        if incident is not None and incident.symptom in ("silent", "cut"):
+            return  # it cannot answer; the core's deadline says so
+        cause = incident.cause if incident is not None else self.slow.cause(node)
+        passed = not cause or self._checks_luck.chance(self.scenario.repair.missed_share)
+        self.tell(
+            fact.CheckResult(
+                node=node,
+                check=check,
+                passed=passed,
+                command=command,
+                cause="" if passed else cause,
+            )
+        )
