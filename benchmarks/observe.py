@@ -29,12 +29,12 @@ from phalanx.cluster.policy import PricePolicy
 from phalanx.cluster.watch import Watch
 from phalanx.control import wire
 from phalanx.control.metrics import Metrics
-from phalanx.observe import query
-from phalanx.observe.node_records import PARTS, Said, merge
-from phalanx.observe.node_words import NodeRecords
-from phalanx.observe.recorder import JOB_TABLES, SCALARS, RecordedGang, Recorder, owner_of
-from phalanx.observe.store import MetricStore
-from phalanx.observe.tables import DAY_NS, SECOND_NS, Column
+from phalanx.observe.node.node_records import PARTS, Said, merge
+from phalanx.observe.node.node_words import NodeRecords
+from phalanx.observe.store import query
+from phalanx.observe.store.metric_store import MetricStore
+from phalanx.observe.store.recorder import JOB_TABLES, SCALARS, RecordedGang, Recorder, owner_of
+from phalanx.observe.store.tables import DAY_NS, SECOND_NS, Column
 from phalanx.train.report.records import StepParts, StepRecord
 from proof.report import report
 
@@ -143,7 +143,7 @@ def ingest(folder: Path) -> dict[str, float]:
 
 def cost(folder: Path, rounds: int = 2_000) -> dict[str, float]:
     """Seconds that measuring takes from a rank's step: record, ring, waits for peers."""
-    from phalanx.observe.worker_ring import RingSink
+    from phalanx.observe.node.worker_ring import RingSink
     from phalanx.train.measure.waits import PeerWaits
 
     sink, waits = RingSink(folder / "ring"), PeerWaits()

@@ -36,10 +36,10 @@ from phalanx.control.metrics import Metrics
 from phalanx.control.policy_file import read_policy
 from phalanx.control.store import Snapshot, command_row, event_row
 from phalanx.control.store_sqlite import SqliteStore
-from phalanx.observe.node_records import PARTS, Floats
-from phalanx.observe.node_words import NodeRecords
-from phalanx.observe.recorder import Recorder
-from phalanx.observe.store import open_metrics
+from phalanx.observe.node.node_records import PARTS, Floats
+from phalanx.observe.node.node_words import NodeRecords
+from phalanx.observe.store.metric_store import open_metrics
+from phalanx.observe.store.recorder import Recorder
 from phalanx.train.report.records import StepParts, StepRecord
 
 GPUS = 8

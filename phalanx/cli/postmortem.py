@@ -12,9 +12,9 @@ import typer
 from phalanx.cli.options import print_json
 from phalanx.cli.remote import ServerUrl, State, connected
 from phalanx.cli.runs import Source, Which, write_out
-from phalanx.observe.report import PARTS, Curve, Material
-from phalanx.observe.report_pages import html, markdown
-from phalanx.observe.runs import Run, validations
+from phalanx.observe.tracker.report import PARTS, Curve, Material
+from phalanx.observe.tracker.report_pages import html, markdown
+from phalanx.observe.tracker.runs import Run, validations
 from phalanx.train.report.records import StepRecord
 from phalanx.train.report.run_folder import RunFolder
 

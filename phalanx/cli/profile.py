@@ -13,7 +13,7 @@ from phalanx.cli.options import Json, print_json
 from phalanx.cli.remote import ServerUrl, State, connected
 from phalanx.cli.runs import write_out
 from phalanx.control.client import Client, ClientError
-from phalanx.observe.traces import merge_traces, trace_of
+from phalanx.observe.tracker.traces import merge_traces, trace_of
 
 app = typer.Typer()
 

@@ -26,7 +26,7 @@ from phalanx.cli.remote import (
     table,
 )
 from phalanx.control.client import Client, ClientError
-from phalanx.observe.runs import (
+from phalanx.observe.tracker.runs import (
     MOST_NOTE_LETTERS,
     Note,
     Run,

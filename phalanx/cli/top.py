@@ -18,7 +18,7 @@ from phalanx.cluster.job import HOUR_NS
 from phalanx.control.api_runs import FindingsOut
 from phalanx.control.api_types import JobList, JobOut, LedgerOut, NoticeOut, QuestionOut, Status
 from phalanx.control.client import Client, ClientError
-from phalanx.observe.findings import Finding
+from phalanx.observe.tracker.findings import Finding
 
 top = typer.Typer()
 

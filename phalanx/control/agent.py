@@ -55,7 +55,7 @@ from phalanx.control.uplink import JoinError, Uplink
 from phalanx.control.users import own_name
 from phalanx.control.zygote_client import ZygoteClient
 from phalanx.control.zygote_wire import Ended, Spawn
-from phalanx.observe.node_sample import Sampler
+from phalanx.observe.node.node_sample import Sampler
 
 STORE = "store"  # the zygote's name of the process where the ranks of gangs meet
 REPORT_NS = 10**9  # between two reports of progress

@@ -9,7 +9,7 @@ from msgspec import Struct, field
 
 from phalanx.config import ConfigError
 from phalanx.control.toml_file import read_struct
-from phalanx.observe.dcgm import EXPORTER
+from phalanx.observe.node.dcgm import EXPORTER
 
 if TYPE_CHECKING:
     from phalanx.checkpoint.keeper.channel import ReplicaOptions

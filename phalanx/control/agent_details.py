@@ -13,7 +13,7 @@ import msgspec
 from phalanx.control.hands import Here
 from phalanx.control.safe_files import open_regular
 from phalanx.control.wire import LogPart, ReadSteps, ReadTrace
-from phalanx.observe.worker_ring import RingRecords, ring_path
+from phalanx.observe.node.worker_ring import RingRecords, ring_path
 
 PART_BYTES = 64 << 10
 PIECE_BYTES = 4 << 20

@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 
-from phalanx.observe.findings import Finding, suggestion
+from phalanx.observe.tracker.findings import Finding, suggestion
 
 logger = logging.getLogger("phalanx.server")
 

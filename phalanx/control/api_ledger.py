@@ -11,7 +11,7 @@ from phalanx.cluster.ledger import BUCKETS
 from phalanx.cluster.report import Share, report
 from phalanx.control import api_types as t
 from phalanx.control.endpoints import EVERYBODY, Call, Endpoint
-from phalanx.observe.ledger_time import slices
+from phalanx.observe.tracker.ledger_time import slices
 
 SAMPLE_NS = 10_000_000_000
 

@@ -9,8 +9,8 @@ from msgspec import Meta, field, structs
 
 from phalanx.control import api_types as t
 from phalanx.control.endpoints import EVERYBODY, Call, Endpoint
-from phalanx.observe import query
-from phalanx.observe.recorder import JOB_TABLES, owner_of
+from phalanx.observe.store import query
+from phalanx.observe.store.recorder import JOB_TABLES, owner_of
 
 NAMES = r"^[a-z0-9_]{1,64}(,[a-z0-9_]{1,64}){0,63}$"
 DEFAULT_NAMES = "loss,grad_norm,learning_rate,tokens_per_second,mfu,step_seconds"

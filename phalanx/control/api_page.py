@@ -18,7 +18,7 @@ from phalanx.control.endpoints import EVERYBODY, ApiError, Call, Endpoint
 from phalanx.control.fleet_history import Frame, frame_of
 from phalanx.control.fleet_pace import slowness
 from phalanx.control.views import job_out, team_of, waits
-from phalanx.observe.runs import removed
+from phalanx.observe.tracker.runs import removed
 
 if TYPE_CHECKING:
     from phalanx.control.server import Server

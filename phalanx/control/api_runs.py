@@ -11,8 +11,8 @@ from msgspec import Meta
 from phalanx.control import api_types as t
 from phalanx.control.api_plan import job_plan
 from phalanx.control.endpoints import EVERYBODY, WRITERS, ApiError, Call, Endpoint
-from phalanx.observe.findings import Finding
-from phalanx.observe.runs import (
+from phalanx.observe.tracker.findings import Finding
+from phalanx.observe.tracker.runs import (
     MOST_NOTE_LETTERS,
     MOST_NOTES,
     MOST_TAGS,

@@ -38,10 +38,10 @@ from phalanx.control.alarms import Alarms
 from phalanx.control.payload import PayloadError, Train, decode_payload
 from phalanx.control.secrets_shown import shown_payload
 from phalanx.control.views import job_of, names_of
-from phalanx.observe.findings import Finding, from_event, suggestion
-from phalanx.observe.journal import Journal
-from phalanx.observe.node_words import RunRecord
-from phalanx.observe.runs import VALIDATED, Run, validation_summary
+from phalanx.observe.node.node_words import RunRecord
+from phalanx.observe.store.journal import Journal
+from phalanx.observe.tracker.findings import Finding, from_event, suggestion
+from phalanx.observe.tracker.runs import VALIDATED, Run, validation_summary
 
 logger = logging.getLogger("phalanx.server")
 

@@ -21,7 +21,7 @@ from msgspec import Struct
 
 from phalanx.cluster.column import Column
 from phalanx.cluster.core import Core
-from phalanx.observe.sqlite_file import open_or_begin_anew
+from phalanx.observe.store.sqlite_file import open_or_begin_anew
 
 logger = logging.getLogger("phalanx.server")
 

@@ -59,9 +59,9 @@ from phalanx.control.wire import (
     Up,
     encode,
 )
-from phalanx.observe.node_sample import NodeSample
-from phalanx.observe.node_words import NodeRecords
-from phalanx.observe.recorder import Recorder
+from phalanx.observe.node.node_sample import NodeSample
+from phalanx.observe.node.node_words import NodeRecords
+from phalanx.observe.store.recorder import Recorder
 
 if TYPE_CHECKING:
     from phalanx.control.agent_socket import AgentSocket

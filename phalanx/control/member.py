@@ -17,8 +17,8 @@ from phalanx.config import ConfigError, Job, job_from_table
 from phalanx.config.toml_text import parse_toml
 from phalanx.control.agent_orders import AgentOrders
 from phalanx.control.payload import Train, decode_payload
-from phalanx.observe.node_words import RunRecord
-from phalanx.observe.worker_ring import RingSink, ring_path
+from phalanx.observe.node.node_words import RunRecord
+from phalanx.observe.node.worker_ring import RingSink, ring_path
 from phalanx.train.rank.exits import ExitCode, ExitInfo
 from phalanx.train.rank.look import record_collectives
 from phalanx.train.rank.member import Member

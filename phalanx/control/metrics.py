@@ -12,12 +12,12 @@ from phalanx.cluster.events import EventBody, Progress
 from phalanx.cluster.job import Expected, Job
 from phalanx.cluster.watch import GangRecord, Watch
 from phalanx.control.chronicle import Chronicle
-from phalanx.observe.findings import Trends
-from phalanx.observe.gang_steps import GangStep, GangSteps
-from phalanx.observe.node_records import PARTS, Floats
-from phalanx.observe.node_sample import NodeSample
-from phalanx.observe.node_words import NodeRecords
-from phalanx.observe.recorder import RecordedGang, Recorder
+from phalanx.observe.node.node_records import PARTS, Floats
+from phalanx.observe.node.node_sample import NodeSample
+from phalanx.observe.node.node_words import NodeRecords
+from phalanx.observe.store.gang_steps import GangStep, GangSteps
+from phalanx.observe.store.recorder import RecordedGang, Recorder
+from phalanx.observe.tracker.findings import Trends
 from phalanx.train.report.records import CheckpointRecord, ValidationRecord
 
 DATA = PARTS.index("data")

@@ -12,7 +12,7 @@ from phalanx.cluster.membership import Refusal, refusal
 from phalanx.cluster.messages import LastSteps, Steps
 from phalanx.cluster.state import View
 from phalanx.control.limits import RateLimit
-from phalanx.observe.node_words import NodeRecords
+from phalanx.observe.node.node_words import NodeRecords
 
 # What an agent with many short jobs says is far below this; what is above it would fill the log.
 MESSAGES_PER_SECOND, BURST = 100.0, 1_000

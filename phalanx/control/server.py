@@ -53,9 +53,9 @@ from phalanx.control.upkeep import archive_old, keep_audit, keep_metrics, prune_
 from phalanx.control.users import own_name
 from phalanx.control.views import team_of
 from phalanx.control.webhooks import Webhooks
-from phalanx.observe.journal import Journal, open_journal
-from phalanx.observe.recorder import Recorder
-from phalanx.observe.store import open_metrics
+from phalanx.observe.store.journal import Journal, open_journal
+from phalanx.observe.store.metric_store import open_metrics
+from phalanx.observe.store.recorder import Recorder
 
 if TYPE_CHECKING:
     from phalanx.control.gang_spans import GangSpans, Spans

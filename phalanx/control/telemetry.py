@@ -11,10 +11,10 @@ import time
 from collections.abc import Callable
 
 from phalanx.control.hands import Here
-from phalanx.observe.node_records import DETAIL_WORLD, Said, merge
-from phalanx.observe.node_sample import NodeSample, Sampler
-from phalanx.observe.node_words import NodeRecords
-from phalanx.observe.worker_ring import RingRecords, ring_path
+from phalanx.observe.node.node_records import DETAIL_WORLD, Said, merge
+from phalanx.observe.node.node_sample import NodeSample, Sampler
+from phalanx.observe.node.node_words import NodeRecords
+from phalanx.observe.node.worker_ring import RingRecords, ring_path
 from phalanx.train.report.records import StepRecord
 
 SMALL_SECONDS, LARGE_SECONDS = 1.0, 5.0  # between two reports, by the size of the gang

@@ -12,7 +12,7 @@ from phalanx.control.archive import archive_events
 from phalanx.control.audit import Audit
 from phalanx.control.auth import Tokens
 from phalanx.control.store import Store, StoreError
-from phalanx.observe.store import MetricStore
+from phalanx.observe.store.metric_store import MetricStore
 
 logger = logging.getLogger("phalanx.server")
 

@@ -16,8 +16,8 @@ from phalanx.cluster.commands import Command
 from phalanx.cluster.fleet import Node
 from phalanx.cluster.messages import AgentMessage, Inventory
 from phalanx.control.shell_wire import ShellDown, ShellOutput
-from phalanx.observe.node_sample import NodeSample
-from phalanx.observe.node_words import NodeRecords
+from phalanx.observe.node.node_sample import NodeSample
+from phalanx.observe.node.node_words import NodeRecords
 
 PROTOCOL = 2  # both sides must speak the same
 AGENT_PATH = "/v1/agent"

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 from phalanx.cluster.messages import Sealed, WorkerBusy, WorkerLeft
 from phalanx.control.worker_link import Link, Present
-from phalanx.observe.worker_ring import RingSink, ring_path
+from phalanx.observe.node.worker_ring import RingSink, ring_path
 from phalanx.train.report.records import StepParts, StepRecord
 
 if TYPE_CHECKING:

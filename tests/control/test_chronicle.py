@@ -10,7 +10,7 @@ import pytest
 from phalanx.cluster.events import GangReady, NodeSilent, Progress, WorkerExited
 from phalanx.cluster.job import Job
 from phalanx.control.chronicle import Chronicle
-from phalanx.observe.journal import Journal
+from phalanx.observe.store.journal import Journal
 from tests.cluster.drive import SECOND, Drive
 
 

@@ -16,9 +16,9 @@ from phalanx.control.expectation import Expectations
 from phalanx.control.helper import Helper
 from phalanx.control.metrics import Metrics
 from phalanx.control.payload import Script, Train, encode_payload
-from phalanx.observe.journal import Journal
-from phalanx.observe.recorder import Recorder
-from phalanx.observe.store import MetricStore
+from phalanx.observe.store.journal import Journal
+from phalanx.observe.store.metric_store import MetricStore
+from phalanx.observe.store.recorder import Recorder
 from tests.cluster.drive import Drive
 
 JOB = """

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from phalanx.observe.node_sample import Sampler
+from phalanx.observe.node.node_sample import Sampler
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(120)]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from phalanx.observe.node_records import Said
+from phalanx.observe.node.node_records import Said
 from phalanx.train.report.records import StepParts, StepRecord
 
 SECOND_NS = 1_000_000_000

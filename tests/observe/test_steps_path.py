@@ -20,11 +20,11 @@ from phalanx.cluster.watch import Watch
 from phalanx.control.fleet_pace import slowness
 from phalanx.control.keeper_watch import ward_ranks
 from phalanx.control.metrics import Metrics
-from phalanx.observe.gang_steps import GangSteps
-from phalanx.observe.node_records import Said, merge, unpack
-from phalanx.observe.node_words import NodeRecords
-from phalanx.observe.ring import RingWriter
-from phalanx.observe.worker_ring import RingRecords, RingSink
+from phalanx.observe.node.node_records import Said, merge, unpack
+from phalanx.observe.node.node_words import NodeRecords
+from phalanx.observe.node.ring import RingWriter
+from phalanx.observe.node.worker_ring import RingRecords, RingSink
+from phalanx.observe.store.gang_steps import GangSteps
 from phalanx.train.report.records import StepParts
 from tests.observe.records import SECOND_NS, said, step_record
 

@@ -16,8 +16,8 @@ from msgspec import Struct
 from phalanx.cluster import messages as m
 from phalanx.control import wire
 from phalanx.control.shell_wire import ShellOutput
-from phalanx.observe.node_sample import NodeSample
-from phalanx.observe.node_words import NodeRecords, RunRecord
+from phalanx.observe.node.node_sample import NodeSample
+from phalanx.observe.node.node_words import NodeRecords, RunRecord
 from phalanx.train.report.records import CheckpointRecord
 from tests.control.servers import WORK, PlayedAgent, ServerProcess
 

@@ -25,7 +25,7 @@ from phalanx.control.door import MOST_FIELDS, MOST_ITEMS, MOST_VALUES, DoorError
 from phalanx.control.payload import Train, encode_payload
 from phalanx.control.recovery import recover
 from phalanx.control.store_sqlite import SqliteStore
-from phalanx.observe.findings import Finding
+from phalanx.observe.tracker.findings import Finding
 from tests.control.servers import WORK, ServerProcess
 
 HOSTILE_TOML = [

@@ -72,8 +72,8 @@ ALLOWED = {
     "control/wrapper_exits.py": {},
     "control/zygote.py": {"listen": RUNTIME, "_end_children": RUNTIME, "_spawn": "a pump"},
     "control/zygote_client.py": {"_start": OWN},
-    "observe/ring.py": {"__init__": AS_USER, "_open": "what it is, is asked of the open file"},
-    "observe/worker_ring.py": {},
+    "observe/node/ring.py": {"__init__": AS_USER, "_open": "what it is, is asked of the open file"},
+    "observe/node/worker_ring.py": {},
 }  # fmt: skip
 
 

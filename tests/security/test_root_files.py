@@ -25,7 +25,7 @@ from phalanx.control.log_keeping import compress_ended, cut, expire
 from phalanx.control.output_pump import Pump
 from phalanx.control.safe_files import Owner, UnsafeFileError, files_as, make_folder, open_log
 from phalanx.control.wire import LogPart, LookAt, ReadLog
-from phalanx.observe.ring import RingReader, RingWriter
+from phalanx.observe.node.ring import RingReader, RingWriter
 from tests.security.agents import as_user
 
 REFUSED = (UnsafeFileError, OSError)  # by us, or by the kernel for us

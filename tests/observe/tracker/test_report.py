@@ -7,9 +7,9 @@ from html.parser import HTMLParser
 
 import pytest
 
-from phalanx.observe.report import Curve, Material, step_shares
-from phalanx.observe.report_pages import html, markdown
-from phalanx.observe.runs import Run
+from phalanx.observe.tracker.report import Curve, Material, step_shares
+from phalanx.observe.tracker.report_pages import html, markdown
+from phalanx.observe.tracker.runs import Run
 
 EVIL = "<script>alert(1)</script> | **x** [a](javascript:b) \"'\n# oops"
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from phalanx.observe.dcgm import ACTIVITY, Dcgm
+from phalanx.observe.node.dcgm import ACTIVITY, Dcgm
 
 GPU = (
     "gpu_utilization",

@@ -15,13 +15,13 @@ import numpy as np
 from msgspec import Struct, field
 
 from phalanx.cluster.policy import PricePolicy
-from phalanx.observe.gang_steps import GangStep
-from phalanx.observe.gpu_sample import GPU
-from phalanx.observe.node_records import DETAIL_WORLD, PARTS, Floats
-from phalanx.observe.node_sample import HOST, NodeSample
-from phalanx.observe.runs import validation_summary
-from phalanx.observe.store import MetricStore
-from phalanx.observe.tables import DAY_NS, Array, Column, Table
+from phalanx.observe.node.gpu_sample import GPU
+from phalanx.observe.node.node_records import DETAIL_WORLD, PARTS, Floats
+from phalanx.observe.node.node_sample import HOST, NodeSample
+from phalanx.observe.store.gang_steps import GangStep
+from phalanx.observe.store.metric_store import MetricStore
+from phalanx.observe.store.tables import DAY_NS, Array, Column, Table
+from phalanx.observe.tracker.runs import validation_summary
 from phalanx.train.report.records import CheckpointRecord, StepRecord, ValidationRecord
 
 MILLION = 1_000_000

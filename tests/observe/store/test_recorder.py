@@ -10,11 +10,11 @@ import pytest
 from msgspec import structs
 
 from phalanx.cluster.policy import PricePolicy
-from phalanx.observe.gang_steps import GangStep
-from phalanx.observe.node_records import PARTS
-from phalanx.observe.query import series
-from phalanx.observe.recorder import JOB_TABLES, RecordedGang, Recorder, owner_of
-from phalanx.observe.store import MetricStore
+from phalanx.observe.node.node_records import PARTS
+from phalanx.observe.store.gang_steps import GangStep
+from phalanx.observe.store.metric_store import MetricStore
+from phalanx.observe.store.query import series
+from phalanx.observe.store.recorder import JOB_TABLES, RecordedGang, Recorder, owner_of
 from phalanx.train.report.records import CheckpointRecord, ValidationRecord
 from tests.observe.records import SECOND_NS, step_record
 

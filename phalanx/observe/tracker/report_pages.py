@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from html import escape
 
-from phalanx.observe.report import Curve, Material, Section, sections, short
+from phalanx.observe.tracker.report import Curve, Material, Section, sections, short
 
 WIDE, HIGH, LEFT, RIGHT, TOP, BOTTOM = 800, 170, 64, 12, 22, 22  # of a curve's picture
 BAR = 18  # height of a row of bars

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from phalanx.cluster.policy import PricePolicy
-from phalanx.observe import query
-from phalanx.observe.gpu_sample import GPU
-from phalanx.observe.node_sample import HOST, NodeSample, Sampler
-from phalanx.observe.recorder import Recorder
-from phalanx.observe.store import MetricStore
+from phalanx.observe.node.gpu_sample import GPU
+from phalanx.observe.node.node_sample import HOST, NodeSample, Sampler
+from phalanx.observe.store import query
+from phalanx.observe.store.metric_store import MetricStore
+from phalanx.observe.store.recorder import Recorder
 
 SECOND = 1_000_000_000
 

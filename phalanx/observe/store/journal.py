@@ -13,9 +13,9 @@ from threading import Lock
 
 import msgspec
 
-from phalanx.observe.findings import Finding
-from phalanx.observe.runs import Run
-from phalanx.observe.sqlite_file import check_whole, open_or_begin_anew
+from phalanx.observe.store.sqlite_file import check_whole, open_or_begin_anew
+from phalanx.observe.tracker.findings import Finding
+from phalanx.observe.tracker.runs import Run
 
 logger = logging.getLogger("phalanx.server")
 

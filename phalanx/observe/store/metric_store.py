@@ -19,9 +19,9 @@ import msgspec
 import numpy as np
 from msgspec import Struct
 
-from phalanx.observe.blocks import pack, unpack
-from phalanx.observe.sqlite_file import open_or_begin_anew
-from phalanx.observe.tables import TIERS, Array, Column, Rows, Table, kind_of, statistics
+from phalanx.observe.store.blocks import pack, unpack
+from phalanx.observe.store.sqlite_file import open_or_begin_anew
+from phalanx.observe.store.tables import TIERS, Array, Column, Rows, Table, kind_of, statistics
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS tables

@@ -13,7 +13,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from phalanx.observe.runs import Run
+from phalanx.observe.tracker.runs import Run
 
 Numbers = Sequence[float | None]
 

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from msgspec import Struct
 
-from phalanx.observe.node_records import DETAIL_WORLD
-from phalanx.observe.store import MetricStore, Read, TableInfo
-from phalanx.observe.tables import SECOND_NS, TIERS, Array
+from phalanx.observe.node.node_records import DETAIL_WORLD
+from phalanx.observe.store.metric_store import MetricStore, Read, TableInfo
+from phalanx.observe.store.tables import SECOND_NS, TIERS, Array
 
 MOST_VALUES = 6_000_000  # read for one answer
 MOST_ROWS = 40_000

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from phalanx.config import Log
-from phalanx.observe.traces import merge_traces, trace_of
+from phalanx.observe.tracker.traces import merge_traces, trace_of
 from phalanx.train.measure.profile import ProfileAsk, StepProfiler, asked_path
 from phalanx.train.measure.timing import StepTimer
 from phalanx.train.report.run_folder import RunFolder

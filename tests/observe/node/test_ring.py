@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.observe.ring import HEADER_BYTES, RingReader, RingWriter
+from phalanx.observe.node.ring import HEADER_BYTES, RingReader, RingWriter
 
 
 def test_a_reader_gets_every_frame_once_and_in_order(tmp_path: Path) -> None:

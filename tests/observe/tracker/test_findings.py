@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from phalanx.cluster.events import DataStarved, DeviceError, LossSpike, SlowRank, Tick, WorkerExited
-from phalanx.observe.findings import SUGGESTIONS, Finding, Trends, from_event
-from phalanx.observe.journal import Journal
-from phalanx.observe.ledger_time import slices
+from phalanx.observe.store.journal import Journal
+from phalanx.observe.tracker.findings import SUGGESTIONS, Finding, Trends, from_event
+from phalanx.observe.tracker.ledger_time import slices
 
 SECOND = 1_000_000_000
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from phalanx.observe.node_words import NodeRecords, RunRecord
+from phalanx.observe.node.node_words import NodeRecords, RunRecord
 from phalanx.train.report.records import CheckpointRecord, Record, StepRecord, ValidationRecord
 
 PARTS = ("data", "forward", "backward", "optimizer", "snapshot", "exposed_communication")

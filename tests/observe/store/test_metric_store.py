@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from phalanx.observe import query
-from phalanx.observe.store import MetricStore, Read, open_metrics
-from phalanx.observe.tables import DAY_NS, HOUR_NS, SECOND_NS, TIERS, Column
+from phalanx.observe.store import query
+from phalanx.observe.store.metric_store import MetricStore, Read, open_metrics
+from phalanx.observe.store.tables import DAY_NS, HOUR_NS, SECOND_NS, TIERS, Column
 
 START = 1_700_000_000 * SECOND_NS // DAY_NS * DAY_NS
 COLUMNS = (Column("loss"), Column("own_seconds", 4), Column("step_seconds", 4))

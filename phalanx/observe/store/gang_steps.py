@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from msgspec import Struct
 
-from phalanx.observe.node_records import PARTS, Floats, unpack
-from phalanx.observe.node_words import NodeRecords
+from phalanx.observe.node.node_records import PARTS, Floats, unpack
+from phalanx.observe.node.node_words import NodeRecords
 from phalanx.train.report.records import CheckpointRecord, StepRecord, ValidationRecord
 
 LATE_STEPS = 64  # the gang is so far ahead of a step that somebody does not tell of

@@ -9,9 +9,9 @@ from pathlib import Path
 import msgspec
 from msgspec import structs
 
-from phalanx.observe.node_records import Said
-from phalanx.observe.node_words import RunRecord
-from phalanx.observe.ring import RingReader, RingWriter
+from phalanx.observe.node.node_records import Said
+from phalanx.observe.node.node_words import RunRecord
+from phalanx.observe.node.ring import RingReader, RingWriter
 from phalanx.train.report.records import Record, StepRecord
 
 MOST_STEP_SECONDS = 86_400.0

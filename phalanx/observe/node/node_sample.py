@@ -13,8 +13,8 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from phalanx.observe.dcgm import EXPORTER, Dcgm
-from phalanx.observe.gpu_sample import Gpus, open_nvml
+from phalanx.observe.node.dcgm import EXPORTER, Dcgm
+from phalanx.observe.node.gpu_sample import Gpus, open_nvml
 
 HOST = (
     "cpu_utilization",

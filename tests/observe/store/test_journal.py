@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from phalanx.observe.journal import Journal
+from phalanx.observe.store.journal import Journal
 
 
 def test_sums_beyond_64_bits_come_back_exactly(tmp_path: Path) -> None:

@@ -1,0 +1,1 @@
+"""What is measured on a node, and its way to the server."""

@@ -1,0 +1,1 @@
+"""Metrics and the journal of runs in SQLite."""

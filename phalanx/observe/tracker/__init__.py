@@ -1,0 +1,1 @@
+"""Runs, findings, reports and traces."""
