@@ -13,7 +13,7 @@ import msgspec
 import typer
 
 from phalanx.config import ConfigError, Job, check, default_world_size, load_job, resolve
-from phalanx.config.check_text import name_problems
+from phalanx.config.rules.text import name_problems
 from phalanx.hardware import count_cuda
 
 JobFile = Annotated[Path, typer.Argument(metavar="JOB.toml", help="File that describes the job.")]

@@ -14,7 +14,7 @@ from phalanx.cluster.queue import admit
 from phalanx.cluster.reasons import Reason, in_gpu_hours, reason, sentences
 from phalanx.cluster.timeouts import derive
 from phalanx.config import ConfigError
-from phalanx.config.check_text import name_problems
+from phalanx.config.rules.text import name_problems
 
 MOST_WORD = 128  # characters of a name of somebody or something
 MOST_AFTER = 1_000

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from phalanx.config.backend import Backend, Kubernetes, Ray, Slurm
-from phalanx.config.check import check
-from phalanx.config.check_mesh import micro_batches, takes_unequal_shares
 from phalanx.config.errors import ConfigError, Problem, problem
 from phalanx.config.explain import KeyDoc, explain
 from phalanx.config.load import job_from_table, load_job
 from phalanx.config.presets import PRESETS
 from phalanx.config.ramp import BatchRamp, batch_ramp, constant_batch
 from phalanx.config.resolve import default_world_size, resolve, resolve_model
-from phalanx.config.same_model import ModelDifference, model_differences
+from phalanx.config.rules.job import check
+from phalanx.config.rules.mesh import micro_batches, takes_unequal_shares
+from phalanx.config.rules.same_model import ModelDifference, model_differences
 from phalanx.config.schema import (
     BatchStage,
     BlendSource,

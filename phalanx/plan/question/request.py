@@ -10,7 +10,7 @@ from msgspec import Struct, structs
 
 from phalanx.config import PRESETS, ConfigError, Model, batch_ramp, load_job, resolve_model
 from phalanx.config.errors import did_you_mean
-from phalanx.config.numbers import nearest_divisor
+from phalanx.config.rules.numbers import nearest_divisor
 from phalanx.hardware import Cluster, cluster
 from phalanx.hardware.tables import nearest
 from phalanx.plan.cost.constants import Constants, read_constants, shipped

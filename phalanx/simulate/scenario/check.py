@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator
 
 from phalanx.cluster.fleet_file import MOST_NODES
 from phalanx.config.errors import Problem, did_you_mean, problem
-from phalanx.config.numbers import nearest_multiple
+from phalanx.config.rules.numbers import nearest_multiple
 from phalanx.hardware.gpus import gpus_by_key
 from phalanx.hardware.tables import nearest
 from phalanx.simulate.chaos.faults import KINDS

@@ -17,7 +17,7 @@ from phalanx.cluster.policy import (
     TimeoutPolicy,
 )
 from phalanx.config.errors import ConfigError
-from phalanx.config.numbers import divisors, nearest_multiple
+from phalanx.config.rules.numbers import divisors, nearest_multiple
 from phalanx.hardware.clusters import ClusterFile, make_cluster
 from phalanx.simulate.scenario.scenario import FleetPart, Scenario
 

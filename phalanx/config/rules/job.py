@@ -6,15 +6,15 @@ from collections.abc import Iterator
 
 import msgspec
 
-from phalanx.config.accepted import with_accepted_fix
-from phalanx.config.check_backend import backend_problems
-from phalanx.config.check_data import data_problems
-from phalanx.config.check_mesh import mesh_problems
-from phalanx.config.check_text import text_problems
 from phalanx.config.errors import ConfigError, Problem, problem
-from phalanx.config.numbers import nearest_divisor, nearest_multiple
 from phalanx.config.presets import PRESETS
 from phalanx.config.resolve import resolve
+from phalanx.config.rules.accepted import with_accepted_fix
+from phalanx.config.rules.backend import backend_problems
+from phalanx.config.rules.data import data_problems
+from phalanx.config.rules.mesh import mesh_problems
+from phalanx.config.rules.numbers import nearest_divisor, nearest_multiple
+from phalanx.config.rules.text import text_problems
 from phalanx.config.schema import Job, LatentAttention, Model, Moe
 from phalanx.config.tree import mistakes
 

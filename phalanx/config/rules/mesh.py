@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from phalanx.config.accepted import LEFT_OUT, RANKS, nearest_first
 from phalanx.config.errors import Problem, problem
-from phalanx.config.mesh_changes import (
+from phalanx.config.ramp import batch_ramp
+from phalanx.config.rules.accepted import LEFT_OUT, RANKS, nearest_first
+from phalanx.config.rules.mesh_changes import (
     OTHER_SCHEDULES,
     one_stage_schedules,
     other_batches,
@@ -15,8 +16,7 @@ from phalanx.config.mesh_changes import (
     ranks_with_replicas,
     smaller_micro_batches,
 )
-from phalanx.config.numbers import divisors, nearest_divisor, nearest_multiple
-from phalanx.config.ramp import batch_ramp
+from phalanx.config.rules.numbers import divisors, nearest_divisor, nearest_multiple
 from phalanx.config.schema import Job, Model, Parallel, gate_up_groups
 
 MOST_RANKS = 10_000_000  # well above any cluster

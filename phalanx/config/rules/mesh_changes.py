@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from phalanx.config.accepted import RANKS, nearest_first
 from phalanx.config.errors import Change
+from phalanx.config.rules.accepted import RANKS, nearest_first
 from phalanx.config.schema import Job, Parallel
 
 OTHER_SCHEDULES: list[Change] = [

@@ -20,7 +20,7 @@ from phalanx.config import (
     job_from_table,
     model_differences,
 )
-from phalanx.config.same_model import FUNCTION, HARMLESS, SHAPE
+from phalanx.config.rules.same_model import FUNCTION, HARMLESS, SHAPE
 from phalanx.config.tree import fields, section_in
 from phalanx.model.hf_config import HfError, config_from_hf, config_to_hf
 
@@ -71,7 +71,7 @@ def test_every_setting_of_a_model_is_compared_or_said_to_be_harmless() -> None:
     found = list(keys())
     for key in found:
         named = [key in SHAPE, key in FUNCTION, key in HARMLESS]
-        assert sum(named) == 1, f"model.{key}: name it in one list of config/same_model.py"
+        assert sum(named) == 1, f"model.{key}: name it in one list of config/rules/same_model.py"
     assert set(found) == SHAPE | FUNCTION | HARMLESS
 
 

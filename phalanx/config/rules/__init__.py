@@ -1,0 +1,1 @@
+"""Rules that refuse what cannot run, with the nearest fix."""
