@@ -12,9 +12,17 @@ import time
 from collections.abc import Callable
 
 from phalanx import __version__
-from phalanx.cluster.commands import Form, Restore, Stop
-from phalanx.cluster.fleet import Node
-from phalanx.cluster.messages import Applied, Heartbeat, Hello, Holding, Inventory, Joined, Ready
+from phalanx.cluster.fleet.fleet import Node
+from phalanx.cluster.protocol.commands import Form, Restore, Stop
+from phalanx.cluster.protocol.messages import (
+    Applied,
+    Heartbeat,
+    Hello,
+    Holding,
+    Inventory,
+    Joined,
+    Ready,
+)
 from phalanx.control import wire
 from phalanx.control.front import Headers, headers_of
 from phalanx.control.node_key import NONCE_HEADER, SERVER_HEADER, Asked, NodeKey, link_proof

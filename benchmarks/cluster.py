@@ -24,8 +24,8 @@ import numpy as np
 from benchmarks.cluster_load import Load, fleet_of, healthy, policy_of
 from phalanx.cluster.core import Core
 from phalanx.cluster.detectors import slow_compute
-from phalanx.cluster.events import Event
-from phalanx.cluster.liveness import Liveness
+from phalanx.cluster.protocol.events import Event
+from phalanx.cluster.protocol.liveness import Liveness
 from proof.report import report
 
 SECOND = 10**9

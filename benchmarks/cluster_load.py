@@ -6,9 +6,12 @@ import heapq
 import random
 from collections.abc import Iterator
 
-from phalanx.cluster.commands import Check, Command, Drain, Form, Restore
 from phalanx.cluster.core import Core
-from phalanx.cluster.events import (
+from phalanx.cluster.fleet.fleet import Fleet, Node, NodeState
+from phalanx.cluster.jobs.job import Expected, GangShape, JobSpec
+from phalanx.cluster.policy import Policy, QueuePolicy, SparePolicy
+from phalanx.cluster.protocol.commands import Check, Command, Drain, Form, Restore
+from phalanx.cluster.protocol.events import (
     CheckResult,
     DeviceError,
     Event,
@@ -24,9 +27,6 @@ from phalanx.cluster.events import (
     Tick,
     WorkerExited,
 )
-from phalanx.cluster.fleet import Fleet, Node, NodeState
-from phalanx.cluster.job import Expected, GangShape, JobSpec
-from phalanx.cluster.policy import Policy, QueuePolicy, SparePolicy
 
 SECOND = 10**9
 # Replicas of one node each, and how many jobs of that size are kept in the fleet.

@@ -23,9 +23,9 @@ from typing import Any
 import numpy as np
 
 from phalanx.cluster.detectors import told_wrong, vote
-from phalanx.cluster.events import EventBody, SlowRank
-from phalanx.cluster.hang_limits import fixed_limits
-from phalanx.cluster.job import GangShape, Placement
+from phalanx.cluster.jobs.job import GangShape, Placement
+from phalanx.cluster.protocol.events import EventBody, SlowRank
+from phalanx.cluster.protocol.hang_limits import fixed_limits
 from phalanx.cluster.watch import GangRecord, Watch
 from proof.report import report
 

@@ -20,10 +20,10 @@ from typing import Any
 from msgspec import Struct, structs
 
 from benchmarks.queue_decisions import Load
-from phalanx.cluster.commands import Command, Form
-from phalanx.cluster.events import Event, SetQuota, Submit
-from phalanx.cluster.job import HOUR_NS, Array, Dependency, GangShape, Job, JobSpec
+from phalanx.cluster.jobs.job import HOUR_NS, Array, Dependency, GangShape, Job, JobSpec
 from phalanx.cluster.policy import Qos
+from phalanx.cluster.protocol.commands import Command, Form
+from phalanx.cluster.protocol.events import Event, SetQuota, Submit
 from phalanx.simulate.scenario.load import load_scenario
 from phalanx.simulate.scenario.scenario import Scenario
 from phalanx.simulate.scenario.workload import submissions

@@ -14,7 +14,9 @@ import time
 
 from benchmarks.cluster_load import fleet_of, policy_of
 from phalanx.cluster.core import Core
-from phalanx.cluster.events import (
+from phalanx.cluster.jobs.job import Array, Dependency, GangShape, JobSpec
+from phalanx.cluster.policy import QueuePolicy
+from phalanx.cluster.protocol.events import (
     Cancel,
     Event,
     EventBody,
@@ -24,8 +26,6 @@ from phalanx.cluster.events import (
     SubmitWorkflow,
     Tick,
 )
-from phalanx.cluster.job import Array, Dependency, GangShape, JobSpec
-from phalanx.cluster.policy import QueuePolicy
 from proof.report import report
 
 SECOND = 10**9

@@ -23,9 +23,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from phalanx.cluster.hang_limits import fixed_limits
-from phalanx.cluster.job import GangShape, Placement
+from phalanx.cluster.jobs.job import GangShape, Placement
 from phalanx.cluster.policy import PricePolicy
+from phalanx.cluster.protocol.hang_limits import fixed_limits
 from phalanx.cluster.watch import Watch
 from phalanx.control import wire
 from phalanx.control.metrics import Metrics

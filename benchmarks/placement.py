@@ -24,11 +24,11 @@ from pathlib import Path
 
 import numpy as np
 
-from phalanx.cluster.column import Column
-from phalanx.cluster.communication import cost_of, inside_leaf_ns
-from phalanx.cluster.fleet import Fleet, Node, whole
-from phalanx.cluster.job import GangShape, Placement, shape_of
-from phalanx.cluster.placement import Request, place
+from phalanx.cluster.fleet.column import Column
+from phalanx.cluster.fleet.fleet import Fleet, Node, whole
+from phalanx.cluster.jobs.job import GangShape, Placement, shape_of
+from phalanx.cluster.placement.choose import Request, place
+from phalanx.cluster.placement.communication import cost_of, inside_leaf_ns
 from phalanx.cluster.policy import MILLION, FabricPolicy
 from phalanx.config import PRESETS, resolve_model
 from phalanx.hardware import cluster

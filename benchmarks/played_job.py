@@ -17,7 +17,9 @@ from benchmarks.cluster_load import fleet_of
 from benchmarks.played_fleet import POLICY
 from phalanx import __version__
 from phalanx.cluster.core import Core
-from phalanx.cluster.events import (
+from phalanx.cluster.jobs.job import Expected, GangShape, Job, JobSpec
+from phalanx.cluster.policy import Policy
+from phalanx.cluster.protocol.events import (
     Event,
     EventBody,
     GangJoined,
@@ -27,9 +29,7 @@ from phalanx.cluster.events import (
     Submit,
     Tick,
 )
-from phalanx.cluster.hang_limits import fixed_limits
-from phalanx.cluster.job import Expected, GangShape, Job, JobSpec
-from phalanx.cluster.policy import Policy
+from phalanx.cluster.protocol.hang_limits import fixed_limits
 from phalanx.cluster.watch import Watch
 from phalanx.control.memory import Memory
 from phalanx.control.metrics import Metrics

@@ -16,9 +16,9 @@ import time
 from pathlib import Path
 
 from benchmarks.placement import SITES, fleet_of
-from phalanx.cluster.job import HOUR_NS, GangShape, Job, JobSpec
+from phalanx.cluster.jobs.job import HOUR_NS, GangShape, Job, JobSpec
 from phalanx.cluster.policy import Policy, QueuePolicy, Quota
-from phalanx.cluster.queue import Preempt, Queue, QueueState, Resize, Start
+from phalanx.cluster.queue.queue import Preempt, Queue, QueueState, Resize, Start
 from phalanx.cluster.state import View
 from proof.report import report
 

@@ -30,9 +30,9 @@ from typing import Any
 
 from benchmarks.recovery_kinds import HEALTH, KINDS, Target, summary
 from benchmarks.recovery_peers import torchft, torchrun
-from phalanx.cluster.job import Expected
+from phalanx.cluster.jobs.job import Expected
 from phalanx.cluster.policy import TimeoutPolicy
-from phalanx.cluster.timeouts import derive
+from phalanx.cluster.protocol.timeouts import derive
 from phalanx.control.stage import Stage
 from phalanx.train import StepRecord, read_records
 from proof.report import report

@@ -21,7 +21,7 @@ from phalanx.cli.remote import (
     when,
 )
 from phalanx.cli.remote import show as show_table
-from phalanx.cluster.job import JobSpec
+from phalanx.cluster.jobs.job import JobSpec
 from phalanx.control.api_types import (
     Done,
     JobDetail,

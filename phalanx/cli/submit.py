@@ -25,7 +25,7 @@ from phalanx.cli.options import (
     refused_in_words,
 )
 from phalanx.cli.remote import ServerUrl, State, connected, plain, refusals_in_words
-from phalanx.cluster.job import SECOND_NS
+from phalanx.cluster.jobs.job import SECOND_NS
 from phalanx.config import ConfigError, Job
 from phalanx.control.api_types import Done, Status, Submission
 from phalanx.control.client import Client, ClientError

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from phalanx.cli.options import Json, print_json
 from phalanx.cli.remote import ServerUrl, State, connected, plain, span, when
-from phalanx.cluster.job import HOUR_NS
+from phalanx.cluster.jobs.job import HOUR_NS
 from phalanx.control.api_runs import FindingsOut
 from phalanx.control.api_types import JobList, JobOut, LedgerOut, NoticeOut, QuestionOut, Status
 from phalanx.control.client import Client, ClientError

@@ -6,12 +6,12 @@ from heapq import heappop, heappush
 
 from msgspec import Struct
 
-from phalanx.cluster.commands import Command, CommandBody, Level, Notify
-from phalanx.cluster.fleet import Node
-from phalanx.cluster.job import Job
-from phalanx.cluster.ledger import Ledger
+from phalanx.cluster.fleet.fleet import Node
+from phalanx.cluster.jobs.job import Job
+from phalanx.cluster.ledger.accounts import Ledger
 from phalanx.cluster.policy import Policy
-from phalanx.cluster.queue import Queue
+from phalanx.cluster.protocol.commands import Command, CommandBody, Level, Notify
+from phalanx.cluster.queue.queue import Queue
 from phalanx.cluster.reasons import Reason
 from phalanx.cluster.state import View
 

@@ -10,29 +10,23 @@ from collections.abc import Callable
 from heapq import heappop
 from typing import Any
 
-from phalanx.cluster import (
-    budget,
-    elastic,
-    gangs,
-    health,
-    incidents,
-    left_memory,
-    lifecycle,
-    losses,
-    nodes,
-    orders,
-    own_failures,
-    pool,
-    recovery,
-    renewal,
-    sense,
-    storage,
-    vacate,
-)
-from phalanx.cluster.admit import policy_problems
-from phalanx.cluster.commands import Command, Proposal
+from phalanx.cluster import sense
 from phalanx.cluster.context import Context, Question
-from phalanx.cluster.events import (
+from phalanx.cluster.fleet import evacuation as vacate
+from phalanx.cluster.fleet import health, renewal
+from phalanx.cluster.fleet import node_events as nodes
+from phalanx.cluster.fleet import spare_pool as pool
+from phalanx.cluster.fleet.fleet import Fleet
+from phalanx.cluster.jobs import budget, elastic, lifecycle
+from phalanx.cluster.jobs import write_leases as storage
+from phalanx.cluster.jobs.feasibility import policy_problems
+from phalanx.cluster.jobs.job import Job
+from phalanx.cluster.ledger.accounts import Ledger
+from phalanx.cluster.placement.choose import defragment
+from phalanx.cluster.policy import Policy
+from phalanx.cluster.protocol import formation as gangs
+from phalanx.cluster.protocol.commands import Command, Proposal
+from phalanx.cluster.protocol.events import (
     Answer,
     Cancel,
     CheckResult,
@@ -76,14 +70,12 @@ from phalanx.cluster.events import (
     Tick,
     WorkerExited,
 )
-from phalanx.cluster.fleet import Fleet
-from phalanx.cluster.gangs import gang_of, token
-from phalanx.cluster.job import Job
-from phalanx.cluster.ledger import Ledger
-from phalanx.cluster.placement import defragment
-from phalanx.cluster.policy import Policy
-from phalanx.cluster.queue import Preempt, Queue, QueueState, Resize, Start
+from phalanx.cluster.protocol.formation import gang_of, token
+from phalanx.cluster.queue import site_orders as orders
+from phalanx.cluster.queue.queue import Preempt, Queue, QueueState, Resize, Start
 from phalanx.cluster.reasons import reason, sentences
+from phalanx.cluster.recovery import incidents, left_memory, losses, own_failures
+from phalanx.cluster.recovery import recover as recovery
 from phalanx.cluster.snapshot import FORMAT_VERSION, SnapshotError, VersionError, dump, load
 from phalanx.cluster.state import View
 from phalanx.config import ConfigError

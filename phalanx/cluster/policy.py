@@ -9,7 +9,7 @@ from typing import Literal
 
 from msgspec import Struct, field
 
-from phalanx.cluster.job import HOUR_NS, SECOND_NS
+from phalanx.cluster.jobs.job import HOUR_NS, SECOND_NS
 
 MILLION = 1_000_000
 DAY_NS = 24 * HOUR_NS

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from msgspec import Struct, structs
 
-from phalanx.cluster.commands import Refuse
 from phalanx.cluster.context import Context
-from phalanx.cluster.events import (
+from phalanx.cluster.fleet.fleet import MOST_RAILS
+from phalanx.cluster.policy import MILLION
+from phalanx.cluster.protocol.commands import Refuse
+from phalanx.cluster.protocol.events import (
     Corruption,
     DataStarved,
     DeviceError,
@@ -29,8 +31,6 @@ from phalanx.cluster.events import (
     ThroughputRegression,
     WorkerExited,
 )
-from phalanx.cluster.fleet import MOST_RAILS
-from phalanx.cluster.policy import MILLION
 from phalanx.cluster.reasons import Reason, reason, sentences
 
 MOST = 1 << 62

@@ -6,12 +6,12 @@ import msgspec
 from msgspec import Struct
 
 from phalanx.cluster.context import Context, FlushState, HealthState, Question, Timer
-from phalanx.cluster.dependencies import remember
-from phalanx.cluster.fleet import Fleet, FleetState
-from phalanx.cluster.job import Job
-from phalanx.cluster.ledger import Ledger, LedgerState
+from phalanx.cluster.fleet.fleet import Fleet, FleetState
+from phalanx.cluster.jobs.dependencies import remember
+from phalanx.cluster.jobs.job import Job
+from phalanx.cluster.ledger.accounts import Ledger, LedgerState
 from phalanx.cluster.policy import Policy, Quota
-from phalanx.cluster.queue import Queue, QueueState
+from phalanx.cluster.queue.queue import Queue, QueueState
 from phalanx.cluster.state import Reservation, View
 
 # Of all that a log holds: events, commands, snapshots of the core and what the shell remembers.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from phalanx.cluster.fleet import Fleet
-from phalanx.cluster.job import Job
+from phalanx.cluster.fleet.fleet import Fleet
+from phalanx.cluster.jobs.job import Job
 from phalanx.cluster.policy import Policy, Quota
 
 

@@ -22,7 +22,9 @@ from phalanx.cluster.detectors import (
     starved,
 )
 from phalanx.cluster.detectors.robust import Ints
-from phalanx.cluster.events import (
+from phalanx.cluster.jobs.job import GangShape, Job, Placement
+from phalanx.cluster.policy import TimeoutPolicy
+from phalanx.cluster.protocol.events import (
     DataStarved,
     EventBody,
     LossSpike,
@@ -30,10 +32,8 @@ from phalanx.cluster.events import (
     SlowRank,
     ThroughputRegression,
 )
-from phalanx.cluster.hang_limits import HangLimits, Limit, hang_limits
-from phalanx.cluster.job import GangShape, Job, Placement
-from phalanx.cluster.messages import Activity, Busy
-from phalanx.cluster.policy import TimeoutPolicy
+from phalanx.cluster.protocol.hang_limits import HangLimits, Limit, hang_limits
+from phalanx.cluster.protocol.messages import Activity, Busy
 
 WINDOW = 12  # steps that one judgement of ranks is made on
 EVERY = 4  # steps between two judgements

@@ -1,6 +1,6 @@
 """The agent: one process a node that joins a server, runs what it is told, and tells what happens.
 
-All decisions of the protocol are in ``phalanx.cluster.agent``; here are its sockets and processes.
+All decisions of the protocol are in ``phalanx.cluster.protocol.agent_machine``; here are its sockets and processes.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from urllib.parse import urlsplit
 from msgspec import Struct, structs
 
 from phalanx import __version__
-from phalanx.cluster.agent import Agent
-from phalanx.cluster.commands import Command, Form
-from phalanx.cluster.fleet import Node
-from phalanx.cluster.messages import (
+from phalanx.cluster.fleet.fleet import Node
+from phalanx.cluster.protocol.agent_machine import Agent
+from phalanx.cluster.protocol.commands import Command, Form
+from phalanx.cluster.protocol.messages import (
     CheckDone,
     Connected,
     Disconnected,

@@ -8,8 +8,8 @@ import re
 from typing import TYPE_CHECKING
 
 from phalanx import __version__
-from phalanx.cluster.events import NodeJoined
-from phalanx.cluster.fleet import MOST_NODE_GPUS, Node
+from phalanx.cluster.fleet.fleet import MOST_NODE_GPUS, Node
+from phalanx.cluster.protocol.events import NodeJoined
 from phalanx.control.auth import Token
 from phalanx.control.frames import framed
 from phalanx.control.node_key import (

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from phalanx.cluster.messages import (
+from phalanx.cluster.protocol.messages import (
     Differs,
     FlushAsk,
     Restored,

@@ -8,8 +8,9 @@ from functools import partial
 
 from msgspec import structs
 
-from phalanx.cluster.commands import Command
-from phalanx.cluster.events import (
+from phalanx.cluster.jobs.job import Job
+from phalanx.cluster.protocol.commands import Command
+from phalanx.cluster.protocol.events import (
     Cancel,
     Event,
     Hold,
@@ -20,7 +21,6 @@ from phalanx.cluster.events import (
     Submit,
     SubmitWorkflow,
 )
-from phalanx.cluster.job import Job
 from phalanx.control import api_types as t
 from phalanx.control.endpoints import EVERYBODY, WRITERS, ApiError, Call, Endpoint
 from phalanx.control.job_rights import may_change_budget, rightful

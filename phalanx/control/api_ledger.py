@@ -6,9 +6,9 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, field
 
-from phalanx.cluster.job import HOUR_NS
-from phalanx.cluster.ledger import BUCKETS
-from phalanx.cluster.report import Share, report
+from phalanx.cluster.jobs.job import HOUR_NS
+from phalanx.cluster.ledger.accounts import BUCKETS
+from phalanx.cluster.ledger.report import Share, report
 from phalanx.control import api_types as t
 from phalanx.control.endpoints import EVERYBODY, Call, Endpoint
 from phalanx.observe.tracker.ledger_time import slices

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from phalanx.cluster.events import (
+from phalanx.cluster.protocol.events import (
     Answer,
     Defragment,
     DrainNode,

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from phalanx.cluster.column import Column
-from phalanx.cluster.fleet import NodeState
+from phalanx.cluster.fleet.column import Column
+from phalanx.cluster.fleet.fleet import NodeState
 from phalanx.control import api_types as t
 from phalanx.control.api_server import token_out
 from phalanx.control.auth import LINK_HOURS, SESSION_HOURS, AuthError

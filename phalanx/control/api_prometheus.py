@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import AsyncIterator
 
-from phalanx.cluster.fleet import NodeState
-from phalanx.cluster.membership import Refusal
-from phalanx.cluster.report import report
+from phalanx.cluster.fleet.fleet import NodeState
+from phalanx.cluster.fleet.membership import Refusal
+from phalanx.cluster.ledger.report import report
 from phalanx.control.endpoints import EVERYBODY, Call, Endpoint
 from phalanx.observe.prometheus import Family, JobSample, job_families, render
 

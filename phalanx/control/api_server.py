@@ -7,8 +7,8 @@ from functools import partial
 from typing import Any
 
 from phalanx import __version__
-from phalanx.cluster.fleet import NodeState
-from phalanx.cluster.report import report
+from phalanx.cluster.fleet.fleet import NodeState
+from phalanx.cluster.ledger.report import report
 from phalanx.control import api_types as t
 from phalanx.control.agent_endpoint import NAME, name_taken
 from phalanx.control.auth import JOIN_HOURS, Role, Token, Tokens

@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Raw, Struct
 
-from phalanx.cluster.job import Array, Dependency, Expected, GangShape, JobState, JobTimeouts
-from phalanx.cluster.report import Share
+from phalanx.cluster.jobs.job import Array, Dependency, Expected, GangShape, JobState, JobTimeouts
+from phalanx.cluster.ledger.report import Share
 from phalanx.control.auth import Role
 from phalanx.control.payload import Payload
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from msgspec import Struct, structs
 
-from phalanx.cluster.events import EventBody, NoProgress
+from phalanx.cluster.protocol.events import EventBody, NoProgress
 from phalanx.cluster.watch import Watch
 from phalanx.control.frames import framed
 from phalanx.control.wire import LookAt, Seen, encode

@@ -15,10 +15,11 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from phalanx.cluster.causes import cause_of
-from phalanx.cluster.commands import Command
 from phalanx.cluster.core import Core
-from phalanx.cluster.events import (
+from phalanx.cluster.jobs.job import Job, Placement
+from phalanx.cluster.ledger.report import Share, report
+from phalanx.cluster.protocol.commands import Command
+from phalanx.cluster.protocol.events import (
     Corruption,
     DeviceError,
     Event,
@@ -30,8 +31,7 @@ from phalanx.cluster.events import (
     RestoreFailed,
     WorkerExited,
 )
-from phalanx.cluster.job import Job, Placement
-from phalanx.cluster.report import Share, report
+from phalanx.cluster.recovery.causes import cause_of
 from phalanx.config import ConfigError, job_from_table
 from phalanx.config.toml_text import parse_toml
 from phalanx.control.alarms import Alarms

@@ -11,10 +11,10 @@ import logging
 import time
 
 from phalanx import __version__
-from phalanx.cluster.agent import Agent
-from phalanx.cluster.commands import Check, Form
-from phalanx.cluster.fleet import Node
-from phalanx.cluster.messages import Connected, Disconnected, Wake
+from phalanx.cluster.fleet.fleet import Node
+from phalanx.cluster.protocol.agent_machine import Agent
+from phalanx.cluster.protocol.commands import Check, Form
+from phalanx.cluster.protocol.messages import Connected, Disconnected, Wake
 from phalanx.control import wire
 from phalanx.control.uplink import Uplink
 

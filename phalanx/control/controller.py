@@ -17,10 +17,10 @@ from typing import ParamSpec, TypeVar
 from msgspec import Struct, structs
 
 from phalanx import __version__
-from phalanx.cluster.commands import Command
 from phalanx.cluster.core import Core
-from phalanx.cluster.events import ControllerStarted, Event, EventBody, Tick
 from phalanx.cluster.policy import Policy
+from phalanx.cluster.protocol.commands import Command
+from phalanx.cluster.protocol.events import ControllerStarted, Event, EventBody, Tick
 from phalanx.control.alarms import Alarms
 from phalanx.control.clock import Clock
 from phalanx.control.memory import Memory, Outcome, named

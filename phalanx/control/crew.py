@@ -12,8 +12,8 @@ import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
-from phalanx.cluster.commands import Form
-from phalanx.cluster.messages import (
+from phalanx.cluster.protocol.commands import Form
+from phalanx.cluster.protocol.messages import (
     Fault,
     LocalFact,
     WorkerForm,

@@ -13,7 +13,7 @@ from functools import partial
 import msgspec
 from msgspec import structs
 
-from phalanx.cluster.messages import (
+from phalanx.cluster.protocol.messages import (
     LocalFact,
     Restored,
     Sealed,

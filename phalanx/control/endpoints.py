@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
-from phalanx.cluster.events import EventBody
-from phalanx.cluster.job import Job
+from phalanx.cluster.jobs.job import Job
+from phalanx.cluster.protocol.events import EventBody
 from phalanx.control.api_types import Done
 from phalanx.control.auth import AuthError, Role, Token, may_see
 from phalanx.control.controller import ReusedError

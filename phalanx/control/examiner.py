@@ -16,8 +16,8 @@ from typing import Literal
 
 import msgspec
 
-from phalanx.cluster.fleet import Node
-from phalanx.cluster.messages import CheckDone, RunCheck
+from phalanx.cluster.fleet.fleet import Node
+from phalanx.cluster.protocol.messages import CheckDone, RunCheck
 from phalanx.control.zygote_client import ZygoteClient, ZygoteError
 from phalanx.control.zygote_wire import Ended, Spawn
 from phalanx.doctor import Patient, Report, check_node

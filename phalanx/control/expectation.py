@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from phalanx.cluster.job import Job
+from phalanx.cluster.jobs.job import Job
 from phalanx.control.helper import BusyError, Helper, TooLongError
 from phalanx.control.payload import PayloadError, Train, decode_payload
 from phalanx.observe import planning

@@ -19,8 +19,8 @@ import msgspec
 import numpy as np
 from msgspec import Struct
 
-from phalanx.cluster.column import Column
 from phalanx.cluster.core import Core
+from phalanx.cluster.fleet.column import Column
 from phalanx.observe.store.sqlite_file import open_or_begin_anew
 
 logger = logging.getLogger("phalanx.server")

@@ -19,10 +19,10 @@ from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 from opentelemetry.trace import NonRecordingSpan, Span, SpanContext, Status, StatusCode, TraceFlags
 
 from phalanx import __version__
-from phalanx.cluster.commands import Command
 from phalanx.cluster.core import Core
-from phalanx.cluster.events import Event, Progress
-from phalanx.cluster.job import Job
+from phalanx.cluster.jobs.job import Job
+from phalanx.cluster.protocol.commands import Command
+from phalanx.cluster.protocol.events import Event, Progress
 from phalanx.control.views import job_of
 
 ENDED = ("done", "failed", "cancelled")

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from phalanx.cluster.commands import Form
+from phalanx.cluster.protocol.commands import Form
 from phalanx.control.agent_config import AgentConfig
 from phalanx.control.keeper_watch import KeeperWatch
 from phalanx.control.payload import Script, Train

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING
 
 from msgspec import structs
 
-from phalanx.cluster.commands import Command, Form
-from phalanx.cluster.events import (
+from phalanx.cluster.fleet.fleet import NodeState
+from phalanx.cluster.jobs.job import Expected, Job
+from phalanx.cluster.protocol.commands import Command, Form
+from phalanx.cluster.protocol.events import (
     Event,
     EventBody,
     GangReady,
@@ -20,11 +22,9 @@ from phalanx.cluster.events import (
     NoProgress,
     Progress,
 )
-from phalanx.cluster.fleet import NodeState
-from phalanx.cluster.gather import Gather
-from phalanx.cluster.job import Expected, Job
-from phalanx.cluster.liveness import Liveness, newcomers
-from phalanx.cluster.messages import (
+from phalanx.cluster.protocol.gather import Gather
+from phalanx.cluster.protocol.liveness import Liveness, newcomers
+from phalanx.cluster.protocol.messages import (
     Activity,
     AgentMessage,
     Applied,
@@ -35,8 +35,8 @@ from phalanx.cluster.messages import (
     Joined,
     Steps,
 )
-from phalanx.cluster.outbox import Outbox
-from phalanx.cluster.timeouts import derive
+from phalanx.cluster.protocol.outbox import Outbox
+from phalanx.cluster.protocol.timeouts import derive
 from phalanx.cluster.watch import GangRecord, Watch
 from phalanx.control.autopsy import Autopsy
 from phalanx.control.controller import Controller

@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 from msgspec import structs
 
-from phalanx.cluster.job import Job, JobSpec
+from phalanx.cluster.jobs.job import Job, JobSpec
+from phalanx.cluster.jobs.user_limits import limited, refused_to_users
 from phalanx.cluster.reasons import reason
-from phalanx.cluster.user_limits import limited, refused_to_users
 from phalanx.control import api_types as t
 from phalanx.control.endpoints import ApiError, Call, wrong_team
 from phalanx.control.payload import Payload

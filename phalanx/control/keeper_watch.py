@@ -23,8 +23,8 @@ from phalanx.checkpoint.keeper.wire import (
     Watch,
 )
 from phalanx.checkpoint.write.deadline import LEAST_SECONDS
-from phalanx.cluster.commands import Form
-from phalanx.cluster.messages import (
+from phalanx.cluster.protocol.commands import Form
+from phalanx.cluster.protocol.messages import (
     KeeperChange,
     KeeperFound,
     KeeperState,

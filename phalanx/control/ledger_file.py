@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from phalanx.cluster.ledger.report import report
 from phalanx.cluster.policy import Policy
-from phalanx.cluster.report import report
 from phalanx.control.recovery import recover
 from phalanx.control.store import StoreError, open_store
 

@@ -10,8 +10,8 @@ import msgspec
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from phalanx import __version__
-from phalanx.cluster.commands import Command
-from phalanx.cluster.events import Event
+from phalanx.cluster.protocol.commands import Command
+from phalanx.cluster.protocol.events import Event
 from phalanx.control.auth import AuthError, Token, bearer, may_see, require
 from phalanx.control.endpoints import EVERYBODY
 from phalanx.control.views import event_out, visible

@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Struct
 
 from phalanx import __version__
-from phalanx.cluster.events import Submit, SubmitWorkflow
+from phalanx.cluster.protocol.events import Submit, SubmitWorkflow
 from phalanx.control.log_check import Damage, Examined
 from phalanx.control.store import StoreError, UnreadableError, event_of
 from phalanx.control.store_sqlite import SqliteStore

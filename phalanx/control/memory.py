@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import msgspec
 from msgspec import Struct, structs
 
-from phalanx.cluster.commands import Accept, Command, Form, Level, Notify, Proposal, Refuse
-from phalanx.cluster.events import Event
+from phalanx.cluster.protocol.commands import Accept, Command, Form, Level, Notify, Proposal, Refuse
+from phalanx.cluster.protocol.events import Event
 from phalanx.cluster.reasons import Reason, reason
 
 ANSWERS_KEPT = 10_000

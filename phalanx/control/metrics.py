@@ -8,8 +8,8 @@ import numpy as np
 from msgspec import structs
 
 from phalanx.cluster.detectors.robust import Ints
-from phalanx.cluster.events import EventBody, Progress
-from phalanx.cluster.job import Expected, Job
+from phalanx.cluster.jobs.job import Expected, Job
+from phalanx.cluster.protocol.events import EventBody, Progress
 from phalanx.cluster.watch import GangRecord, Watch
 from phalanx.control.chronicle import Chronicle
 from phalanx.observe.node.node_records import PARTS, Floats

@@ -6,7 +6,7 @@ import os
 import socket
 from typing import NoReturn
 
-from phalanx.cluster.messages import WorkerLeft
+from phalanx.cluster.protocol.messages import WorkerLeft
 from phalanx.control.worker_link import Present
 from phalanx.control.zygote_wire import framed
 

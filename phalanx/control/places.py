@@ -7,8 +7,8 @@ import logging
 import signal
 from contextlib import suppress
 
-from phalanx.cluster.commands import Form
-from phalanx.cluster.messages import WorkerForm
+from phalanx.cluster.protocol.commands import Form
+from phalanx.cluster.protocol.messages import WorkerForm
 from phalanx.control.hands import Hand, Here
 from phalanx.control.processes import Processes
 from phalanx.control.tasks import Tasks

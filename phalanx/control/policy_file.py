@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from phalanx.cluster.admit import policy_problems
-from phalanx.cluster.job import Expected
+from phalanx.cluster.jobs.feasibility import policy_problems
+from phalanx.cluster.jobs.job import Expected
 from phalanx.cluster.policy import Policy
-from phalanx.cluster.timeouts import derive
+from phalanx.cluster.protocol.timeouts import derive
 from phalanx.config import ConfigError
 from phalanx.control.toml_file import read_struct
 

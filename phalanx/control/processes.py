@@ -11,7 +11,7 @@ from contextlib import suppress
 from msgspec import structs
 
 from phalanx.checkpoint.keeper.channel import REPLICA_KEY
-from phalanx.cluster.messages import LocalFact
+from phalanx.cluster.protocol.messages import LocalFact
 from phalanx.control.binding import Seat, held_gpus, read_machine, seats, visible
 from phalanx.control.containment import Containment, memory_share
 from phalanx.control.hands import Hand, Here, Place

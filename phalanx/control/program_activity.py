@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 
-from phalanx.cluster.messages import Activity
+from phalanx.cluster.protocol.messages import Activity
 from phalanx.control.hands import Here
 from phalanx.control.payload import Script
 from phalanx.control.process_tree import ProcessStat, read_all, trees

@@ -11,8 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from phalanx.checkpoint.keeper.wire import Saved
-from phalanx.cluster.commands import Form
-from phalanx.cluster.messages import (
+from phalanx.cluster.protocol.commands import Form
+from phalanx.cluster.protocol.messages import (
     LocalFact,
     Restored,
     Sealed,

@@ -9,9 +9,9 @@ from msgspec import Struct
 
 from phalanx import __version__
 from phalanx.cluster.core import Core, SnapshotError, VersionError
-from phalanx.cluster.events import ControllerStarted
-from phalanx.cluster.fleet import Fleet
+from phalanx.cluster.fleet.fleet import Fleet
 from phalanx.cluster.policy import Policy
+from phalanx.cluster.protocol.events import ControllerStarted
 from phalanx.control.log_chain import START
 from phalanx.control.memory import Memory
 from phalanx.control.store import (

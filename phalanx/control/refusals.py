@@ -8,8 +8,8 @@ from collections import Counter
 
 from msgspec import Struct
 
-from phalanx.cluster.membership import Refusal, refusal
-from phalanx.cluster.messages import LastSteps, Steps
+from phalanx.cluster.fleet.membership import Refusal, refusal
+from phalanx.cluster.protocol.messages import LastSteps, Steps
 from phalanx.cluster.state import View
 from phalanx.control.limits import RateLimit
 from phalanx.observe.node.node_words import NodeRecords

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 from msgspec import Struct
 
 from phalanx import __version__
-from phalanx.cluster.commands import Command
 from phalanx.cluster.core import Core
-from phalanx.cluster.events import Event
 from phalanx.cluster.policy import Policy
+from phalanx.cluster.protocol.commands import Command
+from phalanx.cluster.protocol.events import Event
 from phalanx.control.audit import NAME as AUDIT_NAME
 from phalanx.control.audit import Audit, Keeping
 from phalanx.control.audit_ship import shipper

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Struct
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from phalanx.cluster.job import Job
+from phalanx.cluster.jobs.job import Job
 from phalanx.control.auth import AuthError, Token, bearer, may_see, require
 from phalanx.control.endpoints import WRITERS
 from phalanx.control.frames import framed

@@ -14,8 +14,8 @@ from typing import Protocol
 import msgspec
 from msgspec import Struct
 
-from phalanx.cluster.commands import Command
-from phalanx.cluster.events import Event, EventBody, Tick
+from phalanx.cluster.protocol.commands import Command
+from phalanx.cluster.protocol.events import Event, EventBody, Tick
 from phalanx.control.log_chain import Record, follows
 
 _encode = msgspec.msgpack.Encoder().encode

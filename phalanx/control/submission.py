@@ -6,7 +6,7 @@ from pathlib import Path
 
 from msgspec import Struct, structs
 
-from phalanx.cluster.job import SECOND_NS, Expected, GangShape, JobSpec, JobTimeouts
+from phalanx.cluster.jobs.job import SECOND_NS, Expected, GangShape, JobSpec, JobTimeouts
 from phalanx.config import Job, micro_batches, takes_unequal_shares, to_toml
 from phalanx.config.schema import Train as TrainSection
 from phalanx.control.api_types import JobRequest, Submission

@@ -19,7 +19,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
 
 from phalanx import __version__
-from phalanx.cluster.commands import Form
+from phalanx.cluster.protocol.commands import Form
 from phalanx.control import wire
 from phalanx.control.agent_files import read_text
 from phalanx.control.node_key import (

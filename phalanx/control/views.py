@@ -7,13 +7,13 @@ from typing import Any
 
 import msgspec
 
-from phalanx.cluster.commands import Command
 from phalanx.cluster.core import Core
-from phalanx.cluster.events import Event, Submit, SubmitWorkflow
-from phalanx.cluster.fleet import Fleet, NodeState
-from phalanx.cluster.job import HOUR_NS, Job, JobSpec
+from phalanx.cluster.fleet.fleet import Fleet, NodeState
+from phalanx.cluster.forecast.why import Answers
+from phalanx.cluster.jobs.job import HOUR_NS, Job, JobSpec
+from phalanx.cluster.protocol.commands import Command
+from phalanx.cluster.protocol.events import Event, Submit, SubmitWorkflow
 from phalanx.cluster.reasons import Reason, about
-from phalanx.cluster.why import Answers
 from phalanx.control.api_types import (
     ChangeOut,
     CommandOut,

@@ -12,9 +12,9 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
-from phalanx.cluster.commands import Command
-from phalanx.cluster.fleet import Node
-from phalanx.cluster.messages import AgentMessage, Inventory
+from phalanx.cluster.fleet.fleet import Node
+from phalanx.cluster.protocol.commands import Command
+from phalanx.cluster.protocol.messages import AgentMessage, Inventory
 from phalanx.control.shell_wire import ShellDown, ShellOutput
 from phalanx.observe.node.node_sample import NodeSample
 from phalanx.observe.node.node_words import NodeRecords

@@ -22,7 +22,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from phalanx.cluster.messages import Sealed, WorkerBusy, WorkerLeft
+from phalanx.cluster.protocol.messages import Sealed, WorkerBusy, WorkerLeft
 from phalanx.control.worker_link import Link, Present
 from phalanx.observe.node.worker_ring import RingSink, ring_path
 from phalanx.train.report.records import StepParts, StepRecord

@@ -14,7 +14,7 @@ from contextlib import suppress
 import msgspec
 from msgspec import Struct
 
-from phalanx.cluster.messages import (
+from phalanx.cluster.protocol.messages import (
     Differs,
     FlushAsk,
     Restored,

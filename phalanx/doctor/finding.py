@@ -11,7 +11,10 @@ Measured = dict[str, float | int | str]
 
 
 class Finding(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The outcome of one check. ``cause``: a key of ``cluster/causes.py`` where it failed."""
+    """The outcome of one check.
+
+    ``cause``: a key of ``cluster/recovery/causes.py`` where it failed.
+    """
 
     check: str
     verdict: Verdict

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from typing import TypeVar
 
-from phalanx.cluster.job import HOUR_NS
-from phalanx.cluster.ledger import TRAINING
+from phalanx.cluster.jobs.job import HOUR_NS
+from phalanx.cluster.ledger.accounts import TRAINING
+from phalanx.cluster.ledger.report import Share, report
 from phalanx.cluster.policy import DAY_NS
-from phalanx.cluster.report import Share, report
 from phalanx.simulate.scenario.scenario import Scenario
 from phalanx.simulate.scenario.workload import submissions
 from phalanx.simulate.show.result import Report, SeedResult, rounded, summarise

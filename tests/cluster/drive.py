@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from phalanx.cluster.commands import Command, Form, Restore
 from phalanx.cluster.core import Core
-from phalanx.cluster.events import (
+from phalanx.cluster.fleet.fleet import Fleet, Node
+from phalanx.cluster.jobs.job import Expected, GangShape, Job, JobSpec
+from phalanx.cluster.policy import Policy
+from phalanx.cluster.protocol.commands import Command, Form, Restore
+from phalanx.cluster.protocol.events import (
     Event,
     EventBody,
     GangDrained,
@@ -16,9 +19,6 @@ from phalanx.cluster.events import (
     Submit,
     Tick,
 )
-from phalanx.cluster.fleet import Fleet, Node
-from phalanx.cluster.job import Expected, GangShape, Job, JobSpec
-from phalanx.cluster.policy import Policy
 
 SECOND = 10**9
 B = TypeVar("B")

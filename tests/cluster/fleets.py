@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from phalanx.cluster.fleet import Fleet, Held, Node
-from phalanx.cluster.job import Placement
-from phalanx.cluster.placement import Request, held_by
+from phalanx.cluster.fleet.fleet import Fleet, Held, Node
+from phalanx.cluster.jobs.job import Placement
+from phalanx.cluster.placement.choose import Request, held_by
 
 
 def fleet_of(

@@ -7,11 +7,11 @@ from heapq import heappop, heappush
 import msgspec
 from msgspec import structs
 
-from phalanx.cluster.fleet import Fleet, FleetState
-from phalanx.cluster.job import GangShape, Job, JobSpec
+from phalanx.cluster.fleet.fleet import Fleet, FleetState
+from phalanx.cluster.jobs.job import GangShape, Job, JobSpec
 from phalanx.cluster.policy import Policy, QueuePolicy
-from phalanx.cluster.preemption import shrinks
-from phalanx.cluster.queue import Decision, Preempt, Queue, QueueState, Resize, Start
+from phalanx.cluster.queue.preemption import shrinks
+from phalanx.cluster.queue.queue import Decision, Preempt, Queue, QueueState, Resize, Start
 from phalanx.cluster.state import Reservation, View
 from tests.cluster.fleets import fleet_of
 

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phalanx.cluster import fairshare
 from phalanx.cluster.core import Core
-from phalanx.cluster.events import NodeJoined, SetQuota, SetReservation
-from phalanx.cluster.fleet import Node
-from phalanx.cluster.job import GangShape
-from phalanx.cluster.messages import Inventory
+from phalanx.cluster.fleet.fleet import Node
+from phalanx.cluster.jobs.job import GangShape
+from phalanx.cluster.protocol.events import NodeJoined, SetQuota, SetReservation
+from phalanx.cluster.protocol.messages import Inventory
+from phalanx.cluster.queue import fairshare
 from tests.cluster.drive import SECOND, Drive
 
 HOUR = 3600 * SECOND

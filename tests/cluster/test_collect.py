@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phalanx.cluster.events import JobFinished, QuarantineNode
-from phalanx.cluster.fleet import Fleet, Node
-from phalanx.cluster.job import GangShape, Job
+from phalanx.cluster.fleet.fleet import Fleet, Node
+from phalanx.cluster.jobs.job import GangShape, Job
 from phalanx.cluster.policy import Policy, QueuePolicy, Quota
+from phalanx.cluster.protocol.events import JobFinished, QuarantineNode
 from tests.cluster.drive import Drive
 from tests.cluster.fleets import fleet_of
 from tests.cluster.site import HOUR, MINUTE, Site, policy_of

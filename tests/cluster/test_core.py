@@ -2,9 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from phalanx.cluster.commands import Accept, Form, Restore
 from phalanx.cluster.core import FORMAT_VERSION, Core, SequenceError, SnapshotError, VersionError
-from phalanx.cluster.events import (
+from phalanx.cluster.policy import Policy
+from phalanx.cluster.protocol.commands import Accept, Form, Restore
+from phalanx.cluster.protocol.events import (
     CheckResult,
     DeviceError,
     Event,
@@ -14,8 +15,7 @@ from phalanx.cluster.events import (
     Tick,
     WorkerExited,
 )
-from phalanx.cluster.messages import Inventory
-from phalanx.cluster.policy import Policy
+from phalanx.cluster.protocol.messages import Inventory
 from tests.cluster.drive import SECOND, Drive, fleet_of
 
 

@@ -19,9 +19,9 @@ from phalanx.cluster.detectors import (
     vote,
 )
 from phalanx.cluster.detectors.trends import gradient_explosion
-from phalanx.cluster.events import NoProgress, SlowRank
-from phalanx.cluster.hang_limits import fixed_limits
-from phalanx.cluster.job import GangShape, Placement
+from phalanx.cluster.jobs.job import GangShape, Placement
+from phalanx.cluster.protocol.events import NoProgress, SlowRank
+from phalanx.cluster.protocol.hang_limits import fixed_limits
 from phalanx.cluster.watch import GangRecord, Watch
 
 MS = 1_000_000

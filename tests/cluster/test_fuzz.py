@@ -12,10 +12,11 @@ import msgspec
 import pytest
 from msgspec import structs
 
-from phalanx.cluster.causes import CAUSES
-from phalanx.cluster.commands import Check, Drain, Form, Restore
 from phalanx.cluster.core import Core
-from phalanx.cluster.events import (
+from phalanx.cluster.jobs.job import Array, Dependency, Expected, GangShape, JobSpec
+from phalanx.cluster.policy import HealthPolicy, Policy, RecoveryPolicy, SparePolicy
+from phalanx.cluster.protocol.commands import Check, Drain, Form, Restore
+from phalanx.cluster.protocol.events import (
     Answer,
     Cancel,
     CheckResult,
@@ -45,9 +46,8 @@ from phalanx.cluster.events import (
     Submit,
     WorkerExited,
 )
-from phalanx.cluster.job import Array, Dependency, Expected, GangShape, JobSpec
-from phalanx.cluster.messages import Holding, Inventory
-from phalanx.cluster.policy import HealthPolicy, Policy, RecoveryPolicy, SparePolicy
+from phalanx.cluster.protocol.messages import Holding, Inventory
+from phalanx.cluster.recovery.causes import CAUSES
 from tests.cluster.drive import SECOND, Drive, fleet_of
 from tests.cluster.invariants import check
 

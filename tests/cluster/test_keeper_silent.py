@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from phalanx.cluster.agent import Agent
-from phalanx.cluster.commands import Notify
-from phalanx.cluster.events import KeeperSilent
-from phalanx.cluster.gather import Gather
-from phalanx.cluster.messages import KeeperChange
+from phalanx.cluster.protocol.agent_machine import Agent
+from phalanx.cluster.protocol.commands import Notify
+from phalanx.cluster.protocol.events import KeeperSilent
+from phalanx.cluster.protocol.gather import Gather
+from phalanx.cluster.protocol.messages import KeeperChange
 from tests.cluster.drive import Drive
 
 

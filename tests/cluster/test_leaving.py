@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
-from phalanx.cluster.commands import Abort, Drain, Notify, Stop
 from phalanx.cluster.core import Core
-from phalanx.cluster.events import (
+from phalanx.cluster.jobs.job import GangShape, Job
+from phalanx.cluster.policy import Policy, Qos, QueuePolicy, RecoveryPolicy
+from phalanx.cluster.protocol.commands import Abort, Drain, Notify, Stop
+from phalanx.cluster.protocol.events import (
     DeviceError,
     DrainNode,
     GangDrained,
@@ -21,9 +23,7 @@ from phalanx.cluster.events import (
     SetReservation,
     WorkerExited,
 )
-from phalanx.cluster.job import GangShape, Job
-from phalanx.cluster.policy import Policy, Qos, QueuePolicy, RecoveryPolicy
-from phalanx.cluster.preemption import lost_gpu_ns
+from phalanx.cluster.queue.preemption import lost_gpu_ns
 from tests.cluster.drive import EXPECTED, SECOND, Drive
 
 HOUR = 3600 * SECOND

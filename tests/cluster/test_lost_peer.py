@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from phalanx.cluster.commands import Abort, Command, Form, Go, Notify
-from phalanx.cluster.events import GangJoined, NodeSeen, NodeSilent, WorkerExited
-from phalanx.cluster.fleet import NodeState
-from phalanx.cluster.job import Job
-from phalanx.cluster.liveness import Liveness, newcomers
-from phalanx.cluster.messages import Holding, Inventory
+from phalanx.cluster.fleet.fleet import NodeState
+from phalanx.cluster.jobs.job import Job
 from phalanx.cluster.policy import Policy, RecoveryPolicy
-from phalanx.cluster.timeouts import derive
+from phalanx.cluster.protocol.commands import Abort, Command, Form, Go, Notify
+from phalanx.cluster.protocol.events import GangJoined, NodeSeen, NodeSilent, WorkerExited
+from phalanx.cluster.protocol.liveness import Liveness, newcomers
+from phalanx.cluster.protocol.messages import Holding, Inventory
+from phalanx.cluster.protocol.timeouts import derive
 from tests.cluster.drive import EXPECTED, SECOND, Drive
 
 SILENT_AFTER = 20 * SECOND

@@ -7,9 +7,16 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from phalanx.cluster.causes import CAUSES
 from phalanx.cluster.core import Core
-from phalanx.cluster.events import (
+from phalanx.cluster.jobs.job import Array, Dependency, Expected, GangShape, JobSpec
+from phalanx.cluster.policy import (
+    HealthPolicy,
+    Policy,
+    RecoveryPolicy,
+    SparePolicy,
+    StoragePolicy,
+)
+from phalanx.cluster.protocol.events import (
     Answer,
     Cancel,
     CheckResult,
@@ -42,15 +49,8 @@ from phalanx.cluster.events import (
     Submit,
     WorkerExited,
 )
-from phalanx.cluster.job import Array, Dependency, Expected, GangShape, JobSpec
-from phalanx.cluster.messages import Holding, Inventory
-from phalanx.cluster.policy import (
-    HealthPolicy,
-    Policy,
-    RecoveryPolicy,
-    SparePolicy,
-    StoragePolicy,
-)
+from phalanx.cluster.protocol.messages import Holding, Inventory
+from phalanx.cluster.recovery.causes import CAUSES
 from tests.cluster.drive import SECOND, Drive, fleet_of
 from tests.cluster.invariants import check
 

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from msgspec import structs
 
-from phalanx.cluster.commands import Command, Form, Stop
-from phalanx.cluster.events import CheckResult, GangJoined, NodeSeen, NodeSilent, WorkerExited
-from phalanx.cluster.gather import Gather
-from phalanx.cluster.messages import Holding, Inventory, Joined
 from phalanx.cluster.policy import Policy, RecoveryPolicy
+from phalanx.cluster.protocol.commands import Command, Form, Stop
+from phalanx.cluster.protocol.events import (
+    CheckResult,
+    GangJoined,
+    NodeSeen,
+    NodeSilent,
+    WorkerExited,
+)
+from phalanx.cluster.protocol.gather import Gather
+from phalanx.cluster.protocol.messages import Holding, Inventory, Joined
 from phalanx.cluster.reasons import reason
 from tests.cluster.drive import SECOND, Drive
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from phalanx.cluster.commands import Refuse
-from phalanx.cluster.events import DeviceError, Submit
-from phalanx.cluster.fleet import Fleet, Node
-from phalanx.cluster.job import GangShape, JobSpec
-from phalanx.cluster.placement import defragment
+from phalanx.cluster.fleet.fleet import Fleet, Node
+from phalanx.cluster.jobs.job import GangShape, JobSpec
+from phalanx.cluster.placement.choose import defragment
 from phalanx.cluster.policy import Partition, Policy, QueuePolicy
+from phalanx.cluster.protocol.commands import Refuse
+from phalanx.cluster.protocol.events import DeviceError, Submit
 from tests.cluster.drive import SECOND, Drive
 
 HOUR = 3600 * SECOND

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from phalanx.cluster.commands import Notify
-from phalanx.cluster.events import (
+from phalanx.cluster.jobs.job import Array, Expected, GangShape, Job
+from phalanx.cluster.policy import Policy, Qos, QueuePolicy, Quota
+from phalanx.cluster.protocol.commands import Notify
+from phalanx.cluster.protocol.events import (
     DeviceError,
     JobFinished,
     QuarantineNode,
     WorkerExited,
 )
-from phalanx.cluster.job import Array, Expected, GangShape, Job
-from phalanx.cluster.policy import Policy, Qos, QueuePolicy, Quota
 from tests.cluster.drive import SECOND, Drive
 from tests.cluster.fleets import fleet_of
 from tests.cluster.site import HOUR, Site, policy_of

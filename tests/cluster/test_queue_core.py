@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
-from phalanx.cluster.commands import Accept, Drain, Proposal, Refuse
 from phalanx.cluster.core import Core
-from phalanx.cluster.events import (
+from phalanx.cluster.jobs.job import GangShape, Job, JobSpec
+from phalanx.cluster.policy import Policy, Qos, QueuePolicy, Quota, RecoveryPolicy
+from phalanx.cluster.protocol.commands import Accept, Drain, Proposal, Refuse
+from phalanx.cluster.protocol.events import (
     Cancel,
     Defragment,
     GangDrained,
@@ -21,8 +23,6 @@ from phalanx.cluster.events import (
     SetReservation,
     Submit,
 )
-from phalanx.cluster.job import GangShape, Job, JobSpec
-from phalanx.cluster.policy import Policy, Qos, QueuePolicy, Quota, RecoveryPolicy
 from tests.cluster.drive import EXPECTED, SECOND, Drive
 from tests.cluster.test_fuzz import POLICY, World
 

@@ -12,13 +12,13 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from phalanx.cluster.fairshare import ONE, STEPS, half_to
-from phalanx.cluster.fleet import lowest_bits
-from phalanx.cluster.job import Expected, GangShape, Job, JobSpec, Placement
+from phalanx.cluster.fleet.fleet import lowest_bits
+from phalanx.cluster.jobs.job import Expected, GangShape, Job, JobSpec, Placement
+from phalanx.cluster.placement.request import Request, request_of
 from phalanx.cluster.policy import Qos, Quota
-from phalanx.cluster.preemption import choose, lost_gpu_ns
-from phalanx.cluster.queue import Preempt, Resize, Start, take
-from phalanx.cluster.request import Request, request_of
+from phalanx.cluster.queue.fairshare import ONE, STEPS, half_to
+from phalanx.cluster.queue.preemption import choose, lost_gpu_ns
+from phalanx.cluster.queue.queue import Preempt, Resize, Start, take
 from tests.cluster.fleets import fleet_of
 from tests.cluster.site import HOUR, MINUTE, Site, policy_of, shape_of
 

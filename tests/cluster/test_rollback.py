@@ -6,9 +6,12 @@ from itertools import pairwise
 
 import pytest
 
-from phalanx.cluster.commands import Notify
 from phalanx.cluster.core import Core
-from phalanx.cluster.events import (
+from phalanx.cluster.fleet.fleet import NodeState
+from phalanx.cluster.jobs.job import DURABLES_KEPT, Job
+from phalanx.cluster.policy import Policy, RecoveryPolicy
+from phalanx.cluster.protocol.commands import Notify
+from phalanx.cluster.protocol.events import (
     CheckResult,
     Corruption,
     GangJoined,
@@ -19,11 +22,8 @@ from phalanx.cluster.events import (
     RestoreFailed,
     StorageSlow,
 )
-from phalanx.cluster.fleet import NodeState
-from phalanx.cluster.job import DURABLES_KEPT, Job
-from phalanx.cluster.policy import Policy, RecoveryPolicy
 from tests.cluster.drive import EXPECTED, SECOND, Drive
-from tests.cluster.test_recovery import exited
+from tests.cluster.recovery.test_recover import exited
 
 
 def test_a_job_goes_back_to_the_newest_clean_checkpoint_however_old():

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from msgspec import structs
 
-from phalanx.cluster.commands import Accept, Refuse
 from phalanx.cluster.core import Core
-from phalanx.cluster.events import GangJoined, GangReady, JobFinished, Scale
-from phalanx.cluster.job import GangShape
+from phalanx.cluster.jobs.job import GangShape
 from phalanx.cluster.policy import Policy, QueuePolicy, Quota
+from phalanx.cluster.protocol.commands import Accept, Refuse
+from phalanx.cluster.protocol.events import GangJoined, GangReady, JobFinished, Scale
 from tests.cluster.drive import SECOND, Drive
 
 HOUR = 3600 * SECOND

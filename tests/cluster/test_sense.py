@@ -8,9 +8,13 @@ from typing import Any, get_args, get_type_hints
 import pytest
 from msgspec import Struct
 
-from phalanx.cluster.commands import Notify, Refuse
 from phalanx.cluster.core import Core
-from phalanx.cluster.events import (
+from phalanx.cluster.fleet.fleet import Node
+from phalanx.cluster.fleet.fleet_file import read_fleet
+from phalanx.cluster.jobs.job import Expected, GangShape, JobSpec
+from phalanx.cluster.policy import Policy
+from phalanx.cluster.protocol.commands import Notify, Refuse
+from phalanx.cluster.protocol.events import (
     Corruption,
     DataStarved,
     DeviceError,
@@ -27,11 +31,7 @@ from phalanx.cluster.events import (
     SubmitWorkflow,
     ThroughputRegression,
 )
-from phalanx.cluster.fleet import Node
-from phalanx.cluster.fleet_file import read_fleet
-from phalanx.cluster.job import Expected, GangShape, JobSpec
-from phalanx.cluster.messages import Holding, Inventory
-from phalanx.cluster.policy import Policy
+from phalanx.cluster.protocol.messages import Holding, Inventory
 from phalanx.config import ConfigError
 from tests.cluster.drive import EXPECTED, SECOND, SHAPE, Drive
 from tests.cluster.invariants import check

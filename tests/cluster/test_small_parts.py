@@ -3,11 +3,15 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
-from phalanx.cluster.constraints import matches, parse
-from phalanx.cluster.events import NodeSilent
-from phalanx.cluster.fleet import Fleet, Node
-from phalanx.cluster.job import Expected, GangShape, shape_of
-from phalanx.cluster.layout import (
+from phalanx.cluster.fleet.fleet import Fleet, Node
+from phalanx.cluster.jobs.job import Expected, GangShape, shape_of
+from phalanx.cluster.placement.constraints import matches, parse
+from phalanx.cluster.policy import TimeoutPolicy
+from phalanx.cluster.protocol.events import NodeSilent
+from phalanx.cluster.protocol.liveness import Liveness
+from phalanx.cluster.protocol.timeouts import derive
+from phalanx.cluster.reasons import reason
+from phalanx.cluster.recovery.layout import (
     buddy_shift,
     column_of,
     column_replicas,
@@ -15,10 +19,6 @@ from phalanx.cluster.layout import (
     with_columns,
     without_columns,
 )
-from phalanx.cluster.liveness import Liveness
-from phalanx.cluster.policy import TimeoutPolicy
-from phalanx.cluster.reasons import reason
-from phalanx.cluster.timeouts import derive
 from phalanx.config import ConfigError
 from phalanx.plan import Mapping
 from tests.cluster.drive import SECOND, fleet_of

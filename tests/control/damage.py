@@ -10,10 +10,10 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from phalanx.cluster.events import NodeJoined, Submit
-from phalanx.cluster.fleet import Node
-from phalanx.cluster.job import JobSpec
-from phalanx.cluster.messages import Inventory
+from phalanx.cluster.fleet.fleet import Node
+from phalanx.cluster.jobs.job import JobSpec
+from phalanx.cluster.protocol.events import NodeJoined, Submit
+from phalanx.cluster.protocol.messages import Inventory
 from phalanx.control.server import Leading, Options, Server
 from phalanx.control.store import StoreError
 

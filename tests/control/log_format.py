@@ -13,8 +13,8 @@ from typing import Any
 import msgspec.inspect as look
 from msgspec import NODEFAULT
 
-from phalanx.cluster.commands import Command
-from phalanx.cluster.events import EventBody
+from phalanx.cluster.protocol.commands import Command
+from phalanx.cluster.protocol.events import EventBody
 from phalanx.cluster.snapshot import FORMAT_VERSION, CoreState
 from phalanx.control.auth import KeptToken
 from phalanx.control.memory import Memory

@@ -25,10 +25,10 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from phalanx import __version__
-from phalanx.cluster.agent import Agent
-from phalanx.cluster.commands import Form
-from phalanx.cluster.fleet import Node
-from phalanx.cluster.messages import (
+from phalanx.cluster.fleet.fleet import Node
+from phalanx.cluster.protocol.agent_machine import Agent
+from phalanx.cluster.protocol.commands import Form
+from phalanx.cluster.protocol.messages import (
     CheckDone,
     Connected,
     Disconnected,

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from phalanx.cluster.events import EventBody, NoProgress
-from phalanx.cluster.hang_limits import fixed_limits
-from phalanx.cluster.job import GangShape, Placement
+from phalanx.cluster.jobs.job import GangShape, Placement
+from phalanx.cluster.protocol.events import EventBody, NoProgress
+from phalanx.cluster.protocol.hang_limits import fixed_limits
 from phalanx.cluster.watch import Watch
 from phalanx.control.autopsy import Autopsy
 from phalanx.control.wire import Seen

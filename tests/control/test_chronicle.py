@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from phalanx.cluster.events import GangReady, NodeSilent, Progress, WorkerExited
-from phalanx.cluster.job import Job
+from phalanx.cluster.jobs.job import Job
+from phalanx.cluster.protocol.events import GangReady, NodeSilent, Progress, WorkerExited
 from phalanx.control.chronicle import Chronicle
 from phalanx.observe.store.journal import Journal
 from tests.cluster.drive import SECOND, Drive

@@ -9,9 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.cluster.commands import Accept, Command
 from phalanx.cluster.core import _HANDLERS
-from phalanx.cluster.events import (
+from phalanx.cluster.fleet.fleet import Node
+from phalanx.cluster.jobs.job import JobSpec
+from phalanx.cluster.policy import Policy, QueuePolicy
+from phalanx.cluster.protocol.commands import Accept, Command
+from phalanx.cluster.protocol.events import (
     Cancel,
     Event,
     NodeJoined,
@@ -20,10 +23,7 @@ from phalanx.cluster.events import (
     Submit,
     Tick,
 )
-from phalanx.cluster.fleet import Node
-from phalanx.cluster.job import JobSpec
-from phalanx.cluster.messages import Inventory
-from phalanx.cluster.policy import Policy, QueuePolicy
+from phalanx.cluster.protocol.messages import Inventory
 from phalanx.control.controller import Controller, CoreFailedError, UnavailableError
 from phalanx.control.log_chain import START
 from phalanx.control.recovery import recover

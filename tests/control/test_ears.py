@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from phalanx.cluster.messages import WorkerFound, WorkerLeft
+from phalanx.cluster.protocol.messages import WorkerFound, WorkerLeft
 from phalanx.control.ears import Ears
 from phalanx.control.exit_causes import explained
 from phalanx.control.hands import Here

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from phalanx.cluster.job import Expected, GangShape
+from phalanx.cluster.jobs.job import Expected, GangShape
 from phalanx.cluster.watch import Watch
 from phalanx.control.chronicle import Chronicle
 from phalanx.control.expectation import Expectations

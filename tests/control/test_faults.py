@@ -12,8 +12,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from phalanx.cluster.causes import CAUSES
-from phalanx.cluster.messages import Fault, LocalFact, SiteNotice
+from phalanx.cluster.protocol.messages import Fault, LocalFact, SiteNotice
+from phalanx.cluster.recovery.causes import CAUSES
 from phalanx.control.agent_config import FaultOptions
 from phalanx.control.faults import FaultSources
 from phalanx.control.faults.gpu_watch import event_fault, gpu_faults

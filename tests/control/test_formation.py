@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore
 
-from phalanx.cluster.messages import Restored, WorkerAbort, WorkerRestore
+from phalanx.cluster.protocol.messages import Restored, WorkerAbort, WorkerRestore
 from phalanx.config import Job, Train
 from phalanx.control.agent_orders import AgentOrders
 from phalanx.control.worker_link import Fact, Take, decode_fact

@@ -12,7 +12,7 @@ import pytest
 from msgspec import structs
 from websockets.exceptions import InvalidStatus
 
-from phalanx.cluster.messages import Heartbeat, WorkerLeft
+from phalanx.cluster.protocol.messages import Heartbeat, WorkerLeft
 from phalanx.control.wire import PROTOCOL
 from tests.control.servers import WORK, PlayedAgent, ServerProcess
 

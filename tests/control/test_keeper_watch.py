@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from phalanx.checkpoint.keeper.wire import Ping, Pong, ToKeeper
-from phalanx.cluster.messages import KeeperChange, LocalFact
+from phalanx.cluster.protocol.messages import KeeperChange, LocalFact
 from phalanx.control import keeper_watch
 from phalanx.control.agent_config import AgentConfig
 from phalanx.control.hands import Here, Place

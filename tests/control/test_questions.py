@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from phalanx.cluster.events import NodeSilent
+from phalanx.cluster.protocol.events import NodeSilent
 from phalanx.control.views import questions
 from tests.cluster.drive import SECOND, Drive
 

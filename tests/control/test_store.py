@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.cluster.events import Event, Hold, Tick
+from phalanx.cluster.protocol.events import Event, Hold, Tick
 from phalanx.control.archive import archive_events
 from phalanx.control.log_chain import START
 from phalanx.control.log_repair import truncate

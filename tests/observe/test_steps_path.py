@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from phalanx.cluster.commands import Form
-from phalanx.cluster.events import LossSpike, Progress, SlowRank
-from phalanx.cluster.hang_limits import fixed_limits
-from phalanx.cluster.job import GangShape, Job, JobSpec, Placement
+from phalanx.cluster.jobs.job import GangShape, Job, JobSpec, Placement
+from phalanx.cluster.protocol.commands import Form
+from phalanx.cluster.protocol.events import LossSpike, Progress, SlowRank
+from phalanx.cluster.protocol.hang_limits import fixed_limits
 from phalanx.cluster.reasons import Reason
 from phalanx.cluster.watch import Watch
 from phalanx.control.fleet_pace import slowness

@@ -9,7 +9,9 @@ import msgspec
 from hypothesis import strategies as st
 
 from phalanx.cluster.core import Core
-from phalanx.cluster.events import (
+from phalanx.cluster.fleet.fleet import Fleet, Node
+from phalanx.cluster.policy import Policy
+from phalanx.cluster.protocol.events import (
     Cancel,
     Event,
     EventBody,
@@ -24,9 +26,7 @@ from phalanx.cluster.events import (
     SubmitWorkflow,
     Tick,
 )
-from phalanx.cluster.fleet import Fleet, Node
-from phalanx.cluster.messages import Inventory
-from phalanx.cluster.policy import Policy
+from phalanx.cluster.protocol.messages import Inventory
 from tests.security.values import of_type
 
 ORDERS = (

@@ -13,7 +13,7 @@ from typing import Any, get_args
 import pytest
 from msgspec import Struct
 
-from phalanx.cluster import messages as m
+from phalanx.cluster.protocol import messages as m
 from phalanx.control import wire
 from phalanx.control.shell_wire import ShellOutput
 from phalanx.observe.node.node_sample import NodeSample

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from phalanx.cluster.constraints import MOST_TERMS, parse
-from phalanx.cluster.events import Event, Hold, Step, Submit
-from phalanx.cluster.job import JobSpec
+from phalanx.cluster.jobs.job import JobSpec
+from phalanx.cluster.placement.constraints import MOST_TERMS, parse
+from phalanx.cluster.protocol.events import Event, Hold, Step, Submit
 from phalanx.cluster.reasons import Reason
 from phalanx.config import ConfigError
 from phalanx.config.toml_text import MOST_DEPTH, parse_toml
@@ -51,7 +51,7 @@ def test_hostile_job_texts_are_refused_quickly_or_read(toml: str) -> None:
 
 @pytest.mark.parametrize("toml", HOSTILE_TOML)
 def test_the_run_of_a_hostile_job_text_is_told_without_its_configuration(toml: str) -> None:
-    from phalanx.cluster.job import Job
+    from phalanx.cluster.jobs.job import Job
 
     payload = json.dumps({"kind": "Train", "toml": toml, "world_size": 1})
     spec = JobSpec(name="j", payload=payload)
@@ -107,7 +107,7 @@ def test_a_constraint_takes_time_in_proportion_and_has_a_bound() -> None:
 
 
 def test_the_order_of_a_long_chain_is_found_in_time_in_proportion() -> None:
-    from phalanx.cluster.dependencies import workflow_order
+    from phalanx.cluster.jobs.dependencies import workflow_order
 
     count = 20_000
     spec = JobSpec(name="j")

@@ -15,9 +15,9 @@ from hypothesis import given, seed, settings
 from hypothesis import strategies as st
 
 from phalanx.cluster.core import Core
-from phalanx.cluster.events import EventBody, Step, Submit, SubmitWorkflow
-from phalanx.cluster.job import Array, GangShape, JobSpec
+from phalanx.cluster.jobs.job import Array, GangShape, JobSpec
 from phalanx.cluster.policy import QueuePolicy
+from phalanx.cluster.protocol.events import EventBody, Step, Submit, SubmitWorkflow
 from phalanx.control.app import ENDPOINTS
 from phalanx.control.openapi import document
 from tests.control.servers import ServerProcess

@@ -19,9 +19,9 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 
 from phalanx.checkpoint.keeper import wire as keeper_wire
-from phalanx.cluster.agent import Agent
-from phalanx.cluster.commands import Command
-from phalanx.cluster.messages import LocalFact
+from phalanx.cluster.protocol.agent_machine import Agent
+from phalanx.cluster.protocol.commands import Command
+from phalanx.cluster.protocol.messages import LocalFact
 from phalanx.control import wire, worker_link, zygote_wire
 from phalanx.control.ears import Ears
 from phalanx.control.frames import FrameError, Frames
@@ -224,7 +224,7 @@ class FuzzedHub:
 
     def register(self) -> wire.Register:
         from phalanx import __version__
-        from phalanx.cluster.messages import Inventory
+        from phalanx.cluster.protocol.messages import Inventory
 
         return wire.Register(
             node=self.agent.node,

@@ -20,7 +20,7 @@ import psutil
 import pytest
 from torch.distributed import TCPStore
 
-from phalanx.cluster.messages import WorkerLeft
+from phalanx.cluster.protocol.messages import WorkerLeft
 from phalanx.control.agent_config import read_agent_config
 from phalanx.control.ears import Ears
 from phalanx.control.hands import Here
@@ -35,7 +35,7 @@ from tests.security.agents import RootAgent, as_user, wait_for
 TAKE_OVER = """
 import os, socket, sys
 sys.path.insert(0, {path!r})
-from phalanx.cluster.messages import WorkerLeft
+from phalanx.cluster.protocol.messages import WorkerLeft
 from phalanx.control.worker_link import Present
 from phalanx.control.zygote_wire import framed
 link = socket.socket(socket.AF_UNIX)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from phalanx.cluster.job import JobSpec
+from phalanx.cluster.jobs.job import JobSpec
 from phalanx.control.api_types import JobRequest
 from phalanx.control.payload import PayloadError, Script, decode_payload
 from phalanx.control.work_check import WorkError, checked_work

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.cluster.commands import Command, Form, Stop
+from phalanx.cluster.protocol.commands import Command, Form, Stop
 from phalanx.cluster.reasons import Reason
 from phalanx.control import wire
 from phalanx.control.server_key import ServerKey

@@ -10,7 +10,7 @@ import sys
 import msgspec
 import pytest
 
-from phalanx.cluster.request import barred_from
+from phalanx.cluster.placement.request import barred_from
 from phalanx.simulate.chaos.faults import KINDS
 from phalanx.simulate.chaos.runner import play
 from phalanx.simulate.runner import run_seed, run_seeds

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from phalanx.cluster.commands import Restore
-from phalanx.cluster.events import Event, GangJoined, Submit
-from phalanx.cluster.job import Expected, GangShape, JobSpec
+from phalanx.cluster.jobs.job import Expected, GangShape, JobSpec
+from phalanx.cluster.protocol.commands import Restore
+from phalanx.cluster.protocol.events import Event, GangJoined, Submit
 from phalanx.cluster.reasons import Reason
 from phalanx.simulate.runner import played
 from phalanx.simulate.scenario.load import load_scenario

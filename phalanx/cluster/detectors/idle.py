@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from phalanx.cluster.detectors.robust import MILLION
-from phalanx.cluster.messages import Activity
+from phalanx.cluster.protocol.messages import Activity
 
 BUSY_CPU_PPM = 10_000  # of one core; threads that only wait and wake up take less
 BUSY_GPU_PPM = 10_000

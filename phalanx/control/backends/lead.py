@@ -17,7 +17,7 @@ from urllib.parse import quote
 
 from msgspec import Struct, structs
 
-from phalanx.cluster.job import ENDED
+from phalanx.cluster.jobs.job import ENDED
 from phalanx.control.api_types import (
     Done,
     Drain,

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from phalanx.cluster.messages import Fault
+from phalanx.cluster.protocol.messages import Fault
 from phalanx.control.faults.xid import xid_fault
 from phalanx.doctor.gpus import BRAKE, HOT, GpuFacts, read_gpus
 

@@ -14,8 +14,8 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from phalanx.cluster.causes import CAUSES
-from phalanx.cluster.messages import Fault
+from phalanx.cluster.protocol.messages import Fault
+from phalanx.cluster.recovery.causes import CAUSES
 from phalanx.doctor.storage import network_mounts, probe
 
 COMMAND_SECONDS = 10.0

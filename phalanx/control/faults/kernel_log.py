@@ -14,7 +14,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from phalanx.cluster.messages import Fault
+from phalanx.cluster.protocol.messages import Fault
 from phalanx.control.faults.xid import xid_fault
 
 READ_BYTES = 8192  # the kernel gives one whole record a read

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from phalanx.cluster.messages import Fault
+from phalanx.cluster.protocol.messages import Fault
 
 FLAPS = 3  # times that a link went away and came back between two looks
 ERRORS_PER_SECOND = 100.0  # of received packets that were broken

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from phalanx.cluster.messages import Fault, LocalFact, SiteNotice
+from phalanx.cluster.protocol.messages import Fault, LocalFact, SiteNotice
 from phalanx.control.agent_config import FaultOptions
 from phalanx.control.faults.gpu_watch import GpuLook, NvmlEvents
 from phalanx.control.faults.host import GroupLook, MountLook, Notice, NoticeSource

@@ -5,9 +5,9 @@ After NVIDIA's "Xid Errors" and "Fabric Manager" guides, release 575.
 
 from __future__ import annotations
 
-from phalanx.cluster.messages import Fault
+from phalanx.cluster.protocol.messages import Fault
 
-# Code: cause of cluster/causes.py, what it is. A cause of "" is the program's own doing.
+# Code: cause of cluster/recovery/causes.py, what it is. A cause of "" is the program's own doing.
 XIDS = {
     13: ("", "graphics engine exception: usually an index out of range in a kernel"),
     31: ("", "page fault of the GPU: usually an illegal address in a kernel"),

@@ -18,7 +18,7 @@ from phalanx.cluster.detectors.trends import (
     memory_creep,
     slow_saves,
 )
-from phalanx.cluster.events import (
+from phalanx.cluster.protocol.events import (
     Corruption,
     DataStarved,
     DeviceError,

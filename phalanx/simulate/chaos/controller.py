@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from phalanx.cluster.commands import Ask, Command, Form
 from phalanx.cluster.core import Core
-from phalanx.cluster.events import (
+from phalanx.cluster.fleet.fleet import NodeState
+from phalanx.cluster.jobs.job import Expected
+from phalanx.cluster.protocol.commands import Ask, Command, Form
+from phalanx.cluster.protocol.events import (
     Answer,
     ControllerStarted,
     Event,
@@ -15,13 +17,11 @@ from phalanx.cluster.events import (
     Progress,
     Tick,
 )
-from phalanx.cluster.fleet import NodeState
-from phalanx.cluster.gather import Gather
-from phalanx.cluster.job import Expected
-from phalanx.cluster.liveness import Liveness
-from phalanx.cluster.messages import AgentMessage, Applied, Heartbeat, Hello
-from phalanx.cluster.outbox import Outbox
-from phalanx.cluster.timeouts import derive
+from phalanx.cluster.protocol.gather import Gather
+from phalanx.cluster.protocol.liveness import Liveness
+from phalanx.cluster.protocol.messages import AgentMessage, Applied, Heartbeat, Hello
+from phalanx.cluster.protocol.outbox import Outbox
+from phalanx.cluster.protocol.timeouts import derive
 from phalanx.cluster.watch import GangRecord, Watch
 from phalanx.simulate.chaos.network import CONTROLLER
 from phalanx.simulate.chaos.stores import DeposedError

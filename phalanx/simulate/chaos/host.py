@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from phalanx.cluster.commands import Command, Form
-from phalanx.cluster.messages import (
+from phalanx.cluster.protocol.commands import Command, Form
+from phalanx.cluster.protocol.messages import (
     CheckDone,
     Connected,
     Disconnected,

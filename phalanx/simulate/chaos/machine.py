@@ -5,9 +5,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
-from phalanx.cluster.agent import Agent
-from phalanx.cluster.commands import Form
-from phalanx.cluster.messages import Fault, KeeperFound, LocalFact, WorkerFound
+from phalanx.cluster.protocol.agent_machine import Agent
+from phalanx.cluster.protocol.commands import Form
+from phalanx.cluster.protocol.messages import Fault, KeeperFound, LocalFact, WorkerFound
 from phalanx.simulate.chaos.workers import KEPT, SECOND, Worker
 
 if TYPE_CHECKING:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from phalanx.cluster.events import (
+from phalanx.cluster.jobs.job import Job
+from phalanx.cluster.protocol.events import (
     Cancel,
     DrainNode,
     Hold,
@@ -16,7 +17,6 @@ from phalanx.cluster.events import (
     SetQuota,
     SetReservation,
 )
-from phalanx.cluster.job import Job
 from phalanx.simulate.chaos.site import MINUTE, NODE_GPUS, SECOND
 from phalanx.simulate.world.draws import Stream
 

@@ -6,7 +6,7 @@ import resource
 import time
 import traceback
 
-from phalanx.cluster.report import fleet_share
+from phalanx.cluster.ledger.report import fleet_share
 from phalanx.simulate.chaos.faults import Injector
 from phalanx.simulate.chaos.site import MINUTE
 from phalanx.simulate.chaos.world import MOST_CALLS, ChaosWorld

@@ -10,8 +10,9 @@ from typing import Literal
 
 from msgspec import Struct, structs
 
-from phalanx.cluster.fleet import Fleet, Node
-from phalanx.cluster.job import Array, Expected, GangShape, JobSpec
+from phalanx.cluster.fleet.fleet import Fleet, Node
+from phalanx.cluster.jobs.job import Array, Expected, GangShape, JobSpec
+from phalanx.cluster.placement.request import may_use
 from phalanx.cluster.policy import (
     HealthPolicy,
     Partition,
@@ -24,7 +25,6 @@ from phalanx.cluster.policy import (
     StoragePolicy,
     TimeoutPolicy,
 )
-from phalanx.cluster.request import may_use
 from phalanx.simulate.scenario.scenario import ChaosPart
 from phalanx.simulate.scenario.shape import ns
 from phalanx.simulate.world.draws import Stream

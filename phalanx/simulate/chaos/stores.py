@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from phalanx.cluster.core import Core
-from phalanx.cluster.events import Event
+from phalanx.cluster.protocol.events import Event
 
 SNAPSHOT_EVENTS = 150
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from phalanx.cluster.commands import Form
+from phalanx.cluster.protocol.commands import Form
 
 if TYPE_CHECKING:
     from phalanx.simulate.chaos.host import Host

@@ -6,9 +6,12 @@ import traceback
 
 from msgspec import structs
 
-from phalanx.cluster.commands import Command, Form, Notify
 from phalanx.cluster.core import Core
-from phalanx.cluster.events import (
+from phalanx.cluster.fleet.fleet import NodeState
+from phalanx.cluster.jobs.job import Dependency, Job, JobSpec
+from phalanx.cluster.policy import QueuePolicy
+from phalanx.cluster.protocol.commands import Command, Form, Notify
+from phalanx.cluster.protocol.events import (
     Cancel,
     Corruption,
     Event,
@@ -18,10 +21,7 @@ from phalanx.cluster.events import (
     NodeRepaired,
     Submit,
 )
-from phalanx.cluster.fleet import NodeState
-from phalanx.cluster.job import Dependency, Job, JobSpec
-from phalanx.cluster.policy import QueuePolicy
-from phalanx.cluster.timeouts import derive
+from phalanx.cluster.protocol.timeouts import derive
 from phalanx.simulate.chaos.controller import Controller
 from phalanx.simulate.chaos.host import Host
 from phalanx.simulate.chaos.lineage import Lineage

@@ -13,11 +13,11 @@ import msgspec
 import numpy as np
 from msgspec import Struct
 
-from phalanx.cluster.commands import Command, Form, Restore
 from phalanx.cluster.core import Core
-from phalanx.cluster.events import Event
-from phalanx.cluster.fleet import NodeState
-from phalanx.cluster.job import Job
+from phalanx.cluster.fleet.fleet import NodeState
+from phalanx.cluster.jobs.job import Job
+from phalanx.cluster.protocol.commands import Command, Form, Restore
+from phalanx.cluster.protocol.events import Event
 from phalanx.simulate.rules.site_rules import SiteRules, held_by
 
 RULES = {

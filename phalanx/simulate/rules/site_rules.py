@@ -10,7 +10,10 @@ from collections.abc import Callable, Mapping
 from itertools import chain
 
 from phalanx.cluster.core import Core
-from phalanx.cluster.events import (
+from phalanx.cluster.fleet.fleet import NodeState
+from phalanx.cluster.jobs.job import ENDED, SECOND_NS, Job, JobSpec
+from phalanx.cluster.policy import Partition
+from phalanx.cluster.protocol.events import (
     DrainNode,
     Event,
     NodeNotice,
@@ -19,11 +22,8 @@ from phalanx.cluster.events import (
     ReadmitNode,
     SetReservation,
 )
-from phalanx.cluster.fleet import NodeState
-from phalanx.cluster.job import ENDED, SECOND_NS, Job, JobSpec
-from phalanx.cluster.policy import Partition
+from phalanx.cluster.protocol.timeouts import derive
 from phalanx.cluster.state import Reservation, View
-from phalanx.cluster.timeouts import derive
 
 Complain = Callable[[str, str], None]
 MINUTE_NS = 60 * SECOND_NS

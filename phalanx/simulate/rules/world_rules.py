@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from phalanx.cluster.commands import Command, Restore
-from phalanx.cluster.events import Event
-from phalanx.cluster.fleet import NodeState
-from phalanx.cluster.job import SECOND_NS, Job
-from phalanx.cluster.timeouts import derive
+from phalanx.cluster.fleet.fleet import NodeState
+from phalanx.cluster.jobs.job import SECOND_NS, Job
+from phalanx.cluster.protocol.commands import Command, Restore
+from phalanx.cluster.protocol.events import Event
+from phalanx.cluster.protocol.timeouts import derive
 from phalanx.simulate.rules.invariants import Invariants
 from phalanx.simulate.scenario.shape import ns
 

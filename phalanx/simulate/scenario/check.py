@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
-from phalanx.cluster.fleet_file import MOST_NODES
+from phalanx.cluster.fleet.fleet_file import MOST_NODES
 from phalanx.config.errors import Problem, did_you_mean, problem
 from phalanx.config.rules.numbers import nearest_multiple
 from phalanx.hardware.gpus import gpus_by_key

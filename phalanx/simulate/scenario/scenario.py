@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, field
 
-from phalanx.cluster.fleet_file import MOST_NODES
+from phalanx.cluster.fleet.fleet_file import MOST_NODES
 from phalanx.config.section import Below1, Fraction, Section
 
 # Bounds refuse slips of the hand, and what virtual time (64 bits of nanoseconds) cannot hold.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from phalanx.cluster.fleet import Fleet, Node
-from phalanx.cluster.job import Expected, GangShape, JobSpec
+from phalanx.cluster.fleet.fleet import Fleet, Node
+from phalanx.cluster.jobs.job import Expected, GangShape, JobSpec
 from phalanx.cluster.policy import (
     HealthPolicy,
     Policy,

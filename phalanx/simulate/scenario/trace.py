@@ -10,7 +10,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from phalanx.cluster.job import JobSpec
+from phalanx.cluster.jobs.job import JobSpec
 from phalanx.config.errors import ConfigError, did_you_mean
 from phalanx.simulate.scenario.scenario import MOST_SECONDS, Scenario
 from phalanx.simulate.scenario.shape import expected_of, gang, ns

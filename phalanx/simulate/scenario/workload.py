@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
-from phalanx.cluster.job import JobSpec
+from phalanx.cluster.jobs.job import JobSpec
 from phalanx.config.errors import ConfigError
 from phalanx.simulate.scenario.scenario import Scenario
 from phalanx.simulate.scenario.shape import big_job, expected_of, gang, ns

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
-from phalanx.cluster.commands import Command
-from phalanx.cluster.events import Event, Progress, Tick
+from phalanx.cluster.protocol.commands import Command
+from phalanx.cluster.protocol.events import Event, Progress, Tick
 
 KEPT = 400
 SHOWN_FIELDS = 160  # characters of an event

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from phalanx.cluster.ledger.report import fleet_share
 from phalanx.cluster.policy import DAY_NS
-from phalanx.cluster.report import fleet_share
 
 if TYPE_CHECKING:
     from phalanx.simulate.world.world import World

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from phalanx.cluster.commands import Command
 from phalanx.cluster.core import Core
-from phalanx.cluster.events import Event, EventBody, Tick
+from phalanx.cluster.protocol.commands import Command
+from phalanx.cluster.protocol.events import Event, EventBody, Tick
 from phalanx.simulate.rules.invariants import Invariants
 from phalanx.simulate.world.agenda import Agenda
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from bisect import bisect_right
 from typing import TYPE_CHECKING
 
-from phalanx.cluster import commands as order
-from phalanx.cluster import events as fact
-from phalanx.cluster.commands import Command
-from phalanx.cluster.job import Job
-from phalanx.cluster.timeouts import derive
+from phalanx.cluster.jobs.job import Job
+from phalanx.cluster.protocol import commands as order
+from phalanx.cluster.protocol import events as fact
+from phalanx.cluster.protocol.commands import Command
+from phalanx.cluster.protocol.timeouts import derive
 from phalanx.simulate.scenario.shape import ns
 from phalanx.simulate.world.harm import Harm
 from phalanx.simulate.world.runs import Brownouts, Run, full_step_ns

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from phalanx.cluster import commands as order
-from phalanx.cluster import events as fact
+from phalanx.cluster.protocol import commands as order
+from phalanx.cluster.protocol import events as fact
 from phalanx.simulate.scenario.shape import ns
 from phalanx.simulate.world.incidents import Incident
 from phalanx.simulate.world.runs import Run

@@ -14,7 +14,7 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from phalanx.cluster.fleet import Fleet
+from phalanx.cluster.fleet.fleet import Fleet
 from phalanx.cluster.policy import DAY_NS
 from phalanx.simulate.scenario.fault_models import Symptom, model
 from phalanx.simulate.scenario.rates import Cause, causes_in

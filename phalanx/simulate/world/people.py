@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from phalanx.cluster import commands as order
-from phalanx.cluster import events as fact
-from phalanx.cluster.commands import Command
-from phalanx.cluster.fleet import NodeState
+from phalanx.cluster.fleet.fleet import NodeState
 from phalanx.cluster.policy import DAY_NS
+from phalanx.cluster.protocol import commands as order
+from phalanx.cluster.protocol import events as fact
+from phalanx.cluster.protocol.commands import Command
 from phalanx.simulate.scenario.shape import ns
 
 if TYPE_CHECKING:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from statistics import median
 
-from phalanx.cluster.commands import Command, Form, Refuse
-from phalanx.cluster.events import Event, Submit
-from phalanx.cluster.job import HOUR_NS, Job
+from phalanx.cluster.jobs.job import HOUR_NS, Job
+from phalanx.cluster.protocol.commands import Command, Form, Refuse
+from phalanx.cluster.protocol.events import Event, Submit
 from phalanx.cluster.state import View
 
 SIZES = (1, 8, 64, 512, 1024, 4096, 16384)  # lower ends of the classes of job sizes

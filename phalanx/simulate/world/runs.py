@@ -11,8 +11,8 @@ from typing import Literal
 
 from msgspec import Struct
 
-from phalanx.cluster.events import Progress
-from phalanx.cluster.job import Expected, JobSpec
+from phalanx.cluster.jobs.job import Expected, JobSpec
+from phalanx.cluster.protocol.events import Progress
 from phalanx.simulate.world.pace import Pace
 
 FLUSHES_KEPT = 4  # checkpoints that may be on their way to storage when the speed changes

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Literal
 
-from phalanx.cluster import events as fact
 from phalanx.cluster.policy import DAY_NS, MILLION
+from phalanx.cluster.protocol import events as fact
 from phalanx.simulate.scenario.shape import ns
 from phalanx.simulate.world.draws import Stream
 from phalanx.simulate.world.incidents import on_nodes

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from phalanx.cluster import commands as order
-from phalanx.cluster import events as fact
-from phalanx.cluster.commands import Command
 from phalanx.cluster.core import Core
-from phalanx.cluster.events import Event
-from phalanx.cluster.fleet import NodeState
-from phalanx.cluster.job import JobSpec
+from phalanx.cluster.fleet.fleet import NodeState
+from phalanx.cluster.jobs.job import JobSpec
+from phalanx.cluster.protocol import commands as order
+from phalanx.cluster.protocol import events as fact
+from phalanx.cluster.protocol.commands import Command
+from phalanx.cluster.protocol.events import Event
 from phalanx.simulate.rules.world_rules import WorldRules
 from phalanx.simulate.scenario.scenario import Scenario
 from phalanx.simulate.scenario.shape import make_fleet, make_policy, ns

@@ -8,7 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phalanx.cluster.events import DataStarved, DeviceError, LossSpike, SlowRank, Tick, WorkerExited
+from phalanx.cluster.protocol.events import (
+    DataStarved,
+    DeviceError,
+    LossSpike,
+    SlowRank,
+    Tick,
+    WorkerExited,
+)
 from phalanx.observe.store.journal import Journal
 from phalanx.observe.tracker.findings import SUGGESTIONS, Finding, Trends, from_event
 from phalanx.observe.tracker.ledger_time import slices

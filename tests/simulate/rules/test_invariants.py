@@ -7,14 +7,14 @@ from collections.abc import Callable
 import pytest
 from msgspec import structs
 
-from phalanx.cluster import gangs
-from phalanx.cluster.commands import Command, Form, Restore
 from phalanx.cluster.core import Core
-from phalanx.cluster.events import DrainNode, Event, Tick
-from phalanx.cluster.fleet import Held, NodeState
-from phalanx.cluster.job import Array, Dependency, GangShape
+from phalanx.cluster.fleet.fleet import Held, NodeState
+from phalanx.cluster.jobs.job import Array, Dependency, GangShape
 from phalanx.cluster.policy import Partition, Qos, Quota, StoragePolicy
-from phalanx.cluster.queue import Queue
+from phalanx.cluster.protocol import formation as gangs
+from phalanx.cluster.protocol.commands import Command, Form, Restore
+from phalanx.cluster.protocol.events import DrainNode, Event, Tick
+from phalanx.cluster.queue.queue import Queue
 from phalanx.cluster.reasons import reason
 from phalanx.cluster.state import Reservation, View
 from phalanx.simulate.chaos.lineage import Lineage

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phalanx.cluster.job import Expected
+from phalanx.cluster.jobs.job import Expected
 from phalanx.simulate.world.pace import Pace
 from phalanx.simulate.world.runs import Brownouts, Run
 

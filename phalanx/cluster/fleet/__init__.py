@@ -1,0 +1,1 @@
+"""The nodes: state, health, spares."""

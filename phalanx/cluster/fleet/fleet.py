@@ -1,0 +1,420 @@
+"""The nodes: what each one is, where it stands, its state, and what of it is free.
+
+Columns are integers in arrays, one entry a node, so that one node costs nanoseconds and the whole
+fleet is one numpy expression (``fleet.columns``). Nodes are only ever appended: an index is a
+node's identity for the life of the log.
+"""
+
+from __future__ import annotations
+
+import re
+from array import array
+from collections.abc import Iterable, Sequence
+from enum import IntEnum
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+from phalanx.cluster.reasons import Reason
+from phalanx.config.errors import ConfigError, Problem, problem
+
+if TYPE_CHECKING:
+    from phalanx.cluster.fleet.column import Column
+    from phalanx.cluster.placement.free_index import Room
+
+HISTORY_KEPT = 32  # changes of state remembered of each node
+MOST_NODE_GPUS = MOST_RAILS = 63  # free GPUs and dead rails are bits of one signed integer
+MOST = 1 << 62
+WORD = re.compile(r"[\w.:+-]+")  # what a constraint can name
+
+
+class NodeState(IntEnum):
+    """What the core thinks of a node. Only HEALTHY nodes are given new work."""
+
+    HEALTHY = 0
+    SUSPECT = 1  # keeps what it runs, gets nothing new, is being tested
+    DRAINING = 2  # a person or a notice wants it empty
+    QUARANTINED = 3  # failed its test, or did harm: holds no work until it passes
+    DEAD = 4  # silent, lost, or not yet joined
+    SPARE = 5  # healthy and kept free (by the fleet or for one job) to replace another
+
+
+class Node(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One server as the fleet file or its agent describes it."""
+
+    name: str
+    gpus: int = 8
+    cpus: int = 64
+    memory_bytes: int = 1 << 40
+    kind: str = ""  # of its GPUs, e.g. "h100"; a feature as well
+    features: tuple[str, ...] = ()
+    partition: str = "default"
+    # The topology path, nearest first. Nodes of one domain share NVLink; of one leaf, the first
+    # switches (one a rail, where the fabric has rails); of one pod, the spine.
+    domain: str = ""  # "": the node itself
+    rails: int = 1  # network planes: GPU i talks on rail i % rails
+    leaf: str = "leaf-0"
+    pod: str = "pod-0"
+    # Failure domains.
+    rack: str = ""  # "": its leaf
+    power: str = ""  # "": its rack
+    switch: str = ""  # "": its leaf
+
+
+class NodeClass(Struct, frozen=True):
+    """Nodes that a constraint cannot tell apart."""
+
+    kind: str
+    features: tuple[str, ...]  # sorted; the kind is among them
+    partition: str
+    gpus: int
+    cpus: int
+    memory_bytes: int
+    rails: int
+
+
+class Change(Struct, frozen=True):
+    """One change of a node's state."""
+
+    time_ns: int
+    state: NodeState  # the new one
+    reason: Reason
+
+
+class Held(Struct, frozen=True):
+    """What a job holds of one node."""
+
+    gpus: int  # mask
+    cpus: int
+    memory_bytes: int
+
+
+class FleetState(Struct, kw_only=True):
+    """A fleet as a snapshot keeps it."""
+
+    nodes: list[Node]
+    state: list[int]
+    spare_for: list[int]
+    rails_down: list[int]
+    held: list[dict[int, Held]]
+    history: dict[int, list[Change]]
+
+
+class Columns(Struct, frozen=True):
+    """Numpy views of the columns. Never keep one across events: joining nodes replace them."""
+
+    state: Column
+    node_class: Column
+    domain: Column
+    leaf: Column
+    pod: Column
+    rack: Column
+    power: Column
+    switch: Column
+    gpus: Column  # in the node
+    free_mask: Column  # bit i: GPU i is held by no job, whatever the node's state
+    free_gpus: Column  # bits in free_mask
+    free_cpus: Column
+    free_memory: Column
+    spare_for: Column  # job whose spare it is; 0: the fleet's, or no spare
+    rails_down: Column  # bit r: rail r of the node is dead (it runs degraded)
+
+
+PLACES = ("domain", "leaf", "pod", "rack", "power", "switch")
+
+
+class Fleet:
+    """All nodes. Reading is free for all; only the core and the scheduler change it."""
+
+    def __init__(self, nodes: Iterable[Node] = (), state: NodeState = NodeState.HEALTHY) -> None:
+        self.nodes: list[Node] = []
+        self.index: dict[str, int] = {}  # by name
+        self.classes: list[NodeClass] = []
+        self._class_index: dict[NodeClass, int] = {}
+        self.places: dict[str, list[str]] = {place: [] for place in PLACES}  # names by number
+        self._place_index: dict[str, dict[str, int]] = {place: {} for place in PLACES}
+        self._columns = {name: array("q") for name in Columns.__struct_fields__}
+        self.held: list[dict[int, Held]] = []  # by node, then by job
+        self.history: dict[int, list[Change]] = {}
+        # GPUs that no job holds, by the state of their node: what the ledger counts as idle.
+        self.idle_gpus = [0] * len(NodeState)
+        self.total_gpus = 0
+        self._views: Columns | None = None
+        # Nodes and jobs that changed since the queue's and placement's indices were renewed.
+        self.changed: dict[int, None] = {}
+        self.changed_jobs: dict[int, None] = {}
+        self.job_gpus: dict[int, int] = {}  # GPUs that each job holds, its spares left out
+        self.room: Room | None = None  # made and renewed by ``room.room_of``
+        for node in nodes:
+            self.add(node, state)
+
+    def __len__(self) -> int:
+        return len(self.nodes)
+
+    @property
+    def columns(self) -> Columns:
+        """The columns as numpy arrays over the same memory."""
+        if self._views is None:
+            import numpy as np  # here, since agents name nodes and never look at columns
+
+            views = (np.frombuffer(column, np.int64) for column in self._columns.values())
+            self._views = Columns(*views)
+        return self._views
+
+    def add(self, node: Node, state: NodeState) -> int:
+        """Appends a node; ConfigError where it cannot be, or its name is taken."""
+        found = self.problem_of(node)
+        if found is not None:
+            raise ConfigError.of([found])
+        self._views = None  # an array with a view cannot grow
+        number = len(self.nodes)
+        self.nodes.append(node)
+        self.index[node.name] = number
+        self.held.append({})
+        row = {
+            "state": int(state),
+            "node_class": self._class_of(node),
+            **{place: self._place(place, name) for place, name in places_of(node).items()},
+            **_free_row(node),
+            "spare_for": 0,
+            "rails_down": 0,
+        }
+        for name, column in self._columns.items():
+            column.append(row[name])
+        self.idle_gpus[state] += node.gpus
+        self.total_gpus += node.gpus
+        self.changed[number] = None
+        return number
+
+    def renew(self, node: int, new: Node) -> None:
+        """Describes a node that holds no work anew. Classes are numbered as if it always was so."""
+        assert not self.held[node] and new.name == self.nodes[node].name
+        columns, old = self._columns, self.nodes[node]
+        self.nodes[node] = new
+        self.idle_gpus[columns["state"][node]] += new.gpus - old.gpus
+        self.total_gpus += new.gpus - old.gpus
+        for name, value in _free_row(new).items():
+            columns[name][node] = value
+        self.classes, self._class_index = [], {}
+        self.places = {place: [] for place in PLACES}
+        self._place_index = {place: {} for place in PLACES}
+        for number, known in enumerate(self.nodes):
+            columns["node_class"][number] = self._class_of(known)
+            for place, name in places_of(known).items():
+                columns[place][number] = self._place(place, name)
+        self.changed[node] = None
+        self.room = None
+
+    def problem_of(self, node: Node) -> Problem | None:
+        """Why a node cannot be part of the fleet; None: it can."""
+        if node.name in self.index:
+            rule = "is already the name of a node of the fleet"
+            return problem("name", node.name, rule, "choose another one")
+        return bad_node(node)
+
+    def state(self, node: int) -> NodeState:
+        """A node's state."""
+        return NodeState(self._columns["state"][node])
+
+    def class_of(self, node: int) -> int:
+        """The number of a node's class."""
+        return self._columns["node_class"][node]
+
+    def set_state(
+        self, node: int, state: NodeState, now_ns: int, why: Reason, spare_for: int = 0
+    ) -> None:
+        """Moves a node to a state and remembers when and why."""
+        column = self._columns["state"]
+        free = self._columns["free_gpus"][node]
+        self.idle_gpus[column[node]] -= free
+        self.idle_gpus[state] += free
+        column[node] = int(state)
+        self.changed[node] = None
+        for owner in (self._columns["spare_for"][node], spare_for):
+            if owner:
+                self.changed_jobs[owner] = None
+        self._columns["spare_for"][node] = spare_for
+        changes = self.history.setdefault(node, [])
+        changes.append(Change(now_ns, state, why))
+        del changes[:-HISTORY_KEPT]
+
+    def since_ns(self, node: int) -> int:
+        """When a node came to its state."""
+        changes = self.history.get(node)
+        return changes[-1].time_ns if changes else 0
+
+    def set_rails_down(self, node: int, mask: int) -> None:
+        """Marks rails of a node as dead (bit r: rail r)."""
+        self._columns["rails_down"][node] = mask
+        self.changed[node] = None
+
+    def free_mask(self, node: int) -> int:
+        """The GPUs of a node that no job holds."""
+        return self._columns["free_mask"][node]
+
+    def free_cpus(self, node: int) -> int:
+        """CPUs of a node that no job holds."""
+        return self._columns["free_cpus"][node]
+
+    def free_memory(self, node: int) -> int:
+        """Bytes of a node's memory that no job holds."""
+        return self._columns["free_memory"][node]
+
+    def spare_for(self, node: int) -> int:
+        """The job whose spare a node is; 0: the fleet's, or no spare."""
+        return self._columns["spare_for"][node]
+
+    def rails_down(self, node: int) -> int:
+        """Mask of a node's dead rails."""
+        return self._columns["rails_down"][node]
+
+    def take(self, job: int, node: int, held: Held) -> None:
+        """Gives a job part of a node: all of it must be free."""
+        columns = self._columns
+        mask = columns["free_mask"][node]
+        assert job not in self.held[node], f"job {job} already holds node {node}"
+        assert held.gpus & ~mask == 0, f"GPUs {held.gpus:b} of node {node} are not all free"
+        assert held.cpus <= columns["free_cpus"][node]
+        assert held.memory_bytes <= columns["free_memory"][node]
+        self.held[node][job] = held
+        self._move(job, node, held, 1)
+
+    def release(self, job: int, node: int) -> Held:
+        """Takes back what a job held of a node."""
+        held = self.held[node].pop(job)
+        self._move(job, node, held, -1)
+        return held
+
+    def _move(self, job: int, node: int, held: Held, sign: int) -> None:
+        columns = self._columns
+        self.changed[node] = None
+        self.changed_jobs[job] = None
+        count = held.gpus.bit_count()
+        columns["free_mask"][node] ^= held.gpus
+        columns["free_gpus"][node] -= sign * count
+        columns["free_cpus"][node] -= sign * held.cpus
+        columns["free_memory"][node] -= sign * held.memory_bytes
+        self.idle_gpus[columns["state"][node]] -= sign * count
+        self.job_gpus[job] = self.job_gpus.get(job, 0) + sign * count
+        if not self.job_gpus[job]:
+            del self.job_gpus[job]
+
+    def dump(self) -> FleetState:
+        """Everything that a snapshot must keep."""
+        return FleetState(
+            nodes=self.nodes,
+            state=self._columns["state"].tolist(),
+            spare_for=self._columns["spare_for"].tolist(),
+            rails_down=self._columns["rails_down"].tolist(),
+            held=self.held,
+            history=self.history,
+        )
+
+    @classmethod
+    def load(cls, kept: FleetState) -> Fleet:
+        """The fleet that ``dump`` kept."""
+        fleet = cls()
+        for node, state in zip(kept.nodes, kept.state, strict=True):
+            fleet.add(node, NodeState(state))
+        fleet._columns["spare_for"] = array("q", kept.spare_for)
+        fleet._columns["rails_down"] = array("q", kept.rails_down)
+        for number, jobs in enumerate(kept.held):
+            for job, held in jobs.items():
+                fleet.take(job, number, held)
+        fleet.history = kept.history
+        return fleet
+
+    def _class_of(self, node: Node) -> int:
+        known = NodeClass(
+            node.kind,
+            features_of(node),
+            node.partition,
+            node.gpus,
+            node.cpus,
+            node.memory_bytes,
+            node.rails,
+        )
+        if known not in self._class_index:
+            self._class_index[known] = len(self.classes)
+            self.classes.append(known)
+        return self._class_index[known]
+
+    def _place(self, place: str, name: str) -> int:
+        numbers = self._place_index[place]
+        if name not in numbers:
+            numbers[name] = len(numbers)
+            self.places[place].append(name)
+        return numbers[name]
+
+
+def places_of(node: Node) -> dict[str, str]:
+    """Names of every place a node stands in, with what was left out filled in."""
+    rack = node.rack or node.leaf
+    return {
+        "domain": node.domain or node.name,
+        "leaf": node.leaf,
+        "pod": node.pod,
+        "rack": rack,
+        "power": node.power or rack,
+        "switch": node.switch or node.leaf,
+    }
+
+
+def bad_node(node: Node) -> Problem | None:
+    """Why there can be no such node; None: there can."""
+    if not node.name:
+        return problem("name", '""', "a node must have a name", "give it one")
+    bounds = {"gpus": MOST_NODE_GPUS, "cpus": MOST, "memory_bytes": MOST, "rails": MOST_RAILS}
+    for key, most in bounds.items():
+        if not 0 <= getattr(node, key) <= most:
+            rule = f"must be 0 to {most} ({node.name})"
+            return problem(key, getattr(node, key), rule, "correct it")
+    return bad_words(node.kind, node.features)
+
+
+def bad_words(kind: str, features: Sequence[str], where: str = "") -> Problem | None:
+    """Why no constraint could name a kind of GPU, or one of the features; None: it could."""
+    words = [("features", word) for word in features] + [("kind", kind)] * bool(kind)
+    for key, word in words:
+        if not WORD.fullmatch(word):
+            rule = "cannot be named in a constraint"
+            fix = "use letters, digits and . : + - _"
+            return problem(where + key, f'"{word}"', rule, fix)
+    return None
+
+
+def features_of(node: Node) -> tuple[str, ...]:
+    """The words that constraints can name of a node, its kind among them."""
+    return tuple(sorted({*node.features, *((node.kind,) if node.kind else ())}))
+
+
+def _free_row(node: Node) -> dict[str, int]:
+    """The columns of an empty node."""
+    return {
+        "gpus": node.gpus,
+        "free_mask": (1 << node.gpus) - 1,
+        "free_gpus": node.gpus,
+        "free_cpus": node.cpus,
+        "free_memory": node.memory_bytes,
+    }
+
+
+def whole(node: Node) -> Held:
+    """All of a node."""
+    return Held((1 << node.gpus) - 1, node.cpus, node.memory_bytes)
+
+
+def lowest_bits(mask: int, count: int) -> int:
+    """The ``count`` lowest set bits of a mask."""
+    taken = 0
+    for _ in range(count):
+        bit = mask & -mask
+        taken |= bit
+        mask ^= bit
+    return taken
+
+
+def names(fleet: Fleet, nodes: Sequence[int], most: int = 3) -> str:
+    """Nodes for a person: the first few by name, and how many more."""
+    shown = ", ".join(fleet.nodes[node].name for node in nodes[:most])
+    return shown + (f" and {len(nodes) - most} more" if len(nodes) > most else "")

@@ -1,0 +1,89 @@
+"""The fleet's own spares: filled, lent to who cannot start without them, out of open windows."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from phalanx.cluster.context import Context
+from phalanx.cluster.fleet.fleet import NodeState
+from phalanx.cluster.fleet.spares import is_full, spare_nodes
+from phalanx.cluster.jobs.lifecycle import drop_spare
+from phalanx.cluster.placement.free_index import room_of
+from phalanx.cluster.protocol.formation import gang_of, stop_on
+from phalanx.cluster.reasons import reason, sentences
+
+sentences(
+    {
+        "spare_of_fleet": "kept to replace others",
+        "lent": "a waiting job cannot start without it",
+        "spare_in_window": "a reservation or maintenance has begun there",
+    }
+)
+
+
+def fill_pool(ctx: Context) -> None:
+    """Keeps the fleet's own spares at the number that the policy wants."""
+    policy = ctx.policy.spares
+    if not policy.nodes or is_full(ctx.fleet, policy):
+        return
+    closed = ctx.queue.closed_to(ctx.view, None)
+    left = _beyond_need(ctx)
+    for node in spare_nodes(ctx.fleet, policy, closed):
+        if ctx.fleet.state(node) is not NodeState.HEALTHY or ctx.fleet.held[node]:
+            continue
+        kind = int(ctx.fleet.columns.node_class[node])
+        using = [classes for classes in left if kind in classes]
+        if all(left[classes] > 0 for classes in using):
+            for classes in using:
+                left[classes] -= 1
+            ctx.fleet.set_state(node, NodeState.SPARE, ctx.now_ns, reason("spare_of_fleet"))
+
+
+def _beyond_need(ctx: Context) -> dict[tuple[int, ...], int]:
+    """By classes of nodes that some waiting jobs can use: how many are more than one needs.
+
+    Of the jobs that can use the same nodes the largest counts; below 0: it would lack some even
+    if everything else ended.
+    """
+    room, kinds = room_of(ctx.fleet), len(ctx.fleet.classes)
+    ctx.queue.sync(ctx.view)
+    needed: dict[tuple[int, ...], int] = {}
+    for demand in ctx.queue.waiting.demands.values():
+        classes = demand.suiting(room, kinds)
+        needed[classes] = max(needed.get(classes, 0), demand.least_slots)
+    return {classes: room.sound(classes).bit_count() - count for classes, count in needed.items()}
+
+
+def lend_pool(ctx: Context) -> None:
+    """Gives pool spares up for a job that cannot start without them: they are there to be used."""
+    if not ctx.policy.spares.nodes or not ctx.view.pending:
+        return
+    columns = ctx.fleet.columns
+    pool = np.flatnonzero((columns.state == NodeState.SPARE) & (columns.spare_for == 0)).tolist()
+    needs = _beyond_need(ctx) if pool else {}
+    lacking = {classes: -left for classes, left in needs.items() if left < 0}
+    for node in pool if lacking else ():
+        kind = int(columns.node_class[node])
+        using = [classes for classes, count in lacking.items() if kind in classes and count > 0]
+        if using:
+            for classes in using:
+                lacking[classes] -= 1
+            ctx.fleet.set_state(node, NodeState.HEALTHY, ctx.now_ns, reason("lent"))
+
+
+def clear_windows(ctx: Context) -> None:
+    """Nodes of windows that have opened stand by no more, but for jobs that may be there."""
+    shut = {"": ctx.queue.open_windows(ctx.view, "")}
+    spares = ctx.fleet.columns.state == NodeState.SPARE
+    for node in np.flatnonzero(spares).tolist() if shut[""] else ():
+        owner = ctx.fleet.spare_for(node)
+        job = ctx.view.jobs[owner] if owner else None
+        team = job.spec.team if job else ""
+        if team not in shut:
+            shut[team] = ctx.queue.open_windows(ctx.view, team)
+        if not shut[team] >> node & 1:
+            continue
+        ctx.fleet.set_state(node, NodeState.HEALTHY, ctx.now_ns, reason("spare_in_window"))
+        if job is not None:
+            drop_spare(ctx, job, node)
+            stop_on(ctx, job, (node,), keep_snapshots=gang_of(job).phase != "running")

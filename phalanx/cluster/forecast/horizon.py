@@ -1,0 +1,192 @@
+"""When what runs will have ended: for each node, the times at which its GPUs become free.
+
+Ends are those of time limits (plus the grace to leave), or else of the number of steps, or else
+assumed. They are known when a job starts, so that an end never moves while the job runs.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from phalanx.cluster.fleet.column import Column
+from phalanx.cluster.fleet.fleet import Fleet
+from phalanx.cluster.jobs.job import Job
+from phalanx.cluster.placement.free_index import Nodes, array_of, room_of
+from phalanx.cluster.placement.request import Request, tensor_slots
+from phalanx.cluster.protocol.timeouts import derive
+from phalanx.cluster.state import View
+
+NEVER_NS = 2**62
+
+
+def bound_ns(view: View, job: Job) -> int | None:
+    """The longest that a job can hold nodes from its start on; None: nobody says."""
+    if not job.spec.time_limit_ns:
+        return None
+    return max(0, job.spec.time_limit_ns - job.ran_ns) + leave_ns(view, job)
+
+
+def leave_ns(view: View, job: Job) -> int:
+    """How long a job may take to leave at its limit: the grace, or what a checkpoint takes."""
+    policy, expected = view.policy, job.spec.expected
+    drain_ns = derive(policy.timeouts, expected).drain_ns if expected.checkpoint_steps else 0
+    return max(policy.queue.grace_ns, drain_ns)
+
+
+def end_ns(view: View, job: Job) -> int:
+    """When a running job will be gone: at the latest, where it has a limit."""
+    return min(NEVER_NS, job.started_ns + length_ns(view, job))
+
+
+def length_ns(view: View, job: Job) -> int:
+    """How long a job holds its nodes once it starts: its bound, or what is expected of it."""
+    expected = job.spec.expected
+    bound = bound_ns(view, job)
+    if bound is not None:
+        return bound
+    if not expected.steps:
+        return view.policy.queue.unbounded_ns
+    running = max(0, expected.steps * expected.step_ns - job.ran_ns)
+    return running + expected.start_ns + expected.form_ns
+
+
+def likely_end_ns(view: View, job: Job) -> int | None:
+    """When a running job will probably be gone, as it looks now; None: nobody can say.
+
+    Unlike what the queue reckons with, it moves as steps are made, and nothing is assumed.
+    """
+    expected, now, bound = job.spec.expected, view.now_ns, bound_ns(view, job)
+    ends = [] if bound is None else [job.started_ns + bound]
+    if expected.steps and (not ends or not job.spec.requeue_at_limit):
+        left = max(1, expected.steps - job.step)
+        if job.step_ns:
+            ends.append(now + left * job.step_ns)
+        else:  # until one is measured, from its start on: a guess that is over is none
+            ends.append(job.started_ns + left * expected.step_ns)
+    known = [end for end in ends if end > now]
+    return min(known, default=None)
+
+
+class Horizon:
+    """Ends by node, GPU by GPU, kept up to date with the fleet."""
+
+    def __init__(self, view: View) -> None:
+        self._ends: dict[int, int] = {}  # by job
+        fleet = view.fleet
+        room_of(fleet)
+        self._most = max((known.gpus for known in fleet.classes), default=0)
+        # Sorted in each row: column k - 1 is when k GPUs are free. 0: now.
+        self._free_at = np.zeros((0, self._most), np.int64)
+        self._empty_at = np.zeros(0, np.int64)  # when nobody holds anything of the node
+        for node in range(len(fleet)):
+            self._renew(view, node)
+        room_of(fleet).renewed.clear()
+
+    def refresh(self, view: View) -> bool:
+        """Takes over what changed; False: nodes of a new kind came, make a new one."""
+        room = room_of(view.fleet)
+        if max((known.gpus for known in view.fleet.classes), default=0) != self._most:
+            return False
+        for node in room.renewed:
+            self._renew(view, node)
+        room.renewed.clear()
+        return True
+
+    def started(self, view: View, job: Job) -> None:
+        """A job starts now; the core has not written that down yet."""
+        self._ends[job.id] = min(NEVER_NS, view.now_ns + length_ns(view, job))
+
+    def forget(self, job: int) -> None:
+        """A job stopped: its next start has another end."""
+        self._ends.pop(job, None)
+
+    def end_ns(self, view: View, job: int) -> int:
+        """When a running job will be gone."""
+        found = self._ends.get(job)
+        if found is None:
+            known = view.jobs.get(job)
+            found = NEVER_NS if known is None else end_ns(view, known)
+            self._ends[job] = found
+        return found
+
+    def free_at(self, view: View, request: Request) -> tuple[Column, Column]:
+        """(nodes that would do, when each has room for a slot), 0 meaning now."""
+        room, fleet, shape = room_of(view.fleet), view.fleet, request.shape
+        classes = room.suiting(shape, request.constraint, request.partition, request.barred)
+        able: Nodes = 0
+        for number in classes:
+            able |= room.members[number]
+        nodes = array_of(able & room.healthy & ~request.closed, len(fleet))
+        if shape.whole_nodes:
+            return nodes, self._empty_at[nodes]
+        times = np.zeros(len(nodes), np.int64)
+        if shape.slot_gpus:
+            times = self._free_at[nodes, shape.slot_gpus - 1]
+        columns = fleet.columns
+        tight = columns.free_cpus[nodes] < shape.slot_cpus
+        tight |= columns.free_memory[nodes] < shape.slot_memory_bytes
+        # Who holds the CPUs is not looked into: when all have left, they are free.
+        return nodes, np.where(tight, self._empty_at[nodes], times)
+
+    def _renew(self, view: View, node: int) -> None:
+        fleet = view.fleet
+        if node >= len(self._empty_at):
+            more = max(len(fleet), 2 * len(self._empty_at)) - len(self._empty_at)
+            rows = np.zeros((more, self._most), np.int64)
+            self._free_at = np.concatenate((self._free_at, rows))
+            self._empty_at = np.concatenate((self._empty_at, np.zeros(more, np.int64)))
+        count = fleet.nodes[node].gpus
+        times: list[int] = []
+        last = 0
+        for job, held in fleet.held[node].items():
+            end = self.end_ns(view, job)
+            last = max(last, end)
+            times += [end] * held.gpus.bit_count()
+        times.sort()
+        free = count - len(times)
+        self._free_at[node] = [0] * free + times + [NEVER_NS] * (self._most - count)
+        self._empty_at[node] = last
+
+
+def earliest(
+    fleet: Fleet, request: Request, nodes: Column, times: Column, now_ns: int, soon_ns: int
+) -> tuple[int, Column] | None:
+    """(when, on which nodes) a gang has room at the earliest; None: never.
+
+    Of the nodes that are free by then, those that become free last are chosen: the others stay
+    useful to short jobs until then. What should have ended already will not before ``soon_ns``.
+    """
+    wide, wanted = tensor_slots(request.shape), request.shape.slots(request.replicas)
+    times = np.where(times > 0, np.maximum(times, soon_ns), now_ns)
+    if len(nodes) < wanted:
+        return None
+    if wide == 1:
+        at = int(np.partition(times, wanted - 1)[wanted - 1])
+        if at >= NEVER_NS:
+            return None
+        able = np.flatnonzero(times <= at)
+        last = able[np.lexsort((nodes[able], -times[able]))[:wanted]]
+        return at, np.sort(nodes[last])
+    moments = np.unique(times[times < NEVER_NS])
+    domain = fleet.columns.domain[nodes]
+
+    def groups(at: int) -> Column:
+        return np.bincount(domain[times <= at]) // wide
+
+    low, high = 0, len(moments)
+    while low < high:
+        middle = (low + high) // 2
+        at = int(moments[middle])
+        fits = int(groups(at).sum()) * wide >= wanted
+        low, high = (low, middle) if fits else (middle + 1, high)
+    if low == len(moments):
+        return None
+    at = int(moments[low])
+    whole = groups(at)
+    able = np.flatnonzero(times <= at)
+    able = able[np.lexsort((nodes[able], domain[able]))]
+    starts = np.flatnonzero(np.diff(domain[able], prepend=-1))
+    counts = np.diff(np.append(starts, len(able)))
+    nth = np.arange(len(able)) - np.repeat(starts, counts)
+    grouped = nth < whole[domain[able]] * wide
+    return at, np.sort(nodes[able[grouped][:wanted]])

@@ -1,0 +1,325 @@
+"""When a job that stands in the queue will probably start, and what is in its way.
+
+A job that is not in the queue yet is looked at as if it came now.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from msgspec import Struct, structs
+
+from phalanx.cluster.forecast.horizon import NEVER_NS, bound_ns
+from phalanx.cluster.forecast.outlook import Outlook, Place, least_of
+from phalanx.cluster.jobs.feasibility import never_starts
+from phalanx.cluster.jobs.job import Job
+from phalanx.cluster.placement.choose import Refusal, place
+from phalanx.cluster.placement.free_index import room_of
+from phalanx.cluster.placement.request import Request, barred_from, request_of
+from phalanx.cluster.queue.claims import collected, collector, promise_start
+from phalanx.cluster.queue.decisions import Reserved
+from phalanx.cluster.queue.pending import Demand, Key, Lane, Ranks, base_parts, gpus_of
+from phalanx.cluster.reasons import Reason, reason, sentences, span_of
+from phalanx.cluster.state import View
+
+if TYPE_CHECKING:
+    from phalanx.cluster.queue.queue import Queue
+
+LAST = 2**62  # the number of a job that comes now: behind all others of this moment
+# Nobody can say when others end: what the job waits for is known all the same.
+ENDLESS = ("holder_endless", "holder_late", "ahead_endless", "limit_endless")
+ITSELF = 0  # in place of a job's number: whoever asks is to blame
+
+sentences(
+    {
+        "waits_for_room": "{problem}; jobs ahead of it: {ahead}",
+        "waits_for_window": "its nodes are wanted for {name} before it would be sure to have ended"
+        " (its time limit: {limit})",
+        "kept_for_others": "there is room, but it is promised to job {job} in {span}, before this"
+        " job would be sure to have ended (its time limit: {limit})",
+        "collected_for": "there is room, but what becomes free is collected for job {job}, which"
+        " has waited {span}",
+        "next_look": "it has room and starts at the next look at the queue",
+        "beyond_depth": "there is room, but {ahead} jobs are ahead of it and the queue looks at"
+        " {depth} at a time",
+        "nodes_away": "{problem}; of the nodes that would do {there} of {fitting} are in service,"
+        " and nobody can say when the others come back",
+        "holder_endless": "job {job}, which holds what it needs, has neither a time"
+        " limit nor a number of steps",
+        "holder_late": "job {job}, which holds what it needs, should have ended by now",
+        "ahead_endless": "job {job}, which is before it, has neither a time limit nor a number of"
+        " steps",
+        "limit_endless": "{problem}; nobody can say when those end that hold it",
+        "endless": "it has neither a time limit nor a number of steps",
+        "overdue": "it should have ended by now",
+        "no_end": "{problem}; nobody can say when those end that hold what it needs",
+    }
+)
+
+
+class Nobody(Struct, frozen=True):
+    """Nobody can say when: the job that is to blame, and why."""
+
+    job: int
+    why: Reason
+
+
+When = int | Nobody
+
+
+class Spot(Struct, frozen=True):
+    """Where a job stands in the queue."""
+
+    lane: Lane
+    demand: Demand
+    queued_ns: int
+    place: Place
+
+
+class Line:
+    """The queue at one moment, to be asked about its jobs."""
+
+    def __init__(self, queue: Queue, view: View) -> None:
+        self._queue, self._view = queue, view
+        self.ranks = Ranks(view, queue.state.usage, queue.state.held)
+        self._outlook = Outlook(queue, view, self.ranks)
+        self._saved = queue.saved_for(view)  # by limit: the job that starves under it
+        self._collector = collector(queue, view, self._saved)  # it gets all that becomes free
+        self._spots: dict[int, Spot] = {}
+        self._obstacles: dict[int, tuple[Reason, bool]] = {}
+        self._alike: dict[tuple[Key, str, str, int], When] = {}
+        self._alone: dict[tuple[object, ...], int | None] = {}
+
+    def has(self, number: int) -> bool:
+        """Whether a job is in the queue."""
+        return number in self._queue.waiting.where
+
+    def spot(self, job: Job) -> Spot:
+        """Where a job stands, or would."""
+        found = self._spots.get(job.id)
+        if found is None:
+            known = self._queue.waiting.where.get(job.id)
+            lane, demand, queued_ns = known or self._newcomer(job)
+            rank = self.ranks.of(lane, queued_ns, demand.gpus)
+            number = job.id if known else LAST
+            found = Spot(lane, demand, queued_ns, (-rank, queued_ns, number))
+            self._spots[job.id] = found
+        return found
+
+    def promise(self, number: int) -> Reserved | None:
+        """A promised start that is still to come, and can."""
+        found = self._queue.state.reserved.get(number)
+        if found is None or found.start_ns <= self._view.now_ns:
+            return None
+        gone = self._queue.promised(number) & ~room_of(self._view.fleet).healthy
+        return None if gone else found  # one of its nodes is gone: the next look finds another
+
+    def is_first(self, job: Job) -> bool:
+        """Whether nobody is before a job, and nothing is kept for anybody."""
+        if self._queue.state.reserved or self._view.reservations:
+            return False
+        return not self._outlook.jobs_ahead(self.spot(job).place)
+
+    def is_next(self, job: Job) -> bool:
+        """Whether nobody can take what a job was promised: it starves, and has for the longest.
+
+        Under a limit that is shared with others, those may have used that up.
+        """
+        lane, promise = self.spot(job).lane, self.promise(job.id)
+        if promise is None or not promise.firm:
+            return False
+        if self._outlook.limited("team", lane.team) or self._outlook.limited("qos", lane.qos):
+            return False
+        oldest = min(known.entries[0] for known in self._queue.waiting.lanes.values())
+        return oldest[1] == job.id
+
+    def savers(self, job: Job) -> list[tuple[str, int]]:
+        """(what, for which job) is saved that this one would need: others starve under limits."""
+        team, qos = job.spec.team, job.spec.qos
+        known = {
+            f"team {team}": self._saved.get(("team", team)),
+            f"class of service {qos}": self._saved.get(("qos", qos)),
+        }
+        return [(what, one) for what, one in known.items() if one is not None and one != job.id]
+
+    def start(self, job: Job) -> When:
+        """When a job will start; if it is not in the queue: if it came now."""
+        if self.has(job.id):
+            return self._start(job)
+        spot, spec = self.spot(job), job.spec
+        key = (spot.demand.key, spec.team, spec.qos, spot.lane.base)
+        found = self._alike.get(key)
+        if found is None:
+            found = self._start(job)
+            if isinstance(found, Nobody) and found.job == job.id:
+                found = Nobody(ITSELF, found.why)
+            self._alike[key] = found
+        if isinstance(found, Nobody) and found.job == ITSELF:
+            return Nobody(job.id, found.why)
+        return found
+
+    def _start(self, job: Job, *, saver: bool = False) -> When:
+        """``saver``: for whom others wait, and who waits for none of them."""
+        view, queue, spot = self._view, self._queue, self.spot(job)
+        never = never_starts(view, job)
+        if never is not None:
+            return Nobody(job.id, never)
+        gate = queue.gate(view, spot.lane, spot.demand.least_gpus)
+        before = [] if saver else self.savers(job)
+        times = [self._start(view.jobs[number], saver=True) for _, number in before]
+        if gate is None and not before:
+            why, now = self.obstacle(job) if self.has(job.id) else (None, False)
+            if now:
+                return view.now_ns
+            if why is not None and why.code == "collected_for":
+                times.append(queue.state.reserved[self._collector].start_ns)
+            promise = self.promise(job.id)
+            if promise is not None:
+                return self._kept(job, promise)
+        else:
+            for limit, name in (("team", spot.lane.team), ("qos", spot.lane.qos)):
+                if self._outlook.limited(limit, name):
+                    at_ns = self._outlook.limit_ns(spot.place, spot.demand, limit, name)
+                    times.append(_limit_endless(job, gate) if at_ns is None else at_ns)
+        times.append(self._room(job, spot))
+        return latest(times)
+
+    def _kept(self, job: Job, promise: Reserved) -> When:
+        """When a promise will be kept: what the queue reckoned with may have been too short."""
+        if promise.asked:
+            return promise.start_ns
+        fleet = self._view.fleet
+        holders = dict.fromkeys(number for node in promise.nodes for number in fleet.held[node])
+        for number in holders:
+            if self._outlook.end_ns(number) == NEVER_NS:
+                return self._endless(job, number)
+        ends = [self._outlook.end_ns(number) for number in holders]
+        return self._unless_assumed(job, max([promise.start_ns, *ends]))
+
+    def _unless_assumed(self, job: Job, at_ns: int) -> When:
+        """A start, unless it rests on how long jobs run of which nobody says that."""
+        if at_ns - self._view.now_ns < self._view.policy.queue.unbounded_ns:
+            return at_ns
+        other = self._outlook.endless_ahead(self.spot(job).place)
+        return Nobody(job.id, reason("ahead_endless", job=other)) if other else at_ns
+
+    def obstacle(self, job: Job) -> tuple[Reason, bool]:
+        """(why a job of the queue does not start, whether it will at the next look)."""
+        found = self._obstacles.get(job.id)
+        if found is None:
+            found = self._obstacles[job.id] = self._obstacle(job)
+        return found
+
+    def _obstacle(self, job: Job) -> tuple[Reason, bool]:
+        view, queue, spot = self._view, self._queue, self.spot(job)
+        ahead = self._outlook.jobs_ahead(spot.place)
+        request = structs.replace(least_of(spot.demand), job=job.id)
+        found = place(view.fleet, request)
+        if isinstance(found, Refusal):
+            return reason("waits_for_room", problem=str(found.reason), ahead=ahead), False
+        bound = bound_ns(view, job)
+        end_ns = None if bound is None else view.now_ns + bound
+        limit = span_of(job.spec.time_limit_ns) if job.spec.time_limit_ns else "none"
+        closed = 0
+        for name, nodes in queue.shut_windows(view, job.spec.team, end_ns):
+            closed |= nodes
+            if self._refused(structs.replace(request, closed=closed)):
+                return reason("waits_for_window", name=name, limit=limit), False
+        for other, promise in queue.state.reserved.items():
+            if other != job.id and (end_ns is None or end_ns > promise.start_ns):
+                closed |= queue.promised(other)
+                if self._refused(structs.replace(request, closed=closed)):
+                    span = span_of(max(0, promise.start_ns - view.now_ns))
+                    return reason("kept_for_others", job=other, span=span, limit=limit), False
+        if self._collector not in (0, job.id):
+            closed |= collected(queue, view, self._collector)
+            if self._refused(structs.replace(request, closed=closed)):
+                late = view.jobs[self._collector]
+                span = span_of(late.waited_ns + view.now_ns - late.queued_ns)
+                return reason("collected_for", job=late.id, span=span), False
+        depth = view.policy.queue.backfill_depth
+        if ahead > depth:
+            return reason("beyond_depth", ahead=ahead, depth=depth), False
+        return reason("next_look"), True
+
+    def _refused(self, request: Request) -> bool:
+        return isinstance(place(self._view.fleet, request), Refusal)
+
+    def _newcomer(self, job: Job) -> tuple[Lane, Demand, int]:
+        view, spec = self._view, job.spec
+        policy, least = view.policy.queue, min(spec.gang.floor, job.wanted_replicas)
+        where = (spec.constraint, spec.partition, barred_from(policy, spec))
+        # How long it runs says nothing about its start: jobs of any length are alike.
+        key = (spec.gang, job.wanted_replicas, *where, spec.spares, None, 0)
+        gpus, least_gpus = gpus_of(view, job), gpus_of(view, job, least)
+        demand = Demand(key, request_of(job, 0, view.policy), gpus, least_gpus)
+        lane = Lane(spec.team, spec.qos, sum(base_parts(policy, job).values()))
+        return lane, demand, view.now_ns
+
+    def _room(self, job: Job, spot: Spot) -> When:
+        """When there are nodes for a job, and GPUs for it and those before it."""
+        alone_ns = self._alone_ns(job, spot)
+        if alone_ns is None:
+            return self._no_nodes(job, spot.demand)
+        room_ns = self._outlook.room_ns(spot.place, spot.demand)
+        if room_ns is not None:
+            return self._unless_assumed(job, max(alone_ns, room_ns))
+        blamed = self._outlook.endless(self._outlook.classes(spot.demand))
+        return self._endless(job, blamed) if blamed else alone_ns
+
+    def _endless(self, job: Job, other: int) -> Nobody:
+        """Nobody can say when one that holds what a job needs ends."""
+        known = self._view.jobs[other].spec
+        code = "holder_late" if known.time_limit_ns or known.expected.steps else "holder_endless"
+        return Nobody(job.id, reason(code, job=other))
+
+    def _alone_ns(self, job: Job, spot: Spot) -> int | None:
+        """The earliest start if nothing else is started but what was promised before it."""
+        view, queue, bound = self._view, self._queue, spot.demand.bound_ns
+        others: list[int] = []
+        for number, promise in queue.state.reserved.items():
+            late = bound is None or view.now_ns + bound > promise.start_ns
+            if number == job.id or not late or not self.has(number):
+                continue
+            if promise.firm or self.spot(view.jobs[number]).place < spot.place:
+                others.append(number)
+        key = (*spot.demand.key[:-2], job.spec.team, *others)
+        if key not in self._alone:
+            request = structs.replace(least_of(spot.demand), job=job.id)
+            found = promise_start(queue, view, job, request, others, firm=False)
+            self._alone[key] = None if found is None else found.start_ns
+        return self._alone[key]
+
+    def _no_nodes(self, job: Job, demand: Demand) -> Nobody:
+        """Why nobody can say when there are nodes for a job."""
+        fleet, room = self._view.fleet, room_of(self._view.fleet)
+        fitting = 0
+        for number in self._outlook.classes(demand):
+            fitting |= room.members[number]
+        found = place(fleet, least_of(demand))
+        problem = found.reason if isinstance(found, Refusal) else None
+        if not fitting & ~room.healthy:
+            return _no_end(job, problem)
+        there = (fitting & room.healthy).bit_count()
+        facts = {"there": there, "fitting": fitting.bit_count()}
+        return Nobody(job.id, reason("nodes_away", problem=str(problem), **facts))
+
+
+def _limit_endless(job: Job, gate: Reason | None) -> Nobody:
+    told = "what is saved for another will be free" if gate is None else str(gate)
+    return Nobody(job.id, reason("limit_endless", problem=told))
+
+
+def _no_end(job: Job, problem: Reason | None) -> Nobody:
+    told = "its turn will come" if problem is None else str(problem)
+    return Nobody(job.id, reason("no_end", problem=told))
+
+
+def latest(times: list[When]) -> When:
+    """The last of some times; whoever is to blame, where nobody can say."""
+    known: list[int] = []
+    for at in times:
+        if isinstance(at, Nobody):
+            return at
+        known.append(at)
+    return max(known)

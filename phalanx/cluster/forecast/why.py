@@ -1,0 +1,171 @@
+"""Why a job waits, in one sentence, and when it will probably start."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from phalanx.cluster.forecast.estimate import Estimates
+from phalanx.cluster.forecast.queue_position import ENDLESS, Nobody, When
+from phalanx.cluster.jobs.dependencies import array_width
+from phalanx.cluster.jobs.job import Job
+from phalanx.cluster.queue.claims import on_loan, stays_until_ns
+from phalanx.cluster.queue.decisions import Pending
+from phalanx.cluster.queue.pending import base_parts
+from phalanx.cluster.reasons import Reason, about, reason, sentences, span_of
+from phalanx.cluster.state import View
+
+if TYPE_CHECKING:
+    from phalanx.cluster.queue.queue import Queue
+
+__all__ = ["Answers", "span_of"]
+
+sentences(
+    {
+        "at_ceiling": "its team {team} holds {held} GPUs and may hold {ceiling}; this job needs"
+        " {gpus}",
+        "at_qos_limit": "jobs of class of service {qos} hold {held} GPUs and may hold {most}; this"
+        " job needs {gpus}",
+        "promised": "{problem}; {kept} kept for it, and it starts in {span} at the latest",
+        "promised_about": "{problem}; {kept} kept for it, and it starts in {span} ({doubt})",
+        "others_leave": "{jobs} jobs are asked to leave for it, and it starts in {span}",
+        "saved_for": "what {what} may hold is saved for job {job}, which has waited {span}",
+        "saved_open": "what {what} may hold is saved for job {job}, which has waited {span};"
+        " {blame}",
+        "guests_stay": "{problem}; jobs that run on what team {team} lent: {guests}, and the first"
+        " can be asked to leave in {span}",
+        "held_open": "held by a person: nobody can say when it starts until it is released{then}",
+        "dependency_open": "waits for other jobs ({count}), the first is {job}; nobody can say"
+        " until when: {blame}",
+        "array_turn": "its array runs at most {width} jobs at a time; members before it: {ahead}",
+        "array_open": "its array runs at most {width} jobs at a time; nobody can say when it is"
+        " its turn: {blame}",
+    }
+)
+
+
+OVERTAKEN = "others may still go before it"
+
+
+class Answers:
+    """Why pending jobs wait, asked at one moment: what one answer needs serves the next."""
+
+    def __init__(self, queue: Queue, view: View) -> None:
+        self._queue, self._view = queue, view
+        self._estimates = Estimates(queue, view)
+
+    def of(self, number: int) -> Pending:
+        """What a pending job waits for, when it may start, and the parts of its priority."""
+        job = self._view.jobs[number]
+        if job.state != "pending":
+            return Pending(job.why, None, {})
+        parts = self._parts(job)
+        if job.never:
+            return Pending(job.why, None, parts, str(job.why))
+        when = self._estimates.if_released(number)
+        why = self._why(job, when)
+        if job.held:
+            return Pending(why, None, parts, "a person holds it")
+        if isinstance(when, Nobody):
+            unknown = str(when.why) if when.job == job.id else self._blame(when)
+            return Pending(why, None, parts, unknown)
+        return Pending(why, max(when, self._view.now_ns), parts)
+
+    def _parts(self, job: Job) -> dict[str, int]:
+        """The parts of a job's priority; one that is not in the queue has no age."""
+        line, spot = self._estimates.line, self._estimates.line.spot(job)
+        age, fair, quota = line.ranks.parts(spot.lane, spot.queued_ns, spot.demand.gpus)
+        parts = base_parts(self._view.policy.queue, job)
+        return parts | {"age": age, "fair_share": fair, "quota": quota}
+
+    def _why(self, job: Job, when: When) -> Reason:
+        """What keeps a job: of several things the first that must change."""
+        if isinstance(when, Nobody) and when.job == job.id and when.why.code not in ENDLESS:
+            return when.why  # not even a person who holds it can let it start
+        if job.held:
+            then = ""
+            if not isinstance(when, Nobody):
+                span = about(when - self._view.now_ns)
+                then = f" (released now, it would start in {span})"
+            return reason("held_open", then=then)
+        if isinstance(when, Nobody):
+            for what, saver in self._estimates.line.savers(job):
+                if saver == when.job:
+                    return self._saved("saved_open", what, saver, blame=self._blame(when))
+        if self._estimates.line.has(job.id):
+            return self._in_line(job, when)
+        blame = self._blame(when) if isinstance(when, Nobody) else ""
+        if job.waiting_for:
+            return self._dependency(job, when, blame)
+        before = self._estimates.before_in_array(job)
+        if before is None:
+            return job.why
+        width = array_width(job.spec)
+        if blame:
+            return reason("array_open", width=width, blame=blame)
+        return reason("array_turn", width=width, ahead=before)
+
+    def _dependency(self, job: Job, when: When, blame: str) -> Reason:
+        facts = {"count": len(job.waiting_for), "job": next(iter(job.waiting_for))}
+        if not isinstance(when, Nobody):
+            return reason("dependency", **facts)
+        if self._view.jobs[when.job].never:
+            return reason("dependency_stuck", job=when.job)
+        return reason("dependency_open", **facts, blame=blame)
+
+    def _blame(self, nobody: Nobody) -> str:
+        """Which other job keeps one from an estimate."""
+        code = nobody.why.code
+        if code == "held":
+            return f"a person holds job {nobody.job}"
+        if code == "never_as_is" or self._view.jobs[nobody.job].never:
+            return f"job {nobody.job} can never start"
+        if code in ("endless", "overdue"):
+            return f"nobody can say when job {nobody.job} ends: {nobody.why}"
+        return f"nobody can say when job {nobody.job} starts"
+
+    def _in_line(self, job: Job, when: When) -> Reason:
+        """Why a job of the queue does not start; ``when`` it will, it says as the estimate does."""
+        queue, view, line = self._queue, self._view, self._estimates.line
+        spot = line.spot(job)
+        gate = queue.gate(view, spot.lane, spot.demand.least_gpus)
+        if gate is not None:
+            return gate
+        for what, saver in line.savers(job):
+            return self._saved("saved_for", what, saver)
+        why, now = line.obstacle(job)
+        if why.code == "waits_for_room" and line.ranks.entitled(spot.lane.team, spot.demand.gpus):
+            why = self._with_guests(spot.lane.team, why)
+        promise = line.promise(job.id)
+        if promise is None or now or isinstance(when, Nobody):
+            return why
+        span = about(when - view.now_ns)
+        if promise.asked:
+            return reason("others_leave", jobs=len(promise.asked), span=span)
+        if why.code != "waits_for_room":
+            return why
+        count = len(promise.nodes)
+        kept = f"{count} are" if count > 1 else "a node is"
+        facts = {"problem": why.facts["problem"], "nodes": count, "kept": kept, "span": span}
+        if not promise.sure:
+            return reason("promised_about", **facts, doubt="some that runs there has no time limit")
+        if not line.is_next(job):
+            return reason("promised_about", **facts, doubt=OVERTAKEN)
+        latest = span_of(promise.start_ns - view.now_ns)
+        return reason("promised", **{**facts, "span": latest})
+
+    def _saved(self, code: str, what: str, saver: int, **facts: str) -> Reason:
+        """What is saved for a job that starves."""
+        job = self._view.jobs[saver]
+        span = span_of(job.waited_ns + self._view.now_ns - job.queued_ns)
+        return reason(code, what=what, job=saver, span=span, **facts)
+
+    def _with_guests(self, team: str, why: Reason) -> Reason:
+        """The reason of a job that has a right to its GPUs: who may keep them for a while."""
+        view, guests = self._view, on_loan(self._queue, self._view, team)
+        staying = [stays_until_ns(view.policy.queue, view.jobs[number]) for number in guests]
+        if not staying or min(staying) <= view.now_ns:
+            return why  # some can be asked now
+        span = span_of(min(staying) - view.now_ns)
+        problem = why.facts["problem"]
+        told = reason("guests_stay", problem=problem, team=team, guests=len(guests), span=span)
+        return reason(why.code, **{**why.facts, "problem": str(told)})

@@ -1,0 +1,1 @@
+"""A job from submission to its end."""

@@ -1,0 +1,202 @@
+"""Jobs that wait for others: afterok, afterany, singleton, and the width of arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from phalanx.cluster.jobs.job import Job, JobSpec
+from phalanx.cluster.protocol.events import Step
+from phalanx.cluster.reasons import Reason, reason, sentences
+
+if TYPE_CHECKING:
+    from phalanx.cluster.context import Context
+
+MOST_AWAITED = 200_000  # pairs of a job and one that it waits for, of one submission
+SHOWN_STEPS = 20  # of a circle
+
+sentences(
+    {
+        "dependency": "waits for other jobs ({count}), the first is {job}",
+        "dependency_never": "can never start: job {job}, which must succeed first, {state}",
+        "dependency_stuck": "waits for job {job}, which can never start: cancel that one",
+        "array_width": "its array runs at most {width} jobs at a time",
+        "held": "held by a person",
+        "operator_holds": "only an operator can let job {job} in again: it is {why}",
+        "unknown_dependency": "depends on job {job}, which does not exist",
+        "cycle": "the jobs wait for each other in a circle: {cycle}",
+        "unknown_step": 'job "{job}" waits for "{missing}", which is not in the workflow',
+        "awaits_too_many": "{jobs} jobs of an array that wait for {others} others each: at most"
+        " {most} such pairs are kept",
+        "no_steps": "a workflow needs at least one job",
+        "named_twice": 'two jobs of the workflow are named "{job}"',
+    }
+)
+
+
+def array_width(spec: JobSpec) -> int:
+    """Members of a job's array that may be in the queue or run at a time; 1 without an array.
+
+    They share a name: where only one job of it may run, they run one after another.
+    """
+    if spec.array is None or any(dependency.kind == "singleton" for dependency in spec.after):
+        return 1
+    return spec.array.width or spec.array.count
+
+
+def awaited(ctx: Context, spec: JobSpec) -> tuple[dict[int, None], Reason | None]:
+    """Jobs that a submission must wait for, and why it can never be satisfied, if so."""
+    found: dict[int, None] = {}
+    never = None
+    for dependency in spec.after:
+        if dependency.kind == "singleton":
+            found.update(dict.fromkeys(ctx.namesakes.get((spec.name, spec.user), {})))
+            continue
+        for job in members(ctx, dependency.job):
+            if not job.ended:
+                found[job.id] = None
+            if dependency.kind == "afterok" and (job.never or job.state in ("failed", "cancelled")):
+                never = _never(job)
+    return found, never
+
+
+def _never(job: Job) -> Reason:
+    """Why a job that needs the success of another one can never start."""
+    state = job.state if job.ended else "can itself never start"
+    return reason("dependency_never", job=job.id, state=state)
+
+
+def give_up(ctx: Context, job: Job, why: Reason) -> None:
+    """A job can never start; those that need its success cannot either, and are told."""
+    lost = [(job, why)]
+    for lost_job, told in lost:  # a chain may be long: no recursion
+        lost_job.never, lost_job.why = True, told
+        ctx.notify(told, job=lost_job.id, level="warning")
+        for number in ctx.dependants.get(lost_job.id, {}):
+            other = ctx.view.jobs[number]
+            if other.ended or other.never:
+                continue
+            if _wants_success(other, lost_job):
+                lost.append((other, _never(lost_job)))
+            else:
+                other.why = waiting(ctx, other)
+
+
+def members(ctx: Context, number: int) -> list[Job]:
+    """A job, or all jobs of the array that it is the first of."""
+    job = ctx.view.jobs[number]
+    if job.array_parent != number or job.spec.array is None:
+        return [job]
+    jobs = (ctx.view.jobs.get(number + index) for index in range(job.spec.array.count))
+    return [member for member in jobs if member is not None]
+
+
+def refused(ctx: Context, spec: JobSpec) -> Reason | None:
+    """Why the dependencies of a submission make no sense."""
+    for dependency in spec.after:
+        if dependency.kind != "singleton" and dependency.job not in ctx.view.jobs:
+            return reason("unknown_dependency", job=dependency.job)
+    jobs, others = spec.array.count if spec.array else 1, len(awaited(ctx, spec)[0])
+    if jobs > 1 and jobs * others > MOST_AWAITED:
+        return reason("awaits_too_many", jobs=jobs, others=others, most=MOST_AWAITED)
+    return None
+
+
+def remember(ctx: Context, job: Job) -> None:
+    """Files a job that has not ended under what it waits for and under its name."""
+    for number in job.waiting_for:
+        ctx.dependants.setdefault(number, {})[job.id] = None
+    ctx.namesakes.setdefault((job.spec.name, job.spec.user), {})[job.id] = None
+
+
+def withdrawn(ctx: Context, job: Job) -> None:
+    """A job waits for nobody any more: those it waited for need not know of it."""
+    for number in job.waiting_for:
+        others = ctx.dependants[number]
+        del others[job.id]
+        if not others:
+            del ctx.dependants[number]
+    job.waiting_for = {}
+
+
+def ended(ctx: Context, job: Job) -> list[Job]:
+    """A job has ended. Returns those that wait for nothing any more because of it."""
+    key = (job.spec.name, job.spec.user)
+    ctx.namesakes[key].pop(job.id, None)
+    if not ctx.namesakes[key]:
+        del ctx.namesakes[key]
+    freed = []
+    for number in ctx.dependants.pop(job.id, {}):
+        other = ctx.view.jobs[number]
+        other.waiting_for.pop(job.id, None)
+        if other.ended:
+            continue
+        if other.never:
+            continue
+        if job.state != "done" and _wants_success(other, job):
+            give_up(ctx, other, _never(job))
+        elif not other.waiting_for:
+            freed.append(other)
+        else:
+            other.why = waiting(ctx, other)
+    return freed
+
+
+def waiting(ctx: Context, job: Job) -> Reason:
+    """What a job with dependencies waits for; one that can never start itself is named first."""
+    for number in job.waiting_for:
+        if ctx.view.jobs[number].never:
+            return reason("dependency_stuck", job=number)
+    return reason("dependency", count=len(job.waiting_for), job=next(iter(job.waiting_for)))
+
+
+def workflow_order(steps: Sequence[Step]) -> list[int] | Reason:
+    """An order in which named jobs can be submitted, or what is wrong with their names."""
+    if not steps:
+        return reason("no_steps")
+    index: dict[str, int] = {}
+    for number, step in enumerate(steps):
+        if step.name in index:
+            return reason("named_twice", job=step.name)
+        index[step.name] = number
+    for step in steps:
+        for _, name in step.after:
+            if name not in index:
+                return reason("unknown_step", job=step.name, missing=name)
+    followers: dict[int, list[int]] = {}
+    missing = [len(step.after) for step in steps]  # that it waits for, and that are not done
+    for number, step in enumerate(steps):
+        for _, name in step.after:
+            followers.setdefault(index[name], []).append(number)
+    done: dict[int, None] = {}
+    ready = [number for number, count in enumerate(missing) if not count]
+    while ready:
+        done.update(dict.fromkeys(ready))
+        freed: list[int] = []
+        for number in ready:
+            for other in followers.get(number, ()):
+                missing[other] -= 1
+                if not missing[other]:
+                    freed.append(other)
+        ready = sorted(freed)
+    if len(done) < len(steps):
+        return reason("cycle", cycle=" -> ".join(_cycle(steps, index, done)))
+    return list(done)
+
+
+def _wants_success(other: Job, job: Job) -> bool:
+    wanted = (job.id, job.array_parent or job.id)
+    return any(d.kind == "afterok" and d.job in wanted for d in other.spec.after)
+
+
+def _cycle(steps: Sequence[Step], index: dict[str, int], done: dict[int, None]) -> list[str]:
+    """The names around one circle: every job that is left waits for another one that is left."""
+    name = next(step.name for number, step in enumerate(steps) if number not in done)
+    met: dict[str, None] = {}
+    while name not in met:
+        met[name] = None
+        step = steps[index[name]]
+        name = next(other for _, other in step.after if index[other] not in done)
+    path = list(met)
+    circle = [*path[path.index(name) :], name]
+    return circle if len(circle) <= SHOWN_STEPS else [*circle[:SHOWN_STEPS], "...", name]

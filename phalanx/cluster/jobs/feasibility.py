@@ -1,0 +1,276 @@
+"""What can never run here is refused when it is submitted, with the reason."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from msgspec import structs
+
+from phalanx.cluster.jobs.job import LONGEST_NS, MOST_PRIORITY, Job, JobSpec
+from phalanx.cluster.placement.choose import never_fits
+from phalanx.cluster.placement.free_index import room_of
+from phalanx.cluster.placement.request import Request, request_of, tensor_slots
+from phalanx.cluster.policy import MILLION, Policy, QueuePolicy, Quota
+from phalanx.cluster.queue.pending import gpus_of
+from phalanx.cluster.reasons import Reason, reason, sentences
+from phalanx.cluster.state import View
+from phalanx.config.errors import Problem, did_you_mean, problem
+
+sentences(
+    {
+        "unknown_qos": 'there is no class of service "{qos}": {nearest}',
+        "qos_closed": "class of service {qos} is for {teams}, not for team {team}",
+        "unknown_partition": 'no node is in partition "{partition}": {nearest}',
+        "partition_closed": "partition {partition} is for {teams}, not for team {team}",
+        "partitions_barred": "its team or its time limit keeps it out of {partitions}, and"
+        " elsewhere: {why}",
+        "time_limit_missing": "{what} limits the time of its jobs to {most} s: set time_limit_ns",
+        "time_limit_too_long": "it wants {wanted} s and {what} allows {most} s",
+        "too_many_gpus": "it needs {gpus} GPUs and {what} allows {most}",
+        "never_as_is": "can never start as things are: {why}; {change}",
+    }
+)
+
+# What would have to change for a job that became impossible while it waited.
+CHANGES = {
+    "too_many_gpus": "raise that limit, or cancel it and submit it smaller",
+    "unknown_partition": "nodes must join that partition, or cancel it and submit it elsewhere",
+    "partition_closed": "let its team in, or cancel it and submit it elsewhere",
+    "time_limit_missing": "lift that limit, or cancel it and submit it with one",
+    "time_limit_too_long": "raise that limit, or cancel it and submit it with a shorter one",
+    "partitions_barred": "change their rules, or cancel it and submit it smaller",
+}
+MORE_NODES = "such nodes must join, or cancel it and submit it anew"
+
+
+def admit(view: View, spec: JobSpec) -> Reason | None:
+    """Why a submission can never run here; None: it can."""
+    job = Job(id=0, spec=spec, submitted_ns=view.now_ns)
+    return (
+        _names(view, spec)
+        or _partition(view, spec)
+        or _times(view, spec)
+        or _limits(view, job, gpus_of(view, job, spec.gang.floor))
+        or _room(view, request_of(job, spec.gang.floor, view.policy))
+    )
+
+
+def never_starts(view: View, job: Job) -> Reason | None:
+    """What became of the site since a job was submitted so that it cannot start; None: it can.
+
+    Only what binds starts too is looked at. A person may change it back, so the job goes on
+    waiting.
+    """
+    spec = job.spec
+    least = min(spec.gang.floor, job.wanted_replicas)
+    rule = view.policy.queue.partitions.get(spec.partition)
+    # It starts with the spares that there are: none have to be.
+    request = structs.replace(request_of(job, least, view.policy), spares=0)
+    why = _partition(view, spec)
+    if why is None and rule is not None:
+        why = _too_long(spec, f"partition {spec.partition}", rule.most_time_ns)
+    if why is None:
+        why = beyond_limits(view, job, least) or _room(view, request)
+    if why is None:
+        return None
+    change = CHANGES.get(why.code, MORE_NODES)
+    return reason("never_as_is", why=str(why), change=change)
+
+
+def _names(view: View, spec: JobSpec) -> Reason | None:
+    policy = view.policy.queue
+    if spec.qos not in policy.qos:
+        nearest = did_you_mean(spec.qos, list(policy.qos))
+        return reason("unknown_qos", qos=spec.qos, nearest=nearest)
+    teams = policy.qos[spec.qos].teams
+    if teams and spec.team not in teams:
+        return reason("qos_closed", qos=spec.qos, teams=", ".join(teams), team=spec.team)
+    return None
+
+
+def _partition(view: View, spec: JobSpec) -> Reason | None:
+    policy = view.policy.queue
+    if not spec.partition:
+        return None
+    partitions = dict.fromkeys(known.partition for known in view.fleet.classes)
+    if spec.partition not in partitions:
+        nearest = did_you_mean(spec.partition, list(partitions))
+        return reason("unknown_partition", partition=spec.partition, nearest=nearest)
+    rule = policy.partitions.get(spec.partition)
+    if rule is not None and rule.teams and spec.team not in rule.teams:
+        facts = {"partition": spec.partition, "teams": ", ".join(rule.teams), "team": spec.team}
+        return reason("partition_closed", **facts)
+    return None
+
+
+def _times(view: View, spec: JobSpec) -> Reason | None:
+    policy = view.policy.queue
+    rule = policy.partitions.get(spec.partition)
+    limits = [(f"class of service {spec.qos}", policy.qos[spec.qos].most_time_ns)]
+    if rule is not None:
+        limits.append((f"partition {spec.partition}", rule.most_time_ns))
+    for what, most in limits:
+        why = _too_long(spec, what, most)
+        if why is not None:
+            return why
+    return None
+
+
+def _too_long(spec: JobSpec, what: str, most: int) -> Reason | None:
+    if most and not spec.time_limit_ns:
+        return reason("time_limit_missing", what=what, most=most // 10**9)
+    if most and spec.time_limit_ns > most:
+        wanted = spec.time_limit_ns // 10**9
+        return reason("time_limit_too_long", what=what, wanted=wanted, most=most // 10**9)
+    return None
+
+
+def beyond_limits(view: View, job: Job, replicas: int) -> Reason | None:
+    """Which limit, shared with others, is below what so many replicas of a job need."""
+    return _too_many(gpus_of(view, job, replicas), _shared_limits(view, job.spec))
+
+
+def _limits(view: View, job: Job, gpus: int) -> Reason | None:
+    spec = job.spec
+    alone = view.policy.queue.qos[spec.qos].most_gpus_per_job
+    own = (f"class of service {spec.qos}", alone)
+    return _too_many(gpus, [own, *_shared_limits(view, spec)])
+
+
+def _shared_limits(view: View, spec: JobSpec) -> list[tuple[str, int]]:
+    """What a class of service and a team may hold together; 0: any number."""
+    rule, quota = view.policy.queue.qos.get(spec.qos), view.quotas.get(spec.team)
+    return [
+        (f"class of service {spec.qos}", rule.most_gpus if rule else 0),
+        (f"the ceiling of team {spec.team}", quota.ceiling if quota else 0),
+    ]
+
+
+def _too_many(gpus: int, limits: list[tuple[str, int]]) -> Reason | None:
+    for what, most in limits:
+        if most and gpus > most:
+            return reason("too_many_gpus", gpus=gpus, what=what, most=most)
+    return None
+
+
+def _room(view: View, request: Request) -> Reason | None:
+    shape = request.shape
+    if not tensor_slots(shape):
+        facts = {"tensor": shape.tensor, "slot_gpus": shape.slot_gpus}
+        return reason("tensor_across_slots", **facts)
+    room = room_of(view.fleet)
+    classes = room.suiting(shape, request.constraint, request.partition, request.barred)
+    found = never_fits(view.fleet, room, request, classes)
+    if found is None or not request.barred:
+        return found
+    everywhere = room.suiting(shape, request.constraint, request.partition)
+    if never_fits(view.fleet, room, request, everywhere) is not None:
+        return found
+    return reason("partitions_barred", partitions=", ".join(request.barred), why=str(found))
+
+
+def _outside(key: str, value: int, least: int, most: int = 0) -> Iterator[Problem]:
+    """What is wrong with a number; ``most`` 0: as large as makes sense for one of its kind."""
+    if value < least:
+        rule = "must not be negative" if least == 0 else f"must be at least {least}"
+        yield problem(key, value, rule, f"set {least} or more")
+    most = most or (LONGEST_NS if key.endswith("_ns") else MOST_PRIORITY)
+    if value > most:
+        told = f"{most} (ten years)" if most == LONGEST_NS else str(most)
+        yield problem(key, value, f"must not be above {told}", f"set {most} or less")
+
+
+def quota_problems(key: str, quota: Quota) -> Iterator[Problem]:
+    """What is wrong with the quota of a team."""
+    yield from _outside(f"{key}.gpus", quota.gpus, 0)
+    yield from _outside(f"{key}.ceiling", quota.ceiling, 0)
+    yield from _outside(f"{key}.weight", quota.weight, 1)
+    if 0 < quota.ceiling < quota.gpus:
+        rule = f"must not be below the {quota.gpus} GPUs that the team owns"
+        yield problem(f"{key}.ceiling", quota.ceiling, rule, f"set 0 or at least {quota.gpus}")
+
+
+# Where less than nothing, or nothing, makes no sense: the least that does.
+LEAST = {
+    "spares.nodes": -1,
+    "fabric.domain_bytes_per_second": 1,
+    "fabric.nic_bytes_per_second": 1,
+    "fabric.leaf_oversubscription_ppm": 1,
+    "fabric.pod_oversubscription_ppm": 1,
+    "timeouts.heartbeat_ns": 1,
+    "timeouts.missed_heartbeats": 1,
+    "timeouts.hang_steps": 1,
+    "timeouts.least_program_hang_ns": 1,
+    "timeouts.first_step_ns": 1,
+    "timeouts.slack_ppm": 1,
+    "health.test_ns": 1,
+    "health.strikes": 1,
+    "health.lemon_half_life_ns": 1,
+    "recovery.same_step_failures": 1,
+    "recovery.room_tries": 1,
+    "recovery.storage_tries": 1,
+    "recovery.failed_formations": 1,
+}
+SHARES = (
+    "spares.quantile_ppm",
+    "spares.down_ppm",
+    "health.breaker_nodes_ppm",
+    "price.budget_warning_ppm",
+)
+MOST = 1 << 62
+
+
+def policy_problems(policy: Policy) -> list[Problem]:
+    """What is wrong with a site's rules."""
+    found = _queue_problems(policy.queue)
+    parts = ("users", "spares", "fabric", "timeouts", "health", "recovery", "storage", "price")
+    numbers = {
+        f"{part}.{name}": value
+        for part in parts
+        for name, value in structs.asdict(getattr(policy, part)).items()
+        if isinstance(value, int) and not isinstance(value, bool)
+    }
+    for key, value in (numbers | {"ended_jobs": policy.ended_jobs}).items():
+        most = MILLION if key in SHARES else LONGEST_NS if key.endswith("_ns") else MOST
+        found.extend(_outside(key, value, LEAST.get(key, 0), most))
+    return found
+
+
+def _queue_problems(policy: QueuePolicy) -> list[Problem]:
+    found: list[Problem] = []
+
+    def least(key: str, value: int, bound: int) -> None:
+        found.extend(_outside(key, value, bound))
+
+    for team, quota in policy.quotas.items():
+        if not team:
+            found.append(problem("queue.quotas", '""', "a team must have a name", "name it"))
+        found += quota_problems(f"queue.quotas.{team}", quota)
+    for name, qos in policy.qos.items():
+        for field in ("most_gpus_per_job", "most_gpus", "most_time_ns"):
+            least(f"queue.qos.{name}.{field}", getattr(qos, field), 0)
+        least(f"queue.qos.{name}.priority", qos.priority, -MOST_PRIORITY)
+    for name, partition in policy.partitions.items():
+        least(f"queue.partitions.{name}.priority", partition.priority, -MOST_PRIORITY)
+        least(f"queue.partitions.{name}.most_time_ns", partition.most_time_ns, 0)
+    for field in ("half_life_ns", "age_full_ns", "reservations", "unbounded_ns"):
+        least(f"queue.{field}", getattr(policy, field), 1)
+    for field in (
+        "age_weight",
+        "fair_share_weight",
+        "size_weight",
+        "quota_weight",
+        "backfill_depth",
+        "grace_ns",
+        "least_run_ns",
+        "most_stay_ns",
+        "starving_ns",
+        "starving_reservations",
+        "replan_ns",
+        "delay_ns",
+    ):
+        least(f"queue.{field}", getattr(policy, field), 0)
+    if "normal" not in policy.qos:
+        rule = "jobs that name no class of service have this one"
+        found.append(problem("queue.qos", ", ".join(policy.qos), rule, 'add "normal"'))
+    return found

@@ -1,0 +1,379 @@
+"""What is asked of the cluster (JobSpec), and what becomes of it (Job)."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Struct
+
+from phalanx.cluster.protocol.messages import Source
+from phalanx.cluster.reasons import Reason
+from phalanx.plan import Mapping
+from phalanx.plan.cost.traffic import AxisTraffic
+
+SECOND_NS = 1_000_000_000
+HOUR_NS = 3600 * SECOND_NS
+LONGEST_NS = 10 * 365 * 24 * HOUR_NS  # of any time: sums of them stay far from 64 bits
+MOST_PRIORITY = 10**9  # and of all that is weighed with it
+DURABLES_KEPT = 2048  # checkpoints of a job that the core remembers, to roll back to
+SKIPS_KEPT = 16  # ranges of samples; older ones are in every checkpoint that is left
+
+
+class GangShape(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A gang: ``replicas`` copies of tensor * context * pipeline ranks, one rank a GPU.
+
+    Ranks are laid out pipeline, data, context, tensor (tensor innermost), as in the mesh. A slot
+    is the job's share of one node; rank r runs in slot r // slot_gpus. A CPU-only gang has
+    ``slot_gpus = 0`` and one slot a replica.
+    """
+
+    replicas: int = 1  # wanted length of the data axis
+    least_replicas: int = 0  # elastic down to this many; 0: not elastic
+    most_replicas: int = 0  # elastic up to this many; 0: as wanted
+    tensor: int = 1
+    context: int = 1
+    pipeline: int = 1
+    slot_gpus: int = 1
+    slot_cpus: int = 1
+    slot_memory_bytes: int = 0
+    whole_nodes: bool = False  # nothing else runs on its nodes, whatever a slot needs
+    traffic: tuple[AxisTraffic, ...] = ()  # what a GPU sends in a step, by axis
+
+    @property
+    def replica_ranks(self) -> int:
+        """Ranks of one replica."""
+        return self.tensor * self.context * self.pipeline
+
+    @property
+    def floor(self) -> int:
+        """Fewest replicas that the job accepts."""
+        return self.least_replicas or self.replicas
+
+    @property
+    def ceiling(self) -> int:
+        """Most replicas that the job can use."""
+        return max(self.most_replicas, self.replicas)
+
+    def slots(self, replicas: int) -> int:
+        """Slots (so: nodes) that this many replicas need."""
+        if not self.slot_gpus:
+            return replicas
+        return -(-self.replica_ranks * replicas // self.slot_gpus)
+
+    def gpus(self, replicas: int) -> int:
+        """GPUs that this many replicas occupy."""
+        return self.replica_ranks * replicas if self.slot_gpus else 0
+
+    def ranks(self, replicas: int) -> int:
+        """Ranks of this many replicas; the last slot may hold fewer than its GPUs."""
+        return self.replica_ranks * replicas if self.slot_gpus else replicas
+
+    def replica_slots(self, replica: int, replicas: int) -> tuple[int, ...]:
+        """Slots that hold ranks of one replica, out of ``replicas``."""
+        if not self.slot_gpus:
+            return (replica,)
+        inner = self.tensor * self.context
+        found: dict[int, None] = {}
+        for stage in range(self.pipeline):
+            first = (stage * replicas + replica) * inner
+            for slot in range(first // self.slot_gpus, (first + inner - 1) // self.slot_gpus + 1):
+                found[slot] = None
+        return tuple(found)
+
+    def slot_replicas(self, slot: int, replicas: int) -> tuple[int, ...]:
+        """Replicas with ranks in one slot."""
+        if not self.slot_gpus:
+            return (slot,)
+        inner = self.tensor * self.context
+        first = slot * self.slot_gpus
+        last = min(first + self.slot_gpus, self.gpus(replicas)) - 1
+        blocks = range(first // inner, last // inner + 1)
+        return tuple(dict.fromkeys(block % replicas for block in blocks))
+
+
+class Expected(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Times that the plan predicts; the core replaces them by what it measures.
+
+    Recovery compares its choices by these, and every timeout is derived from them.
+    """
+
+    steps: int = 0  # of the whole job; 0: unknown
+    step_ns: int = SECOND_NS
+    exposed_ns: int = 0  # of a step: communication that nothing hides (estimated)
+    bubble_ns: int = 0  # of a step: pipeline bubble (estimated)
+    snapshot_steps: int = 1  # steps between snapshots in shared memory; 0: none are made
+    snapshot_ns: int = 0  # a snapshot stops training this long
+    checkpoint_steps: int = 0  # steps between durable checkpoints; 0: none are made
+    checkpoint_ns: int = 0  # a durable checkpoint stops training this long
+    flush_ns: int = 0  # until it is on remote storage; training goes on meanwhile
+    checkpoint_bytes: int = 0  # of the whole gang
+    start_ns: int = 30 * SECOND_NS  # a worker process until it can join
+    standby_ns: int = 0  # the same where the node keeps one started; 0: none does
+    rejoin_ns: int = 0  # a worker that lives leaves its old collective and can join
+    form_ns: int = 5 * SECOND_NS  # process groups of the gang
+    restore_peer_ns: int = 5 * SECOND_NS
+    restore_disk_ns: int = 60 * SECOND_NS
+    restore_remote_ns: int = 300 * SECOND_NS
+    micro_batches: int = 0  # of one replica in a step; 0: unknown, so a slow one keeps its share
+
+    def join_ns(self, *, cold: bool) -> int:
+        """Until the last worker can join; ``cold``: some node has not even one standing by."""
+        started = self.start_ns if cold else self.standby_ns or self.start_ns
+        return max(self.rejoin_ns, started)
+
+
+class JobTimeouts(
+    Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
+    """What a job says itself of how long it may be quiet; 0: as the policy's ``timeouts`` say."""
+
+    first_step_ns: int = 0  # of every generation, until its first step is reported
+    hang_ns: int = 0  # between two steps
+    idle_ns: int = 0  # without steps, CPU, GPU and output: then it is restarted
+
+
+class Dependency(Struct, frozen=True, forbid_unknown_fields=True):
+    """This job waits for others. singleton: for every job of the same name and user.
+
+    The members of an array that is a singleton run one after another.
+    """
+
+    kind: Literal["afterok", "afterany", "singleton"]
+    job: int = 0
+
+
+class Array(Struct, frozen=True, forbid_unknown_fields=True):
+    """Many jobs from one submission, at most ``width`` at a time (0: any number)."""
+
+    count: int
+    width: int = 0
+
+
+class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A submission. What it runs (``payload``) is the shell's business."""
+
+    name: str
+    user: str = ""
+    team: str = "default"
+    partition: str = ""  # "": any
+    qos: str = "normal"
+    priority: int = 0
+    gang: GangShape = GangShape()
+    expected: Expected = Expected()
+    constraint: str = ""  # e.g. "a100|h100 & nvlink"
+    time_limit_ns: int = 0  # of running; 0: none
+    preemptible: bool = False
+    retries: int = 3  # failures of its own without progress that it is started again after
+    after: tuple[Dependency, ...] = ()
+    array: Array | None = None
+    budget_gpu_seconds: int = 0  # 0: none
+    forced: bool = False  # goes on above its budget
+    spares: int = 0  # nodes held with the gang, idle, to replace one of its own
+    requeue_at_limit: bool = False  # at its time limit it goes back into the queue
+    reports_steps: bool = True  # False: a program, which may report steps or not
+    timeouts: JobTimeouts = JobTimeouts()
+    payload: str = ""
+
+
+def shape_of(
+    mapping: Mapping,
+    traffic: tuple[AxisTraffic, ...],
+    slot_gpus: int,
+    least_replicas: int = 0,
+    most_replicas: int = 0,
+) -> GangShape:
+    """The gang of a plan's mapping on nodes that give ``slot_gpus`` GPUs each."""
+    return GangShape(
+        replicas=mapping.data,
+        least_replicas=least_replicas,
+        most_replicas=most_replicas,
+        tensor=mapping.tensor,
+        context=mapping.context,
+        pipeline=mapping.pipeline,
+        slot_gpus=min(slot_gpus, mapping.gpus),
+        traffic=traffic,
+    )
+
+
+JobState = Literal[
+    "pending",  # in the queue, or waiting for a dependency: see Job.why
+    "forming",  # placed; workers start, join, restore
+    "running",
+    "draining",  # asked to stop: snapshot, then gone
+    "done",
+    "failed",
+    "cancelled",
+]
+ENDED: tuple[JobState, ...] = ("done", "failed", "cancelled")
+
+
+class Placement(Struct, frozen=True):
+    """Where a gang stands. The order of nodes is the order of ranks."""
+
+    nodes: tuple[int, ...]  # by slot
+    gpus: tuple[int, ...]  # mask by slot; () where a slot is a whole node
+    spares: tuple[int, ...] = ()
+    replicas: int = 1
+    cost_ns: int = 0  # predicted exposed communication of a step on these nodes
+    reason: Reason = Reason("placed")
+
+
+Phase = Literal["settling", "joining", "restoring", "running", "draining"]
+
+
+class Gang(Struct, kw_only=True, omit_defaults=True):
+    """The workers of a job that holds nodes."""
+
+    phase: Phase = "joining"
+    since_ns: int = 0  # of the phase
+    attempts: int = 0  # deadlines missed in this phase
+    unanswered: tuple[int, ...] = ()  # nodes that missed the last one
+    keepers: tuple[int, ...] = ()  # nodes by slot of the last generation that made snapshots
+    kept_generation: int = 0  # that one
+    kept_from: int = 0  # checkpoints after this step were written by these very nodes
+    buddy_shift: int = 0  # of that generation: slot i is kept by slot (i + shift) % slots
+    lost: dict[int, str] = {}  # nodes whose memory is gone since then, with the cause
+    broken: dict[int, str] = {}  # nodes whose workers died, with the cause: to be dealt with
+    cause: str = "start"  # of the current formation
+    culprit: int = -1
+    micro_batches: tuple[int, ...] = ()  # by replica, where they are unequal
+    refused: tuple[str, ...] = ()  # restore sources that failed in this incident
+    refusal: str = ""  # what was wrong with the last of them
+    rollback: int = -1  # restore no later step than this one; -1: the latest
+    skip_step: int = 0  # whose batch is to be left out; 0: none
+    leftover: tuple[int, ...] = ()  # nodes that left, but keep snapshots until the next one runs
+    memory_step: int = -1  # newest step that the keepers hold in common; -1: none
+    restored: int = 0  # step this generation began with
+    source: Source = "none"  # it came from
+    deadline_ns: int = 0  # of the phase
+    retry_ns: int = 0  # it does not form again before
+    reshaped_ns: int = 0
+    ending: JobState | None = None  # what a gang becomes that drains, or is to once it has formed
+    leave_by_ns: int = 0  # it must be gone then, saved or not; 0: it takes the time that it needs
+    ending_why: Reason = Reason("")
+    saves: int = 0  # times that it formed again while it was to leave
+    only_saves: bool = False  # this generation writes what it restored, and makes no step
+
+
+class Kept(Struct, kw_only=True):
+    """What nodes keep of a job that left them: see ``left_memory``."""
+
+    nodes: tuple[int, ...]  # by slot of the last generation that ran
+    generation: int  # that one
+    buddy_shift: int
+    since: int  # checkpoints after this step were written by these very nodes
+    lost: dict[int, str]  # nodes whose memory is gone, with the cause
+    token: int  # tells whether a timer speaks of this
+
+
+class Loss(Struct, frozen=True, kw_only=True):
+    """Committed steps that are gone, and why."""
+
+    first: int
+    last: int
+    at_ns: int  # when it was found out
+    why: Reason
+
+
+class Dispute(Struct, kw_only=True):
+    """A step on which word stands against word, and all that was said of it."""
+
+    step: int
+    block: int
+    replicas: int  # with another number of them sums are added up otherwise: all is open again
+    times: int = 0
+    claims: tuple[tuple[int, int], ...] = ()  # (node, fingerprint), oldest first
+
+
+class Job(Struct, kw_only=True, omit_defaults=True):
+    """A job in the core. Plain data; the modules beside this one change it."""
+
+    id: int
+    spec: JobSpec
+    submitted_ns: int
+    state: JobState = "pending"
+    why: Reason = Reason("submitted")  # of its state; while pending: what it waits for
+    eligible: bool = True  # no dependency, hold or array cap keeps it out of the queue
+    queued_ns: int = 0  # since when it is eligible
+    waited_ns: int = 0  # in the queue, up to its last start; its own limit makes it 0
+    started_ns: int = 0  # of the current allocation
+    ran_ns: int = 0  # in earlier allocations
+    ended_ns: int = 0
+    placement: Placement | None = None
+    generation: int = 0  # of the gang; rises with every formation and never falls
+    step: int = 0  # highest step ever completed
+    committed: int = 0  # least step that every rank has sealed and every buddy acknowledged
+    kept_step: int = 0  # that nodes of its last generation still said to keep; 0: none did
+    lost_up_to: int = 0  # committed steps up to this one were said to be lost; 0: it went on since
+    lost_steps: int = 0  # committed ones, in all
+    losses: tuple[Loss, ...] = ()  # of them, newest last
+    durables: list[int] = []  # steps of checkpoints on remote storage, newest last
+    skipped: tuple[tuple[int, int], ...] = ()  # samples that were left out, newest last
+    retries_used: int = 0  # failures of its own without progress since
+    preemptions: int = 0
+    array_parent: int = 0  # id of the array's first job; 0: no array
+    array_index: int = 0
+    held: bool = False  # a person keeps it out of the queue
+    operator_hold: Reason | None = None  # why only an operator lets it in again; None: anybody may
+    wanted: int = 0  # replicas; 0: as the submission says
+    gang: Gang | None = None
+    step_ns: int = 0  # as measured; 0: not yet
+    first_step_ns: int = 0  # the longest first step of a generation so far
+    budget_gpu_seconds: int = 0
+    forced: bool = False
+    budget_warned: bool = False
+    unsaved_since: int = -1  # the durable step after which missing checkpoints were said
+    failed_step: int = -1  # step of the last failure that was the job's own
+    failed_rank: int = -1  # and its rank
+    failed_error: str = ""  # and what it said
+    failures_there: int = 0  # so many in a row there, at the same rank or with the same error
+    failed_from: int = 0  # the step that was safe then: a later one is progress
+    retries_since_ns: int = 0  # when the first of ``retries_used`` was used
+    storage_failures: int = 0  # in a row: no room for a checkpoint, or its storage is away
+    rollback: int = -1  # while it waits: what its gang had not gone back to yet
+    skip_step: int = 0  # and not left out
+    kept: Kept | None = None  # while it waits: what nodes hold for it in memory
+    dispute: Dispute | None = None  # a step that replicas disagreed on, and nobody knew who erred
+    failed_formations: int = 0  # in a row, before a step was tried
+    agent_ends: tuple[tuple[int, int], ...] = ()  # at its start: (generation, node)
+    waiting_for: dict[int, None] = {}  # jobs it depends on that have not ended
+    never: bool = False  # a dependency can never be satisfied
+    parted_step: int = -1  # at which ranks last lost each other while all their nodes lived
+    partings: int = 0  # how often in a row there
+    evidence: tuple[str, ...] = ()  # last failures, newest last
+
+    @property
+    def wanted_replicas(self) -> int:
+        """Replicas that it should have."""
+        return self.wanted or self.spec.gang.replicas
+
+    @property
+    def durable(self) -> int:
+        """Newest step on remote storage; 0: none."""
+        return self.durables[-1] if self.durables else 0
+
+    def add_durable(self, step: int) -> None:
+        """A checkpoint of this step is complete. Of too many, the older half is thinned out."""
+        if step > self.durable:
+            self.durables = [*self.durables, step]
+            if len(self.durables) > DURABLES_KEPT:
+                del self.durables[1 : DURABLES_KEPT // 2 : 2]
+
+    @property
+    def saving_ns(self) -> int:
+        """How long it takes, usually, until all its steps are on remote storage."""
+        expected = self.spec.expected
+        saved = (self.step_ns or expected.step_ns) + expected.checkpoint_ns + expected.flush_ns
+        if self.gang is None or self.gang.phase in ("running", "draining"):
+            return saved
+        return saved + expected.join_ns(cold=False) + expected.form_ns + expected.restore_peer_ns
+
+    @property
+    def ended(self) -> bool:
+        """It will never run again."""
+        return self.state in ENDED
+
+    @property
+    def allocated(self) -> bool:
+        """It holds nodes."""
+        return self.placement is not None

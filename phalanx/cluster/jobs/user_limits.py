@@ -1,0 +1,39 @@
+"""What users may ask for beside operators: a submission cut down to the site's policy."""
+
+from __future__ import annotations
+
+from msgspec import structs
+
+from phalanx.cluster.jobs.job import JobSpec
+from phalanx.cluster.policy import UserPolicy
+from phalanx.cluster.reasons import Reason, reason, sentences
+
+sentences(
+    {
+        "priority_limited": "its priority is {most} instead of {asked}, the highest that users set"
+        " (policy: users.most_priority)",
+        "retries_limited": "it has {most} retries instead of {asked}, the most that users set"
+        " (policy: users.most_retries)",
+        "operators_force": "only an operator lets a job go on above its budget (forced)",
+    }
+)
+
+
+def refused_to_users(spec: JobSpec) -> Reason | None:
+    """What of a submission only operators may ask for; None: nothing."""
+    return reason("operators_force") if spec.forced else None
+
+
+def limited(policy: UserPolicy, spec: JobSpec) -> tuple[JobSpec, list[Reason]]:
+    """The submission as far as a user may go, and a reason for everything that was cut."""
+    told = []
+    if spec.priority > policy.most_priority:
+        told.append(reason("priority_limited", most=policy.most_priority, asked=spec.priority))
+    if spec.retries > policy.most_retries:
+        told.append(reason("retries_limited", most=policy.most_retries, asked=spec.retries))
+    spec = structs.replace(
+        spec,
+        priority=min(spec.priority, policy.most_priority),
+        retries=min(spec.retries, policy.most_retries),
+    )
+    return spec, told

@@ -1,0 +1,383 @@
+"""Where every GPU-nanosecond went: each in exactly one bucket, in integers that sum exactly.
+
+A job's time is settled up to the end of its last reported step. After a failure the time since
+then stays open until the survivors say how far they came; then it splits into steps and detection.
+Only steps that are kept count as training: what a rollback throws away is moved to ``recompute``
+at once, under its cause, and a step that is made again counts like any other. Of a program that
+reports no steps nobody knows what its time was for: all of it is ``unreported``.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from phalanx.cluster.fleet.fleet import NodeState
+from phalanx.cluster.jobs.job import Job
+from phalanx.cluster.protocol.events import Progress
+from phalanx.cluster.state import View
+
+BUCKETS = (
+    "productive",
+    "data_wait",
+    "exposed_communication",  # estimated
+    "bubble",  # estimated
+    "unreported",  # a program ran, and told nothing of what it did
+    "checkpoint_stall",
+    "detection",
+    "restart",
+    "recompute",
+    "straggler",
+    "idle_spare",
+    "quarantined",
+    "unallocated",
+    "residual",
+)
+ESTIMATED = ("exposed_communication", "bubble")
+TRAINING = ("productive", "data_wait", "exposed_communication", "bubble")  # of kept steps
+LOST = ("detection", "restart", "recompute", "straggler", "checkpoint_stall")
+# What is lost without an incident has a cause of its own.
+ROUTINE = {"straggler": "straggler", "checkpoint_stall": "checkpoint"}
+
+# What the GPUs of a node that no job holds count as, by its state.
+IDLE_BUCKETS = tuple(
+    {NodeState.HEALTHY: "unallocated", NodeState.SPARE: "idle_spare"}.get(state, "quarantined")
+    for state in NodeState
+)
+
+Buckets = dict[str, int]
+
+
+class Open(Struct):
+    """Time before a failure that nobody has explained yet."""
+
+    from_ns: int
+    to_ns: int
+    gpus: int
+    cause: str
+
+
+class Account(Struct, kw_only=True, omit_defaults=True):
+    """One job's time. ``allocated_ns`` is summed apart from the buckets, to check them."""
+
+    team: str
+    gpus: int = 0  # of its workers
+    spare_gpus: int = 0
+    settled_ns: int = 0
+    spare_ns: int = 0  # spares are settled apart: they change while the job runs
+    running: bool = False  # settled by progress only
+    unreported: bool = False  # what runs has never reported a step
+    bucket: str = "restart"  # of the time that passes while it is not running
+    cause: str = "start"
+    step: int = 0  # last one that was settled in this generation
+    reached: int = 0  # last step that is kept
+    kept_steps: int = 0  # whose time is in the buckets of training
+    lost_steps: int = 0  # committed ones that were lost
+    open: Open | None = None
+    allocated_gpu_ns: int = 0
+    changed_ns: int = 0  # of gpus + spare_gpus, for allocated_gpu_ns
+    buckets: Buckets = {}
+    by_cause: dict[str, Buckets] = {}  # of the lost ones
+
+
+class LedgerState(Struct, kw_only=True):
+    """The ledger as a snapshot keeps it."""
+
+    now_ns: int
+    idle: Buckets
+    fleet_gpu_ns: int
+    job_spare_gpus: int
+    accounts: dict[int, Account]
+    retired: dict[str, Account]
+
+
+class LedgerError(AssertionError):
+    """GPU time was lost or counted twice."""
+
+
+def add(buckets: Buckets, bucket: str, gpu_ns: int) -> None:
+    """Adds to a bucket."""
+    if gpu_ns:
+        buckets[bucket] = buckets.get(bucket, 0) + gpu_ns
+
+
+class Ledger:
+    """All accounts. Times given to it never decrease."""
+
+    def __init__(self, now_ns: int = 0) -> None:
+        self.now_ns = now_ns
+        self.idle: Buckets = {}  # of GPUs that no job holds, spares of jobs left out
+        self.fleet_gpu_ns = 0  # of the whole fleet: what all buckets must sum to
+        self.job_spare_gpus = 0
+        self.accounts: dict[int, Account] = {}
+        self.retired: dict[str, Account] = {}  # by team: jobs that nobody asks about any more
+
+    def advance(self, view: View, now_ns: int) -> None:
+        """Lets time pass for everything that no job holds. Called before any change at a time."""
+        passed = now_ns - self.now_ns
+        if not passed:
+            return
+        self.now_ns = now_ns
+        self.fleet_gpu_ns += view.fleet.total_gpus * passed
+        for bucket, gpus in zip(IDLE_BUCKETS, view.fleet.idle_gpus, strict=True):
+            if bucket == "idle_spare":
+                gpus -= self.job_spare_gpus
+            if gpus:
+                self.idle[bucket] = self.idle.get(bucket, 0) + gpus * passed
+
+    def start(self, job: Job, gpus: int, spare_gpus: int, cause: str) -> None:
+        """A job was given nodes."""
+        account = self.accounts.setdefault(job.id, Account(team=job.spec.team))
+        now = self.now_ns
+        account.settled_ns = account.spare_ns = account.changed_ns = now
+        account.running, account.bucket, account.cause = False, "restart", cause
+        account.gpus = gpus
+        self._set_spares(account, spare_gpus)
+
+    def resize(self, job: int, gpus: int, spare_gpus: int) -> None:
+        """The job holds another number of GPUs from now on; not while its workers run."""
+        account = self.accounts[job]
+        self._count(account)
+        if gpus != account.gpus:
+            assert not account.running, "a running gang keeps its GPUs"
+            self._settle(account)
+            account.gpus = gpus
+        self._set_spares(account, spare_gpus)
+
+    def fail(self, job: int, cause: str, bucket: str = "restart") -> None:
+        """The workers stopped making steps, as was found out now."""
+        account = self.accounts[job]
+        if account.running and account.unreported:
+            self._settle_unreported(account)
+        elif account.running:
+            account.open = Open(account.settled_ns, self.now_ns, account.gpus, cause)
+            account.settled_ns = self.now_ns
+            account.running = False
+        else:
+            self._settle(account)
+        account.cause, account.bucket = cause, bucket
+
+    def found(self, job: int, cause: str) -> None:
+        """What stopped the workers is known: from now on they are brought back."""
+        account = self.accounts[job]
+        account.cause = cause  # the time that it took to find out is this cause's too
+        if account.open is not None:
+            account.open.cause = cause
+        self._settle(account)
+        account.bucket = "restart"
+
+    def ready(self, job: int, step: int, *, unreported: bool = False) -> None:
+        """The workers go on after this step, from now on.
+
+        ``unreported``: they are a program's, and nobody has ever heard of a step of it.
+        """
+        account = self.accounts[job]
+        self._settle(account)
+        self._close(account)
+        self.roll_back(job, step)
+        account.running, account.unreported = True, unreported
+        account.step = account.reached = step
+
+    def roll_back(self, job: int, step: int) -> None:
+        """Later steps are lost: their time, as that of the mean step, was not productive."""
+        account = self.accounts.get(job)
+        if account is None or step >= account.reached:
+            return
+        lost, kept = min(account.reached - step, account.kept_steps), account.kept_steps
+        for bucket in TRAINING if lost else ():
+            moved = account.buckets.get(bucket, 0) * lost // kept
+            add(account.buckets, bucket, -moved)
+            self._add(account, "recompute", moved)
+        account.kept_steps -= lost
+        account.reached = step
+
+    def lose(self, job: int, steps: int) -> None:
+        """Committed steps are lost; their time is moved when the job goes on without them."""
+        if job in self.accounts:
+            self.accounts[job].lost_steps += steps
+
+    def progress(self, job: Job, fact: Progress) -> None:
+        """Settles the time up to the end of a step."""
+        account = self.accounts[job.id]
+        if account.open is not None:
+            self._explain(account, account.open, job, fact)
+        elif account.running and fact.at_ns > account.settled_ns and fact.step > account.step:
+            account.unreported = False
+            until = min(fact.at_ns, self.now_ns)
+            passed = until - account.settled_ns
+            self._steps(account, job, fact, passed, account.gpus)
+            account.settled_ns = until
+
+    def stop(self, job: int, bucket: str = "checkpoint_stall") -> int:
+        """The job gives its nodes back. Returns the GPU-nanoseconds it held them for."""
+        account = self.accounts[job]
+        before = account.allocated_gpu_ns
+        if account.running and account.unreported:
+            self._settle_unreported(account)
+        elif account.running:
+            self._add(account, bucket, (self.now_ns - account.settled_ns) * account.gpus)
+            account.settled_ns = self.now_ns
+            account.running = False
+        self._settle(account)
+        self._close(account)
+        self._count(account)
+        self._set_spares(account, 0)
+        account.gpus = 0
+        return account.allocated_gpu_ns - before
+
+    def used_gpu_ns(self, job: int) -> int:
+        """GPU-nanoseconds that a job has held in all, until now."""
+        account = self.accounts.get(job)
+        if account is None:
+            return 0
+        held = account.gpus + account.spare_gpus
+        return account.allocated_gpu_ns + held * (self.now_ns - account.changed_ns)
+
+    def retire(self, job: int) -> None:
+        """Adds an ended job's account to its team's."""
+        account = self.accounts.pop(job, None)
+        if account is None:
+            return
+        assert not account.gpus and not account.spare_gpus
+        into = self.retired.setdefault(account.team, Account(team=account.team))
+        into.allocated_gpu_ns += account.allocated_gpu_ns
+        into.lost_steps += account.lost_steps
+        for bucket, gpu_ns in account.buckets.items():
+            add(into.buckets, bucket, gpu_ns)
+        for cause, lost in account.by_cause.items():
+            for bucket, gpu_ns in lost.items():
+                add(into.by_cause.setdefault(cause, {}), bucket, gpu_ns)
+
+    def retired_of(self, team: str) -> list[Account]:
+        """What is left of a team's forgotten jobs."""
+        return [self.retired[team]] if team in self.retired else []
+
+    def unsettled(self, account: Account) -> Buckets:
+        """Time of an account that is in no bucket yet: what it would count as now."""
+        found: Buckets = {}
+        passed = (self.now_ns - account.settled_ns) * account.gpus
+        running = "unreported" if account.unreported else "residual"
+        add(found, running if account.running else account.bucket, passed)
+        add(found, "idle_spare", (self.now_ns - account.spare_ns) * account.spare_gpus)
+        if account.open is not None:
+            add(found, "detection", (account.open.to_ns - account.open.from_ns) * account.open.gpus)
+        return found
+
+    def check(self, view: View) -> None:
+        """Raises when time was lost or counted twice; costs a pass over all accounts."""
+        total = sum(self.idle.values())
+        held = self.job_spare_gpus
+        for number, account in self.accounts.items():
+            known = sum(account.buckets.values()) + sum(self.unsettled(account).values())
+            total += known
+            held += account.gpus
+            if known != self.used_gpu_ns(number):
+                raise LedgerError(f"job {number}: {known} of {self.used_gpu_ns(number)} GPU-ns")
+        for team, account in self.retired.items():
+            known = sum(account.buckets.values())
+            total += known
+            if known != account.allocated_gpu_ns:
+                raise LedgerError(f"team {team}: {known} of {account.allocated_gpu_ns} GPU-ns")
+        if total != self.fleet_gpu_ns:
+            raise LedgerError(
+                f"{total} of the fleet's {self.fleet_gpu_ns} GPU-ns are accounted for"
+            )
+        fleet = view.fleet
+        if held != fleet.total_gpus - sum(fleet.idle_gpus) + self.job_spare_gpus:
+            raise LedgerError(f"{held} GPUs are charged to jobs, but others hold them")
+
+    def dump(self) -> LedgerState:
+        """Everything that a snapshot must keep."""
+        return LedgerState(
+            now_ns=self.now_ns,
+            idle=self.idle,
+            fleet_gpu_ns=self.fleet_gpu_ns,
+            job_spare_gpus=self.job_spare_gpus,
+            accounts=self.accounts,
+            retired=self.retired,
+        )
+
+    @classmethod
+    def load(cls, kept: LedgerState) -> Ledger:
+        """The ledger that ``dump`` kept."""
+        ledger = cls(kept.now_ns)
+        ledger.idle, ledger.fleet_gpu_ns = kept.idle, kept.fleet_gpu_ns
+        ledger.job_spare_gpus, ledger.accounts = kept.job_spare_gpus, kept.accounts
+        ledger.retired = kept.retired
+        return ledger
+
+    def _set_spares(self, account: Account, gpus: int) -> None:
+        passed = self.now_ns - account.spare_ns
+        add(account.buckets, "idle_spare", passed * account.spare_gpus)
+        account.spare_ns = self.now_ns
+        self.job_spare_gpus += gpus - account.spare_gpus
+        account.spare_gpus = gpus
+
+    def _count(self, account: Account) -> None:
+        held = account.gpus + account.spare_gpus
+        account.allocated_gpu_ns += held * (self.now_ns - account.changed_ns)
+        account.changed_ns = self.now_ns
+
+    def _settle(self, account: Account) -> None:
+        """Puts the time that passed outside of steps into the account's bucket."""
+        if not account.running:
+            passed = self.now_ns - account.settled_ns
+            self._add(account, account.bucket, passed * account.gpus)
+            account.settled_ns = self.now_ns
+
+    def _settle_unreported(self, account: Account) -> None:
+        """A program without steps stops: nobody knows what of its time was lost."""
+        passed = self.now_ns - account.settled_ns
+        self._add(account, "unreported", passed * account.gpus)
+        account.settled_ns, account.running = self.now_ns, False
+
+    def _close(self, account: Account) -> None:
+        """Nobody explained the time before a failure: all of it went by unnoticed."""
+        if account.open is not None:
+            span = account.open
+            lost = (span.to_ns - span.from_ns) * span.gpus
+            self._add(account, "detection", lost, span.cause)
+            account.open = None
+
+    def _explain(self, account: Account, span: Open, job: Job, fact: Progress) -> None:
+        until = min(max(fact.at_ns, span.from_ns), span.to_ns)
+        self._steps(account, job, fact, until - span.from_ns, span.gpus)
+        self._add(account, "detection", (span.to_ns - until) * span.gpus, span.cause)
+        account.open = None
+
+    def _steps(self, account: Account, job: Job, fact: Progress, passed_ns: int, gpus: int) -> None:
+        """Splits a time full of steps: measured parts first, then by step, the rest is residual."""
+        left = passed_ns
+        for bucket, part_ns in (
+            ("data_wait", fact.data_wait_ns),
+            ("checkpoint_stall", fact.checkpoint_ns),
+            ("straggler", fact.straggler_ns),
+            ("residual", max(0, passed_ns - fact.busy_ns) if fact.busy_ns else 0),
+        ):
+            if part_ns > 0:
+                taken = min(part_ns, left)
+                self._add(account, bucket, taken * gpus)
+                left -= taken
+        steps = max(0, fact.step - account.step)
+        account.step = account.reached = max(account.step, fact.step)
+        account.kept_steps += steps
+        if not steps:
+            self._add(account, "residual", left * gpus)
+            return
+        expected = job.spec.expected
+        for bucket, step_ns in (
+            ("exposed_communication", expected.exposed_ns),
+            ("bubble", expected.bubble_ns),
+        ):
+            if step_ns:
+                taken = min(step_ns * steps, left)
+                self._add(account, bucket, taken * gpus)
+                left -= taken
+        self._add(account, "productive", left * gpus)
+
+    def _add(self, account: Account, bucket: str, gpu_ns: int, cause: str = "") -> None:
+        if not gpu_ns:
+            return
+        add(account.buckets, bucket, gpu_ns)
+        if bucket in LOST:
+            why = cause or ROUTINE.get(bucket) or account.cause
+            add(account.by_cause.setdefault(why, {}), bucket, gpu_ns)

@@ -1,0 +1,1 @@
+"""Where a gang goes: all of it or nothing."""

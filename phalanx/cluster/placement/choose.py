@@ -1,0 +1,241 @@
+"""Where a gang goes: all of it, or nothing.
+
+``place`` is pure: it reads the fleet and changes nothing. The order of the nodes it returns is the
+order of ranks.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from phalanx.cluster.fleet.column import Column
+from phalanx.cluster.fleet.fleet import Fleet, lowest_bits
+from phalanx.cluster.fleet.spares import replacements
+from phalanx.cluster.jobs.job import GangShape, Placement
+from phalanx.cluster.placement.arrange import Cells, arrange, cells_of
+from phalanx.cluster.placement.communication import cost_of, inside_leaf_ns
+from phalanx.cluster.placement.constraints import unknown
+from phalanx.cluster.placement.defragment import defragment
+from phalanx.cluster.placement.free_index import (
+    Nodes,
+    Room,
+    array_of,
+    room_of,
+    set_of_nodes,
+    with_host_room,
+)
+from phalanx.cluster.placement.request import Refusal, Request, held_by, request_of, tensor_slots
+from phalanx.cluster.reasons import Reason, reason, sentences
+
+__all__ = [
+    "Refusal",
+    "Request",
+    "defragment",
+    "held_by",
+    "place",
+    "replacements",
+    "request_of",
+]
+
+sentences(
+    {
+        "placed": "nodes: {nodes}, leaves: {leaves}, pods: {pods}",
+        "no_room_one": "it needs a node with {gpus} free GPUs, and none has them now",
+        "no_room": "it needs {wanted} nodes with {gpus} free GPUs each (now: {free})",
+        "no_domain_room": "it needs {wanted} groups of {wide} free nodes within an NVLink domain"
+        " (now: {free})",
+        "fleet_too_small": "it needs {wanted} nodes with {gpus} GPUs each, and the fleet has"
+        " {fitting} that would do",
+        "domains_too_small": "it needs {wanted} groups of {wide} nodes within an NVLink domain for"
+        " {tensor} tensor ranks each, and the fleet has {fitting}",
+        "tensor_across_slots": "tensor groups of {tensor} ranks cannot be cut into slots of"
+        " {slot_gpus} GPUs; make one a multiple of the other",
+        "no_nodes": "no node has joined yet: start one with `phalanx agent --join URL`, or a whole"
+        " cluster on one machine with `phalanx up --nodes N`",
+        "no_such_feature": "no node has the features it asks for: {words}",
+        "no_such_nodes": "no node of the fleet has what it asks for together: {wish}",
+    }
+)
+
+
+def place(fleet: Fleet, request: Request) -> Placement | Refusal:
+    """A place for the whole gang on free GPUs of healthy nodes, or why there is none."""
+    shape = request.shape
+    wide = tensor_slots(shape)
+    if not wide:
+        facts = {"tensor": shape.tensor, "slot_gpus": shape.slot_gpus}
+        return Refusal(reason("tensor_across_slots", **facts), ever=False)
+    room = room_of(fleet)
+    classes = room.suiting(shape, request.constraint, request.partition, request.barred)
+    closed = request.closed | set_of_nodes(request.avoid)
+    if shape.slots(request.replicas) == 1 and not request.spares:
+        best = room.best_fit(shape, classes, closed)
+        if best is None:
+            return _refusal(fleet, room, request, classes, 0)
+        mask = lowest_bits(fleet.free_mask(best), shape.slot_gpus)
+        return Placement((best,), (mask,), replicas=request.replicas, reason=_placed(1, 1, 1))
+    able = _with_room(room, request, classes, closed)
+    nodes = with_host_room(fleet, array_of(able, len(fleet)), shape)
+    needed = -(-shape.slots(request.replicas) // wide)
+    worse = np.zeros(len(nodes), np.int64)
+    if able & room.worse:
+        worse = _flags(room.worse, len(fleet))[nodes]
+        if int((worse == 0).sum()) >= needed * wide + request.spares:
+            keep = worse == 0
+            nodes, worse = nodes[keep], worse[keep]
+    # Within a leaf: lemons last, and the fullest nodes first, so that empty ones stay whole.
+    cells = cells_of(fleet, nodes, wide, worse * 64 + fleet.columns.free_gpus[nodes])
+    if len(cells.nodes) < needed:
+        return _refusal(fleet, room, request, classes, len(cells.nodes))
+    chosen, cost_ns = _choose(fleet, request, cells, needed)
+    return _placement(fleet, request, chosen, cost_ns, nodes)
+
+
+def _with_room(room: Room, request: Request, classes: tuple[int, ...], closed: Nodes) -> Nodes:
+    """Nodes with GPUs for a slot."""
+    shape = request.shape
+    found = room.with_free(classes, shape.slot_gpus)
+    if shape.whole_nodes:
+        found &= room.idle
+    for number in classes if request.own else ():
+        found |= room.members[number] & request.own
+    return found & ~closed
+
+
+def _choose(fleet: Fleet, request: Request, cells: Cells, needed: int) -> tuple[Column, int]:
+    """Nodes by slot, and what their communication costs."""
+    shape, replicas = request.shape, request.replicas
+    counts = np.bincount(cells.leaf)
+    enough = np.flatnonzero(counts >= needed)
+    known = bool(shape.traffic)
+    if not len(enough):
+        nodes, cost = arrange(fleet, request, cells)
+        return nodes, cost.time_ns if known else 0
+    # The tightest leaf; of equals, the first.
+    leaf = int(enough[np.argmin(counts[enough])])
+    first = int(np.flatnonzero(cells.leaf == leaf)[0])
+    nodes = cells.nodes[first : first + needed].reshape(-1)[: shape.slots(replicas)]
+    if not known:
+        return nodes, 0
+    domains = fleet.columns.domain[nodes]
+    if len(np.unique(domains)) == len(nodes) and not fleet.columns.rails_down[nodes].any():
+        return nodes, inside_leaf_ns(request.fabric, shape, replicas)
+    return nodes, cost_of(fleet, request.fabric, shape, replicas, nodes).time_ns
+
+
+def _placement(
+    fleet: Fleet, request: Request, chosen: Column, cost_ns: int, room_nodes: Column
+) -> Placement:
+    """The gang on its nodes, with as many of its spares as there are; others come when they can."""
+    columns, shape = fleet.columns, request.shape
+    spares: tuple[int, ...] = ()
+    if request.spares:
+        left = np.setdiff1d(room_nodes, chosen)
+        left = left[[not fleet.held[node] for node in left.tolist()]]
+        spares = _near(columns.pod, chosen, left, min(request.spares, len(left)))
+    leaves, pods = len(np.unique(columns.leaf[chosen])), len(np.unique(columns.pod[chosen]))
+    return Placement(
+        nodes=tuple(chosen.tolist()),
+        gpus=_masks(fleet, shape, chosen),
+        spares=spares,
+        replicas=request.replicas,
+        cost_ns=cost_ns,
+        reason=_placed(len(chosen), leaves, pods),
+    )
+
+
+def _masks(fleet: Fleet, shape: GangShape, nodes: Column) -> tuple[int, ...]:
+    """GPUs of each slot: the same ones everywhere if they can be, so that they share rails."""
+    count = shape.slot_gpus
+    if count and bool((fleet.columns.gpus[nodes] == count).all()):
+        return ()
+    free = fleet.columns.free_mask[nodes]
+    common = int(np.bitwise_and.reduce(free))
+    if common.bit_count() >= count:
+        return (lowest_bits(common, count),) * len(nodes)
+    return tuple(lowest_bits(mask, count) for mask in free.tolist())
+
+
+def _near(pod: Column, chosen: Column, left: Column, count: int) -> tuple[int, ...]:
+    """Spares from the pods in which the gang stands, in proportion to its nodes there."""
+    mine = np.bincount(pod[chosen], minlength=int(pod.max()) + 1)
+    order = np.argsort(pod[left], kind="stable")
+    left = left[order]
+    starts = np.flatnonzero(np.diff(pod[left], prepend=-1))
+    counts = np.diff(np.append(starts, len(left)))
+    nth = np.arange(len(left)) - np.repeat(starts, counts)
+    # The k-th spare of a pod with n nodes is as urgent as the k/n-th of another.
+    urgency = (nth + 1) * len(chosen) * 1000 // np.maximum(1, mine[pod[left]])
+    urgency[mine[pod[left]] == 0] = np.iinfo(np.int64).max
+    return tuple(sorted(left[np.lexsort((left, urgency))[:count]].tolist()))
+
+
+def _placed(nodes: int, leaves: int, pods: int) -> Reason:
+    return reason("placed", nodes=nodes, leaves=leaves, pods=pods)
+
+
+def _no_room(request: Request, free: int) -> Reason:
+    shape = request.shape
+    wanted, wide = shape.slots(request.replicas), tensor_slots(shape)
+    if wide > 1:
+        return reason("no_domain_room", wanted=wanted // wide, wide=wide, free=free)
+    if wanted == 1:
+        return reason("no_room_one", gpus=shape.slot_gpus)
+    return reason("no_room", wanted=wanted, gpus=shape.slot_gpus, free=free)
+
+
+def _refusal(
+    fleet: Fleet, room: Room, request: Request, classes: tuple[int, ...], free: int
+) -> Refusal:
+    """Why there is no room, and whether there could ever be."""
+    never = never_fits(fleet, room, request, classes)
+    return Refusal(never or _no_room(request, free), ever=never is None)
+
+
+def never_fits(
+    fleet: Fleet, room: Room, request: Request, classes: tuple[int, ...]
+) -> Reason | None:
+    """Why a gang would have no place even if the fleet were empty and all of it healthy."""
+    shape = request.shape
+    if not len(fleet):
+        return reason("no_nodes")
+    if not classes:
+        features = dict.fromkeys(word for known in fleet.classes for word in known.features)
+        strange = unknown(request.constraint, list(features))
+        if strange:
+            return reason("no_such_feature", words="; ".join(strange))
+        return reason("no_such_nodes", wish=_wish(request))
+    members = 0
+    for number in classes:
+        members |= room.members[number]
+    wide, wanted = tensor_slots(shape), shape.slots(request.replicas)
+    if wide == 1:
+        fitting, needed = members.bit_count(), wanted + request.spares
+        if fitting < needed:
+            facts = {"wanted": needed, "gpus": shape.slot_gpus, "fitting": fitting}
+            return reason("fleet_too_small", **facts)
+        return None
+    nodes = array_of(members, len(fleet))
+    groups = int((np.bincount(fleet.columns.domain[nodes]) // wide).sum())
+    if groups * wide >= wanted and len(nodes) >= wanted + request.spares:
+        return None
+    facts = {"wanted": -(-wanted // wide), "wide": wide, "tensor": shape.tensor, "fitting": groups}
+    return reason("domains_too_small", **facts)
+
+
+def _wish(request: Request) -> str:
+    shape = request.shape
+    parts = [f"{shape.slot_gpus} GPUs", f"{shape.slot_cpus} CPUs"]
+    if shape.slot_memory_bytes:
+        parts.append(f"{shape.slot_memory_bytes / 2**30:.0f} GiB of memory")
+    if request.constraint:
+        parts.append("the constraint")
+    if request.partition:
+        parts.append(f"partition {request.partition}")
+    return ", ".join(parts)
+
+
+def _flags(nodes: Nodes, size: int) -> Column:
+    flags = np.zeros(size, np.int64)
+    flags[array_of(nodes, size)] = 1
+    return flags

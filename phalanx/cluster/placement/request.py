@@ -1,0 +1,86 @@
+"""What a gang asks of placement, and the answer that there is no place."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from phalanx.cluster.fleet.fleet import Fleet, Held
+from phalanx.cluster.jobs.job import GangShape, Job, JobSpec
+from phalanx.cluster.placement.constraints import Constraint, parse
+from phalanx.cluster.placement.free_index import Nodes
+from phalanx.cluster.policy import FabricPolicy, Partition, Policy, QueuePolicy
+from phalanx.cluster.reasons import Reason
+
+
+class Request(Struct, frozen=True, kw_only=True):
+    """A gang that wants a place."""
+
+    job: int
+    shape: GangShape
+    replicas: int
+    constraint: Constraint = ()
+    partition: str = ""
+    barred: tuple[str, ...] = ()  # partitions that it may not use
+    spares: int = 0
+    avoid: tuple[int, ...] = ()  # nodes that it may not use
+    keep: tuple[int, ...] = ()  # nodes it stands on already, in slot order, that it should keep
+    warm_since_ns: int = 0  # spares that it was given later may still start their workers
+    closed: Nodes = 0  # as ``avoid``: the set of nodes kept for others
+    own: Nodes = 0  # spares of the job, which count as free
+    fabric: FabricPolicy = FabricPolicy()
+
+
+class Refusal(Struct, frozen=True):
+    """Why there is no place. ``ever``: it could have one on this fleet if the fleet were empty."""
+
+    reason: Reason
+    ever: bool
+
+
+def request_of(job: Job, replicas: int = 0, policy: Policy | None = None) -> Request:
+    """What a job asks for."""
+    spec = job.spec
+    return Request(
+        job=job.id,
+        shape=spec.gang,
+        replicas=replicas or job.wanted_replicas,
+        constraint=parse(spec.constraint),
+        partition=spec.partition,
+        barred=barred_from(policy.queue, spec) if policy else (),
+        spares=spec.spares,
+        fabric=policy.fabric if policy else FabricPolicy(),
+    )
+
+
+def barred_from(policy: QueuePolicy, spec: JobSpec) -> tuple[str, ...]:
+    """Partitions whose rules keep a job out; of one that names its own, only that may be."""
+    if spec.partition:
+        own = policy.partitions.get(spec.partition)
+        return () if own is None or may_use(own, spec) else (spec.partition,)
+    return tuple(name for name, rule in policy.partitions.items() if not may_use(rule, spec))
+
+
+def may_use(rule: Partition, spec: JobSpec) -> bool:
+    """Whether the rules of a partition let a job in."""
+    in_time = not rule.most_time_ns or 0 < spec.time_limit_ns <= rule.most_time_ns
+    return in_time and (not rule.teams or spec.team in rule.teams)
+
+
+def held_by(fleet: Fleet, shape: GangShape, node: int, mask: int) -> Held:
+    """What a slot on a node takes of it."""
+    if shape.whole_nodes:
+        spec = fleet.nodes[node]
+        return Held((1 << spec.gpus) - 1, spec.cpus, spec.memory_bytes)
+    return Held(mask, shape.slot_cpus, shape.slot_memory_bytes)
+
+
+def tensor_slots(shape: GangShape) -> int:
+    """Slots that must share an NVLink domain, because a tensor group lies across them.
+
+    0: the group straddles slots unevenly, which no placement can mend.
+    """
+    if shape.slot_gpus == 0 or shape.slot_gpus % shape.tensor == 0:
+        return 1
+    if shape.tensor % shape.slot_gpus == 0:
+        return shape.tensor // shape.slot_gpus
+    return 0

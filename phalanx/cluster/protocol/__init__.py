@@ -1,0 +1,1 @@
+"""Messages, and the machines of agent and gang."""

@@ -1,0 +1,467 @@
+"""Everything that the core is told. An event is stored before its commands go out.
+
+Facts come from agents and detectors, orders from people, ticks from the shell when the deadline
+that the core asked for has come. Nodes and jobs are named by number.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Struct
+
+from phalanx.cluster.fleet.fleet import Node
+from phalanx.cluster.jobs.job import JobSpec
+from phalanx.cluster.policy import Policy
+from phalanx.cluster.protocol.messages import Inventory, KeeperState, Source
+
+
+class Body(Struct, frozen=True, kw_only=True, tag_field="kind", gc=False, omit_defaults=True):
+    """Base of all event bodies."""
+
+
+# Orders of people and of other programs. ``request`` comes back in the answer.
+
+
+class Submit(Body, frozen=True, tag=True):
+    spec: JobSpec
+    request: str = ""
+
+
+class Step(Struct, frozen=True, kw_only=True):
+    """One job of a workflow; ``after``: (afterok or afterany, name of another one)."""
+
+    name: str
+    spec: JobSpec
+    after: tuple[tuple[Literal["afterok", "afterany"], str], ...] = ()
+
+
+class SubmitWorkflow(Body, frozen=True, tag=True):
+    """Jobs that depend on each other by name; all are accepted, or none."""
+
+    steps: tuple[Step, ...]
+    request: str = ""
+
+
+class Cancel(Body, frozen=True, tag=True):
+    job: int
+    request: str = ""
+
+
+class Requeue(Body, frozen=True, tag=True):
+    """Stop a running job with a snapshot and put it back into the queue; ``hold``: beside it."""
+
+    job: int
+    hold: bool = False
+    request: str = ""
+    operator: bool = True  # who asks is one: then only one lets it in again
+
+
+class Hold(Body, frozen=True, tag=True):
+    """Keep a pending job out of the queue (or let it in again)."""
+
+    job: int
+    held: bool = True
+    request: str = ""
+    operator: bool = True  # who asks is one: then only one lets it in again
+
+
+class Scale(Body, frozen=True, tag=True):
+    """A new number of replicas for an elastic job."""
+
+    job: int
+    replicas: int
+    request: str = ""
+
+
+class RaiseBudget(Body, frozen=True, tag=True):
+    """More budget for a job, or leave to go on above it."""
+
+    job: int
+    budget_gpu_seconds: int
+    forced: bool = False
+    request: str = ""
+
+
+class DrainNode(Body, frozen=True, tag=True):
+    """Empty a node by a time (0: as soon as its jobs are safe) and give it no new work."""
+
+    node: int
+    deadline_ns: int = 0
+    request: str = ""
+
+
+class ReadmitNode(Body, frozen=True, tag=True):
+    """Give a drained, quarantined or dead node back to the fleet; it is tested first."""
+
+    node: int
+    tested: bool = False  # a person vouches for it
+    request: str = ""
+
+
+class QuarantineNode(Body, frozen=True, tag=True):
+    node: int
+    request: str = ""
+
+
+class SetQuota(Body, frozen=True, tag=True):
+    """GPUs that a team owns; it may borrow up to ``ceiling`` (0: no limit)."""
+
+    team: str
+    gpus: int
+    ceiling: int = 0
+    weight: int = 1  # of its fair share
+    request: str = ""
+
+
+class SetReservation(Body, frozen=True, tag=True):
+    """Nodes kept for some teams, or (without teams) empty for maintenance, for a time."""
+
+    name: str
+    start_ns: int
+    end_ns: int  # 0: the reservation is removed
+    nodes: tuple[int, ...] = ()
+    gpus: int = 0  # or any nodes with this many GPUs in all
+    teams: tuple[str, ...] = ()
+    request: str = ""
+
+
+class Answer(Body, frozen=True, tag=True):
+    """A person's answer to an ``Ask``."""
+
+    question: int
+    approve: bool
+    by: str = ""
+
+
+class Defragment(Body, frozen=True, tag=True):
+    """Ask which moves would make room for large gangs."""
+
+    request: str = ""
+
+
+# Facts about nodes.
+
+
+class NodeJoined(Body, frozen=True, tag=True):
+    """An agent registered: a new node, or a known one again."""
+
+    node: Node
+    inventory: Inventory
+    healthy: bool = True  # it passed its check at start
+
+
+class NodeSilent(Body, frozen=True, tag=True):
+    """Liveness lost a node; ``connection_lost``: its connection broke rather than went quiet."""
+
+    node: int
+    connection_lost: bool = False
+    broke_ns: int = -1  # when it did; -1: nobody saw it
+
+
+class NodeSeen(Body, frozen=True, tag=True):
+    """A silent node speaks again, with what still runs there."""
+
+    node: int
+    inventory: Inventory
+
+
+class NodeNotice(Body, frozen=True, tag=True):
+    """The site will take a node away (host maintenance, spot reclaim)."""
+
+    node: int
+    deadline_ns: int
+    cause: str = "host_maintenance"
+
+
+class DeviceError(Body, frozen=True, tag=True):
+    """Something on a node reported an error. ``cause``: a key of the table of causes."""
+
+    node: int
+    cause: str
+    gpu: int = -1  # -1: not one GPU's
+    rail: int = -1
+    job: int = 0
+    detail: str = ""
+
+
+class CheckResult(Body, frozen=True, tag=True):
+    """A check that the core asked for, or one that the agent ran by itself."""
+
+    node: int
+    check: str
+    passed: bool
+    command: int = 0  # sequence of the command that asked for it
+    cause: str = ""
+    detail: str = ""
+
+
+class NodeRepaired(Body, frozen=True, tag=True):
+    """Somebody repaired a node; it is tested and comes back."""
+
+    node: int
+
+
+# Facts about gangs.
+
+
+class WorkerExited(Body, frozen=True, tag=True):
+    job: int
+    generation: int
+    node: int
+    rank: int
+    cause: str  # a key of the table of causes
+    step: int = -1
+    detail: str = ""
+
+
+class GangJoined(Body, frozen=True, tag=True):
+    """Every slot has joined a generation.
+
+    ``step``: the newest of which every slot of the last generation has a copy here, its own or its
+    buddy's; -1: there is none. ``empty``: nodes that hold nothing of it.
+    """
+
+    job: int
+    generation: int
+    step: int
+    empty: tuple[int, ...] = ()
+    durable: int = 0  # newest checkpoint that they have heard of, perhaps before it was reported
+    newest: int = -1  # that each of those holds who hold anything; perhaps not all the same
+
+
+class GangStopped(Body, frozen=True, tag=True):
+    """How far a generation came that was aborted or stopped, by those of its nodes that answer.
+
+    ``committed``: of no node that answered less than this is safe.
+    """
+
+    job: int
+    generation: int
+    step: int
+    committed: int
+    durable: int = 0
+
+
+class GangReady(Body, frozen=True, tag=True):
+    """Every rank has restored ``step`` and can go on; ``skipped``: without these samples."""
+
+    job: int
+    generation: int
+    step: int
+    skipped: tuple[int, int] = (0, 0)
+
+
+class GangStuck(Body, frozen=True, tag=True):
+    """Some slots have not answered within the derived deadline."""
+
+    job: int
+    generation: int
+    phase: Literal["join", "restore", "drain", "abort"]
+    nodes: tuple[int, ...]
+
+
+class GangDrained(Body, frozen=True, tag=True):
+    """The gang has stopped, with ``step`` safe."""
+
+    job: int
+    generation: int
+    step: int
+    durable: bool = True
+
+
+class RestoreFailed(Body, frozen=True, tag=True):
+    """A source was refused (corrupt, gone); the next one is used.
+
+    ``there``: steps of durable checkpoints up to this one that exist; None: nobody looked.
+    """
+
+    job: int
+    generation: int
+    node: int
+    source: Source
+    step: int
+    detail: str = ""
+    there: tuple[int, ...] | None = None
+
+
+class Progress(Body, frozen=True, tag=True):
+    """How far a gang is. Times are of the whole gang since its last report, as measured."""
+
+    job: int
+    generation: int
+    step: int
+    committed: int
+    durable: int
+    at_ns: int  # when ``step`` was completed
+    data_wait_ns: int = 0
+    checkpoint_ns: int = 0
+    straggler_ns: int = 0  # lost to ranks that were slower than the median
+    busy_ns: int = 0  # inside steps; 0: not measured, all of it
+
+
+class JobFinished(Body, frozen=True, tag=True):
+    """The workers have done all steps and left."""
+
+    job: int
+    generation: int
+    step: int
+
+
+# What detectors found in the records of a gang.
+
+
+class NoProgress(Body, frozen=True, tag=True):
+    """No step, or no activity, within a limit. ``nodes``: who is behind, if the evidence says."""
+
+    job: int
+    generation: int
+    step: int
+    nodes: tuple[int, ...] = ()
+    detail: str = ""
+    limit: Literal["first_step", "step", "phase", "idle"] = "step"  # that was passed
+    phase: str = ""  # what it does between two steps, where it said so
+    limit_ns: int = 0
+    setting: str = ""  # the key of the policy or of the job that it follows from
+    quiet_ns: int = 0  # how long there was no step, or no activity
+    # What its processes did in that time, where agents measured it; -1: nobody did.
+    cpu_ns: int = -1
+    output_bytes: int = -1
+    gpu_ppm: int = -1  # of its busiest GPU
+
+
+class SlowRank(Body, frozen=True, tag=True):
+    job: int
+    generation: int
+    node: int
+    rank: int
+    part: Literal["compute", "communication"]
+    slowdown_ppm: int  # above the median of its peers
+
+
+class ThroughputRegression(Body, frozen=True, tag=True):
+    job: int
+    generation: int
+    step: int
+    slowdown_ppm: int
+
+
+class DataStarved(Body, frozen=True, tag=True):
+    job: int
+    generation: int
+    share_ppm: int  # of the time waits for data
+
+
+class LossSpike(Body, frozen=True, tag=True):
+    job: int
+    generation: int
+    step: int
+    not_finite: bool = False
+
+
+class Corruption(Body, frozen=True, tag=True):
+    """Replicas disagree, or make a step again that they disagreed on.
+
+    ``nodes``: the culprits, where a vote named them. ``claims``: where it could not, what each
+    holder of the block came to. The job goes back and makes the step again, then with somebody
+    else in the place of one of them, until all claims together name the culprit.
+    """
+
+    job: int
+    generation: int
+    step: int  # first step at which fingerprints differed
+    clean_step: int  # last step at which all agreed
+    nodes: tuple[int, ...] = ()
+    claims: tuple[tuple[int, int], ...] = ()  # (node, fingerprint)
+    block: int = 0  # lowest rank that holds it: claims about other weights are another matter
+
+
+class KeeperSilent(Body, frozen=True, tag=True):
+    """A job's keeper on a node does not answer (training goes on without snapshots of its ranks),
+    answers again, or was replaced, which takes the gang back to its last snapshot.
+    """
+
+    job: int
+    node: int
+    state: KeeperState
+    seconds: int  # of silence
+
+
+class FlushWanted(Body, frozen=True, tag=True):
+    """A gang wants to write a durable checkpoint."""
+
+    job: int
+    generation: int
+
+
+class StorageSlow(Body, frozen=True, tag=True):
+    """Remote storage gives this many bytes a second now (0: nothing; -1: what the policy says)."""
+
+    bytes_per_second: int
+
+
+# The controller's own.
+
+
+class ControllerStarted(Body, frozen=True, tag=True):
+    """A controller took over; commands carry its epoch from here on."""
+
+    epoch: int
+    policy: Policy | None = None  # the one that holds from here on; None: as before
+
+
+class Tick(Body, frozen=True, tag=True):
+    """A deadline has come."""
+
+
+EventBody = (
+    Submit
+    | SubmitWorkflow
+    | Cancel
+    | Requeue
+    | Hold
+    | Scale
+    | RaiseBudget
+    | DrainNode
+    | ReadmitNode
+    | QuarantineNode
+    | SetQuota
+    | SetReservation
+    | Answer
+    | Defragment
+    | NodeJoined
+    | NodeSilent
+    | NodeSeen
+    | NodeNotice
+    | DeviceError
+    | CheckResult
+    | NodeRepaired
+    | WorkerExited
+    | GangJoined
+    | GangStopped
+    | GangReady
+    | GangStuck
+    | GangDrained
+    | RestoreFailed
+    | Progress
+    | JobFinished
+    | NoProgress
+    | SlowRank
+    | ThroughputRegression
+    | DataStarved
+    | LossSpike
+    | Corruption
+    | KeeperSilent
+    | FlushWanted
+    | StorageSlow
+    | ControllerStarted
+    | Tick
+)
+
+
+class Event(Struct, frozen=True):
+    """One entry of the log. Sequences have no gap; time never runs backwards in the core."""
+
+    sequence: int
+    time_ns: int
+    body: EventBody

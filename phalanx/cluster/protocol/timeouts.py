@@ -1,0 +1,98 @@
+"""Every deadline, derived in one place from what is measured or expected.
+
+An order that cannot work (a node declared dead before its heartbeat could come, a lease that ends
+before anybody noticed) is refused.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from phalanx.cluster.jobs.job import Expected
+from phalanx.cluster.policy import MILLION, TimeoutPolicy
+from phalanx.config import ConfigError
+from phalanx.config.errors import Problem, problem
+
+
+class Timeouts(Struct, frozen=True, kw_only=True):
+    """Deadlines of one job, in nanoseconds."""
+
+    heartbeat_ns: int  # between two of a node
+    silent_ns: int  # without one, a node counts as silent
+    hang_ns: int  # without a step, a gang counts as hung
+    collective_ns: int  # a collective gives up by itself; after the hang was found
+    abort_ns: int  # survivors have left the collective
+    join_ns: int  # all slots of a new generation have answered
+    rejoin_ns: int  # the same where every node has workers, or a process that stands by for one
+    restore_ns: int  # all ranks have loaded
+    drain_ns: int  # a gang has stopped with its state safe
+    lease_ns: int  # workers and keeper outlive their agent or controller this long
+
+
+def derive(policy: TimeoutPolicy, expected: Expected, step_ns: int = 0) -> Timeouts:
+    """The deadlines of a job with these times; ConfigError when their order cannot work.
+
+    ``step_ns``: as measured; 0: as expected.
+    """
+    step_ns = step_ns or expected.step_ns
+
+    def slack(usual_ns: int) -> int:
+        return _slack(policy, usual_ns)
+
+    silent = policy.heartbeat_ns * policy.missed_heartbeats + policy.round_trip_ns
+    hang = max(policy.least_hang_ns, policy.hang_steps * step_ns + stall_ns(policy, expected))
+    abort = slack(0) + policy.round_trip_ns
+    join = abort + slack(expected.join_ns(cold=True))
+    slowest = max(expected.restore_peer_ns, expected.restore_disk_ns, expected.restore_remote_ns)
+    restore = slack(slowest + expected.form_ns)
+    found = Timeouts(
+        heartbeat_ns=policy.heartbeat_ns,
+        silent_ns=silent,
+        hang_ns=hang,
+        collective_ns=hang + silent + policy.lease_margin_ns,
+        abort_ns=abort,
+        join_ns=join,
+        rejoin_ns=abort + slack(expected.join_ns(cold=False)),
+        restore_ns=restore,
+        drain_ns=slack(step_ns + expected.checkpoint_ns + expected.flush_ns),
+        lease_ns=silent + join + policy.lease_margin_ns,
+    )
+    problems = order_problems(found, policy)
+    if problems:
+        raise ConfigError.of(problems)
+    return found
+
+
+def stall_ns(policy: TimeoutPolicy, expected: Expected) -> int:
+    """How long a snapshot or a checkpoint may hold up a step."""
+    return _slack(policy, max(expected.snapshot_ns, expected.checkpoint_ns))
+
+
+def _slack(policy: TimeoutPolicy, usual_ns: int) -> int:
+    return usual_ns * policy.slack_ppm // MILLION + 2 * policy.round_trip_ns
+
+
+def order_problems(found: Timeouts, policy: TimeoutPolicy) -> list[Problem]:
+    """What is wrong with the order of deadlines."""
+    problems = []
+    if policy.missed_heartbeats < 2:
+        rule = "one lost message would kill a node"
+        key = "timeouts.missed_heartbeats"
+        problems.append(problem(key, policy.missed_heartbeats, rule, "set at least 2"))
+    if policy.heartbeat_ns < 2 * policy.round_trip_ns:
+        rule = "must be at least two round trips, or a late heartbeat looks like a missing one"
+        fix = f"set at least {2 * policy.round_trip_ns}"
+        problems.append(problem("timeouts.heartbeat_ns", policy.heartbeat_ns, rule, fix))
+    if policy.slack_ppm < MILLION:
+        rule = "a phase must be given the time it is expected to take"
+        problems.append(
+            problem("timeouts.slack_ppm", policy.slack_ppm, rule, "set 1000000 or more")
+        )
+    if policy.hang_steps < 2:
+        rule = "a step that is merely slow would count as a hang"
+        problems.append(problem("timeouts.hang_steps", policy.hang_steps, rule, "set at least 2"))
+    if found.lease_ns <= found.silent_ns + found.abort_ns:
+        rule = "the lease must outlive the discovery of a silent agent and the abort that follows"
+        fix = f"set lease_margin_ns above {found.abort_ns}"
+        problems.append(problem("timeouts.lease_margin_ns", policy.lease_margin_ns, rule, fix))
+    return problems

@@ -1,0 +1,1 @@
+"""Which job runs next."""

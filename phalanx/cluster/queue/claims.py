@@ -1,0 +1,252 @@
+"""What a job without room gets: a promised start, or the leave of others.
+
+A promise is kept unless a better one is found or its nodes fail: then a job behind it can never
+push it back, however often the queue is looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+from msgspec import structs
+
+from phalanx.cluster.fleet.column import Column
+from phalanx.cluster.fleet.fleet import NodeState
+from phalanx.cluster.forecast.horizon import earliest, length_ns
+from phalanx.cluster.jobs.job import Job
+from phalanx.cluster.placement.free_index import Nodes, room_of, set_of_nodes
+from phalanx.cluster.placement.request import Request
+from phalanx.cluster.policy import QueuePolicy
+from phalanx.cluster.queue import windows
+from phalanx.cluster.queue.decisions import Reserved
+from phalanx.cluster.queue.pending import Demand, Lane, Ranks, base_parts
+from phalanx.cluster.queue.preemption import Eviction, choose
+from phalanx.cluster.state import View
+
+if TYPE_CHECKING:
+    from phalanx.cluster.queue.queue import Queue
+
+Saved = dict[tuple[str, str], int]  # by limit ("team" or "qos", and its name): who starves by it
+MOST_DOUBLED = 40  # times: more would be longer than anything lasts
+
+
+def holds(queue: Queue, view: View, promise: Reserved) -> bool:
+    """Whether a promise needs no new look yet."""
+    policy, now = view.policy.queue, view.now_ns
+    if queue.promised(promise.job) & ~room_of(view.fleet).healthy:
+        return False
+    if promise.asked:
+        return now < promise.start_ns + policy.grace_ns
+    # A start that is far away need not be known to the second.
+    until_ns = promise.made_ns + max(policy.replan_ns, (promise.start_ns - promise.made_ns) // 64)
+    return now < promise.start_ns and now < until_ns
+
+
+def promise_start(
+    queue: Queue, view: View, job: Job, request: Request, others: Iterable[int], firm: bool
+) -> Reserved | None:
+    """The earliest start of a job if nothing else is started; None: nobody can say.
+
+    What is promised to ``others`` is theirs until they have ended, and windows that shut the job
+    out are waited for. An old promise is kept unless the new one is earlier and pushes nobody back.
+    """
+    now, fleet = view.now_ns, view.fleet
+    nodes, times = queue.horizon(view).free_at(view, request)
+    for window in windows.running(view):
+        if windows.shuts_out(window, job.spec.team, None):
+            members = queue.window_members(view, window.name)
+            times = _not_before(nodes, times, len(fleet), members, window.end_ns)
+    old = queue.state.reserved.get(job.id)
+    free_ns = times
+    for number in others:
+        if number != job.id:
+            known = queue.state.reserved[number]
+            end_ns = known.start_ns + length_ns(view, view.jobs[number])
+            times = _not_before(nodes, times, len(fleet), known.nodes, end_ns)
+    soon_ns = now + view.policy.queue.grace_ns
+    found = earliest(fleet, request, nodes, times, now, soon_ns)
+    new = None
+    if found is not None:
+        chosen = tuple(found[1].tolist())
+        holders = dict.fromkeys(holder for node in chosen for holder in fleet.held[node])
+        sure = all(number in view.jobs and _limited(view.jobs[number]) for number in holders)
+        new = Reserved(
+            job=job.id, start_ns=found[0], nodes=chosen, made_ns=now, sure=sure, firm=firm
+        )
+    if old is not None and not old.asked and old.start_ns > now:
+        late = _not_before(nodes, free_ns * 0, len(fleet), old.nodes, 1).astype(np.bool_)
+        ready = int((late & (free_ns <= old.start_ns)).sum()) == len(old.nodes)
+        better = new is not None and new.start_ns < old.start_ns and _pushes(queue, view, new) == 0
+        if ready and not better and not _pushes(queue, view, old):
+            return structs.replace(old, made_ns=now, firm=firm or old.firm)
+    return new
+
+
+def _limited(job: Job) -> bool:
+    return job.spec.time_limit_ns > 0
+
+
+def _not_before(
+    nodes: Column, times: Column, size: int, members: tuple[int, ...], at_ns: int
+) -> Column:
+    """Times at which nodes are free, some of them not before a moment."""
+    flags = np.zeros(size, np.bool_)
+    flags[np.asarray(members, np.int64)] = True
+    return np.where(flags[nodes], np.maximum(times, at_ns), times)
+
+
+def _pushes(queue: Queue, view: View, promise: Reserved) -> int:
+    """Promises to others that this one could not be kept beside."""
+    mine_ns = promise.start_ns + length_ns(view, view.jobs[promise.job])
+    mine = set_of_nodes(promise.nodes)
+    count = 0
+    for number, known in queue.state.reserved.items():
+        if number == promise.job or not mine & queue.promised(number):
+            continue
+        end_ns = known.start_ns + length_ns(view, view.jobs[number])
+        count += known.start_ns < mine_ns and promise.start_ns < end_ns
+    return count
+
+
+def evict(
+    queue: Queue,
+    view: View,
+    job: Job,
+    request: Request,
+    ranks: Ranks,
+    gpus: int,
+    leaving: dict[int, None],
+) -> Eviction | None:
+    """Who leaves or shrinks for a job that has the right to ask for it; not who leaves anyway."""
+    rule = view.policy.queue.qos.get(job.spec.qos)
+    loans: dict[int, None] = {}
+    if ranks.entitled(job.spec.team, gpus):
+        loans = on_loan(queue, view, job.spec.team)
+    elif view.quotas and starves(view, job):
+        loans = on_loan(queue, view, "")  # guests take turns
+    preempts = rule is not None and rule.preempts
+    if not loans and not preempts:
+        return None
+    policy, now = view.policy.queue, view.now_ns
+    mine = _rank(view, job)
+    stoppable: list[Job] = []
+    shrinkable: list[tuple[Job, int]] = []
+    asked = leaving | dict.fromkeys(
+        who for one in queue.state.reserved.values() for who in one.asked
+    )
+    for number in view.active if preempts else loans:
+        other = view.jobs[number]
+        ripe = now >= other.started_ns + policy.least_run_ns
+        if other.state == "draining" or number in asked or not ripe:
+            continue
+        lower = preempts and other.spec.preemptible and _rank(view, other) < mine
+        if number in loans or lower:
+            if now >= stays_until_ns(policy, other):
+                stoppable.append(other)
+            if other.spec.gang.least_replicas:
+                shrinkable.append((other, other.spec.gang.floor))
+    freed = sum(view.fleet.job_gpus.get(other.id, 0) for other in stoppable)
+    if not shrinkable and view.fleet.idle_gpus[NodeState.HEALTHY] + freed < gpus:
+        return None
+    return choose(view, request, shrinkable, stoppable)
+
+
+def gated(queue: Queue, view: View, number: int, lane: Lane, demand: Demand, saved: Saved) -> bool:
+    """Whether a limit keeps a job from starting, or is kept free for one that starves."""
+    if queue.gate(view, lane, demand.least_gpus) is not None:
+        return True
+    savers = (saved.get(("team", lane.team)), saved.get(("qos", lane.qos)))
+    return any(saver not in (None, number) for saver in savers)
+
+
+def collector(queue: Queue, view: View, saved: Saved) -> int:
+    """The job that gets every node that becomes free; 0: none does.
+
+    Whoever has waited twice as long as starving takes: a promise goes by time limits, and what
+    ends before its own may be far too generous.
+    """
+    limit = view.now_ns - 2 * view.policy.queue.starving_ns
+    late = [lane.entries[0] for lane in queue.waiting.lanes.values()]
+    for _, number in sorted(entry for entry in late if entry[0] <= limit):
+        lane, demand, _ = queue.waiting.where[number]
+        promise = queue.state.reserved.get(number)
+        # Only who would start at last if nothing else did: others would wait for nothing.
+        feasible = promise is not None and promise.sure and not promise.asked
+        if feasible and not gated(queue, view, number, lane, demand, saved):
+            return number
+    return 0
+
+
+def collected(queue: Queue, view: View, number: int) -> Nodes:
+    """Nodes that a job could use at once, were they enough."""
+    room, demand = room_of(view.fleet), queue.waiting.where[number][1]
+    suiting = demand.suiting(room, len(view.fleet.classes))
+    return room.with_free(suiting, demand.request.shape.slot_gpus)
+
+
+def starves(view: View, job: Job) -> bool:
+    """Whether a pending job has waited too long, all its time in the queue together."""
+    waited_ns = job.waited_ns + view.now_ns - job.queued_ns
+    return waited_ns >= view.policy.queue.starving_ns
+
+
+def stays_until_ns(policy: QueuePolicy, job: Job) -> int:
+    """Until when nobody may send a running job away.
+
+    Each time it was sent away the time doubles, so that it happens a bounded number of times;
+    a job that starved before it started has all of it at once.
+    """
+    earned = policy.least_run_ns << min(job.preemptions, MOST_DOUBLED)
+    if job.waited_ns >= policy.starving_ns:
+        earned = policy.most_stay_ns
+    return job.started_ns + max(policy.least_run_ns, min(earned, policy.most_stay_ns))
+
+
+def askable_times(view: View) -> Iterator[int]:
+    """When each running job can first be asked to leave, or to give up replicas."""
+    policy = view.policy.queue
+    for number in view.active:
+        job = view.jobs[number]
+        if job.preemptions or job.waited_ns >= policy.starving_ns:
+            yield stays_until_ns(policy, job)
+            if not job.spec.gang.least_replicas:
+                continue
+        yield job.started_ns + policy.least_run_ns
+
+
+def on_loan(queue: Queue, view: View, lender: str) -> dict[int, None]:
+    """Jobs on what their teams do not own, the last that started; not of the lender itself."""
+    over = {
+        team: quota_gpus(view, team)
+        for team, held in queue.state.held.items()
+        if team != lender and held > quota_gpus(view, team)
+    }
+    if not over:
+        return {}
+    mine: dict[str, list[Job]] = {team: [] for team in over}
+    for number in view.active:
+        job = view.jobs[number]
+        if job.spec.team in mine:
+            mine[job.spec.team].append(job)
+    found: dict[int, None] = {}
+    for team, jobs in mine.items():
+        held = 0
+        for job in sorted(jobs, key=lambda one: (one.started_ns, one.id)):
+            held += view.fleet.job_gpus.get(job.id, 0)
+            if held > over[team]:
+                found[job.id] = None
+    return found
+
+
+def quota_gpus(view: View, team: str) -> int:
+    """GPUs that a team owns."""
+    quota = view.quotas.get(team)
+    return quota.gpus if quota else 0
+
+
+def _rank(view: View, job: Job) -> int:
+    """What people gave a job; neither its size nor its patience lets it stop another."""
+    parts = base_parts(view.policy.queue, job)
+    return parts["job"] + parts["qos"] + parts["partition"]

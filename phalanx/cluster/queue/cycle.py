@@ -1,0 +1,382 @@
+"""One look at the queue: who starts, who is promised a start, who leaves for whom.
+
+First jobs start in order of priority, until some have no room: they are promised a start and
+nodes, or others are asked to leave for them. Then jobs behind start where they are in nobody's
+way: on other nodes, or on promised ones if they are sure to be gone in time.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from msgspec import structs
+
+from phalanx.cluster.forecast.horizon import leave_ns, length_ns
+from phalanx.cluster.forecast.why import span_of
+from phalanx.cluster.jobs.job import Job, Placement
+from phalanx.cluster.placement.choose import place
+from phalanx.cluster.placement.free_index import Nodes, room_of
+from phalanx.cluster.queue import windows
+from phalanx.cluster.queue.claims import (
+    collected,
+    collector,
+    evict,
+    gated,
+    holds,
+    promise_start,
+    quota_gpus,
+    starves,
+)
+from phalanx.cluster.queue.decisions import Decision, Preempt, Reserved, Resize, Start
+from phalanx.cluster.queue.pending import Demand, Front, Lane, Ranks
+from phalanx.cluster.queue.preemption import Eviction, Offer
+from phalanx.cluster.reasons import Reason, reason, sentences
+from phalanx.cluster.state import View
+
+if TYPE_CHECKING:
+    from phalanx.cluster.queue.queue import Queue
+
+sentences(
+    {
+        "first_in_line": "it was the first in line, with priority {priority}; {where}",
+        "backfilled": "it is in nobody's way; {where}",
+        "elastic_start": "there is room for {replicas} of {wanted} replicas; {where}",
+        "preempted_for": "job {job} has a class of service that preempts, and needs its nodes",
+        "reclaimed": "team {team} holds {held} GPUs and owns {owned}: job {job} of team {lender}"
+        " needs what it lent",
+        "turn": "job {job} has waited {span}, and team {team} holds {held} GPUs and owns {owned}:"
+        " guests take turns",
+        "shrunk_for": "job {job} needs nodes, and {replicas} replicas are enough for this one",
+        "window_opens": "its nodes must be free for {name}",
+    }
+)
+
+MOST_STARTS = 1_000  # in one pass: the rest starts in the next, and others are heard between
+MOST_HOPELESS = 8  # demands without any prospect that do not keep the next job from a promise
+
+
+class Pass:
+    """The work of one ``schedule``."""
+
+    def __init__(self, queue: Queue, view: View) -> None:
+        self._queue, self._view = queue, view
+        self._policy = view.policy.queue
+        self._ranks = Ranks(view, queue.state.usage, queue.state.held)
+        self._decisions: list[Decision] = []
+        self._leaving: dict[int, None] = {}  # jobs that were told to in this pass
+        # Promises that bind in this pass: firm ones from the start, others when it comes to them.
+        # One for which others were asked to leave is void when they should have been gone.
+        self._bind: dict[int, None] = {
+            number: None
+            for number, one in queue.state.reserved.items()
+            if one.firm and (not one.asked or holds(queue, view, one))
+        }
+        self._collector = 0  # the job that gets every node that becomes free; 0: none does
+        self._collected: Nodes = 0
+        self._saved = queue.saved_for(view)  # by limit: the job that starves under it
+        self._kept: dict[int | None, Nodes] = {}  # by bound: what ``_bind`` closes
+        self._no_room: dict[int, list[Nodes]] = {}  # by demand: closed nodes without which it fails
+
+    def run(self) -> list[Decision]:
+        """All decisions, in order."""
+        self._empty_windows()
+        self._collect()
+        self._in_order()
+        self._queue.unfinished = len(self._decisions) >= MOST_STARTS
+        if self._queue.unfinished:
+            return self._decisions
+        self._starving()
+        for number in list(self._queue.state.reserved):
+            if number not in self._bind:
+                self._queue.break_promise(number)
+        if self._policy.backfill_depth:
+            self._backfill()
+        return self._decisions
+
+    def _collect(self) -> None:
+        """Whoever has waited far too long gets what becomes free, one by one."""
+        queue, view = self._queue, self._view
+        number = self._collector = collector(queue, view, self._saved)
+        if not number:
+            return
+        lane, demand, _ = queue.waiting.where[number]
+        if not self._try(view.jobs[number], lane, demand, "first_in_line"):
+            self._collected = collected(queue, view, number) & ~self._leaving_for_others()
+
+    def _gated(self, number: int, lane: Lane, demand: Demand) -> bool:
+        return gated(self._queue, self._view, number, lane, demand, self._saved)
+
+    def _leaving_for_others(self) -> Nodes:
+        """Nodes that others leave for somebody: not for the collector."""
+        found = 0
+        for number, promise in self._queue.state.reserved.items():
+            if number != self._collector and promise.asked and number in self._bind:
+                found |= self._queue.promised(number)
+        return found
+
+    def _in_order(self) -> None:
+        front = Front(self._queue.waiting, self._ranks)
+        for lane in self._queue.waiting.lanes.values():
+            front.add(lane, lane.entries)
+        left = max(1, self._policy.reservations)
+        hopeless: dict[int, None] = {}  # demands that no end of what runs would make room for
+        looks = self._policy.backfill_depth
+        while len(self._decisions) < MOST_STARTS and (found := front.pop()) is not None:
+            number, lane, demand, source = found
+            if id(demand) in hopeless:
+                looks -= 1
+                if looks < 0:
+                    return
+                front.go_on(source, started=False)
+                continue
+            if self._gated(number, lane, demand):
+                continue  # its lane waits; what else it holds is looked at behind the others
+            job = self._view.jobs[number]
+            code = "first_in_line"
+            started = self._try(job, lane, demand, code)
+            if not started and not self._claims(job, demand):
+                if self._reserve(job, demand, firm=False):
+                    left -= 1
+                else:
+                    hopeless[id(demand)] = None
+                if left == 0 or len(hopeless) == MOST_HOPELESS:
+                    return
+            front.go_on(source, started)
+
+    def _backfill(self) -> None:
+        front = Front(self._queue.waiting, self._ranks)
+        room = room_of(self._view.fleet)
+        free: dict[tuple[tuple[int, ...], int], Nodes] = {}
+        left: dict[tuple[tuple[int, ...], int, int | None], int] = {}  # nodes nobody was promised
+        classes = len(self._view.fleet.classes)
+        promised, where = self._queue.state.reserved, self._queue.waiting.where
+        # Jobs that were promised nodes fare unlike others with the same demand.
+        unlike = {id(where[number][1]) for number in promised if number in where}
+        hopeful: dict[int, None] = {}
+        for demand in self._queue.waiting.demands.values():
+            key = (demand.suiting(room, classes), demand.request.shape.slot_gpus)
+            bound = demand.bound_ns
+            if (*key, bound) not in left:
+                if key not in free:
+                    free[key] = room.with_free(*key)
+                left[(*key, bound)] = (free[key] & ~self._promised(bound)).bit_count()
+            # What is promised to one of them is not in its way.
+            if left[(*key, bound)] >= demand.least_slots or id(demand) in unlike:
+                hopeful[id(demand)] = None
+                front.add_all(demand)
+        looked = 0
+        while hopeful and looked < self._policy.backfill_depth:
+            found = front.pop()
+            if found is None:
+                return
+            number, lane, demand, source = found
+            if id(demand) not in hopeful:
+                continue
+            looked += 1
+            if self._gated(number, lane, demand):
+                continue
+            started = self._try(self._view.jobs[number], lane, demand, "backfilled")
+            if started or number in promised or self._view.reservations:
+                front.go_on(source, started)
+            elif id(demand) not in unlike:
+                del hopeful[id(demand)]  # whoever asks the same fares no better, in any team
+
+    def _promised(self, bound: int | None) -> Nodes:
+        """Nodes that are promised before a job that holds its nodes so long would be gone."""
+        found = self._kept.get(bound)
+        if found is None:
+            found = self._collected
+            for number in self._bind:
+                promise = self._queue.state.reserved[number]
+                if bound is None or self._view.now_ns + bound > promise.start_ns:
+                    found |= self._queue.promised(number)
+            self._kept[bound] = found
+        return found
+
+    def _closed(self, job: Job, bound: int | None) -> Nodes:
+        """Nodes that are not for a job."""
+        now, promises = self._view.now_ns, self._queue.state.reserved
+        if job.id == self._collector:
+            closed = self._leaving_for_others()
+        elif job.id not in promises:
+            closed = self._promised(bound)
+        else:
+            # Those who were promised a start never push each other back. Who has no limit counts
+            # as long as the others' promises assume, or two of them could wait for each other.
+            end_ns, closed = now + length_ns(self._view, job), self._collected
+            for number, promise in promises.items():
+                if number != job.id and end_ns > promise.start_ns:
+                    closed |= self._queue.promised(number)
+        if self._view.reservations:
+            until_ns = None if bound is None else now + bound
+            closed |= self._queue.window_nodes(self._view, job.spec.team, until_ns)[0]
+        return closed
+
+    def _binds(self, job: int, *, yes: bool = True) -> None:
+        """From here on a promise binds all that follow, or no longer does."""
+        self._kept.clear()
+        if yes:
+            self._bind[job] = None
+        else:
+            self._bind.pop(job, None)
+
+    def _try(self, job: Job, lane: Lane, demand: Demand, code: str) -> bool:
+        """Starts a job if there is room for it."""
+        closed = self._closed(job, demand.bound_ns)
+        failed = self._no_room.setdefault(id(demand), [])
+        if any(known & ~closed == 0 for known in failed):
+            return False
+        found = self._place(job, demand, closed)
+        if found is None:
+            failed.append(closed)
+            return False
+        where = str(found.reason)
+        if found.replicas < demand.request.replicas:
+            wanted = demand.request.replicas
+            why = reason("elastic_start", replicas=found.replicas, wanted=wanted, where=where)
+        elif code == "first_in_line":
+            priority = self._ranks.of(lane, job.queued_ns, demand.gpus)
+            why = reason(code, priority=priority, where=where)
+        else:
+            why = reason(code, where=where)
+        if job.id in self._bind:
+            self._binds(job.id, yes=False)
+        self._queue.started(self._view, job, found)
+        self._decisions.append(Start(job.id, found, why))
+        return True
+
+    def _place(self, job: Job, demand: Demand, closed: Nodes) -> Placement | None:
+        """A place for all replicas, or for as many as there is room for, if it is elastic."""
+        most = self._queue.most_replicas(self._view, job, demand)
+        request = structs.replace(demand.request, job=job.id, closed=closed, replicas=most)
+        found = place(self._view.fleet, request)
+        if isinstance(found, Placement):
+            return found
+        best: Placement | None = None
+        low, high = request.shape.floor, request.replicas - 1
+        while low <= high:
+            # First whether the fewest fit; then how many more do.
+            middle = (low + high + 1) // 2 if best else low
+            found = place(self._view.fleet, structs.replace(request, replicas=middle))
+            if isinstance(found, Placement):
+                best, low = found, middle + 1
+            elif best is None:
+                return None
+            else:
+                high = middle - 1
+        return best
+
+    def _reserve(self, job: Job, demand: Demand, *, firm: bool) -> bool:
+        """Promises a blocked job its start. False: nobody can say when there will be room."""
+        old = self._queue.state.reserved.get(job.id)
+        if old is not None and (old.firm or not firm) and holds(self._queue, self._view, old):
+            self._binds(job.id)
+            return True
+        request = structs.replace(demand.request, job=job.id)
+        found = promise_start(self._queue, self._view, job, request, self._bind, firm)
+        if found is None:
+            self._queue.break_promise(job.id)
+            self._binds(job.id, yes=False)
+            return False
+        self._queue.promise(found)
+        self._binds(job.id)
+        return True
+
+    def _starving(self) -> None:
+        """Jobs that waited too long get a promise that nobody overrides.
+
+        Who has not run for the longest comes first, however long others waited before they ran.
+        """
+        waiting, jobs = self._queue.waiting, self._view.jobs
+        first = [lane.entries[0] for lane in waiting.lanes.values()]
+        oldest = sorted(entry for entry in first if starves(self._view, jobs[entry[1]]))
+        for _, number in oldest[: self._policy.starving_reservations]:
+            lane, demand, _ = waiting.where[number]
+            job = jobs[number]
+            if not self._gated(number, lane, demand) and not self._claims(job, demand):
+                self._reserve(job, demand, firm=True)
+
+    def _claims(self, job: Job, demand: Demand) -> bool:
+        """Whether others leave for a job; asks them to, if it has the right."""
+        state, now = self._queue.state, self._view.now_ns
+        old = state.reserved.get(job.id)
+        if old is not None and old.asked:
+            if holds(self._queue, self._view, old):
+                return True
+            self._queue.break_promise(job.id)
+            self._binds(job.id, yes=False)
+        tried = state.tried_ns.get(job.id)
+        if tried is not None and now < tried + self._policy.replan_ns:
+            return False
+        request = structs.replace(
+            demand.request, job=job.id, closed=self._closed(job, demand.bound_ns)
+        )
+        found = evict(
+            self._queue, self._view, job, request, self._ranks, demand.gpus, self._leaving
+        )
+        if found is None:
+            rule = self._policy.qos.get(job.spec.qos)
+            if self._view.quotas or (rule is not None and rule.preempts):
+                state.tried_ns[job.id] = now
+            return False
+        self._ask(job, found, demand.gpus)
+        return True
+
+    def _ask(self, job: Job, found: Eviction, gpus: int) -> None:
+        grace, now = self._policy.grace_ns, self._view.now_ns
+        for offer in found.offers:
+            self._leaving[offer.job] = None
+            why = self._reason(job, offer, gpus)
+            if offer.replicas:
+                self._decisions.append(Resize(offer.job, offer.replicas, why))
+            else:
+                self._decisions.append(Preempt(offer.job, job.id, grace, why))
+        self._queue.promise(
+            Reserved(
+                job=job.id,
+                start_ns=now + grace,
+                nodes=found.nodes,
+                made_ns=now,
+                firm=True,
+                asked=tuple(offer.job for offer in found.offers),
+            )
+        )
+        self._binds(job.id)
+
+    def _reason(self, job: Job, offer: Offer, gpus: int) -> Reason:
+        if offer.replicas:
+            return reason("shrunk_for", job=job.id, replicas=offer.replicas)
+        team = self._view.jobs[offer.job].spec.team
+        held, owned = self._queue.state.held.get(team, 0), quota_gpus(self._view, team)
+        loan: dict[str, int | str] = {"job": job.id, "team": team, "held": held, "owned": owned}
+        if held <= owned or not self._view.quotas:
+            return reason("preempted_for", job=job.id)
+        if self._ranks.entitled(job.spec.team, gpus) and team != job.spec.team:
+            return reason("reclaimed", lender=job.spec.team, **loan)
+        if starves(self._view, job):
+            waited_ns = job.waited_ns + self._view.now_ns - job.queued_ns
+            return reason("turn", span=span_of(waited_ns), **loan)
+        return reason("preempted_for", job=job.id)
+
+    def _empty_windows(self) -> None:
+        """Jobs that would still be there when a window opens leave before it does."""
+        view, grace = self._view, self._policy.grace_ns
+        for window in windows.running(view):
+            if view.now_ns < windows.emptied_from_ns(view, window):
+                continue
+            seen: dict[int, None] = {}
+            for node in self._queue.window_members(view, window.name):
+                seen.update(dict.fromkeys(view.fleet.held[node]))
+            for number in seen:
+                job = view.jobs.get(number)
+                if job is None or job.state == "draining" or number in self._leaving:
+                    continue
+                end_ns = self._queue.gone_ns(view, number)
+                if not windows.shuts_out(window, job.spec.team, end_ns):
+                    continue
+                if view.now_ns >= window.start_ns - leave_ns(view, job):
+                    # Who is told late has its grace all the same.
+                    left = max(window.start_ns - view.now_ns, grace)
+                    why = reason("window_opens", name=window.name)
+                    self._decisions.append(Preempt(number, 0, left, why))
+                    self._leaving[number] = None

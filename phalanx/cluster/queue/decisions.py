@@ -1,0 +1,69 @@
+"""What the queue decides, and what it remembers."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from phalanx.cluster.jobs.job import Placement
+from phalanx.cluster.reasons import Reason
+
+
+class Start(Struct, frozen=True, tag=True):
+    """Start a job here. The queue has already taken the nodes from the fleet."""
+
+    job: int
+    placement: Placement
+    reason: Reason
+
+
+class Preempt(Struct, frozen=True, tag=True):
+    """Stop a job within ``grace_ns`` and put it back into the queue, for another one."""
+
+    job: int
+    for_job: int  # 0: for nobody, its nodes must be empty
+    grace_ns: int
+    reason: Reason
+
+
+class Resize(Struct, frozen=True, tag=True):
+    """Give an elastic job more replicas, or take some (reclaim without preemption)."""
+
+    job: int
+    replicas: int
+    reason: Reason
+
+
+Decision = Start | Preempt | Resize
+
+
+class Pending(Struct, frozen=True):
+    """What a pending job waits for."""
+
+    reason: Reason
+    estimated_start_ns: int | None  # None: unknown
+    priority: dict[str, int]  # its parts, which sum to the priority
+    unknown: str = ""  # why nobody can say when it starts
+
+
+class Reserved(Struct, frozen=True, kw_only=True):
+    """A start that a blocked job is promised, and the nodes kept for it."""
+
+    job: int
+    start_ns: int
+    nodes: tuple[int, ...]
+    made_ns: int
+    sure: bool = True  # all that runs there has a time limit; False: an estimate
+    firm: bool = False  # not even jobs of higher priority may use the nodes
+    asked: tuple[int, ...] = ()  # jobs that were told to leave or shrink for it
+
+
+class QueueState(Struct):
+    """What the queue remembers; encodes into a snapshot as it is."""
+
+    usage: dict[str, int] = {}  # decayed GPU-milliseconds by team
+    usage_at_ns: int = 0
+    held: dict[str, int] = {}  # GPUs by team, as counted into usage
+    reserved: dict[int, Reserved] = {}  # by job
+    tried_ns: dict[int, int] = {}  # by job: when it last looked for somebody to stop, in vain
+    windows: dict[str, tuple[int, ...]] = {}  # nodes of reservations that name only GPUs
+    short: dict[str, None] = {}  # of these: which lack nodes, as was told

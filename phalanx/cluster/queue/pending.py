@@ -1,0 +1,253 @@
+"""The pending jobs, so indexed that a pass over the queue looks at few of them.
+
+Jobs that ask for the same thing share a ``Demand``: when it has no room, none of them has. Jobs of
+one team and one base priority form a lane, in which they stay in order of arrival forever; only
+between lanes does the order change with time, by age and fair share.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from heapq import heapify, heappop, heappush
+
+from phalanx.cluster.forecast.horizon import bound_ns, length_ns
+from phalanx.cluster.jobs.job import GangShape, Job
+from phalanx.cluster.placement.free_index import Room
+from phalanx.cluster.placement.request import Request, barred_from, request_of
+from phalanx.cluster.policy import QueuePolicy
+from phalanx.cluster.queue.fairshare import ONE, factors
+from phalanx.cluster.state import View
+
+LARGEST_BITS = 17  # a gang of 100,000 GPUs has the whole of ``size_weight``
+
+
+Entry = tuple[int, int]  # (queued_ns, job)
+Key = tuple[GangShape, int, str, str, tuple[str, ...], int, int | None, int]
+
+
+class Lane:
+    """Where a job waits: only jobs of other lanes can overtake those before it."""
+
+    def __init__(self, team: str, qos: str, base: int) -> None:
+        self.team, self.qos = team, qos
+        self.base = base  # priority that does not change with time
+        self.entries: list[Entry] = []  # sorted
+
+
+class Demand:
+    """What some pending jobs ask for alike, and for how long."""
+
+    def __init__(self, key: Key, request: Request, gpus: int, least_gpus: int) -> None:
+        self.key = key
+        self.request = request  # of any of them
+        self.gpus = gpus
+        self.least_gpus = least_gpus  # of the fewest replicas that they start with
+        shape = request.shape
+        self.least_slots = shape.slots(min(shape.floor, request.replicas))
+        # The room and how many classes the fleet had, and what was found.
+        self._suiting: tuple[Room | None, int, tuple[int, ...]] = (None, -1, ())
+        self.bound_ns = key[-2]  # the longest that they hold nodes; None: nobody says
+        self.length_ns = key[-1]  # how long they hold them as far as one can tell
+        self.lanes: dict[Lane, list[Entry]] = {}  # sorted
+
+    def suiting(self, room: Room, classes: int) -> tuple[int, ...]:
+        """Classes of nodes that would do, of so many that the fleet has."""
+        if self._suiting[0] is not room or self._suiting[1] != classes:
+            asked = self.request
+            found = room.suiting(asked.shape, asked.constraint, asked.partition, asked.barred)
+            self._suiting = (room, classes, found)
+        return self._suiting[2]
+
+
+class Waiting:
+    """All pending jobs, by lane and by demand."""
+
+    def __init__(self) -> None:
+        self.lanes: dict[tuple[str, str, int], Lane] = {}
+        self.demands: dict[Key, Demand] = {}
+        self.where: dict[int, tuple[Lane, Demand, int]] = {}  # by job; the last: queued_ns
+        self._node_gpus = -1  # of the largest node when demands were counted
+
+    def __len__(self) -> int:
+        return len(self.where)
+
+    def add(self, view: View, job: Job) -> None:
+        """A job became eligible."""
+        self.remove(job.id)
+        spec = job.spec
+        bound, length = bound_ns(view, job), length_ns(view, job)
+        where = (spec.constraint, spec.partition, barred_from(view.policy.queue, spec))
+        key = (spec.gang, job.wanted_replicas, *where, spec.spares, bound, length)
+        demand = self.demands.get(key)
+        if demand is None:
+            least = min(spec.gang.floor, job.wanted_replicas)
+            gpus, least_gpus = gpus_of(view, job), gpus_of(view, job, least)
+            demand = Demand(key, request_of(job, 0, view.policy), gpus, least_gpus)
+            self.demands[key] = demand
+        place = (spec.team, spec.qos, sum(base_parts(view.policy.queue, job).values()))
+        lane = self.lanes.get(place)
+        if lane is None:
+            lane = self.lanes[place] = Lane(*place)
+        entry = (job.queued_ns, job.id)
+        insort(lane.entries, entry)
+        insort(demand.lanes.setdefault(lane, []), entry)
+        self.where[job.id] = (lane, demand, job.queued_ns)
+
+    def refresh(self, view: View) -> None:
+        """Counts anew what jobs ask for, where the largest node of the fleet is another one."""
+        node_gpus = max((known.gpus for known in view.fleet.classes), default=0)
+        if node_gpus != self._node_gpus:
+            self._node_gpus = node_gpus
+            asking = list(self.where)
+            for number in asking:  # all first: a demand that is left would stay as it is
+                self.remove(number)
+            for number in asking:
+                self.add(view, view.jobs[number])
+
+    def remove(self, job: int) -> None:
+        """A job started or was withdrawn."""
+        known = self.where.pop(job, None)
+        if known is None:
+            return
+        lane, demand, queued_ns = known
+        entry = (queued_ns, job)
+        asking = demand.lanes[lane]
+        for entries in (lane.entries, asking):
+            del entries[bisect_left(entries, entry)]
+        if not lane.entries:
+            del self.lanes[(lane.team, lane.qos, lane.base)]
+        if not asking:
+            del demand.lanes[lane]
+            if not demand.lanes:
+                del self.demands[demand.key]
+
+
+def gpus_of(view: View, job: Job, replicas: int = 0) -> int:
+    """GPUs that a job will hold, spares included."""
+    shape = job.spec.gang
+    node = max((known.gpus for known in view.fleet.classes), default=shape.slot_gpus)
+    each = node if shape.whole_nodes else shape.slot_gpus
+    return shape.slots(replicas or job.wanted_replicas) * each + job.spec.spares * node
+
+
+def base_parts(policy: QueuePolicy, job: Job) -> dict[str, int]:
+    """The parts of a job's priority that do not change while it waits."""
+    spec = job.spec
+    qos, partition = policy.qos.get(spec.qos), policy.partitions.get(spec.partition)
+    bits = min(LARGEST_BITS, spec.gang.gpus(spec.gang.replicas).bit_length())
+    return {
+        "job": spec.priority,
+        "qos": qos.priority if qos else 0,
+        "partition": partition.priority if partition else 0,
+        "size": policy.size_weight * bits // LARGEST_BITS,
+    }
+
+
+class Ranks:
+    """Priorities at one moment."""
+
+    def __init__(self, view: View, usage: dict[str, int], held: dict[str, int]) -> None:
+        self._policy, self._now = view.policy.queue, view.now_ns
+        self._quotas, self._held = view.quotas, held
+        weights = {team: quota.weight for team, quota in view.quotas.items()}
+        for team in usage:
+            weights.setdefault(team, 1)
+        self._factors = factors(usage, weights)
+        self._full_ns = max(1, self._policy.age_full_ns)
+        self._fixed: dict[Lane, int] = {}  # what no start in this pass changes
+        self.settled = not view.quotas  # starts change no priority
+
+    def parts(self, lane: Lane, queued_ns: int, gpus: int) -> tuple[int, int, int]:
+        """(age, fair share, quota) parts of a job's priority."""
+        policy = self._policy
+        owned = bool(self._quotas) and self.entitled(lane.team, gpus)
+        return self._age(queued_ns), self._fair(lane.team), policy.quota_weight if owned else 0
+
+    def of(self, lane: Lane, queued_ns: int, gpus: int) -> int:
+        """The whole priority."""
+        fixed = self._fixed.get(lane)
+        if fixed is None:
+            fixed = self._fixed[lane] = lane.base + self._fair(lane.team)
+        if self._quotas and self.entitled(lane.team, gpus):
+            fixed += self._policy.quota_weight
+        return fixed + self._age(queued_ns)
+
+    def _age(self, queued_ns: int) -> int:
+        waited = self._now - queued_ns
+        if waited >= self._full_ns:
+            return self._policy.age_weight
+        return self._policy.age_weight * waited // self._full_ns if waited > 0 else 0
+
+    def _fair(self, team: str) -> int:
+        factor = self._factors.get(team, ONE)  # a team that never ran used nothing
+        return self._policy.fair_share_weight * factor >> 32
+
+    def entitled(self, team: str, gpus: int) -> bool:
+        """Whether a team may start this much within what it owns."""
+        quota = self._quotas.get(team)
+        return quota is not None and self._held.get(team, 0) + gpus <= quota.gpus
+
+
+class Front:
+    """Jobs in order of priority, from several lanes.
+
+    Starting a job can only lower the priorities of its team, so an entry is weighed again when it
+    comes up, and put back when it is no longer first.
+    """
+
+    def __init__(self, waiting: Waiting, ranks: Ranks) -> None:
+        self._where, self._ranks = waiting.where, ranks
+        self._sources: list[tuple[Lane, list[Entry]]] = []
+        self._next: list[int] = []  # by source: position of the entry in the heap
+        self._heap: list[tuple[int, int, int, int]] = []  # -priority, queued_ns, job, source
+        self._ordered = False
+
+    def add(self, lane: Lane, entries: list[Entry]) -> None:
+        """Jobs of a lane (all, or those of one demand), in order of arrival."""
+        self._sources.append((lane, entries))
+        self._next.append(0)
+        self._heap.append(self._entry(len(self._sources) - 1, 0))
+        self._ordered = False
+
+    def add_all(self, demand: Demand) -> None:
+        """Jobs of every lane that ask for the same."""
+        of, gpus, first = self._ranks.of, demand.gpus, len(self._sources)
+        for source, (lane, entries) in enumerate(demand.lanes.items(), first):
+            queued_ns, job = entries[0]
+            self._heap.append((-of(lane, queued_ns, gpus), queued_ns, job, source))
+        self._sources.extend(demand.lanes.items())
+        self._next.extend([0] * len(demand.lanes))
+        self._ordered = False
+
+    def pop(self) -> tuple[int, Lane, Demand, int] | None:
+        """(job, lane, demand, source) of the first job; the source waits for ``go_on``."""
+        if not self._ordered:
+            heapify(self._heap)
+            self._ordered = True
+        while self._heap:
+            negative, queued_ns, job, source = heappop(self._heap)
+            lane, demand, _ = self._where[job]
+            if self._ranks.settled:
+                return job, lane, demand, source
+            weight = self._ranks.of(lane, queued_ns, demand.gpus)
+            if weight == -negative:
+                return job, lane, demand, source
+            heappush(self._heap, (-weight, queued_ns, job, source))
+        return None
+
+    def first_priority(self) -> int | None:
+        """Of the job that comes first; None: there is none."""
+        return -min(self._heap)[0] if self._heap else None
+
+    def go_on(self, source: int, started: bool) -> None:
+        """The next job of a source; one that started has left the list already."""
+        if not started:
+            self._next[source] += 1
+        if self._next[source] < len(self._sources[source][1]):
+            heappush(self._heap, self._entry(source, self._next[source]))
+
+    def _entry(self, source: int, position: int) -> tuple[int, int, int, int]:
+        lane, entries = self._sources[source]
+        queued_ns, job = entries[position]
+        gpus = 0 if self._ranks.settled else self._where[job][1].gpus
+        return -self._ranks.of(lane, queued_ns, gpus), queued_ns, job, source

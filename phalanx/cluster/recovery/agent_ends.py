@@ -1,0 +1,62 @@
+"""Agents that end while they start a job: at the second, the job is blamed and not the nodes."""
+
+from __future__ import annotations
+
+from phalanx.cluster.context import Context
+from phalanx.cluster.jobs import dependencies
+from phalanx.cluster.jobs.job import Job
+from phalanx.cluster.jobs.lifecycle import keep_out, leave
+from phalanx.cluster.protocol.formation import gang_of
+from phalanx.cluster.reasons import reason, sentences
+
+sentences(
+    {
+        "ends_agents": "quarantined: agents ended while they started it ({nodes}); an operator"
+        " looks at their logs, and cancels it or lets it in again (phalanx release)",
+        "sibling_ends_agents": "quarantined with job {job} of its array, whose start ended agents",
+    }
+)
+
+
+def ended(ctx: Context, node: int, at_ns: int) -> bool:
+    """A node's agent ended by itself. Whether a job that was starting there may have done it.
+
+    One such end may be anything. When an agent ends at the next start of the same job too, on
+    whatever node, or again at the same start, the job is taken out of the queue. Agents that end
+    together at one start are one event: somebody may have restarted them all.
+    """
+    here = [ctx.view.jobs[number] for number in ctx.fleet.held[node]]
+    suspects = [job for job in here if _started(ctx, job, at_ns)]
+    for job in suspects:
+        end = (job.generation, node)
+        again = end in job.agent_ends or any(each[0] != end[0] for each in job.agent_ends)
+        job.agent_ends = (*job.agent_ends, end)
+        if again:
+            _quarantine(ctx, job)
+    return bool(suspects)
+
+
+def _started(ctx: Context, job: Job, at_ns: int) -> bool:
+    """Whether a gang had just been ordered at a time, and has made no step since."""
+    gang, account = gang_of(job), ctx.ledger.accounts[job.id]
+    if gang.phase not in ("joining", "restoring", "running") or gang.ending is not None:
+        return False
+    if gang.phase == "running" and account.step > gang.restored:
+        return False
+    return 0 <= at_ns - gang.since_ns <= ctx.policy.recovery.agent_end_ns
+
+
+def _quarantine(ctx: Context, job: Job) -> None:
+    names = dict.fromkeys(ctx.fleet.nodes[node].name for _, node in job.agent_ends)
+    why = reason("ends_agents", nodes=", ".join(names))
+    job.held, job.operator_hold, job.agent_ends = True, why, ()
+    ctx.notify(why, job=job.id, level="error")
+    leave(ctx, job, "pending", why, keep_memory=True)
+    if not job.array_parent:
+        return
+    for other in dependencies.members(ctx, job.array_parent):
+        if other.state == "pending" and other.operator_hold is None:
+            other.held = True
+            other.operator_hold = reason("sibling_ends_agents", job=job.id)
+            if other.id in ctx.view.pending:
+                keep_out(ctx, other)

@@ -1,0 +1,332 @@
+"""The ways out of a failure, each with the GPU-nanoseconds it is predicted to cost.
+
+Pure: reads the state, changes nothing. The cheapest is taken; on a tie, the first.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Struct, structs
+
+from phalanx.cluster.context import Context
+from phalanx.cluster.fleet.fleet import NodeState
+from phalanx.cluster.jobs.job import Job
+from phalanx.cluster.placement.choose import Refusal, Request, place, replacements, request_of
+from phalanx.cluster.placement.free_index import array_of
+from phalanx.cluster.policy import MILLION
+from phalanx.cluster.protocol.formation import choose_source, gang_of, last_call_ns
+from phalanx.cluster.recovery.causes import cause_of
+from phalanx.cluster.recovery.layout import column_of, column_replicas
+from phalanx.cluster.recovery.losses import in_memory
+
+Rung = Literal["in_place", "swap", "shrink", "requeue", "rebalance", "degraded"]
+
+
+class Option(Struct, frozen=True, kw_only=True):
+    """One way out."""
+
+    rung: Rung
+    loss_gpu_ns: int
+    leaving: tuple[int, ...] = ()  # nodes that leave the gang
+    incoming: tuple[tuple[int, int], ...] = ()  # (slot, node) that takes its place
+    columns: tuple[int, ...] = ()  # that are cut out
+    replicas: int = 0
+    micro_batches: tuple[int, ...] = ()
+    cold: bool = False  # a worker must be started on a node that has none standing by
+
+
+def options(ctx: Context, job: Job, *, saves: bool = False) -> list[Option]:
+    """Every way out of the current failure of a job, cheapest first.
+
+    ``saves``: nothing has failed yet, so it can write a checkpoint before it is queued again.
+    """
+    must, may = leaving(ctx, job)
+    allowed = ctx.policy.recovery
+    found: list[Option] = []
+    if allowed.in_place and not must:
+        found.append(_in_place(ctx, job, may))
+    for gone in dict.fromkeys(((*must, *may), must)):
+        if not gone:
+            continue
+        incoming = _incoming(ctx, job, gone) if allowed.swap else ()
+        if len(incoming) == len(gone):
+            found.append(_reshaped(ctx, job, gone, incoming, ()))
+        elif allowed.shrink:
+            for partly in dict.fromkeys((incoming, ())):
+                option = _shrunk(ctx, job, gone, partly)
+                if option is not None:
+                    found.append(option)
+    best = min((option.loss_gpu_ns for option in found), default=None)
+    found.append(_requeued(ctx, job, best, saves=saves))
+    return sorted(found, key=lambda option: option.loss_gpu_ns)  # stable: a tie keeps the order
+
+
+def leaving(ctx: Context, job: Job) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Nodes of a gang that must leave it, and those that had better."""
+    assert job.placement is not None
+    gang = gang_of(job)
+    must: dict[int, None] = {}
+    may: dict[int, None] = {}
+    for node, name in gang.broken.items():
+        verdict = cause_of(name).node
+        state = ctx.fleet.state(node)
+        if state is NodeState.DRAINING and (name == "host_maintenance" or verdict != "replace"):
+            # Nothing is wrong with it: a gang that leaves as a whole may form there once more,
+            # and one that lost a worker there uses it while there is time.
+            until_ns = last_call_ns(ctx, job, ctx.health.drain_deadline.get(node, 0))
+            stays = gang.ending is not None or (verdict == "keep" and ctx.now_ns < until_ns)
+            must.update({} if stays else {node: None})
+        elif state is NodeState.HEALTHY and name == "host_maintenance" and gang.ending is not None:
+            continue  # it is kept for others soon
+        elif state in (NodeState.DEAD, NodeState.QUARANTINED) or verdict == "replace":
+            must[node] = None
+        elif verdict == "suspect":
+            may[node] = None
+    return tuple(must), tuple(may)
+
+
+def horizon_ns(ctx: Context, job: Job) -> int:
+    """How long a loss of speed lasts: until a node is repaired, or the job is done."""
+    left = (job.spec.expected.steps - job.step) * step_ns(job)
+    repair = ctx.policy.recovery.repair_ns
+    return min(repair, max(0, left)) if job.spec.expected.steps else repair
+
+
+def step_ns(job: Job) -> int:
+    """A step's time: measured, else expected."""
+    return job.step_ns or job.spec.expected.step_ns
+
+
+def _down_ns(ctx: Context, job: Job, *, started_ns: int, lost: tuple[int, ...]) -> int:
+    """From now to the step that was reached before the failure.
+
+    ``started_ns``: until the last worker that must be started is up; 0: all live.
+    """
+    expected, gang = job.spec.expected, gang_of(job)
+    gone = tuple(node for node in lost if ctx.fleet.state(node) is NodeState.DEAD)
+    step, source = choose_source(ctx, job, job.committed if in_memory(gang, gone) else -1)
+    restore = {
+        "none": 0,
+        "peer": expected.restore_peer_ns,
+        "disk": expected.restore_disk_ns,
+        "remote": expected.restore_remote_ns,
+    }[source]
+    return started_ns + expected.form_ns + restore + (job.step - step) * step_ns(job)
+
+
+def _recur_ppm(ctx: Context, node: int, cause: str) -> int:
+    """Chance that a node fails at once again: every time that it did halves the hope."""
+    since = ctx.now_ns - ctx.policy.health.strike_window_ns
+    times = sum(at > since for at, _ in ctx.health.incidents.get(node, ()))
+    hope = MILLION - cause_of(cause).recur_ppm
+    return MILLION - (hope >> max(0, times - 1))
+
+
+def _in_place(ctx: Context, job: Job, suspects: tuple[int, ...]) -> Option:
+    gang = gang_of(job)
+    gpus = ctx.ledger.accounts[job.id].gpus
+    again_ns = job.spec.expected.join_ns(cold=False)
+    down = _down_ns(ctx, job, started_ns=again_ns, lost=()) * gpus
+    recur = max((_recur_ppm(ctx, node, gang.broken[node]) for node in suspects), default=0)
+    # A failure that comes back is paid for again, and again.
+    again = down * recur // max(1, MILLION - recur)
+    assert job.placement is not None
+    return Option(rung="in_place", loss_gpu_ns=down + again, replicas=job.placement.replicas)
+
+
+def _buddies(job: Job, slot: int) -> tuple[int, ...]:
+    """Nodes that keep the snapshot of a slot, and whose snapshot it keeps."""
+    assert job.placement is not None
+    nodes, shift = job.placement.nodes, gang_of(job).buddy_shift
+    if not shift:
+        return ()
+    return nodes[(slot + shift) % len(nodes)], nodes[(slot - shift) % len(nodes)]
+
+
+def _warm_since_ns(ctx: Context, job: Job) -> int:
+    """Spares that a job was given before then have started their workers."""
+    return ctx.now_ns - job.spec.expected.start_ns
+
+
+def _warm(ctx: Context, job: Job, node: int) -> bool:
+    """Whether a node has workers of a job that wait."""
+    mine = ctx.fleet.spare_for(node) == job.id
+    return mine and ctx.fleet.since_ns(node) <= _warm_since_ns(ctx, job)
+
+
+def _incoming(ctx: Context, job: Job, gone: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
+    """Replacements for as many slots as there are nodes for."""
+    placement = job.placement
+    assert placement is not None
+    base = request_of(job, placement.replicas, ctx.policy)
+    shut = ctx.queue.shut_now(ctx.view, job)  # spares stand by there until the window opens
+    request = Request(
+        job=job.id,
+        shape=base.shape,
+        replicas=base.replicas,
+        constraint=base.constraint,
+        partition=base.partition,
+        barred=base.barred,
+        keep=placement.nodes,
+        avoid=tuple(array_of(shut, len(ctx.fleet)).tolist()),
+        closed=ctx.queue.kept_from(ctx.view, job),
+        warm_since_ns=_warm_since_ns(ctx, job),
+    )
+    slots = [placement.nodes.index(node) for node in gone]
+    return replacements(ctx.fleet, request, [(slot, _buddies(job, slot)) for slot in slots])
+
+
+def _reshaped(
+    ctx: Context,
+    job: Job,
+    gone: tuple[int, ...],
+    incoming: tuple[tuple[int, int], ...],
+    columns: tuple[int, ...],
+) -> Option:
+    placement, shape = job.placement, job.spec.gang
+    assert placement is not None
+    cold = not all(_warm(ctx, job, node) for _, node in incoming)
+    # A worker that merely lost its peer lives on and joins again.
+    ended = [n for n, why in gang_of(job).broken.items() if n not in gone and why != "lost_peer"]
+    expected = job.spec.expected
+    started = expected.join_ns(cold=cold) if cold or ended else expected.rejoin_ns
+    down = _down_ns(ctx, job, started_ns=started, lost=gone)
+    replicas = placement.replicas - len(columns) * column_replicas(shape, placement.replicas)
+    gpus = shape.gpus(replicas)
+    idle = (shape.gpus(placement.replicas) - gpus) * horizon_ns(ctx, job)
+    return Option(
+        rung="shrink" if columns else "swap",
+        loss_gpu_ns=down * gpus + idle,
+        leaving=gone,
+        incoming=incoming,
+        columns=columns,
+        replicas=replicas,
+        cold=cold,
+    )
+
+
+def _shrunk(
+    ctx: Context, job: Job, gone: tuple[int, ...], incoming: tuple[tuple[int, int], ...]
+) -> Option | None:
+    placement, shape = job.placement, job.spec.gang
+    assert placement is not None
+    together = column_replicas(shape, placement.replicas)
+    if not together:
+        return None
+    filled = [slot for slot, _ in incoming]
+    slots = [placement.nodes.index(node) for node in gone]
+    columns = tuple(
+        dict.fromkeys(
+            column_of(shape, placement.replicas, slot) for slot in slots if slot not in filled
+        )
+    )
+    if placement.replicas - len(columns) * together < shape.floor:
+        return None
+    # A replacement inside a column that is cut out anyway would be wasted.
+    useful = tuple(
+        pair for pair in incoming if column_of(shape, placement.replicas, pair[0]) not in columns
+    )
+    return _reshaped(ctx, job, gone, useful, columns)
+
+
+def ways_without(ctx: Context, job: Job, nodes: tuple[int, ...], cause: str) -> list[Option]:
+    """What a job can do that must be off some nodes some time from now, cheapest first."""
+    gang = gang_of(job)
+    without = structs.replace(gang, broken={**gang.broken, **dict.fromkeys(nodes, cause)})
+    return options(ctx, structs.replace(job, gang=without), saves=True)
+
+
+def _requeued(ctx: Context, job: Job, best: int | None, *, saves: bool) -> Option:
+    expected, shape = job.spec.expected, job.spec.gang
+    gpus = shape.gpus(shape.replicas)
+    down = expected.start_ns + expected.form_ns + expected.restore_remote_ns
+    saving = expected.checkpoint_ns + expected.flush_ns
+    down += saving if saves else (job.step - job.durable) * step_ns(job)
+    down += ctx.policy.queue.delay_ns
+    # Whether there is room elsewhere is worth finding out only if that could decide.
+    cheaper = best is None or down * gpus < best
+    if cheaper and isinstance(place(ctx.fleet, request_of(job, 0, ctx.policy)), Refusal):
+        down += ctx.policy.recovery.repair_ns
+    return Option(rung="requeue", loss_gpu_ns=down * gpus)
+
+
+def slow_ways(ctx: Context, job: Job, node: int, cause: str, slowdown_ppm: int) -> list[Option]:
+    """What can be done about a slow node while the gang runs on, cheapest first."""
+    assert job.placement is not None
+    gpus, horizon = ctx.ledger.accounts[job.id].gpus, horizon_ns(ctx, job)
+    replicas = job.placement.replicas
+
+    def lost(ppm: int) -> int:
+        return gpus * horizon * ppm // (MILLION + ppm)
+
+    found = [Option(rung="degraded", loss_gpu_ns=lost(slowdown_ppm), replicas=replicas)]
+    if ctx.policy.recovery.rebalance and cause == "slow_compute":
+        shares, ppm = _rebalanced(job, node, slowdown_ppm)
+        if shares:
+            way = Option(
+                rung="rebalance", loss_gpu_ns=lost(ppm), replicas=replicas, micro_batches=shares
+            )
+            found.append(way)
+    found.extend(_swapped(ctx, job, node))
+    return sorted(found, key=lambda option: option.loss_gpu_ns)
+
+
+def degraded_ways(ctx: Context, job: Job, node: int) -> list[Option]:
+    """What can be done about a node with dead rails; []: it has no network left."""
+    assert job.placement is not None
+    rails, down = ctx.fleet.nodes[node].rails, ctx.fleet.rails_down(node)
+    left = rails - down.bit_count()
+    if left <= 0 or not ctx.policy.recovery.degraded:
+        return []
+    exposed = job.spec.expected.exposed_ns * (rails - left) // left
+    others = (other for other in job.placement.nodes if other != node)
+    worst = max((ctx.fleet.rails_down(other).bit_count() for other in others), default=0)
+    # The gang is as slow as its slowest node: a second one as bad costs nothing more.
+    gpus = ctx.ledger.accounts[job.id].gpus
+    loss = 0 if worst >= rails - left else gpus * horizon_ns(ctx, job) * exposed // step_ns(job)
+    found = [Option(rung="degraded", loss_gpu_ns=loss, replicas=job.placement.replicas)]
+    found.extend(_swapped(ctx, job, node))
+    return sorted(found, key=lambda option: option.loss_gpu_ns)
+
+
+def _swapped(ctx: Context, job: Job, node: int) -> list[Option]:
+    if not ctx.policy.recovery.swap:
+        return []
+    incoming = _incoming(ctx, job, (node,))
+    return [_reshaped(ctx, job, (node,), incoming, ())] if incoming else []
+
+
+def _rebalanced(job: Job, node: int, slowdown_ppm: int) -> tuple[tuple[int, ...], int]:
+    """Micro-batches by replica with which a slow one holds up the others least."""
+    placement, shape = job.placement, job.spec.gang
+    assert placement is not None
+    share, replicas = job.spec.expected.micro_batches, placement.replicas
+    slow = shape.slot_replicas(placement.nodes.index(node), replicas)
+    # Others that were found slow before keep the less that they were given.
+    now = job.gang.micro_batches if job.gang is not None else ()
+    fewer_now = {r: n for r, n in enumerate(now) if n < share and r not in slow}
+    fast = replicas - len(slow) - len(fewer_now)
+    if share < 2 or fast < 1:
+        return (), 0
+    owed = sum(share - given for given in fewer_now.values())
+    best, best_ppm = 0, slowdown_ppm
+    for fewer in range(1, share):
+        more = -(-(fewer * len(slow) + owed) // fast)
+        slowest = max((share - fewer) * (MILLION + slowdown_ppm), (share + more) * MILLION)
+        ppm = slowest // share - MILLION
+        if ppm < best_ppm:
+            best, best_ppm = fewer, ppm
+    if not best:
+        return (), 0
+    given, extra = divmod(best * len(slow) + owed, fast)
+    shares = []
+    for replica in range(replicas):
+        if replica in slow:
+            shares.append(share - best)
+        elif replica in fewer_now:
+            shares.append(fewer_now[replica])
+        else:
+            shares.append(share + given + (1 if extra > 0 else 0))
+            extra -= 1
+    return tuple(shares), best_ppm

@@ -1,0 +1,218 @@
+"""Failures that are the job's own: counted, delayed, and the job given up when there are too many.
+
+What comes from outside (a signal, a lost node, a killed keeper, a lost peer) never counts, and is
+recovered from at once. Committed progress clears the count, and so does a long healthy time.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from phalanx.cluster.context import Context
+from phalanx.cluster.jobs.job import SECOND_NS, Job
+from phalanx.cluster.protocol.formation import gang_of
+from phalanx.cluster.reasons import Reason, reason, sentences
+from phalanx.cluster.recovery.causes import cause_of
+
+EVIDENCE_KEPT = 5
+STORAGE = ("disk_full", "storage")  # causes: not the job's, but nothing can be done without it
+NOTHING_SAVES = ("room_never", "storage_never", "storage_ended")  # ends of jobs that cannot write
+SKEW_STEPS = 1  # that ranks may be apart: two failures of one step can be reported so far apart
+ERROR_CHARS = 200  # of an error that are compared: later ones name addresses and times
+
+sentences(
+    {
+        "same_step": "failed {times} times in a row at step {step}, the same way and without "
+        "progress; last: {evidence}",
+        "no_formation": "could not form {times} times in a row; last: {evidence}",
+        "cannot_run": "{evidence}; it is not tried again",
+        "retries": "failed more often than its {retries} retries in {minutes} minutes, without "
+        "progress; last: {evidence}",
+        "backs_off": "failure {times} without progress: it starts again in {seconds} s; last: "
+        "{evidence}",
+        "storage_wait": "its storage failed: {evidence} It is tried again in {seconds} s (attempt "
+        "{times} of {tries} failed)",
+        "storage_ended": "its storage failed {times} times in a row: {evidence}",
+        "storage_never": "its storage failed {times} times in a row: {evidence} Its last {steps} "
+        "steps were only in memory and are LOST; its newest checkpoint is step {durable}",
+        "room_wait": "there is no room for the checkpoint of step {step}: {steps} steps are only "
+        "in the memory of its nodes. Make room: it is written again in {seconds} s "
+        "(attempt {times} of {tries} failed)",
+        "room_never": "no room for the checkpoint of step {step} in {times} attempts: its last "
+        "{steps} steps were only in memory and are LOST; its newest checkpoint is step {durable}",
+    }
+)
+
+
+class Failure(NamedTuple):
+    """One failure as it is told: how, by which rank and at which step."""
+
+    cause: str
+    detail: str
+    rank: int = -1
+    step: int = -1
+    waits: bool = True  # before it is tried again, where it comes again without progress
+    alike: str = ""  # what failures of its kind have in common; "": their words
+
+    @property
+    def error(self) -> str:
+        """What is compared with the next failure's."""
+        return f"{self.cause}: {self.alike or self.detail}"[:ERROR_CHARS]
+
+
+def own_failure(ctx: Context, job: Job, failure: Failure) -> Reason | None:
+    """Counts a failure, unless it is not the job's own. The reason if it was one too many.
+
+    Otherwise the gang may have to wait before it forms again: ``gang.retry_ns``.
+    """
+    cause, gang = cause_of(failure.cause), gang_of(job)
+    if gang.phase == "settling" and gang.cause != "lost_peer":
+        return None  # one incident, however many workers it took
+    if cause.domain == "hardware" or cause.node == "replace" or failure.cause == "lost_peer":
+        return None
+    here = max(ctx.ledger.accounts[job.id].step, failure.step)
+    words = f"{failure.cause} at step {here}" + (f": {failure.detail}" if failure.detail else "")
+    job.evidence = (*job.evidence[1 - EVIDENCE_KEPT :], words)
+    if not cause.blames_job:
+        return None
+    storage = failure.cause in STORAGE or (
+        # What could be started before, and cannot now, is where its files should be.
+        failure.cause == "configuration" and job.generation > 1 and gang.phase == "running"
+    )
+    if gang.ending is not None and not storage:
+        return None  # it is about to leave, and forms only to save what it has
+    if gang.phase == "restoring" and gang.source == "remote" and ctx.storage_away:
+        return None  # nobody could have restored it
+    _clear_if_sound(ctx, job, failure)
+    if storage:
+        job.storage_failures += 1
+        wait = _no_room if failure.cause == "disk_full" else _storage_away
+        return wait(ctx, job, here, failure.detail or words)
+    if cause.domain == "software" and gang.phase in ("joining", "restoring"):
+        # The step was not even tried: whatever disturbs the formation may pass.
+        job.failed_formations += 1
+    else:
+        _count(ctx, job, failure, here)
+    why = _too_many(ctx, job, failure, words)
+    if why is None and failure.waits:
+        _back_off(ctx, job, words)
+    return why
+
+
+def progressed(ctx: Context, job: Job) -> None:
+    """Steps may have become safe since the job failed: then what was before counts no more."""
+    secured = _secured(ctx, job)
+    if secured > job.failed_from:
+        job.failed_from = secured
+        job.retries_used = job.failed_formations = job.storage_failures = 0
+    if job.failures_there and secured > job.failed_step:  # made again, they are no progress there
+        job.failures_there, job.failed_step = 0, -1
+
+
+def restored(ctx: Context, job: Job) -> None:
+    """A gang runs again: what it restored tells whether steps became safe before it failed.
+
+    Reports are seconds old when a worker dies; the keepers know.
+    """
+    step = gang_of(job).restored
+    if step > job.failed_from:
+        job.retries_used = min(job.retries_used, 1)
+    job.failed_from = step
+    job.failed_formations = 0
+
+
+def _secured(ctx: Context, job: Job) -> int:
+    """The newest step that a failure now would not cost."""
+    kept = ctx.policy.recovery.peer_memory and job.spec.expected.snapshot_steps > 0
+    return max(job.committed if kept else 0, job.durable)
+
+
+def _clear_if_sound(ctx: Context, job: Job, failure: Failure) -> None:
+    """A gang that ran well for long enough has used none of its retries; an interval ends, too."""
+    policy, gang = ctx.policy.recovery, gang_of(job)
+    ran_ns = ctx.now_ns - gang.since_ns if gang.phase in ("running", "draining") else 0
+    if ran_ns >= policy.healthy_ns and failure.cause != "hang":
+        job.retries_used = 0
+        if not job.step:  # a program that tells no steps has no other progress
+            job.failures_there, job.failed_step = 0, -1
+    if ctx.now_ns - job.retries_since_ns > policy.retry_interval_ns:
+        job.retries_used = 0
+
+
+def _count(ctx: Context, job: Job, failure: Failure, here: int) -> None:
+    alike = failure.error == job.failed_error or 0 <= failure.rank == job.failed_rank
+    there = job.failed_step >= 0 and abs(here - job.failed_step) <= SKEW_STEPS
+    again = there and alike and job.failures_there > 0
+    job.failures_there = job.failures_there + 1 if again else 1
+    job.failed_step = job.failed_step if again else here
+    job.failed_rank, job.failed_error = failure.rank, failure.error
+    job.failed_formations = 0
+    if not job.retries_used:
+        job.retries_since_ns = ctx.now_ns
+    job.retries_used += 1
+
+
+def _too_many(ctx: Context, job: Job, failure: Failure, words: str) -> Reason | None:
+    policy = ctx.policy.recovery
+    if failure.cause == "configuration" and job.generation <= 1:
+        # Later a single node may differ from those that it ran on.
+        return reason("cannot_run", evidence=failure.detail or words)
+    if job.failed_formations >= policy.failed_formations:
+        return reason("no_formation", times=job.failed_formations, evidence=words)
+    if job.failures_there >= policy.same_step_failures:
+        facts = {"step": job.failed_step, "times": job.failures_there}
+        return reason("same_step", **facts, evidence=words)
+    if job.retries_used > job.spec.retries:
+        minutes = policy.retry_interval_ns // (60 * SECOND_NS)
+        return reason("retries", retries=job.spec.retries, minutes=minutes, evidence=words)
+    return None
+
+
+def _back_off(ctx: Context, job: Job, words: str) -> None:
+    """The first failure is recovered from at once; each further one waits twice as long."""
+    times = max(job.retries_used, job.failed_formations)
+    wait_ns = back_off_ns(ctx, times)
+    if wait_ns:
+        gang_of(job).retry_ns = ctx.now_ns + wait_ns
+        told = reason("backs_off", times=times, seconds=wait_ns // SECOND_NS, evidence=words)
+        ctx.notify(told, job=job.id, level="warning")
+        job.why = told
+
+
+def back_off_ns(ctx: Context, times: int) -> int:
+    """How long to wait after so many failures without progress."""
+    policy = ctx.policy.recovery
+    if times < 2:
+        return 0
+    return min(policy.back_off_ns << min(times - 2, 30), policy.most_back_off_ns)
+
+
+def _storage_away(ctx: Context, job: Job, step: int, words: str) -> Reason | None:
+    """Its folder cannot be used: tried again soon and then less often, for it may come back."""
+    policy, times = ctx.policy.recovery, job.storage_failures
+    if times >= policy.storage_tries:
+        steps = max(0, job.committed - job.durable)
+        code = "storage_never" if steps else "storage_ended"
+        return reason(code, times=times, steps=steps, durable=job.durable, evidence=words)
+    wait_ns = min(policy.storage_retry_ns << min(times - 1, 30), policy.most_back_off_ns)
+    gang_of(job).retry_ns = ctx.now_ns + wait_ns
+    seconds, tries = wait_ns // SECOND_NS, policy.storage_tries
+    waits = reason("storage_wait", seconds=seconds, times=times, tries=tries, evidence=words)
+    ctx.notify(waits, job=job.id, level="error")
+    job.why = waits
+    return None
+
+
+def _no_room(ctx: Context, job: Job, step: int, _words: str) -> Reason | None:
+    """A checkpoint found no room: memory holds it until there is some, or nobody makes any."""
+    policy, times = ctx.policy.recovery, job.storage_failures
+    told: dict[str, int | str] = {"step": step, "steps": step - job.durable, "times": times}
+    if times >= policy.room_tries:
+        return reason("room_never", durable=job.durable, **told)
+    wait_ns = policy.room_retry_ns * times
+    gang_of(job).retry_ns = ctx.now_ns + wait_ns
+    seconds = wait_ns // SECOND_NS
+    waits = reason("room_wait", seconds=seconds, tries=policy.room_tries, **told)
+    ctx.notify(waits, job=job.id, level="error")
+    job.why = waits
+    return None

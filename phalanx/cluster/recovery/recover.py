@@ -1,0 +1,393 @@
+"""What happens to a gang when something breaks: gather what broke, choose the way out, take it."""
+
+from __future__ import annotations
+
+from phalanx.cluster.context import Context
+from phalanx.cluster.fleet import health
+from phalanx.cluster.fleet.fleet import NodeState, lowest_bits
+from phalanx.cluster.jobs import write_leases as storage
+from phalanx.cluster.jobs.job import SECOND_NS, Job, Placement
+from phalanx.cluster.jobs.lifecycle import (
+    depart_safely,
+    drop_spare,
+    held_gpus,
+    leave,
+    spare_gpus,
+)
+from phalanx.cluster.placement.choose import held_by
+from phalanx.cluster.protocol.commands import Abort, Rebalance
+from phalanx.cluster.protocol.formation import (
+    form,
+    gang_of,
+    last_call_ns,
+    stop_on,
+    timeouts_of,
+    token,
+)
+from phalanx.cluster.reasons import Reason, reason, sentences
+from phalanx.cluster.recovery import left_memory
+from phalanx.cluster.recovery.causes import cause_of
+from phalanx.cluster.recovery.layout import column_slots, without_columns
+from phalanx.cluster.recovery.losses import unsaved
+from phalanx.cluster.recovery.options import Option, degraded_ways, options, slow_ways
+from phalanx.cluster.recovery.own_failures import EVIDENCE_KEPT, NOTHING_SAVES, back_off_ns
+
+MORE_SAVES = 1  # times that a gang which is to leave forms again to save what it has
+
+sentences(
+    {
+        "recover": "{rung} after {cause} on {node}: estimated loss {loss} GPU-seconds; "
+        "next best: {other}",
+        "parted": "ranks lost each other {times} times at step {step}: they meet again in "
+        "{seconds} s; last: {evidence}",
+        "saves_first": "{why}. It is given up; first it forms once more to save its newest steps",
+        "bear": "{rung} for {cause} on {node}: estimated loss {loss} GPU-seconds; "
+        "next best: {other}",
+        "abort": "{cause} on {node}",
+        "node_leaves": "it cannot stay on {node} ({what}), and nothing is free to take its place",
+        "drain_broken": "broke while it was asked to leave ({cause})",
+        "saves_again": "broke while it was asked to leave ({cause}): it forms once more to save"
+        " its newest steps",
+    }
+)
+
+
+def broken(ctx: Context, job: Job, node: int, cause: str, *, lost: bool) -> None:
+    """Part of a gang no longer works. ``lost``: what the node kept in memory is gone too."""
+    placement, gang = job.placement, job.gang
+    if placement is None or gang is None:
+        return  # another part of it was enough to make it leave
+    if node in placement.spares:
+        drop_spare(ctx, job, node)
+        return
+    known = gang.broken.get(node, "lost_peer")
+    if known == "lost_peer":
+        gang.broken[node] = cause
+    if lost and node in gang.keepers:
+        gang.lost[node] = cause
+    if gang.ending is not None:
+        again = _saves_again(ctx, job)
+        told = reason("saves_again" if again else "drain_broken", cause=cause)
+        ctx.notify(told, job=job.id, level="warning")
+        if not again:
+            leave(ctx, job, gang.ending, gang.ending_why, keep_memory=True)
+            return
+    settle_ns = max(ctx.now_ns + ctx.policy.recovery.settle_ns, gang.retry_ns)
+    if gang.phase == "settling":
+        if gang.cause == "lost_peer" and cause != "lost_peer":
+            gang.cause, gang.culprit = cause, node
+            ctx.ledger.found(job.id, cause)
+            ctx.wake(settle_ns, "settle", job.id, token(job))
+        return
+    gang.cause, gang.culprit = cause, node
+    ctx.ledger.fail(job.id, cause, "detection" if cause == "lost_peer" else "restart")
+    storage.left(ctx, job.id)
+    answer_ns = 0
+    if cause == "lost_peer":  # whoever does not answer the abort is the one that is missed
+        answer_ns = settle_ns = ctx.now_ns + timeouts_of(ctx, job).abort_ns
+    if gang.phase in ("running", "draining") or answer_ns:
+        others = tuple([other for other in placement.nodes if other not in gang.broken])
+        if answer_ns:  # a spare that died with them must not take their place
+            others += placement.spares
+        why = reason("abort", cause=cause, node=ctx.fleet.nodes[node].name)
+        order = Abort(reason=why, job=job.id, generation=job.generation, answer_ns=answer_ns)
+        ctx.emit(others, order)
+    gang.phase, gang.since_ns = "settling", ctx.now_ns
+    job.state = "forming"
+    # Who is silent is said when answers are due; if nobody is, the gang goes on a little later.
+    grace_ns = ctx.policy.timeouts.round_trip_ns if answer_ns else 0
+    ctx.wake(settle_ns + grace_ns, "settle", job.id, token(job))
+
+
+def give_up(ctx: Context, job: Job, node: int, cause: str, why: Reason) -> None:
+    """A job failed once too often: it ends, and what only memory holds is made durable first.
+
+    For that it forms once more, makes no step, writes its state and leaves: see ``on_ready``.
+    """
+    gang = gang_of(job)
+    if why.code in NOTHING_SAVES or not unsaved(job):
+        leave(ctx, job, "failed", why)
+        return
+    broken(ctx, job, node, cause, lost=False)
+    ctx.notify(reason("saves_first", why=str(why)), job=job.id, level="error")
+    gang.ending, gang.ending_why = "failed", why
+
+
+def _saves_again(ctx: Context, job: Job) -> bool:
+    """Whether a gang that broke while it was to leave forms once more, to save what it has.
+
+    Not for ever, and only where its nodes still hold the steps and there is time.
+    """
+    gang = gang_of(job)
+    if not unsaved(job):
+        return False
+    if gang.phase == "settling":
+        return True  # it is about to
+    by_ns, saving_ns = gang.leave_by_ns, job.saving_ns + ctx.policy.recovery.settle_ns
+    expected = job.spec.expected
+    if gang.phase == "draining":  # it has to form first
+        saving_ns += expected.join_ns(cold=False) + expected.form_ns + expected.restore_peer_ns
+    late = 0 < by_ns < ctx.now_ns + saving_ns
+    if late or gang.saves >= MORE_SAVES:
+        return False
+    gang.saves += 1
+    if by_ns:
+        ctx.wake(by_ns, "leave_by", job.id, job.started_ns)
+    return True
+
+
+def recover(ctx: Context, job: Job) -> None:
+    """Everything that broke together is known: takes the cheapest way out."""
+    gang = gang_of(job)
+    if gang.cause == "lost_peer" and not gang.retry_ns:
+        _parted(ctx, job)
+    if ctx.now_ns < gang.retry_ns:
+        ctx.wake(gang.retry_ns, "settle", job.id, token(job))
+        return
+    ctx.ledger.found(job.id, gang.cause)
+    found = options(ctx, job)
+    if found[0].rung == "requeue" and _merely_emptied(ctx, job):
+        _leave_in_order(ctx, job)
+        found = options(ctx, job)
+    if gang.ending is not None:  # it forms, wherever it can, only to save what it has in memory
+        found.sort(key=lambda way: way.rung == "requeue")
+    best = found[0]
+    why = reason(
+        "recover",
+        rung=best.rung,
+        cause=gang.cause,
+        node=ctx.fleet.nodes[gang.culprit].name if gang.culprit >= 0 else "",
+        loss=best.loss_gpu_ns // 10**9,
+        other=_others(found),
+    )
+    if best.rung == "requeue":
+        job.preemptions += 1
+        gone = _doubtful(ctx, job, tuple(gang.broken))
+        ending, told = (gang.ending, gang.ending_why) if gang.ending else ("pending", why)
+        leave(ctx, job, ending, told, keep_memory=True)
+        settle_nodes(ctx, gone)
+        return
+    reshape(ctx, job, best, why)
+
+
+def _merely_emptied(ctx: Context, job: Job) -> bool:
+    """Whether all that is wrong with a gang is that some of its nodes must be empty soon."""
+    gang, fleet = gang_of(job), ctx.fleet
+    if gang.ending is not None or not gang.broken or not unsaved(job):
+        return False
+    by_ns = _empty_by_ns(ctx, tuple(gang.broken))
+    if 0 < by_ns < ctx.now_ns + job.saving_ns:
+        return False
+    return all(
+        fleet.state(node) in (NodeState.DRAINING, NodeState.HEALTHY)
+        and cause == ctx.health.drain_cause.get(node, "host_maintenance")
+        for node, cause in gang.broken.items()
+    )
+
+
+def _leave_in_order(ctx: Context, job: Job) -> None:
+    """What was to take the place of its nodes is gone: a gang forms there again.
+
+    It goes on until it must leave, or saves what it has if that is now.
+    """
+    gang = gang_of(job)
+    nodes = tuple(gang.broken)
+    by_ns = _empty_by_ns(ctx, nodes)
+    last_ns = last_call_ns(ctx, job, by_ns)
+    at_once = any(ctx.health.ordered.get(node) == 0 for node in nodes)
+    if ctx.now_ns < last_ns and ctx.policy.recovery.in_place and not at_once:
+        gang.broken = {}
+        for node in nodes:
+            ctx.wake(last_ns, "vacate", node, ctx.health.drain_deadline.get(node, 0))
+        return
+    job.preemptions += 1
+    names = ", ".join(ctx.fleet.nodes[node].name for node in nodes[:EVIDENCE_KEPT])
+    why = reason("node_leaves", node=names, what=cause_of(gang.cause).what)
+    depart_safely(ctx, job, "pending", why, by_ns=by_ns)
+
+
+def _empty_by_ns(ctx: Context, nodes: tuple[int, ...]) -> int:
+    """When nodes that must be empty have to be; 0: as soon as that loses nothing."""
+    drained = [ctx.health.drain_deadline[n] for n in nodes if n in ctx.health.drain_deadline]
+    if not drained:  # a window opens
+        return ctx.now_ns + ctx.policy.queue.grace_ns
+    return min((by_ns for by_ns in drained if by_ns), default=0)
+
+
+def _parted(ctx: Context, job: Job) -> None:
+    """Ranks lost each other, and all their nodes live.
+
+    The network between them may be whole again; if not, those who complained are replaced, and the
+    others wait longer each time. It is no fault of the job, which is not given up for it.
+    """
+    gang, here = gang_of(job), ctx.ledger.accounts[job.id].step
+    job.partings = job.partings + 1 if here <= job.parted_step else 1
+    job.parted_step = here
+    names = ", ".join(ctx.fleet.nodes[node].name for node in list(gang.broken)[:EVIDENCE_KEPT])
+    words = f"step {here}: ranks on {names} lost a peer, and every node answers"
+    job.evidence = (*job.evidence[1 - EVIDENCE_KEPT :], words)
+    wait_ns = back_off_ns(ctx, job.partings - 1)
+    if wait_ns:
+        gang.retry_ns = ctx.now_ns + wait_ns
+        seconds = wait_ns // SECOND_NS
+        told = reason("parted", step=here, times=job.partings, seconds=seconds, evidence=words)
+        ctx.notify(told, job=job.id, level="error")
+        job.why = told
+    if job.partings > 1:
+        for node in list(gang.broken):
+            health.incident(ctx, node, "network_link")
+            if health.allowed(ctx, node, "network_link"):
+                gang.broken[node] = gang.cause = "network_link"
+                gang.culprit = node
+                health.suspect(ctx, node, "network_link")
+
+
+def reshape(ctx: Context, job: Job, option: Option, why: Reason) -> None:
+    """Gives a gang its new nodes and forms the next generation on them."""
+    placement = job.placement
+    assert placement is not None
+    gone, doubtful = option.leaving, _doubtful(ctx, job, option.leaving)
+    nodes, masks = list(placement.nodes), list(placement.gpus)
+    for slot, node in option.incoming:
+        nodes[slot] = node
+    freed = _cut(job, option, nodes)
+    for node in gone:
+        ctx.fleet.release(job.id, node)
+    for slot, node in option.incoming:
+        mask = occupy(ctx, job, node)
+        if not masks and mask.bit_count() < ctx.fleet.nodes[node].gpus:
+            masks = [0] * len(nodes)  # the others have their whole node
+        if masks:
+            masks[slot] = mask
+    spares = [n for n in placement.spares if n not in [node for _, node in option.incoming]]
+    kept = tuple(nodes)
+    if option.columns:
+        kept = without_columns(nodes, job.spec.gang, placement.replicas, option.columns)
+        masks = (
+            list(without_columns(masks, job.spec.gang, placement.replicas, option.columns))
+            if masks
+            else []
+        )
+        spares += _stand_by(ctx, job, [node for node in freed if node not in gone])
+    job.placement = Placement(
+        nodes=kept,
+        gpus=tuple(masks),
+        spares=tuple(spares),
+        replicas=option.replicas,
+        cost_ns=placement.cost_ns,
+        reason=why,
+    )
+    gang_of(job).micro_batches = ()
+    if option.columns:
+        gang_of(job).reshaped_ns = ctx.now_ns
+    ctx.ledger.resize(job.id, held_gpus(ctx, job), spare_gpus(ctx, job.placement))
+    alive = tuple(n for n in gone if ctx.fleet.state(n) is not NodeState.DEAD)
+    stop_on(ctx, job, alive, keep_snapshots=True)
+    form(ctx, job, why, cold=option.cold)
+    settle_nodes(ctx, doubtful)
+    ctx.look_at_queue(capacity=True)
+
+
+def slow(ctx: Context, job: Job, node: int, cause: str, slowdown_ppm: int) -> None:
+    """One node holds up a gang: the cheapest of bearing it, less work for it, a replacement."""
+    assert job.placement is not None
+    if node in job.placement.nodes:
+        _without_stopping(ctx, job, node, cause, slow_ways(ctx, job, node, cause, slowdown_ppm))
+
+
+def degrade(ctx: Context, job: Job, node: int, cause: str) -> None:
+    """A node lost part of its network: run on slower, or replace it."""
+    assert job.placement is not None
+    if node not in job.placement.nodes:
+        return
+    ways = degraded_ways(ctx, job, node)
+    if ways:
+        _without_stopping(ctx, job, node, cause, ways)
+    else:
+        broken(ctx, job, node, cause, lost=False)
+
+
+def _others(ways: list[Option]) -> str:
+    """What else could have been done, and at what loss."""
+    told = [f"{each.rung} with {each.loss_gpu_ns // 10**9}" for each in ways[1:3]]
+    return " or ".join(told) or "none"
+
+
+def _without_stopping(ctx: Context, job: Job, node: int, cause: str, ways: list[Option]) -> None:
+    best = ways[0]
+    why = reason(
+        "bear",
+        rung=best.rung,
+        cause=cause,
+        node=ctx.fleet.nodes[node].name,
+        loss=best.loss_gpu_ns // 10**9,
+        other=_others(ways),
+    )
+    ctx.notify(why, job=job.id, node=node, level="warning")
+    if best.rung == "swap":
+        health.incident(ctx, node, cause)
+        if health.allowed(ctx, node, cause):
+            broken(ctx, job, node, cause, lost=False)
+            health.suspect(ctx, node, cause)
+    elif best.rung == "rebalance":
+        gang, placement = gang_of(job), job.placement
+        assert placement is not None
+        gang.micro_batches = best.micro_batches
+        order = Rebalance(
+            reason=why,
+            job=job.id,
+            generation=job.generation,
+            micro_batches=best.micro_batches,
+        )
+        ctx.emit(placement.nodes, order)
+
+
+def _doubtful(ctx: Context, job: Job, nodes: tuple[int, ...]) -> tuple[int, ...]:
+    """Nodes that a gang leaves; those that are merely kept for others need no test."""
+    known = gang_of(job).broken
+    return tuple(
+        node
+        for node in nodes
+        if known.get(node) != "host_maintenance" or ctx.fleet.state(node) is not NodeState.HEALTHY
+    )
+
+
+def settle_nodes(ctx: Context, nodes: tuple[int, ...]) -> None:
+    """Nodes that left a gang are tested, now that they are empty."""
+    for node in nodes:
+        if not ctx.fleet.held[node]:
+            health.examine(ctx, node)
+
+
+def _cut(job: Job, option: Option, nodes: list[int]) -> list[int]:
+    """Nodes of the columns that are cut out."""
+    placement = job.placement
+    assert placement is not None
+    return [
+        nodes[slot]
+        for column in option.columns
+        for slot in column_slots(job.spec.gang, placement.replicas, column)
+    ]
+
+
+def occupy(ctx: Context, job: Job, node: int) -> int:
+    """Gives a job a slot on a free node; returns the mask of its GPUs."""
+    if ctx.fleet.state(node) is NodeState.SPARE:
+        ctx.fleet.set_state(node, NodeState.HEALTHY, ctx.now_ns, reason("swapped_in", job=job.id))
+    left_memory.displace(ctx, job, (node,))
+    shape = job.spec.gang
+    mask = lowest_bits(ctx.fleet.free_mask(node), shape.slot_gpus)
+    ctx.fleet.take(job.id, node, held_by(ctx.fleet, shape, node, mask))
+    return mask
+
+
+def _stand_by(ctx: Context, job: Job, nodes: list[int]) -> list[int]:
+    """Healthy nodes of a replica that is gone wait for it to come back."""
+    waiting = []
+    for node in nodes:
+        ctx.fleet.release(job.id, node)
+        if ctx.fleet.state(node) is NodeState.HEALTHY and not ctx.fleet.held[node]:
+            why = reason("spare_of_job", job=job.id)
+            ctx.fleet.set_state(node, NodeState.SPARE, ctx.now_ns, why, spare_for=job.id)
+            waiting.append(node)
+    return waiting

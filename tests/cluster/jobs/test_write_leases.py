@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+from msgspec import structs
+
+from phalanx.cluster.policy import Policy, StoragePolicy
+from phalanx.cluster.protocol.commands import Flush, Notify
+from phalanx.cluster.protocol.events import Cancel, FlushWanted, NodeSilent, Progress, StorageSlow
+from tests.cluster.drive import EXPECTED, SECOND, Drive
+
+GIB = 1 << 30
+
+
+def two_jobs(flushes: int = 1) -> tuple[Drive, list]:
+    storage = StoragePolicy(bytes_per_second=GIB, flushes=flushes)
+    drive = Drive(policy=Policy(storage=storage))
+    expected = structs.replace(EXPECTED, checkpoint_bytes=100 * GIB)
+    return drive, [drive.running(expected=expected) for _ in range(2)]
+
+
+def wants(drive: Drive, job) -> None:
+    drive.tell(FlushWanted(job=job.id, generation=job.generation))
+
+
+def written(drive: Drive, job, step: int) -> None:
+    """The gang reports its progress, and that a checkpoint of this step is durable."""
+    made = job.step + 50
+    told = Progress(
+        job=job.id,
+        generation=job.generation,
+        step=made,
+        committed=made,
+        durable=step,
+        at_ns=drive.now_ns + 50 * SECOND,
+    )
+    drive.tell(told, 50 * SECOND)
+
+
+def granted(drive: Drive) -> list[int]:
+    return [order.job for order in drive.bodies(Flush)]
+
+
+def test_jobs_do_not_flush_at_the_same_time():
+    drive, (first, second) = two_jobs()
+    wants(drive, first)
+    wants(drive, second)
+    assert granted(drive) == [first.id]
+    written(drive, first, 200)
+    assert granted(drive) == [first.id, second.id]
+    assert first.durable == 200
+
+
+def test_those_who_may_write_share_the_bandwidth():
+    drive, (first, second) = two_jobs(flushes=2)
+    wants(drive, first)
+    wants(drive, second)
+    assert [order.bytes_per_second for order in drive.bodies(Flush)] == [GIB // 2] * 2
+
+
+def test_asking_twice_gives_one_turn():
+    drive, (first, second) = two_jobs()
+    wants(drive, first)
+    wants(drive, first)
+    wants(drive, second)
+    written(drive, first, 150)
+    assert granted(drive) == [first.id, second.id]
+
+
+def test_a_job_that_never_says_that_it_is_done_does_not_block_the_others():
+    drive, (first, second) = two_jobs()
+    wants(drive, first)
+    wants(drive, second)
+    (grant,) = drive.bodies(Flush)
+    drive.wait(grant.until_ns - drive.now_ns)
+    assert granted(drive) == [first.id, second.id]
+
+
+def test_a_job_that_ends_gives_its_turn_away():
+    drive, (first, second) = two_jobs()
+    wants(drive, first)
+    wants(drive, second)
+    drive.tell(Cancel(job=first.id))
+    drive.wait(1000 * SECOND)
+    assert granted(drive) == [first.id, second.id]
+
+
+def test_a_gang_that_breaks_gives_its_turn_away_and_asks_anew():
+    drive, (first, second) = two_jobs()
+    wants(drive, first)
+    wants(drive, second)
+    drive.tell(NodeSilent(node=first.placement.nodes[0]))
+    assert granted(drive) == [first.id, second.id]
+    drive.wait(SECOND)
+    drive.run(first)
+    wants(drive, first)
+    written(drive, second, 200)
+    assert granted(drive) == [first.id, second.id, first.id]
+
+
+def test_nobody_writes_while_storage_is_down():
+    drive, (first, _) = two_jobs()
+    drive.tell(StorageSlow(bytes_per_second=0))
+    assert "takes nothing" in str(drive.bodies(Notify)[-1].reason)
+    wants(drive, first)
+    assert granted(drive) == []
+    drive.tell(StorageSlow(bytes_per_second=GIB // 4))
+    assert [order.bytes_per_second for order in drive.bodies(Flush)] == [GIB // 4]
+
+
+def test_leave_that_was_given_while_storage_was_slow_does_not_outlast_that():
+    drive, (first, second) = two_jobs()
+    drive.tell(StorageSlow(bytes_per_second=1))
+    wants(drive, first)
+    wants(drive, second)
+    (grant,) = drive.bodies(Flush)
+    assert grant.until_ns - drive.now_ns <= 86_400 * SECOND
+    drive.tell(StorageSlow(bytes_per_second=-1))
+    drive.wait(3600 * SECOND)
+    assert granted(drive) == [first.id, second.id]
