@@ -23,9 +23,9 @@ from phalanx.cluster.protocol.messages import (
     Joined,
     Ready,
 )
-from phalanx.control import wire
-from phalanx.control.front import Headers, headers_of
-from phalanx.control.node_key import NONCE_HEADER, SERVER_HEADER, Asked, NodeKey, link_proof
+from phalanx.control.server.http.front import Headers, headers_of
+from phalanx.control.trust.node_key import NONCE_HEADER, SERVER_HEADER, Asked, NodeKey, link_proof
+from phalanx.control.wire import agent_messages as wire
 
 UPGRADE = (
     "GET /v1/agent HTTP/1.1\r\nHost: 127.0.0.1\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"

@@ -25,8 +25,8 @@ from typing import Any
 from benchmarks.recovery import CPU, Bench, step_seconds
 from benchmarks.recovery_kinds import KINDS, Struck, Target, summary
 from phalanx.control.backends.local import keeper_pid
-from phalanx.control.chaos.verdict import compare
-from phalanx.control.stage import Stage
+from phalanx.testing.chaos.verdict import compare
+from phalanx.testing.local_cluster import Stage
 from proof.report import report
 
 ORDER = ("worker", "keeper", "agent", "worker", "node", "controller", "worker", "stopped", "zygote")

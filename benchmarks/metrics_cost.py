@@ -25,7 +25,7 @@ from typing import Any
 from benchmarks import observe
 from benchmarks.recovery import CPU, JOB
 from phalanx.control.backends.local import processes_of
-from phalanx.control.stage import Stage
+from phalanx.testing.local_cluster import Stage
 from phalanx.train import StepRecord, read_records
 
 RANKS, COLLECTIVES = 4, 200

@@ -27,8 +27,8 @@ from phalanx.cluster.jobs.job import GangShape, Placement
 from phalanx.cluster.policy import PricePolicy
 from phalanx.cluster.protocol.hang_limits import fixed_limits
 from phalanx.cluster.watch import Watch
-from phalanx.control import wire
-from phalanx.control.metrics import Metrics
+from phalanx.control.server.agent_link.step_records import Metrics
+from phalanx.control.wire import agent_messages as wire
 from phalanx.observe.node.node_records import PARTS, Said, merge
 from phalanx.observe.node.node_words import NodeRecords
 from phalanx.observe.store import query

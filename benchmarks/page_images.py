@@ -14,7 +14,7 @@ from benchmarks.page import chromium, opened, served, visitor
 from benchmarks.played_job import play_slow_rank
 from phalanx.cli.demo import JOB
 from phalanx.config import load_job, resolve, to_toml
-from phalanx.control.stage import Stage
+from phalanx.testing.local_cluster import Stage
 
 SIZES = {"phone": (390, 844), "desk": (1440, 900), "wall": (2560, 1440)}
 SETTLE_SECONDS = 0.8  # canvases are drawn in the next frame

@@ -12,11 +12,11 @@ from pathlib import Path
 from benchmarks.cluster_load import Load, fleet_of
 from phalanx import __version__
 from phalanx.cluster.core import Core
-from phalanx.control.fleet_history import FleetHistory
-from phalanx.control.memory import Memory
-from phalanx.control.policy_file import read_policy
-from phalanx.control.store import Snapshot, command_row, event_row
-from phalanx.control.store_sqlite import SqliteStore
+from phalanx.control.server.history.fleet_history import FleetHistory
+from phalanx.control.server.policy_file import read_policy
+from phalanx.control.server.shell_memory import Memory
+from phalanx.control.server.store.interface import Snapshot, command_row, event_row
+from phalanx.control.server.store.sqlite import SqliteStore
 
 POLICY = """
 [timeouts]

@@ -31,11 +31,11 @@ from phalanx.cluster.protocol.events import (
 )
 from phalanx.cluster.protocol.hang_limits import fixed_limits
 from phalanx.cluster.watch import Watch
-from phalanx.control.memory import Memory
-from phalanx.control.metrics import Metrics
-from phalanx.control.policy_file import read_policy
-from phalanx.control.store import Snapshot, command_row, event_row
-from phalanx.control.store_sqlite import SqliteStore
+from phalanx.control.server.agent_link.step_records import Metrics
+from phalanx.control.server.policy_file import read_policy
+from phalanx.control.server.shell_memory import Memory
+from phalanx.control.server.store.interface import Snapshot, command_row, event_row
+from phalanx.control.server.store.sqlite import SqliteStore
 from phalanx.observe.node.node_records import PARTS, Floats
 from phalanx.observe.node.node_words import NodeRecords
 from phalanx.observe.store.metric_store import open_metrics

@@ -33,7 +33,7 @@ from benchmarks.recovery_peers import torchft, torchrun
 from phalanx.cluster.jobs.job import Expected
 from phalanx.cluster.policy import TimeoutPolicy
 from phalanx.cluster.protocol.timeouts import derive
-from phalanx.control.stage import Stage
+from phalanx.testing.local_cluster import Stage
 from phalanx.train import StepRecord, read_records
 from proof.report import report
 

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from phalanx.control.chaos.harm import Harm
-from phalanx.control.chaos.plan import Action, Kind
-from phalanx.control.client import ClientError
-from phalanx.control.stage import Commit, Stage
+from phalanx.control.client.client import ClientError
+from phalanx.testing.chaos.injector import Harm
+from phalanx.testing.chaos.plan import Action, Kind
+from phalanx.testing.local_cluster import Commit, Stage
 
 KINDS: dict[str, Kind] = {
     "worker": "kill_worker",

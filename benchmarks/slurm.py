@@ -26,13 +26,13 @@ from typing import Any
 
 from phalanx.config import load_job, resolve
 from phalanx.control.backends.slurm.programs import Programs
-from phalanx.control.backends.slurm.sandbox import Sandbox
-from phalanx.control.backends.slurm.sandbox_files import SandboxOptions
-from phalanx.control.backends.slurm.stage import SlurmJob
 from phalanx.control.backends.slurm.submit import SlurmBackend
-from phalanx.control.backends.stage import HARMS, wait
-from phalanx.control.client import Client, ClientError
-from phalanx.control.submission import Wanted
+from phalanx.control.client.client import Client, ClientError
+from phalanx.control.server.http.submission import Wanted
+from phalanx.testing.engine_job import HARMS, wait
+from phalanx.testing.slurm.files import SandboxOptions
+from phalanx.testing.slurm.job import SlurmJob
+from phalanx.testing.slurm.sandbox import Sandbox
 from proof.report import report
 
 OWN_REQUEUE = 'backend.slurm.options=["--no-kill=off"]'

@@ -5,7 +5,7 @@ import sys
 if __name__ == "__main__":
     if sys.argv[1:2] == ["agent"] and "--no-standby" in sys.argv:
         # Before the command line is loaded: see there.
-        from phalanx.control.cold_start import waited_for_work
+        from phalanx.control.agent.cold_start import waited_for_work
 
         sys.argv[2:] = waited_for_work(sys.argv[2:])
     from phalanx.cli import main

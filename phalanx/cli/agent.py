@@ -19,7 +19,7 @@ import typer
 from phalanx.cli.options import refused_in_words
 
 if TYPE_CHECKING:
-    from phalanx.control.agent import AgentProcess
+    from phalanx.control.agent.process import AgentProcess
 
 agent = typer.Typer()
 
@@ -69,17 +69,17 @@ def join_and_serve(
     while, and the next agent takes it over. With --site SIGTERM ends it as well: it is the engine's
     last word.
     """
-    from phalanx.control.agent_config import AgentConfig, read_agent_config
-    from phalanx.control.agent_files import AlreadyRunsError, claim, describe_node, own_address
-    from phalanx.control.backends.site import ENGINES, node_facts
-    from phalanx.control.cold_start import (
+    from phalanx.control.agent.cold_start import (
         TOKEN_SECONDS,
         TokenError,
         join_token,
         trusted_authority,
         wait_for_work,
     )
-    from phalanx.control.uplink import JoinError
+    from phalanx.control.agent.config import AgentConfig, read_agent_config
+    from phalanx.control.agent.identity import AlreadyRunsError, claim, describe_node, own_address
+    from phalanx.control.agent.uplink import JoinError
+    from phalanx.control.backends.site import ENGINES, node_facts
 
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
@@ -121,8 +121,8 @@ def join_and_serve(
         token = join_token(urls, TOKEN_SECONDS if site else 0.0)
         if not standby:
             asyncio.run(wait_for_work(urls, folder, node, token, fingerprint))
-        from phalanx.control.agent import AgentOptions, AgentProcess
-        from phalanx.control.zygote_client import ZygoteError
+        from phalanx.control.agent.process import AgentOptions, AgentProcess
+        from phalanx.control.agent.spawn.zygote_client import ZygoteError
 
         options = AgentOptions(
             urls=urls,
@@ -163,7 +163,7 @@ def _end_with(path: Path, before: int) -> None:
 
 
 async def _run(process: AgentProcess, parent: int, word: int, *, term_ends: bool) -> None:
-    from phalanx.control.parent import follow
+    from phalanx.control.host.parent_death import follow
 
     serving = asyncio.ensure_future(process.run())
     ending = asyncio.Event()

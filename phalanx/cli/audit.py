@@ -28,8 +28,8 @@ def audit(
         return
     import msgspec
 
-    from phalanx.control.audit_check import entries
-    from phalanx.control.client import default_state
+    from phalanx.control.client.client import default_state
+    from phalanx.control.server.security.audit_check import entries
 
     try:
         kept = (each for each in entries(state or default_state()) if name in ("", each.name))
@@ -58,8 +58,8 @@ def verify(
     """Prove that no line was changed, left out or cut off; ends with 1 and the first that was."""
     import msgspec
 
-    from phalanx.control.audit_check import verify as follow
-    from phalanx.control.client import default_state
+    from phalanx.control.client.client import default_state
+    from phalanx.control.server.security.audit_check import verify as follow
 
     try:
         found = follow(state or default_state(), head)

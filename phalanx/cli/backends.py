@@ -14,7 +14,7 @@ from phalanx.cli.options import print_json, refused_in_words
 from phalanx.cli.remote import when
 from phalanx.config import ConfigError
 from phalanx.config.errors import did_you_mean
-from phalanx.control.submission import Wanted
+from phalanx.control.server.http.submission import Wanted
 
 if TYPE_CHECKING:
     from phalanx.control.backends.ray.submit import RayRun
@@ -55,8 +55,8 @@ def _server(wanted: Wanted, server: str) -> str:
 
 def _refuse_unreachable(server: str) -> None:
     """What a job would find out in its allocation only, after hours in the queue."""
-    from phalanx.control.api_types import Status
-    from phalanx.control.client import Client, ClientError
+    from phalanx.control.client.client import Client, ClientError
+    from phalanx.control.wire.api_types import Status
 
     join = os.environ.get("PHALANX_JOIN_TOKEN_FILE", "")
     if not join or not os.access(join, os.R_OK):
@@ -106,7 +106,7 @@ def _slurm_here(
     from phalanx.control.backends.slurm.login import lead_here
     from phalanx.control.backends.slurm.programs import SlurmError
     from phalanx.control.backends.slurm.script import agents_script
-    from phalanx.control.client import ClientError
+    from phalanx.control.client.client import ClientError
 
     if dry_run:
         options = backend.options(wanted, policy=policy)
@@ -142,7 +142,7 @@ def _log_to_stderr() -> None:
 def _ray(wanted: Wanted, dry_run: bool, policy: Path | None, json: bool) -> None:
     from phalanx.control.backends.lead import LeadError
     from phalanx.control.backends.ray.submit import RayBackend, RayError, describe
-    from phalanx.control.client import ClientError
+    from phalanx.control.client.client import ClientError
 
     _log_to_stderr()
     backend = RayBackend(wanted)

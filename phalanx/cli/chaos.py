@@ -19,9 +19,9 @@ from phalanx.cli.options import Json, Set, WorldSize, load, print_json, refused_
 from phalanx.cli.remote import ServerUrl, State, connected
 
 if TYPE_CHECKING:
-    from phalanx.control.chaos import Outcome, Plan
-    from phalanx.control.chaos.live import LiveOutcome
-    from phalanx.control.client import Client
+    from phalanx.control.client.client import Client
+    from phalanx.testing.chaos import Outcome, Plan
+    from phalanx.testing.chaos.live import LiveOutcome
 
 chaos = typer.Typer()
 
@@ -67,8 +67,8 @@ def harm_and_judge(
         return
     path = Path(what)
     from phalanx.config import check, resolve
-    from phalanx.control.chaos import Arena, also_drawn, random_plan, read_plan
-    from phalanx.control.chaos.run import play_all
+    from phalanx.testing.chaos import Arena, also_drawn, random_plan, read_plan
+    from phalanx.testing.chaos.run import play_all
 
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
     with refused_in_words(json):
@@ -133,8 +133,8 @@ def _ended_in_order() -> Iterator[None]:
 def _harm_live(
     client: Client, number: int, plan: str, seed: int, state: Path | None, json: bool
 ) -> None:
-    from phalanx.control.chaos.live import LiveError, LiveGround, from_here, play_live
-    from phalanx.control.client import default_state
+    from phalanx.control.client.client import default_state
+    from phalanx.testing.chaos.live import LiveError, LiveGround, from_here, play_live
 
     ground = LiveGround(client, state or default_state())
     job = ground.job(number)
@@ -155,7 +155,7 @@ def _harm_live(
 
 
 def _live_plan(plan: str, seed: int, slots: int, steps_left: int) -> Plan:
-    from phalanx.control.chaos import random_plan, read_plan
+    from phalanx.testing.chaos import random_plan, read_plan
 
     steps = max(2, min(LIVE_STEPS, steps_left))
     if plan == "random":

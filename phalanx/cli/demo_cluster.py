@@ -15,7 +15,7 @@ from msgspec import Struct, structs
 from phalanx.config import Job, to_toml
 
 if TYPE_CHECKING:
-    from phalanx.control.stage import Commits, Stage
+    from phalanx.testing.local_cluster import Commits, Stage
 
 Say = Callable[[str], None]
 
@@ -55,7 +55,7 @@ def kill_things(job: Job, undisturbed: Path, say: Say, keep: bool = False) -> Ou
 
     ``keep``: the cluster and its page stay until somebody has seen enough.
     """
-    from phalanx.control.stage import Stage
+    from phalanx.testing.local_cluster import Stage
 
     with tempfile.TemporaryDirectory(prefix="phalanx-demo-", ignore_cleanup_errors=True) as folder:
         root = Path(folder)
@@ -101,7 +101,7 @@ def _disturb(stage: Stage, job: Job, undisturbed: Path, say: Say) -> Outcome:
     _follow(stage, commits, job.train.steps - 1, job.train.steps, say)
     state = stage.wait_ended(number, END_SECONDS)
     folder = runs / job.name / f"job-{number}"
-    from phalanx.control.chaos import compare
+    from phalanx.testing.chaos import compare
 
     differences = compare(folder, undisturbed)
     share = stage.get("/v1/ledger")["jobs"][str(number)]

@@ -19,7 +19,7 @@ from phalanx.cli.remote import (
     table,
     when,
 )
-from phalanx.control.api_types import (
+from phalanx.control.wire.api_types import (
     DecideNode,
     Decision,
     Done,

@@ -45,9 +45,9 @@ def add(
 
     Jobs are not stopped: workers outlive their agent, and the new one adopts them.
     """
-    from phalanx.control.api_types import NewToken, NodeList, TokenIn
     from phalanx.control.backends.bare.rollout import Outcome, Rollout, read_hosts
     from phalanx.control.backends.bare.unit import InstallOptions
+    from phalanx.control.wire.api_types import NewToken, NodeList, TokenIn
 
     with refused_in_words(json):
         found = read_hosts(_text(hosts))

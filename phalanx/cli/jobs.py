@@ -22,7 +22,7 @@ from phalanx.cli.remote import (
 )
 from phalanx.cli.remote import show as show_table
 from phalanx.cluster.jobs.job import JobSpec
-from phalanx.control.api_types import (
+from phalanx.control.wire.api_types import (
     Done,
     JobDetail,
     JobList,

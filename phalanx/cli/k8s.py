@@ -24,7 +24,7 @@ from phalanx.cli.options import (
 
 if TYPE_CHECKING:
     from phalanx.control.backends.kubernetes.watch import PodState
-    from phalanx.control.submission import Wanted
+    from phalanx.control.server.http.submission import Wanted
 
 Name = Annotated[str, typer.Option(help="As it was submitted with.")]
 Spares = Annotated[int, typer.Option(min=0, help="As it was submitted with.")]
@@ -124,7 +124,7 @@ def _wanted(
     slot_gpus: int,
 ) -> Wanted:
     """The same job as `phalanx submit` makes of these options."""
-    from phalanx.control.submission import Wanted
+    from phalanx.control.server.http.submission import Wanted
 
     job, ranks = load_named(job_file, overrides, world_size, name)
     folder = str(Path.cwd())

@@ -52,8 +52,8 @@ def lead_job(
     from phalanx.config import resolve
     from phalanx.control.backends.lead import Lead, LeadError, LeadOptions
     from phalanx.control.backends.need import need_of
-    from phalanx.control.client import ClientError
-    from phalanx.control.submission import Wanted
+    from phalanx.control.client.client import ClientError
+    from phalanx.control.server.http.submission import Wanted
 
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr

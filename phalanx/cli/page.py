@@ -8,7 +8,7 @@ import typer
 
 from phalanx.cli.options import Json, print_json
 from phalanx.cli.remote import ServerUrl, State, connected
-from phalanx.control.api_page import LoginLink
+from phalanx.control.server.api.page import LoginLink
 
 page = typer.Typer()
 

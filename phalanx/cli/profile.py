@@ -12,7 +12,7 @@ import typer
 from phalanx.cli.options import Json, print_json
 from phalanx.cli.remote import ServerUrl, State, connected
 from phalanx.cli.runs import write_out
-from phalanx.control.client import Client, ClientError
+from phalanx.control.client.client import Client, ClientError
 from phalanx.observe.tracker.traces import merge_traces, trace_of
 
 app = typer.Typer()

@@ -16,8 +16,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from phalanx.cli.options import print_json
-from phalanx.control.client import Client, ClientError
-from phalanx.control.plain_text import one_line
+from phalanx.control.client.client import Client, ClientError
+from phalanx.control.client.plain_text import one_line
 
 ServerUrl = Annotated[
     str,

@@ -25,7 +25,7 @@ from phalanx.cli.remote import (
     show,
     table,
 )
-from phalanx.control.client import Client, ClientError
+from phalanx.control.client.client import Client, ClientError
 from phalanx.observe.tracker.runs import (
     MOST_NOTE_LETTERS,
     Note,

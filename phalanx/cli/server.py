@@ -11,8 +11,8 @@ from phalanx.cli.options import Json, print_json
 from phalanx.cli.remote import REFUSED, State
 
 if TYPE_CHECKING:
-    from phalanx.control.log_check import Examined
-    from phalanx.control.store_takeover import SqlStore
+    from phalanx.control.server.store.check import Examined
+    from phalanx.control.server.store.takeover import SqlStore
 
 app = typer.Typer(no_args_is_help=True, help="Look after the log of a server that is stopped.")
 
@@ -43,9 +43,9 @@ def repair(
 
     Without options nothing is changed. Ends with 1 where the log is (still) damaged.
     """
-    from phalanx.control.client import default_state
-    from phalanx.control.store import StoreError, open_store
-    from phalanx.control.store_takeover import SqlStore
+    from phalanx.control.client.client import default_state
+    from phalanx.control.server.store.interface import StoreError, open_store
+    from phalanx.control.server.store.takeover import SqlStore
 
     if truncate_after is not None and set_aside:
         raise typer.BadParameter("give --truncate-after or --set-aside")
@@ -67,7 +67,7 @@ def repair(
 
 
 def _show(log: SqlStore, found: Examined, json: bool) -> None:
-    from phalanx.control.log_repair import as_json, lone_events, loss_of
+    from phalanx.control.server.store.repair import as_json, lone_events, loss_of
 
     if json:
         import msgspec
@@ -93,7 +93,7 @@ def _show(log: SqlStore, found: Examined, json: bool) -> None:
 def _act(
     log: SqlStore, found: Examined, truncate_after: int | None, aside: list[int], yes: bool
 ) -> None:
-    from phalanx.control.log_repair import loss_of, set_aside, truncate
+    from phalanx.control.server.store.repair import loss_of, set_aside, truncate
 
     if truncate_after is not None:
         what = str(loss_of(log, truncate_after + 1, found.acknowledged))

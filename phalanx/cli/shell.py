@@ -18,7 +18,7 @@ from phalanx.cli.remote import REFUSED, ServerUrl, State, connected
 if TYPE_CHECKING:
     from websockets.asyncio.client import ClientConnection
 
-    from phalanx.control.client import Client
+    from phalanx.control.client.client import Client
 
 shell = typer.Typer()
 

@@ -43,8 +43,8 @@ def up(
     json: Json = False,
 ) -> None:
     """Start munge, slurmctld and slurmd's on this machine; partitions batch and prod."""
-    from phalanx.control.backends.slurm.sandbox import Sandbox, SandboxError
-    from phalanx.control.backends.slurm.sandbox_files import SandboxOptions
+    from phalanx.testing.slurm.files import SandboxOptions
+    from phalanx.testing.slurm.sandbox import Sandbox, SandboxError
 
     options = SandboxOptions(
         root=_root(folder),
@@ -71,7 +71,7 @@ def up(
 @sandbox.command()
 def down(folder: Folder = None, json: Json = False) -> None:
     """End a sandbox, with the jobs that still run in it."""
-    from phalanx.control.backends.slurm.sandbox import Sandbox, SandboxError
+    from phalanx.testing.slurm.sandbox import Sandbox, SandboxError
 
     try:
         Sandbox.at(_root(folder)).down()
@@ -92,8 +92,8 @@ def account(
     """What Slurm charged for a job beside what the ledger says it went to."""
     from phalanx.control.backends.slurm.accounting import reconciled, turns_of
     from phalanx.control.backends.slurm.programs import Programs, SlurmError
-    from phalanx.control.ledger_file import stored_buckets
-    from phalanx.control.store import StoreError
+    from phalanx.control.server.history.ledger_file import stored_buckets
+    from phalanx.control.server.store.interface import StoreError
 
     try:
         found = reconciled(job, turns_of(Programs(), job), stored_buckets(state))

@@ -27,11 +27,11 @@ from phalanx.cli.options import (
 from phalanx.cli.remote import ServerUrl, State, connected, plain, refusals_in_words
 from phalanx.cluster.jobs.job import SECOND_NS
 from phalanx.config import ConfigError, Job
-from phalanx.control.api_types import Done, Status, Submission
-from phalanx.control.client import Client, ClientError
-from phalanx.control.payload import Script, Train
-from phalanx.control.secrets_shown import secrets_note
-from phalanx.control.submission import Wanted, submission
+from phalanx.control.client.client import Client, ClientError
+from phalanx.control.server.http.submission import Wanted, submission
+from phalanx.control.trust.secrets import secrets_note
+from phalanx.control.wire.api_types import Done, Status, Submission
+from phalanx.control.wire.payload import Script, Train
 from phalanx.hardware import count_cuda
 
 submit = typer.Typer()

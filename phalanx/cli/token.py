@@ -11,8 +11,8 @@ import typer
 
 from phalanx.cli.options import Json, print_json
 from phalanx.cli.remote import ServerUrl, State, add_row, connected, show, table, when
-from phalanx.control.api_types import NewToken, TokenIn, TokenList, Whoami
-from phalanx.control.secret_file import write_secret
+from phalanx.control.trust.secret_file import write_secret
+from phalanx.control.wire.api_types import NewToken, TokenIn, TokenList, Whoami
 
 app = typer.Typer(no_args_is_help=True, help="Make, list and revoke tokens.")
 

@@ -15,9 +15,16 @@ from rich.text import Text
 from phalanx.cli.options import Json, print_json
 from phalanx.cli.remote import ServerUrl, State, connected, plain, span, when
 from phalanx.cluster.jobs.job import HOUR_NS
-from phalanx.control.api_runs import FindingsOut
-from phalanx.control.api_types import JobList, JobOut, LedgerOut, NoticeOut, QuestionOut, Status
-from phalanx.control.client import Client, ClientError
+from phalanx.control.client.client import Client, ClientError
+from phalanx.control.server.api.runs import FindingsOut
+from phalanx.control.wire.api_types import (
+    JobList,
+    JobOut,
+    LedgerOut,
+    NoticeOut,
+    QuestionOut,
+    Status,
+)
 from phalanx.observe.tracker.findings import Finding
 
 top = typer.Typer()

@@ -19,7 +19,7 @@ from phalanx.cli.remote import State
 
 if TYPE_CHECKING:
     from phalanx.cluster.policy import Policy
-    from phalanx.control.server import Server
+    from phalanx.control.server.process import Server
 
 up = typer.Typer()
 
@@ -82,14 +82,14 @@ def start(
 
     With --nodes also a whole cluster on this machine, each node as processes of its own.
     """
-    from phalanx.control.audit_ship import bad_receiver
-    from phalanx.control.client import default_state
-    from phalanx.control.parent import follow as follow_parent
-    from phalanx.control.policy_file import read_policy
-    from phalanx.control.run import StartError, serve
-    from phalanx.control.server import Options
-    from phalanx.control.tls import is_loopback
-    from phalanx.control.webhooks import bad_address
+    from phalanx.control.client.client import default_state
+    from phalanx.control.host.parent_death import follow as follow_parent
+    from phalanx.control.server.main import StartError, serve
+    from phalanx.control.server.policy_file import read_policy
+    from phalanx.control.server.process import Options
+    from phalanx.control.server.security.audit_ship import bad_receiver
+    from phalanx.control.server.webhooks import bad_address
+    from phalanx.control.trust.tls import is_loopback
 
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
@@ -164,8 +164,8 @@ def _with_spares(policy: Policy | None, spares: int) -> Policy | None:
 
 async def _local(json: bool, server: Server, *, nodes: int, gpus: int) -> None:
     from phalanx.control.backends.local import LocalCluster
-    from phalanx.control.certificates import CERTIFICATE_FILE
-    from phalanx.control.tls import CA_VARIABLE
+    from phalanx.control.trust.certificates import CERTIFICATE_FILE
+    from phalanx.control.trust.tls import CA_VARIABLE
 
     async def tell_joined() -> None:
         joined = await server.await_own_nodes(nodes, JOIN_SECONDS)
@@ -188,7 +188,7 @@ async def _local(json: bool, server: Server, *, nodes: int, gpus: int) -> None:
 
 
 def _say(json: bool, server: Server) -> None:
-    from phalanx.control.api_page import login_url
+    from phalanx.control.server.api.page import login_url
 
     admin, join = (server.options.state / name for name in ("admin.token", "join.token"))
     if server.leading is None:

@@ -10,7 +10,7 @@ import pytest
 from benchmarks.chaos import JOB, judged
 from phalanx.cli.chaos import verdict
 from phalanx.config import check, load_job
-from phalanx.control.chaos.run import Outcome
+from phalanx.testing.chaos.run import Outcome
 
 
 def outcome(state: str, *differences: str) -> Outcome:

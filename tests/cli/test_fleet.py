@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from phalanx.cli.fleet import print_event
-from phalanx.control.api_types import CommandOut, EventOut, Why
+from phalanx.control.wire.api_types import CommandOut, EventOut, Why
 
 
 def test_an_event_is_one_line_that_steers_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,8 +14,8 @@ from phalanx.cluster.fleet.fleet import Node
 from phalanx.cluster.jobs.job import JobSpec
 from phalanx.cluster.protocol.events import NodeJoined, Submit
 from phalanx.cluster.protocol.messages import Inventory
-from phalanx.control.server import Leading, Options, Server
-from phalanx.control.store import StoreError
+from phalanx.control.server.process import Leading, Options, Server
+from phalanx.control.server.store.interface import StoreError
 
 JOBS = 30
 LOG = "log.sqlite"

@@ -16,9 +16,9 @@ from msgspec import NODEFAULT
 from phalanx.cluster.protocol.commands import Command
 from phalanx.cluster.protocol.events import EventBody
 from phalanx.cluster.snapshot import FORMAT_VERSION, CoreState
-from phalanx.control.auth import KeptToken
-from phalanx.control.memory import Memory
-from phalanx.control.store_schema import FORMAT_TABLES, TABLES
+from phalanx.control.server.security.auth import KeptToken
+from phalanx.control.server.shell_memory import Memory
+from phalanx.control.server.store.schema import FORMAT_TABLES, TABLES
 
 RECORDED = Path(__file__).parent / "recorded" / "log-format.json"
 

@@ -45,8 +45,8 @@ from phalanx.cluster.protocol.messages import (
     WorkerRestore,
     WorkerUp,
 )
-from phalanx.control import wire
-from phalanx.control.node_key import NONCE_HEADER, SERVER_HEADER, Asked, NodeKey
+from phalanx.control.trust.node_key import NONCE_HEADER, SERVER_HEADER, Asked, NodeKey
+from phalanx.control.wire import agent_messages as wire
 from tests.ports import free_port
 
 MACHINE = "test-machine-0001"

@@ -12,10 +12,10 @@ import pytest
 
 from phalanx.checkpoint import latest, stored_tensors
 from phalanx.control.backends.local import LocalNode, open_files, worker_pids
-from phalanx.control.chaos.verdict import belonging, orphans
-from phalanx.control.stage import Commits, Stage
+from phalanx.testing.chaos.verdict import belonging, orphans
+from phalanx.testing.local_cluster import Commits, Stage
 from tests.control.jobs import assert_same, losses, undisturbed, write_job
-from tests.control.test_recovery import reach
+from tests.control.server.test_replay import reach
 
 END_SECONDS = 180
 ENDLESS = 10**6

@@ -18,11 +18,12 @@ from msgspec import structs
 
 from phalanx.config import ConfigError, job_from_table, resolve
 from phalanx.control.backends.local import LocalNode
-from phalanx.control.chaos import Arena, Plan, also_drawn, random_plan, read_plan
-from phalanx.control.chaos.harm import Harm
-from phalanx.control.chaos.plan import MORE_WEIGHTS, WEIGHTS, Action
-from phalanx.control.chaos.run import play_all
-from phalanx.control.chaos.verdict import (
+from phalanx.control.client.server_file import ServerFile
+from phalanx.testing.chaos import Arena, Plan, also_drawn, random_plan, read_plan
+from phalanx.testing.chaos.injector import Harm
+from phalanx.testing.chaos.plan import MORE_WEIGHTS, WEIGHTS, Action
+from phalanx.testing.chaos.run import play_all
+from phalanx.testing.chaos.verdict import (
     belonging,
     leaked_memory,
     leaked_ports,
@@ -30,8 +31,7 @@ from phalanx.control.chaos.verdict import (
     orphans,
     shared_memory,
 )
-from phalanx.control.server_file import ServerFile
-from phalanx.control.stage import Stage
+from phalanx.testing.local_cluster import Stage
 from tests.control.jobs import JOB, write_job
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "chaos.toml"

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from phalanx.control.backends.local import processes_of, worker_pids
-from phalanx.control.chaos.verdict import orphans
-from phalanx.control.stage import Commits, Stage
+from phalanx.testing.chaos.verdict import orphans
+from phalanx.testing.local_cluster import Commits, Stage
 from tests.control.jobs import assert_same, undisturbed, write_job
-from tests.control.test_recovery import END_SECONDS, reach
+from tests.control.server.test_replay import END_SECONDS, reach
 
 # Far below the deadlines for a hang (a minute) and for silence (21 s), on a busy machine too.
 AT_ONCE_SECONDS = 18.0

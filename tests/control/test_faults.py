@@ -14,19 +14,25 @@ import pytest
 
 from phalanx.cluster.protocol.messages import Fault, LocalFact, SiteNotice
 from phalanx.cluster.recovery.causes import CAUSES
-from phalanx.control.agent_config import FaultOptions
-from phalanx.control.faults import FaultSources
-from phalanx.control.faults.gpu_watch import event_fault, gpu_faults
-from phalanx.control.faults.host import Notice, NoticeSource, oom_kills, own_group, parse_notice
-from phalanx.control.faults.kernel_log import (
+from phalanx.control.agent.config import FaultOptions
+from phalanx.control.agent.faults import FaultSources
+from phalanx.control.agent.faults.gpu_watch import event_fault, gpu_faults
+from phalanx.control.agent.faults.host import (
+    Notice,
+    NoticeSource,
+    oom_kills,
+    own_group,
+    parse_notice,
+)
+from phalanx.control.agent.faults.kernel_log import (
     KernelLog,
     OomKill,
     fault_of,
     parse_record,
     pci_address,
 )
-from phalanx.control.faults.links import link_faults, read_links
-from phalanx.control.faults.xid import XIDS
+from phalanx.control.agent.faults.links import link_faults, read_links
+from phalanx.control.agent.faults.xid import XIDS
 from phalanx.doctor.gpus import GpuFacts
 
 RECORDS = [

@@ -17,10 +17,10 @@ from torch.distributed import TCPStore
 
 from phalanx.cluster.protocol.messages import Restored, WorkerAbort, WorkerRestore
 from phalanx.config import Job, Train
-from phalanx.control.agent_orders import AgentOrders
-from phalanx.control.worker_link import Fact, Take, decode_fact
-from phalanx.control.zygote_client import ZygoteClient
-from phalanx.control.zygote_wire import Ended, Spawn, Unframer, framed
+from phalanx.control.agent.spawn.zygote_client import ZygoteClient
+from phalanx.control.wire.worker_messages import Fact, Take, decode_fact
+from phalanx.control.wire.zygote_messages import Ended, Spawn, Unframer, framed
+from phalanx.control.worker.orders import AgentOrders
 from phalanx.train.rank.member import join_group
 from phalanx.train.rank.orders import Formation
 from tests.ranks import run_ranks

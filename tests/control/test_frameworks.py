@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from phalanx.control.backends.local import worker_pids
-from phalanx.control.stage import Stage
+from phalanx.testing.local_cluster import Stage
 
 SCRIPTS = Path(__file__).parent / "frameworks"
 SILENT_SECONDS = 600

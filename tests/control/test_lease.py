@@ -7,8 +7,8 @@ import sys
 import time
 from pathlib import Path
 
-from phalanx.control.zygote_client import ZygoteClient
-from phalanx.control.zygote_wire import Spawn
+from phalanx.control.agent.spawn.zygote_client import ZygoteClient
+from phalanx.control.wire.zygote_messages import Spawn
 
 LEASE_SECONDS = 1.0
 

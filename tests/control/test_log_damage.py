@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from phalanx.control.store import TICK, open_store
-from phalanx.control.store_sqlite import SqliteStore
+from phalanx.control.server.store.interface import TICK, open_store
+from phalanx.control.server.store.sqlite import SqliteStore
 from tests.control.damage import ALL_JOBS, JOBS, LOG, damage, fill, flip, start
 from tests.control.sql import change_file
 

@@ -13,9 +13,9 @@ from msgspec import structs
 from phalanx import __version__
 from phalanx.cluster.policy import Policy
 from phalanx.cluster.snapshot import FORMAT_VERSION
-from phalanx.control.recovery import recover
-from phalanx.control.store import StoreError, StoreFormatError, open_store
-from phalanx.control.store_sqlite import SqliteStore
+from phalanx.control.server.replay import recover
+from phalanx.control.server.store.interface import StoreError, StoreFormatError, open_store
+from phalanx.control.server.store.sqlite import SqliteStore
 from tests.control.damage import LOG, fill, start
 from tests.control.log_format import RECORDED, described
 from tests.control.sql import change_file

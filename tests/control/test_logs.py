@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from phalanx.control import agent_logs, log_requests
-from phalanx.control.agent_logs import LogReader
-from phalanx.control.log_requests import LogRequests, Whereabouts
-from phalanx.control.wire import LogPart, ReadLog, StopLog, decode_down
+from phalanx.control.agent.inspect import logs as agent_logs
+from phalanx.control.agent.inspect.logs import LogReader
+from phalanx.control.server.http import log_requests
+from phalanx.control.server.http.log_requests import LogRequests, Whereabouts
+from phalanx.control.wire.agent_messages import LogPart, ReadLog, StopLog, decode_down
 
 
 @pytest.fixture(autouse=True)

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from phalanx.control.chaos.verdict import orphans
-from phalanx.control.stage import Commits, Stage
+from phalanx.testing.chaos.verdict import orphans
+from phalanx.testing.local_cluster import Commits, Stage
 from tests.control.jobs import (
     assert_same,
     first_samples,
@@ -22,7 +22,7 @@ from tests.control.jobs import (
     undisturbed,
     write_job,
 )
-from tests.control.test_recovery import reach
+from tests.control.server.test_replay import reach
 
 END_SECONDS = 180
 # Deadlines for a job of small steps, as long as a busy machine may hold all of them up.

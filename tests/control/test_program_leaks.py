@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from phalanx.control.agent.inspect.log_keeping import MOST_BYTES
+from phalanx.control.agent.socket_paths import runtime_folder
+from phalanx.control.agent.spawn.cgroups import Cgroups
 from phalanx.control.backends.local import processes_of, worker_pids
-from phalanx.control.cgroups import Cgroups
-from phalanx.control.log_keeping import MOST_BYTES
-from phalanx.control.process_tree import read_stat
-from phalanx.control.runtime import runtime_folder
-from phalanx.control.stage import Stage
+from phalanx.control.host.process_tree import read_stat
+from phalanx.testing.local_cluster import Stage
 
 DAEMON = """
 import os, subprocess, sys, time

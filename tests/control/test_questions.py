@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from phalanx.cluster.protocol.events import NodeSilent
-from phalanx.control.views import questions
+from phalanx.control.server.http.views import questions
 from tests.cluster.drive import SECOND, Drive
 
 

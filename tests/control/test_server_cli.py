@@ -15,9 +15,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from phalanx.control.agent_files import AlreadyRunsError, lock_state
-from phalanx.control.chaos.verdict import orphans
-from phalanx.control.runtime import runtime_folder
+from phalanx.control.agent.identity import AlreadyRunsError, lock_state
+from phalanx.control.agent.socket_paths import runtime_folder
+from phalanx.testing.chaos.verdict import orphans
 from tests.control.servers import WORK, PlayedAgent, ServerProcess
 from tests.ports import free_port
 

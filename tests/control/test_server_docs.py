@@ -80,7 +80,7 @@ def interpreter_of(user: str) -> tuple[str, str]:
     system = f"/usr/bin/python3.{sys.version_info.minor}"
     for python in (sys.executable, system):
         trial = subprocess.run(
-            ["/bin/sh", "-c", f"exec {python} -c 'import phalanx.control.server'"],
+            ["/bin/sh", "-c", f"exec {python} -c 'import phalanx.control.server.process'"],
             user=user,
             env={"PYTHONPATH": packages, "PATH": os.environ["PATH"]},
             cwd="/",

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.control.stage import Stage
-from phalanx.control.users import own_name
+from phalanx.control.host.users import own_name
+from phalanx.testing.local_cluster import Stage
 
 SLEEP = (sys.executable, "-c", "import time; time.sleep(600)")
 

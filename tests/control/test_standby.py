@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.control import server as module
-from phalanx.control.server import Options, Server
-from phalanx.control.store import StoreBusyError, StoreError
+from phalanx.control.server import process as module
+from phalanx.control.server.process import Options, Server
+from phalanx.control.server.store.interface import StoreBusyError, StoreError
 
 
 def test_a_store_that_is_away_is_told_once_and_not_at_every_try(

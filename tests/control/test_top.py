@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from phalanx.cli import top
-from phalanx.control.client import Client
+from phalanx.control.client.client import Client
 from tests.control.servers import WORK, PlayedAgent, ServerProcess
 
 

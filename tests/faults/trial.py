@@ -20,6 +20,7 @@ from typing import Any
 import psutil
 
 from phalanx.checkpoint.format.manifest import MANIFEST_FILE
+from phalanx.control.agent.socket_paths import runtime_folder
 from phalanx.control.backends.local import (
     LocalNode,
     keeper_pid,
@@ -27,7 +28,8 @@ from phalanx.control.backends.local import (
     worker_pids,
     zygote_pid,
 )
-from phalanx.control.chaos.verdict import (
+from phalanx.control.client.client import ClientError
+from phalanx.testing.chaos.verdict import (
     belonging,
     leaked_memory,
     leaked_ports,
@@ -35,9 +37,7 @@ from phalanx.control.chaos.verdict import (
     orphans,
     shared_memory,
 )
-from phalanx.control.client import ClientError
-from phalanx.control.runtime import runtime_folder
-from phalanx.control.stage import Commits, Stage
+from phalanx.testing.local_cluster import Commits, Stage
 from tests.control.jobs import assert_same, losses, set_options, write_job
 
 SLOTS = 4

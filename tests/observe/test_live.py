@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from phalanx.control.client import Client, ClientError
-from phalanx.control.stage import Stage
+from phalanx.control.client.client import Client, ClientError
+from phalanx.testing.local_cluster import Stage
 from phalanx.train import StepRecord, read_records
 from tests.control.jobs import write_job
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from phalanx.control.stage import Stage
+from phalanx.testing.local_cluster import Stage
 from tests.control.jobs import losses, write_job
 from tests.train.test_trackers_soak import READ_WANDB, needs, read_back
 

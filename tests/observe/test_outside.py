@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from phalanx.control.webhooks import Webhooks, bad_address
+from phalanx.control.server.webhooks import Webhooks, bad_address
 from phalanx.observe.prometheus import MOST_JOBS, Family, JobSample, job_families, render
 from tests.control.servers import ServerProcess
 

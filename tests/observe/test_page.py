@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from phalanx.control.client import Client
-from phalanx.control.stage import Stage
+from phalanx.control.client.client import Client
+from phalanx.testing.local_cluster import Stage
 from tests.control.jobs import write_job
 from tests.observe.browser import Tab, browser, chromium, tab
 

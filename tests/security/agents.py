@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from phalanx.control.safe_files import Owner
+from phalanx.control.agent.safe_files import Owner
 from tests.control.servers import ServerProcess
 
 

@@ -16,9 +16,17 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.control.audit import ANCHOR, DAY_NS, NAME, Audit, Keeping, older_files, read_anchor
-from phalanx.control.audit_check import entries, verify
-from phalanx.control.audit_ship import MOST_WAITING, Shipper, bad_receiver, shipper
+from phalanx.control.server.security.audit import (
+    ANCHOR,
+    DAY_NS,
+    NAME,
+    Audit,
+    Keeping,
+    older_files,
+    read_anchor,
+)
+from phalanx.control.server.security.audit_check import entries, verify
+from phalanx.control.server.security.audit_ship import MOST_WAITING, Shipper, bad_receiver, shipper
 from tests.control.servers import ServerProcess
 
 START_NS = 1_700_000_000 * 10**9

@@ -14,8 +14,8 @@ import pytest
 from msgspec import Struct
 
 from phalanx.cluster.protocol import messages as m
-from phalanx.control import wire
-from phalanx.control.shell_wire import ShellOutput
+from phalanx.control.wire import agent_messages as wire
+from phalanx.control.wire.shell_messages import ShellOutput
 from phalanx.observe.node.node_sample import NodeSample
 from phalanx.observe.node.node_words import NodeRecords, RunRecord
 from phalanx.train.report.records import CheckpointRecord

@@ -18,13 +18,19 @@ from phalanx.cluster.protocol.events import Event, Hold, Step, Submit
 from phalanx.cluster.reasons import Reason
 from phalanx.config import ConfigError
 from phalanx.config.toml_text import MOST_DEPTH, parse_toml
-from phalanx.control.alarms import Alarms
-from phalanx.control.chronicle import first_look
-from phalanx.control.controller import Controller, UnavailableError
-from phalanx.control.door import MOST_FIELDS, MOST_ITEMS, MOST_VALUES, DoorError, check
-from phalanx.control.payload import Train, encode_payload
-from phalanx.control.recovery import recover
-from phalanx.control.store_sqlite import SqliteStore
+from phalanx.control.server.alarms import Alarms
+from phalanx.control.server.controller import Controller, UnavailableError
+from phalanx.control.server.history.chronicle import first_look
+from phalanx.control.server.replay import recover
+from phalanx.control.server.security.body_limits import (
+    MOST_FIELDS,
+    MOST_ITEMS,
+    MOST_VALUES,
+    DoorError,
+    check,
+)
+from phalanx.control.server.store.sqlite import SqliteStore
+from phalanx.control.wire.payload import Train, encode_payload
 from phalanx.observe.tracker.findings import Finding
 from tests.control.servers import WORK, ServerProcess
 
@@ -184,7 +190,7 @@ def test_an_order_that_cannot_be_written_down_is_refused_alone(tmp_path: Path) -
 
 
 def test_a_task_that_fails_is_begun_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("phalanx.control.alarms.AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr("phalanx.control.server.alarms.AGAIN_SECONDS", 0.0)
     alarms, tries = Alarms(), []
 
     async def work() -> None:

@@ -1,7 +1,7 @@
 """No agent-side module opens, makes or changes files by their path without a reason given here.
 
 An agent may be root, and a job's folders are its user's. Whatever touches them goes through
-``phalanx.control.safe_files``; what is listed here touches only what is the agent's own.
+``phalanx.control.agent.safe_files``; what is listed here touches only what is the agent's own.
 """
 
 from __future__ import annotations
@@ -29,25 +29,29 @@ AS_USER = "the process has switched to the job's user, or has been told to be it
 CGROUP_USES = ("make", "_bounded", "close", "enter_group", "own_group", "_end", "_removed")
 
 ALLOWED = {
-    "control/agent.py": {"leave": RUNTIME, "run": "connections, not files"},
-    "control/agent_details.py": {},
-    "control/agent_logs.py": {},
-    "control/agent_shell.py": {},
-    "control/cgroups.py": dict.fromkeys(CGROUP_USES, PROC),
-    "control/containment.py": dict.fromkeys(("contain", "enable_controllers", "bound_group"), PROC),
-    "control/crew.py": {
+    "control/agent/process.py": {"leave": RUNTIME, "run": "connections, not files"},
+    "control/agent/inspect/details.py": {},
+    "control/agent/inspect/logs.py": {},
+    "control/agent/inspect/shell.py": {},
+    "control/agent/spawn/cgroups.py": dict.fromkeys(CGROUP_USES, PROC),
+    "control/agent/spawn/containment.py": {
+        "contain": PROC,
+        "enable_controllers": PROC,
+        "bound_group": PROC,
+    },
+    "control/agent/jobs/jobs.py": {
         "__init__": OWN,
         "here": OWN,
         "_clear_sockets": "rmtree follows no link",
         "stop": "rmtree follows no link",
     },
-    "control/ears.py": {"listen": "reached as the job's user"},
-    "control/evidence.py": {"write_process": PROC},
-    "control/examiner.py": {"_run": OWN, "_injected": OWN, "_read": OWN, "examine": OWN},
-    "control/hands.py": {},
-    "control/hooks.py": {},
-    "control/keeper_watch.py": {},
-    "control/log_keeping.py": {
+    "control/agent/jobs/worker_events.py": {"listen": "reached as the job's user"},
+    "control/agent/inspect/evidence.py": {"write_process": PROC},
+    "control/agent/node_check.py": {"_run": OWN, "_injected": OWN, "_read": OWN, "examine": OWN},
+    "control/agent/jobs/local_job.py": {},
+    "control/agent/hooks.py": {},
+    "control/agent/jobs/keeper_watch.py": {},
+    "control/agent/inspect/log_keeping.py": {
         "note_ranks": OWN,
         "noted_ranks": OWN,
         "_compress_at": "a name in a folder that is open; unlink follows no link",
@@ -55,23 +59,31 @@ ALLOWED = {
         "compress_ended": "the folder is opened without following links",
         "expire": "unlink and rmdir follow no link",
     },
-    "control/output_pump.py": {},
-    "control/places.py": {},
-    "control/process_tree.py": {"read_stat": PROC, "own_children": PROC},
-    "control/processes.py": {
+    "control/agent/inspect/output_pump.py": {},
+    "control/agent/jobs/assignment.py": {},
+    "control/host/process_tree.py": {"read_stat": PROC, "own_children": PROC},
+    "control/agent/spawn/start.py": {
         "ensure_keeper": "unlink follows no link",
         "end_keeper": "unlink follows no link",
         "watch": "a connection, not a file",
     },
-    "control/program_activity.py": {},
-    "control/program_notes.py": {"note_program": OWN, "noted_programs": OWN, "forget_program": OWN},
-    "control/programs.py": {},
-    "control/runtime.py": {"make_runtime_folder": RUNTIME},
-    "control/secrets_shown.py": {"_read": AS_USER},
-    "control/telemetry.py": {},
-    "control/wrapper_exits.py": {},
-    "control/zygote.py": {"listen": RUNTIME, "_end_children": RUNTIME, "_spawn": "a pump"},
-    "control/zygote_client.py": {"_start": OWN},
+    "control/agent/jobs/program_activity.py": {},
+    "control/agent/jobs/program_notes.py": {
+        "note_program": OWN,
+        "noted_programs": OWN,
+        "forget_program": OWN,
+    },
+    "control/agent/jobs/programs.py": {},
+    "control/agent/socket_paths.py": {"make_runtime_folder": RUNTIME},
+    "control/trust/secrets.py": {"_read": AS_USER},
+    "control/agent/telemetry.py": {},
+    "control/agent/jobs/wrapper_exits.py": {},
+    "control/agent/spawn/zygote.py": {
+        "listen": RUNTIME,
+        "_end_children": RUNTIME,
+        "_spawn": "a pump",
+    },
+    "control/agent/spawn/zygote_client.py": {"_start": OWN},
     "observe/node/ring.py": {"__init__": AS_USER, "_open": "what it is, is asked of the open file"},
     "observe/node/worker_ring.py": {},
 }  # fmt: skip
@@ -115,6 +127,6 @@ def test_files_are_touched_through_safe_files_or_for_a_reason(module: str) -> No
     found = uses(ROOT / module)
     strangers = [f"{module}:{line} {name} in {function}()" for function, line, name in found
                  if function not in allowed]  # fmt: skip
-    assert not strangers, "use phalanx.control.safe_files, or say here why not"
+    assert not strangers, "use phalanx.control.agent.safe_files, or say here why not"
     unused = set(allowed) - {function for function, _, _ in found}
     assert not unused, f"{module}: these reasons excuse nothing any more"

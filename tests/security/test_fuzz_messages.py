@@ -22,12 +22,14 @@ from phalanx.checkpoint.keeper import wire as keeper_wire
 from phalanx.cluster.protocol.agent_machine import Agent
 from phalanx.cluster.protocol.commands import Command
 from phalanx.cluster.protocol.messages import LocalFact
-from phalanx.control import wire, worker_link, zygote_wire
-from phalanx.control.ears import Ears
-from phalanx.control.frames import FrameError, Frames
-from phalanx.control.hands import Here
-from phalanx.control.zygote import Zygote
-from phalanx.control.zygote_wire import LENGTH, Unframer
+from phalanx.control.agent.jobs.local_job import Here
+from phalanx.control.agent.jobs.worker_events import Ears
+from phalanx.control.agent.spawn.zygote import Zygote
+from phalanx.control.wire import agent_messages as wire
+from phalanx.control.wire import worker_messages as worker_link
+from phalanx.control.wire import zygote_messages as zygote_wire
+from phalanx.control.wire.websocket_frames import FrameError, Frames
+from phalanx.control.wire.zygote_messages import LENGTH, Unframer
 from tests.control.servers import WORK, PlayedAgent, ServerProcess
 from tests.security.values import HOSTILE, of_type
 

@@ -21,14 +21,14 @@ import pytest
 from torch.distributed import TCPStore
 
 from phalanx.cluster.protocol.messages import WorkerLeft
-from phalanx.control.agent_config import read_agent_config
-from phalanx.control.ears import Ears
-from phalanx.control.hands import Here
-from phalanx.control.job_environment import passed_on
-from phalanx.control.processes import Processes
-from phalanx.control.safe_files import Owner
-from phalanx.control.worker_link import Present
-from phalanx.control.zygote_wire import Child, framed
+from phalanx.control.agent.config import read_agent_config
+from phalanx.control.agent.jobs.local_job import Here
+from phalanx.control.agent.jobs.worker_events import Ears
+from phalanx.control.agent.safe_files import Owner
+from phalanx.control.agent.spawn.job_environment import passed_on
+from phalanx.control.agent.spawn.start import Processes
+from phalanx.control.wire.worker_messages import Present
+from phalanx.control.wire.zygote_messages import Child, framed
 from tests.control.servers import ServerProcess
 from tests.security.agents import RootAgent, as_user, wait_for
 
@@ -36,8 +36,8 @@ TAKE_OVER = """
 import os, socket, sys
 sys.path.insert(0, {path!r})
 from phalanx.cluster.protocol.messages import WorkerLeft
-from phalanx.control.worker_link import Present
-from phalanx.control.zygote_wire import framed
+from phalanx.control.wire.worker_messages import Present
+from phalanx.control.wire.zygote_messages import framed
 link = socket.socket(socket.AF_UNIX)
 link.connect({socket!r})
 link.sendall(framed(Present(job={job}, index=0, pid={pid}, generation=1, rank=0, running=True)))
@@ -76,7 +76,7 @@ def test_a_connection_speaks_only_for_the_job_whose_socket_it_came_to(
 def test_a_process_that_is_not_the_job_s_own_is_refused(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("phalanx.control.ears.KNOWN_SECONDS", 0.1)
+    monkeypatch.setattr("phalanx.control.agent.jobs.worker_events.KNOWN_SECONDS", 0.1)
     with caplog.at_level(logging.WARNING):
         assert spoken(tmp_path, job=1, root_of=lambda here, pid: 0) == []
     assert "is not one of the job's" in caplog.text

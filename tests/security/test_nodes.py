@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from websockets.exceptions import InvalidStatus
 
-from phalanx.control.node_key import KEY_FILE, NodeKey, fingerprint
+from phalanx.control.trust.node_key import KEY_FILE, NodeKey, fingerprint
 from tests.control.servers import PlayedAgent, ServerProcess
 from tests.security.agents import RootAgent, wait_for
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from phalanx.cluster.jobs.job import JobSpec
-from phalanx.control.api_types import JobRequest
-from phalanx.control.payload import PayloadError, Script, decode_payload
-from phalanx.control.work_check import WorkError, checked_work
+from phalanx.control.server.http.work_check import WorkError, checked_work
+from phalanx.control.wire.api_types import JobRequest
+from phalanx.control.wire.payload import PayloadError, Script, decode_payload
 from tests.control.servers import WORK, ServerProcess
 from tests.security.agents import RootAgent, wait_for
 

@@ -15,16 +15,16 @@ from typing import Any
 
 import pytest
 
-from phalanx.control.agent_logs import LogReader
-from phalanx.control.ears import Ears
-from phalanx.control.evidence import Evidence
-from phalanx.control.hands import Here
-from phalanx.control.hooks import Hook, run_hook
-from phalanx.control.keeper_watch import is_listened_to, keeper_pid, what_is_kept
-from phalanx.control.log_keeping import compress_ended, cut, expire
-from phalanx.control.output_pump import Pump
-from phalanx.control.safe_files import Owner, UnsafeFileError, files_as, make_folder, open_log
-from phalanx.control.wire import LogPart, LookAt, ReadLog
+from phalanx.control.agent.hooks import Hook, run_hook
+from phalanx.control.agent.inspect.evidence import Evidence
+from phalanx.control.agent.inspect.log_keeping import compress_ended, cut, expire
+from phalanx.control.agent.inspect.logs import LogReader
+from phalanx.control.agent.inspect.output_pump import Pump
+from phalanx.control.agent.jobs.keeper_watch import is_listened_to, keeper_pid, what_is_kept
+from phalanx.control.agent.jobs.local_job import Here
+from phalanx.control.agent.jobs.worker_events import Ears
+from phalanx.control.agent.safe_files import Owner, UnsafeFileError, files_as, make_folder, open_log
+from phalanx.control.wire.agent_messages import LogPart, LookAt, ReadLog
 from phalanx.observe.node.ring import RingReader, RingWriter
 from tests.security.agents import as_user
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.control.secrets_shown import (
+from phalanx.control.trust.secrets import (
     HIDDEN,
     SecretError,
     plain_secrets,

@@ -15,8 +15,8 @@ import pytest
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 
-from phalanx.control.auth import HOUR_NS, KEEP_HOURS, AuthError, Tokens
-from phalanx.control.store import Store, open_store
+from phalanx.control.server.security.auth import HOUR_NS, KEEP_HOURS, AuthError, Tokens
+from phalanx.control.server.store.interface import Store, open_store
 from tests.control.servers import WORK, PlayedAgent, ServerProcess
 
 

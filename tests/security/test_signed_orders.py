@@ -9,10 +9,10 @@ import pytest
 
 from phalanx.cluster.protocol.commands import Command, Form, Stop
 from phalanx.cluster.reasons import Reason
-from phalanx.control import wire
-from phalanx.control.server_key import ServerKey
-from phalanx.control.shell_wire import OpenShell
-from phalanx.control.uplink import Uplink
+from phalanx.control.agent.uplink import Uplink
+from phalanx.control.trust.server_key import ServerKey
+from phalanx.control.wire import agent_messages as wire
+from phalanx.control.wire.shell_messages import OpenShell
 
 KEY, OTHER = ServerKey(secrets.token_bytes(32)), ServerKey(secrets.token_bytes(32))
 WHY = Reason("test")

@@ -12,10 +12,10 @@ import pytest
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
-from phalanx.control import http_connection
-from phalanx.control.gate import GRACE_SECONDS, Gate
-from phalanx.control.limits import RateLimit
-from phalanx.control.live import FIRST_SECONDS
+from phalanx.control.server.http import http_connection
+from phalanx.control.server.http.live import FIRST_SECONDS
+from phalanx.control.server.security.connection_gate import GRACE_SECONDS, Gate
+from phalanx.control.server.security.rate_limits import RateLimit
 from tests.control.servers import ServerProcess
 from tests.security.test_tls import WideServer
 

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 
-from phalanx.control import certificates
-from phalanx.control.certificates import CERTIFICATE_FILE, KEY_FILE, Authority
-from phalanx.control.client import Client, ClientError
-from phalanx.control.tls import TlsError, advice, kept_authority, trusting_pinned
+from phalanx.control.client.client import Client, ClientError
+from phalanx.control.trust import certificates
+from phalanx.control.trust.certificates import CERTIFICATE_FILE, KEY_FILE, Authority
+from phalanx.control.trust.tls import TlsError, advice, kept_authority, trusting_pinned
 from tests.control.servers import ServerProcess
 from tests.security.agents import RootAgent, wait_for
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import secrets
 from pathlib import Path
 
-from phalanx.control.certificates import Authority, write_certificate
+from phalanx.control.trust.certificates import Authority, write_certificate
 
 
 class CertificateError(Exception):

@@ -18,7 +18,12 @@ from urllib.parse import quote
 from msgspec import Struct, structs
 
 from phalanx.cluster.jobs.job import ENDED
-from phalanx.control.api_types import (
+from phalanx.control.backends.certificate import CertificateError
+from phalanx.control.backends.own_controller import OwnController
+from phalanx.control.backends.site import Site
+from phalanx.control.client.client import Client, ClientError
+from phalanx.control.server.http.submission import Wanted, submission
+from phalanx.control.wire.api_types import (
     Done,
     Drain,
     JobDetail,
@@ -29,11 +34,6 @@ from phalanx.control.api_types import (
     Readmit,
     Status,
 )
-from phalanx.control.backends.certificate import CertificateError
-from phalanx.control.backends.own_controller import OwnController
-from phalanx.control.backends.site import Site
-from phalanx.control.client import Client, ClientError
-from phalanx.control.submission import Wanted, submission
 
 AGAIN = 75  # exit code: not done, to be continued in another allocation
 CANCELLED = 143  # exit code: the engine ends the allocation, and waits for nobody

@@ -20,11 +20,11 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from phalanx.control.network import CARD, Network
-from phalanx.control.process_tree import read_stat
-from phalanx.control.runtime import make_runtime_folder, runtime_folder
-from phalanx.control.zygote_client import ZygoteClient
-from phalanx.control.zygote_wire import Spawn
+from phalanx.control.agent.socket_paths import make_runtime_folder, runtime_folder
+from phalanx.control.agent.spawn.network import CARD, Network
+from phalanx.control.agent.spawn.zygote_client import ZygoteClient
+from phalanx.control.host.process_tree import read_stat
+from phalanx.control.wire.zygote_messages import Spawn
 
 END_SECONDS = 15.0
 ALONE_SECONDS = 5.0  # the mother outlives this process so long

@@ -7,7 +7,7 @@ import math
 from msgspec import Struct
 
 from phalanx.config import Job
-from phalanx.control.submission import slot_of
+from phalanx.control.server.http.submission import slot_of
 from phalanx.plan import AxisTraffic, Prediction, mapping_of, predict, traffic, workload_of
 
 USUAL_NODE_GPUS = 8

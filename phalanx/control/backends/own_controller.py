@@ -11,8 +11,8 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from phalanx.control.backends.certificate import make_certificate
-from phalanx.control.certificates import KEY_FILE
-from phalanx.control.client import TLS_FILE
+from phalanx.control.client.client import TLS_FILE
+from phalanx.control.trust.certificates import KEY_FILE
 
 END_SECONDS = 10.0
 

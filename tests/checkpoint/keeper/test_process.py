@@ -30,7 +30,7 @@ from phalanx.checkpoint.keeper.client import Outcome
 from phalanx.checkpoint.keeper.shelf import Held, refuse_memory
 from phalanx.checkpoint.write.commit import Order
 from phalanx.checkpoint.write.direct import CHUNK_BYTES, WRITE_BYTES, chunk_sums
-from phalanx.control.keeper_watch import save_kept
+from phalanx.control.agent.jobs.keeper_watch import save_kept
 from phalanx.data import Cursor
 from tests.checkpoint.waiting import eventually, keepers_below, newest_child
 from tests.ranks import RankError, die_together, run_ranks

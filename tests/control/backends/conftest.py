@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.control.backends.slurm.sandbox import Sandbox, SandboxError, require_programs
-from phalanx.control.backends.slurm.sandbox_files import SandboxOptions
+from phalanx.testing.slurm.files import SandboxOptions
+from phalanx.testing.slurm.sandbox import Sandbox, SandboxError, require_programs
 
 SECONDS = 900  # real daemons and jobs: what a test waits for itself says more when it is missing
 

@@ -22,9 +22,9 @@ from typing import Any
 import psutil
 from ray.cluster_utils import Cluster
 
-from phalanx.control.api_types import NodeList
 from phalanx.control.backends.local import LocalNode, processes_of
-from phalanx.control.backends.stage import HARMS, EngineJob
+from phalanx.control.wire.api_types import NodeList
+from phalanx.testing.engine_job import HARMS, EngineJob
 
 WORLD, NODES = 4, 4  # two ranks a node: two nodes for the gang, two that stand by
 SPARES = 2

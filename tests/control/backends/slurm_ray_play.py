@@ -11,10 +11,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from phalanx.control.backends.slurm.sandbox import Sandbox
-from phalanx.control.backends.slurm.sandbox_files import SandboxOptions
-from phalanx.control.backends.slurm.stage import SlurmJob
-from phalanx.control.backends.stage import wait
+from phalanx.testing.engine_job import wait
+from phalanx.testing.slurm.files import SandboxOptions
+from phalanx.testing.slurm.job import SlurmJob
+from phalanx.testing.slurm.sandbox import Sandbox
 from tests.control.jobs import write_job
 
 PROGRAM = """

@@ -15,9 +15,9 @@ import pytest
 from phalanx.control.backends import lead as module
 from phalanx.control.backends.lead import Lead, LeadError, LeadOptions
 from phalanx.control.backends.ray.submit import RayError, connect
-from phalanx.control.backends.slurm.sandbox import Sandbox
-from phalanx.control.backends.stage import wait
-from phalanx.control.submission import Wanted
+from phalanx.control.server.http.submission import Wanted
+from phalanx.testing.engine_job import wait
+from phalanx.testing.slurm.sandbox import Sandbox
 from tests.control.jobs import write_job
 from tests.control.servers import ServerProcess
 

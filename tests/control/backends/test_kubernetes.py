@@ -32,7 +32,7 @@ from phalanx.control.backends.kubernetes.apply import KubernetesError, apply
 from phalanx.control.backends.kubernetes.install import install
 from phalanx.control.backends.kubernetes.manifests import manifests
 from phalanx.control.backends.kubernetes.site import KubernetesSite
-from phalanx.control.submission import Wanted
+from phalanx.control.server.http.submission import Wanted
 
 IMAGE = "registry.example/phalanx@sha256:" + "0" * 64
 VERSION = "1.33"

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.control.backends.slurm.sandbox import Sandbox
-from phalanx.control.backends.slurm.stage import SlurmJob
-from phalanx.control.stage import Stage
+from phalanx.testing.local_cluster import Stage
+from phalanx.testing.slurm.job import SlurmJob
+from phalanx.testing.slurm.sandbox import Sandbox
 from tests.control.backends.test_ray import needs_namespace, needs_ray, play
 from tests.control.jobs import JOB, assert_same, undisturbed
 

@@ -14,7 +14,7 @@ import pytest
 
 from phalanx.control.backends.ray import submit
 from phalanx.control.backends.ray.submit import RayBackend, RayError, connect
-from phalanx.control.submission import Wanted
+from phalanx.control.server.http.submission import Wanted
 from tests.control.jobs import assert_same, generations, undisturbed, write_job
 
 needs_ray = pytest.mark.skipif(

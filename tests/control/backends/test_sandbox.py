@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.control.backends.slurm import sandbox as module
 from phalanx.control.backends.slurm.programs import find_program
-from phalanx.control.backends.slurm.sandbox import Sandbox, SandboxError
-from phalanx.control.backends.slurm.sandbox_files import SandboxOptions
+from phalanx.testing.slurm import sandbox as module
+from phalanx.testing.slurm.files import SandboxOptions
+from phalanx.testing.slurm.sandbox import Sandbox, SandboxError
 from tests.control.backends.conftest import ports_in_a_row
 from tests.ports import free_port
 
@@ -63,8 +63,8 @@ def test_a_dead_node_takes_only_its_own_processes(make_sandbox: Callable[..., Sa
 OWNER = """
 import sys, time
 from pathlib import Path
-from phalanx.control.backends.slurm.sandbox import Sandbox
-from phalanx.control.backends.slurm.sandbox_files import SandboxOptions
+from phalanx.testing.slurm.sandbox import Sandbox
+from phalanx.testing.slurm.files import SandboxOptions
 root, port = Path(sys.argv[1]), int(sys.argv[2])
 with Sandbox(SandboxOptions(root=root, nodes=1, gpus_per_node=0, port=port)):
     print("up", flush=True)

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from phalanx.cli.jobs import RankPlace, rank_places
-from phalanx.control.api_types import JobDetail, NodeList
 from phalanx.control.backends.slurm.facts import topology
-from phalanx.control.backends.slurm.sandbox import Sandbox
-from phalanx.control.backends.slurm.stage import ENDED, SlurmJob
-from phalanx.control.backends.stage import HARMS
+from phalanx.control.wire.api_types import JobDetail, NodeList
+from phalanx.testing.engine_job import HARMS
+from phalanx.testing.slurm.job import ENDED, SlurmJob
+from phalanx.testing.slurm.sandbox import Sandbox
 from tests.control.jobs import (
     assert_same,
     generations,

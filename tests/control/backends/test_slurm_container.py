@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.control.backends.slurm.sandbox import Sandbox
-from phalanx.control.backends.slurm.stage import SlurmJob
+from phalanx.testing.slurm.job import SlurmJob
+from phalanx.testing.slurm.sandbox import Sandbox
 from tests.control.jobs import losses, write_job
 
 APPTAINER = """#!/bin/bash

@@ -19,7 +19,7 @@ from phalanx.control.backends.slurm.facts import (
     unwanted_nodes,
 )
 from phalanx.control.backends.slurm.programs import BURST, CALLS_PER_SECOND, Programs, SlurmError
-from phalanx.control.backends.slurm.sandbox import Sandbox
+from phalanx.testing.slurm.sandbox import Sandbox
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,8 @@ import pytest
 
 from phalanx.control.backends.lead import AGAIN, CANCELLED
 from phalanx.control.backends.local import LocalNode
-from phalanx.control.backends.slurm.sandbox import Sandbox
-from phalanx.control.backends.stage import EngineJob, wait
+from phalanx.testing.engine_job import EngineJob, wait
+from phalanx.testing.slurm.sandbox import Sandbox
 from phalanx.train import StepRecord, read_records
 from tests.control.jobs import assert_same, generations, set_options, undisturbed, write_job
 

@@ -14,7 +14,7 @@ import pytest
 from phalanx.control.backends.slurm.accounting import Turn, read_turns, reconciled, turns_of
 from phalanx.control.backends.slurm.programs import Programs, SlurmError
 from phalanx.control.backends.slurm.queue import in_words, place_of, places
-from phalanx.control.backends.slurm.sandbox import Sandbox
+from phalanx.testing.slurm.sandbox import Sandbox
 
 
 def test_a_waiting_job_says_why_and_what_helps(

@@ -17,7 +17,7 @@ from phalanx.control.backends.slurm.facts import expand
 from phalanx.control.backends.slurm.programs import SlurmError
 from phalanx.control.backends.slurm.script import RUN_FOLDER
 from phalanx.control.backends.slurm.submit import SlurmBackend, latest_run, run_folder
-from phalanx.control.submission import Wanted
+from phalanx.control.server.http.submission import Wanted
 from tests.control.jobs import write_job
 
 

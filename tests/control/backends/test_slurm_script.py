@@ -13,8 +13,8 @@ from msgspec import structs
 from phalanx.config import Backend, ConfigError, Job, Model, Parallel, Slurm, Train, resolve
 from phalanx.control.backends.need import need_of
 from phalanx.control.backends.slurm.directives import ScriptOptions, refuse_short
-from phalanx.control.backends.slurm.sandbox import Sandbox
 from phalanx.control.backends.slurm.script import render
+from phalanx.testing.slurm.sandbox import Sandbox
 
 IMAGE = "nvcr.io/nvidia/pytorch@sha256:" + "0" * 64
 

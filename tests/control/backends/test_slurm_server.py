@@ -24,7 +24,7 @@ def submitted(folder: Path) -> tuple[int, str]:
 def test_a_job_for_a_server_needs_its_tokens_and_an_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("phalanx.control.client.RETRY_SECONDS", 0.1)
+    monkeypatch.setattr("phalanx.control.client.client.RETRY_SECONDS", 0.1)
     for name in ("PHALANX_JOIN_TOKEN_FILE", "PHALANX_TOKEN_FILE", "PHALANX_TOKEN"):
         monkeypatch.delenv(name, raising=False)
     code, said = submitted(tmp_path)

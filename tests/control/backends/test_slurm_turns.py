@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.control.backends.slurm import sandbox_files
-from phalanx.control.backends.slurm.sandbox import Sandbox
-from phalanx.control.backends.slurm.stage import SlurmJob
+from phalanx.testing.slurm import files as sandbox_files
+from phalanx.testing.slurm.job import SlurmJob
+from phalanx.testing.slurm.sandbox import Sandbox
 from phalanx.train import StepRecord, read_records
 from tests.control.jobs import assert_same, generations, undisturbed, write_job
 

@@ -22,7 +22,7 @@ from phalanx.control.backends.slurm.submit import (
     quarantined,
     remember_quarantined,
 )
-from phalanx.control.submission import Wanted
+from phalanx.control.server.http.submission import Wanted
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from phalanx.control.backends.kubernetes.pods import (
 )
 from phalanx.control.backends.kubernetes.pods import PORT as API_PORT
 from phalanx.control.backends.need import need_of
-from phalanx.control.submission import Wanted
+from phalanx.control.server.http.submission import Wanted
 
 MOST_RESTARTS = 100  # of pods, by infrastructure that fails again and again
 BAD_JOB = [1, 2]  # exit codes of a controller whose job is wrong: doing it again would not help

@@ -11,7 +11,7 @@ from msgspec import Struct
 from phalanx.config import Backend, Kubernetes
 from phalanx.control.backends.lead import ENDED_FILE
 from phalanx.control.backends.need import Need
-from phalanx.control.client import TLS_FILE
+from phalanx.control.client.client import TLS_FILE
 
 RUNS, DATA, JOB = "/runs", "/data", "/etc/phalanx"
 PORT = 7070

@@ -12,7 +12,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from phalanx.control.client import TLS_FILE
+from phalanx.control.client.client import TLS_FILE
 
 END_SECONDS = 20.0
 

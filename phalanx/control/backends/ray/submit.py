@@ -18,8 +18,8 @@ from msgspec import Struct, structs
 from phalanx.config import Backend
 from phalanx.control.backends.lead import Lead, LeadError, LeadOptions
 from phalanx.control.backends.need import Need, need_of
-from phalanx.control.client import TLS_FILE
-from phalanx.control.submission import Wanted
+from phalanx.control.client.client import TLS_FILE
+from phalanx.control.server.http.submission import Wanted
 
 PLACE_SECONDS = 60.0  # for Ray to find room
 PORTS = 20_000

@@ -29,7 +29,7 @@ from phalanx.control.backends.slurm.submit import (
     remember_quarantined,
     run_folder,
 )
-from phalanx.control.submission import Wanted
+from phalanx.control.server.http.submission import Wanted
 
 GRANTED = re.compile(r"Granted job allocation (\d+)")
 LOOK_SECONDS = 5.0  # between two questions whether the allocation is still there

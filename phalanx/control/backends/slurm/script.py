@@ -13,7 +13,7 @@ from phalanx.control.backends.slurm.container import (
     staging,
 )
 from phalanx.control.backends.slurm.directives import Line, ScriptOptions, directives
-from phalanx.control.client import TLS_FILE
+from phalanx.control.client.client import TLS_FILE
 
 FIRST_PORT, PORTS = 20_000, 20_000  # by the number of the job: two jobs on a node do not meet
 RAY_PORTS = 5_000  # behind those

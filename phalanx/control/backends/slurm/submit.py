@@ -20,7 +20,7 @@ from phalanx.control.backends.slurm.directives import ScriptOptions, refuse_shor
 from phalanx.control.backends.slurm.facts import expand, leaves_needed, topology
 from phalanx.control.backends.slurm.programs import Programs, SlurmError, require
 from phalanx.control.backends.slurm.script import render
-from phalanx.control.submission import Wanted
+from phalanx.control.server.http.submission import Wanted
 
 log = logging.getLogger("phalanx.slurm")
 UNCLEAR = re.compile(r"""[\s%"'\\]""")

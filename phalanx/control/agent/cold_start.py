@@ -1,0 +1,182 @@
+"""Agents that wait for work before the command line is there to read their options.
+
+Sixty-four of them start on one machine in a test, thousands from one file server at a site: what
+parses and checks options costs more than half of such a start, and can wait until there is work.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import msgspec
+
+from phalanx.cluster.fleet.fleet import Node
+from phalanx.control.agent.identity import (
+    AlreadyRunsError,
+    claim,
+    describe_node,
+    machine_id,
+    next_incarnation,
+    read_text,
+)
+from phalanx.control.agent.idle import ColdAgent
+from phalanx.control.agent.uplink import JoinError, Uplink
+from phalanx.control.backends.site import ENGINES, node_facts
+from phalanx.control.client.server_file import ServerFile
+from phalanx.control.trust.certificates import CERTIFICATE_FILE
+from phalanx.control.trust.tls import CA_VARIABLE, FINGERPRINT_VARIABLE
+from phalanx.control.wire.agent_messages import JoinRequest
+
+TOKEN_SECONDS = 60.0
+POLL_SECONDS = 0.5
+
+
+class TokenError(Exception):
+    """There is no join token, and why."""
+
+
+def waited_for_work(words: list[str]) -> list[str]:
+    """The options of an agent that shall wait, once there is work, without that one.
+
+    Others, and those that only the command line can explain, come back at once and unchanged.
+    """
+    if "--no-standby" not in words:
+        return words
+    parser = argparse.ArgumentParser(add_help=False, exit_on_error=False, allow_abbrev=False)
+    for name in ("join", "name", "state", "site", "leaf", "pod", "rack", "fingerprint"):
+        parser.add_argument(f"--{name}", default="")
+    parser.add_argument("--gpus", type=int)
+    parser.add_argument("--feature", action="append", default=[])
+    for name in ("--no-standby", "--as-agent"):
+        parser.add_argument(name, action="store_true")
+    try:
+        given, unknown = parser.parse_known_args(words)
+    except argparse.ArgumentError:
+        return words
+    urls = tuple(url.strip().rstrip("/") for url in given.join.split(",") if url.strip())
+    if given.site not in ("", *ENGINES):
+        return words
+    facts = node_facts(given.site, os.environ)
+    if unknown or not urls or not facts.first or given.name.isdigit():
+        return words
+    _run(given, urls)
+    return [word for word in words if word != "--no-standby"]
+
+
+def _run(given: argparse.Namespace, urls: tuple[str, ...]) -> None:
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
+    )
+    facts = node_facts(given.site, os.environ)
+    name = given.name or facts.name or socket.gethostname()
+    state = Path(given.state) if given.state else Path.home() / ".phalanx" / "agent" / name
+    node = describe_node(
+        name,
+        facts.gpus if given.gpus is None else given.gpus,
+        leaf=facts.leaf or given.leaf or "leaf-0",
+        pod=facts.pod or given.pod or "pod-0",
+        rack=given.rack or facts.rack,
+        features=tuple(given.feature),
+    )
+    try:
+        claim(state.absolute())
+        token = join_token(urls, TOKEN_SECONDS if given.site else 0.0)
+        asyncio.run(wait_for_work(urls, state.absolute(), node, token, given.fingerprint))
+    except (JoinError, TokenError, AlreadyRunsError, OSError) as error:
+        sys.exit(f"error: {error}")  # said on stderr; the exit code is 1
+    except asyncio.CancelledError:  # told to end before there was work
+        sys.exit(0)
+
+
+async def wait_for_work(
+    urls: tuple[str, ...], folder: Path, node: Node, token: str, fingerprint: str = ""
+) -> None:
+    """Join and live, and no more, until there is an order."""
+    # Started in the background of a shell, it would not hear SIGINT.
+    waiting, loop = asyncio.current_task(), asyncio.get_running_loop()
+    assert waiting is not None
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, waiting.cancel)
+    machine = machine_id(folder)
+    join = JoinRequest(name=node.name, machine=machine, key="")
+    fingerprint = fingerprint or os.environ.get(FINGERPRINT_VARIABLE, "")
+    uplink = Uplink(urls, folder, join, token, trusted_authority(urls), fingerprint)
+    await ColdAgent(node, machine, next_incarnation(folder), uplink).run()
+
+
+def join_token(urls: tuple[str, ...], patience: float) -> str:
+    """The token; inside an allocation its file may be written by a controller that just starts.
+
+    Beside a server that runs here, as the same user, it is found by itself.
+    """
+    if token := os.environ.get("PHALANX_TOKEN"):
+        return token.strip()
+    path = os.environ.get("PHALANX_TOKEN_FILE")
+    if not path:
+        return _token_of_server_here(urls)
+    deadline = time.monotonic() + patience
+    while not Path(path).exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    try:
+        return Path(path).read_text().strip()
+    except OSError as error:
+        raise TokenError(f"no token: {path}: {error.strerror}") from None
+
+
+def _token_of_server_here(urls: tuple[str, ...]) -> str:
+    """The join token of a server of this user on this machine; "": there is none.
+
+    One that is just being started (`phalanx up &` in the same script) is waited for.
+    """
+    here = [url for url in urls if urlsplit(url).hostname in ("127.0.0.1", "localhost", "::1")]
+    deadline = time.monotonic() + TOKEN_SECONDS
+    answers = False
+    while True:
+        if token := _read_token(urls):
+            return token
+        if not here or answers or time.monotonic() > deadline:
+            return ""
+        answers = any(_answers(url) for url in here)
+        time.sleep(POLL_SECONDS)
+
+
+def trusted_authority(urls: tuple[str, ...]) -> str:
+    """A file with the authority to trust: the one that is named, or of this user's server here."""
+    if named := os.environ.get(CA_VARIABLE):
+        return named
+    state = _server_here(urls)
+    own = state / CERTIFICATE_FILE if state is not None else None
+    return str(own) if own is not None and os.access(own, os.R_OK) else ""
+
+
+def _read_token(urls: tuple[str, ...]) -> str:
+    state = _server_here(urls)
+    return read_text(state / "join.token") if state is not None else ""
+
+
+def _server_here(urls: tuple[str, ...]) -> Path | None:
+    """The state folder of a server of this user on this machine that has one of these addresses."""
+    state = Path(os.environ.get("PHALANX_STATE") or Path.home() / ".phalanx" / "server")
+    try:
+        return state if ServerFile.read(state).url.rstrip("/") in urls else None
+    except (OSError, ValueError, msgspec.MsgspecError):
+        return None  # nobody has started one here, or its files are somebody else's
+
+
+def _answers(url: str) -> bool:
+    parts = urlsplit(url)
+    try:
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+        with socket.create_connection((parts.hostname or "", port), timeout=POLL_SECONDS):
+            return True
+    except (OSError, ValueError):
+        return False

@@ -1,0 +1,121 @@
+"""What a site decides about a node: the file of ``phalanx agent --config``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from msgspec import Struct, field
+
+from phalanx.config import ConfigError
+from phalanx.control.host.toml_file import read_struct
+from phalanx.observe.node.dcgm import EXPORTER
+
+if TYPE_CHECKING:
+    from phalanx.checkpoint.keeper.channel import ReplicaOptions
+
+
+class Part(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of all parts; unknown keys are refused."""
+
+
+class FaultOptions(Part, frozen=True):
+    """Where faults are heard of; "" or nothing: not there."""
+
+    kernel_log: str = "/dev/kmsg"
+    sysfs: str = "/sys/class"  # network cards and their counters
+    cgroup: str = "/sys/fs/cgroup"
+    mounts: tuple[str, ...] = ()  # folders that must answer, beside all network mounts
+    notice_file: str = ""  # the site takes the node away when it is there
+    notice_command: tuple[str, ...] = ()  # … or when this prints something
+    notice_url: str = ""  # … or when this answers 200
+    poll_seconds: float = 10.0
+
+
+class TelemetryOptions(Part, frozen=True):
+    """What is read of the node beside what the system and NVML tell."""
+
+    steps: bool = True  # records of every rank's steps; without them only progress is known
+    dcgm: str = EXPORTER  # its dcgm-exporter: activity of GPUs, if it answers; "": not asked
+
+
+class HookOptions(Part, frozen=True):
+    """Programs that run on the node before a job's workers start and after they have ended."""
+
+    prolog: tuple[str, ...] = ()
+    epilog: tuple[str, ...] = ()
+    prolog_seconds: float = 60.0
+    epilog_seconds: float = 60.0
+
+
+class BindingOptions(Part, frozen=True):
+    """How workers are bound. none: not at all; cores: each to its own; numa: near its GPU too."""
+
+    policy: Literal["none", "cores", "numa"] = "numa"
+
+
+class ReplicaChannel(Part, frozen=True):
+    """The channel between keepers."""
+
+    interface: str = ""  # of the network; "": the one that the node's address is on
+    encrypt: bool = False
+    bytes_per_second: int = 0  # 0: not limited
+
+    def resolved(self) -> ReplicaOptions:
+        """As keepers want it; ConfigError where it cannot be had here."""
+        # Imported here: an agent that only waits for work starts in half the time without it.
+        from phalanx.checkpoint.keeper.channel import (
+            ReplicaOptions,
+            interface_address,
+        )
+
+        address = ""
+        try:
+            if self.interface:
+                address = interface_address(self.interface)
+        except OSError as error:
+            rule = error.strerror or str(error)
+            raise ConfigError("replicas.interface", self.interface, rule, "name another") from None
+        return ReplicaOptions(address, self.encrypt, self.bytes_per_second)
+
+
+class EnvironmentOptions(Part, frozen=True):
+    """What jobs find of the agent's own environment, beside what all of them do."""
+
+    pass_: tuple[str, ...] = field(default=(), name="pass")  # names or patterns: "AWS_*"
+
+
+class ContainmentOptions(Part, frozen=True):
+    """What holds jobs in. Bounds of memory and processes need a control group of the site's."""
+
+    no_new_privileges: bool = True  # false: set-user-ID programs (sudo, ping) work in jobs
+    core_bytes: int = 0  # of a core dump
+    cgroup: str = ""  # folder of a group of version 2 without processes; "": nothing is bounded
+    memory: Literal["share", "none"] = "share"  # a job's GPUs' part of the node's memory
+    processes: int = 32768  # of a job on this node, threads too
+    cpu_weight: int = 100
+
+
+class UserOptions(Part, frozen=True):
+    """Whom a root agent runs jobs as: users of people, unless the operator names others."""
+
+    least_uid: int = 1000
+    also: tuple[str, ...] = ()  # names of users below it
+
+
+class AgentConfig(Part, frozen=True):
+    """Everything about one node."""
+
+    faults: FaultOptions = FaultOptions()
+    telemetry: TelemetryOptions = TelemetryOptions()
+    hooks: HookOptions = HookOptions()
+    binding: BindingOptions = BindingOptions()
+    replicas: ReplicaChannel = ReplicaChannel()
+    environment: EnvironmentOptions = EnvironmentOptions()
+    containment: ContainmentOptions = ContainmentOptions()
+    users: UserOptions = UserOptions()
+
+
+def read_agent_config(path: Path) -> AgentConfig:
+    """The file; ConfigError names what is wrong with it."""
+    return read_struct(path, AgentConfig, "--config")

@@ -1,0 +1,91 @@
+"""An agent that only waits: it joins and tells that it lives, and starts nothing before a job.
+
+Where a node is lent by another engine it costs next to nothing until it is used; then it becomes
+the whole agent (see ``phalanx agent --no-standby``), and the server sends its order again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+
+from phalanx import __version__
+from phalanx.cluster.fleet.fleet import Node
+from phalanx.cluster.protocol.agent_machine import Agent
+from phalanx.cluster.protocol.commands import Check, Form
+from phalanx.cluster.protocol.messages import Connected, Disconnected, Wake
+from phalanx.control.agent.uplink import Uplink
+from phalanx.control.wire import agent_messages as wire
+
+log = logging.getLogger("phalanx.agent")
+
+
+class ColdAgent:
+    """``run`` returns when there is something to do."""
+
+    def __init__(self, node: Node, machine: str, incarnation: int, uplink: Uplink) -> None:
+        self._node, self._machine, self._incarnation = node, machine, incarnation
+        self._uplink = uplink
+        self._agent = Agent(0, 0, 0, incarnation)
+        self._wanted = asyncio.Event()
+        self._skew_ns = 0
+
+    async def run(self) -> None:
+        """Wait for work; raises JoinError where the server refuses for good."""
+        serving = asyncio.ensure_future(self._uplink.serve(self))
+        beating = asyncio.ensure_future(self._beat())
+        wanted = asyncio.ensure_future(self._wanted.wait())
+        try:
+            await asyncio.wait([serving, wanted], return_when=asyncio.FIRST_COMPLETED)
+            if serving.done():
+                serving.result()
+        finally:
+            for task in (serving, beating, wanted):
+                task.cancel()
+            await asyncio.gather(serving, beating, wanted, return_exceptions=True)
+
+    async def _beat(self) -> None:
+        while True:
+            at = self._agent.next_deadline_ns() if self._agent.connected else None
+            wait = 0.2 if at is None else max(0.01, (at - self._now_ns()) / 1e9)
+            await asyncio.sleep(wait)
+            if self._agent.connected:
+                self._tell(Wake())
+
+    def _now_ns(self) -> int:
+        return time.time_ns() + self._skew_ns
+
+    def _tell(self, happened: Connected | Disconnected | Wake) -> None:
+        for message in self._agent.handle(happened, self._now_ns()):
+            self._uplink.send(message)
+
+    # What the connection says.
+
+    def register(self) -> wire.Register:
+        """Nothing runs here, and there is no store yet."""
+        return wire.Register(
+            node=self._node,
+            machine=self._machine,
+            inventory=self._agent.inventory(),
+            version=__version__,
+            clock_ns=time.time_ns(),
+        )
+
+    def welcomed(self, welcome: wire.Welcome) -> None:
+        """The server let us in."""
+        log.info(
+            "%s joined as node %d; it starts nothing before a job", self._node.name, welcome.node
+        )
+        self._skew_ns = welcome.clock_ns - time.time_ns()
+        self._agent = Agent(welcome.node, welcome.lease_ns, welcome.heartbeat_ns, self._incarnation)
+        self._tell(Connected())
+
+    def heard(self, message: wire.Down) -> None:
+        """Any order is for the whole agent, which gets it again when it connects."""
+        if isinstance(message, wire.Deliver) and isinstance(message.command.body, Check | Form):
+            self._wanted.set()
+
+    def parted(self) -> None:
+        """The connection is gone."""
+        self._tell(Disconnected())

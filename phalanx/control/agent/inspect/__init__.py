@@ -1,0 +1,1 @@
+"""What people ask a node for: logs, records, shells, stacks."""

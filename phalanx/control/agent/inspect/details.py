@@ -1,0 +1,101 @@
+"""What people ask a node for beside logs: every rank's records of some steps, and traces."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from phalanx.control.agent.jobs.local_job import Here
+from phalanx.control.agent.safe_files import open_regular
+from phalanx.control.wire.agent_messages import LogPart, ReadSteps, ReadTrace
+from phalanx.observe.node.worker_ring import RingRecords, ring_path
+
+PART_BYTES = 64 << 10
+PIECE_BYTES = 4 << 20
+TRACE = re.compile(r"trace-step-\d+-rank-(\d+)\.json")
+
+
+class Details:
+    """Answers out of files; ``send`` takes the parts, ``skew_ns`` is added to our clock's times."""
+
+    def __init__(
+        self,
+        jobs: dict[int, Here],
+        send: Callable[[msgspec.Struct], None],
+        skew_ns: Callable[[], int],
+    ) -> None:
+        self._jobs, self._send, self._skew_ns = jobs, send, skew_ns
+        self._answering: set[asyncio.Task[None]] = set()
+
+    def hear(self, order: ReadSteps | ReadTrace) -> None:
+        """Somebody wants to know."""
+        task = asyncio.ensure_future(self._answer(order))
+        self._answering.add(task)
+        task.add_done_callback(self._answering.discard)
+
+    async def _answer(self, order: ReadSteps | ReadTrace) -> None:
+        here = self._jobs.get(order.job)
+        if here is None:
+            problem = f"job {order.job} does not run here"
+            self._send(LogPart(request=order.request, end=True, problem=problem))
+        elif isinstance(order, ReadTrace):
+            self._send(await asyncio.to_thread(self._trace, here, order))
+        else:
+            data = await asyncio.to_thread(self._steps, here, order)
+            for at in range(0, len(data), PART_BYTES):
+                self._send(LogPart(request=order.request, data=data[at : at + PART_BYTES]))
+            self._send(LogPart(request=order.request, end=True))
+
+    def _steps(self, here: Here, order: ReadSteps) -> bytes:
+        lines: list[bytes] = []
+        for index, hand in sorted(here.hands.items()):
+            if order.rank not in (-1, hand.rank):
+                continue
+            for said in RingRecords(ring_path(here.sockets, index)).history():
+                if order.first <= said.record.step <= order.last:
+                    time_ns = said.time_ns + self._skew_ns()
+                    body = {"time_ns": time_ns, **msgspec.to_builtins(said.record)}
+                    lines.append(msgspec.json.encode(body))
+        return b"".join(line + b"\n" for line in lines)
+
+    def _trace(self, here: Here, order: ReadTrace) -> LogPart:
+        worker = next((hand for hand in here.hands.values() if hand.rank == order.rank), None)
+        found = newest_trace(
+            Path(order.folder) / "logs", order.rank, order.after_ns - self._skew_ns()
+        )
+        if worker is None or found is None:
+            return LogPart(request=order.request, problem="there is no such trace yet")
+        try:
+            # Whose trace this is may name any folder: only what is the worker's own is read.
+            owner = here.owner.uid if here.owner is not None else os.geteuid()
+            file = open_regular(found, owner=owner)
+            try:
+                status = os.fstat(file)
+                if status.st_uid != owner:
+                    raise PermissionError("the trace is not the worker's own")
+                data = os.pread(file, PIECE_BYTES, order.offset)
+            finally:
+                os.close(file)
+        except OSError as error:
+            return LogPart(request=order.request, problem=f"the trace cannot be read: {error}")
+        end = order.offset + len(data) >= status.st_size
+        return LogPart(request=order.request, data=data, end=end)
+
+
+def newest_trace(logs: Path, rank: int, after_ns: int) -> Path | None:
+    """The newest trace of a rank that is not older than a time."""
+    found: list[tuple[int, Path]] = []
+    try:
+        for entry in os.scandir(logs):
+            named = TRACE.fullmatch(entry.name)
+            if named and int(named[1]) == rank:
+                found.append((entry.stat(follow_symlinks=False).st_mtime_ns, Path(entry.path)))
+    except OSError:
+        return None
+    time_ns, path = max(found, default=(0, None))
+    return path if time_ns >= after_ns else None

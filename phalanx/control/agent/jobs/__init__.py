@@ -1,0 +1,1 @@
+"""The jobs of a node: their workers and keepers, and what these say."""

@@ -1,0 +1,136 @@
+"""What an agent remembers of a job on its node: its workers, sockets and keeper."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from phalanx.cluster.protocol.commands import Form
+from phalanx.control.agent.config import AgentConfig
+from phalanx.control.agent.jobs.keeper_watch import KeeperWatch
+from phalanx.control.agent.rendezvous import meeting_name
+from phalanx.control.agent.safe_files import Owner, make_folder
+from phalanx.control.wire.payload import Script, Train
+from phalanx.control.wire.worker_messages import Looked, Order, Passed, Take
+from phalanx.control.wire.zygote_messages import Child, framed
+
+KEEPER_SOCKET = "keeper"  # in the folder of a job's sockets
+
+
+class Hand:
+    """One worker process of a job on this node; ``key``: the zygote's name of it."""
+
+    def __init__(self, index: int, rank: int, key: str) -> None:
+        self.index, self.rank, self.key = index, rank, key
+        self.generation = 0
+        self.pid = 0
+        self.step = 0
+        self.take: Take | None = None  # what it was told last
+        self.writer: asyncio.StreamWriter | None = None
+        self.answered = False
+        self.restored = False  # in the generation of ``take``
+        self.left = False  # it has said its last word of this generation
+        self.last_generation = 0  # that its process takes part in: it is about to end; 0: it lives
+        self.sent_away = False  # a program was asked to save its state and go
+        self.adopted = False  # an earlier agent started it
+        self.status: int | None = None  # of a process that ended
+        self.log_start = 0  # where the output of its process begins in its log
+        self.looked: Looked | None = None  # what it does, when somebody asked last
+
+    def started(self, child: Child) -> None:
+        """The zygote has forked it."""
+        self.pid = child.pid
+
+    def say(self, order: Order) -> None:
+        """Tell the process, if it listens."""
+        if self.writer is not None:
+            with suppress(OSError):
+                self.writer.write(framed(order))
+
+
+class Here:
+    """One job on this node."""
+
+    def __init__(self, job: int, folder: Path, sockets: Path) -> None:
+        self.job, self.folder, self.sockets = job, folder, sockets
+        self.agent_socket, self.keeper_socket = sockets / "agent", sockets / KEEPER_SOCKET
+        self.owner: Owner | None = None  # its user, where that is not the agent's
+        self.server: asyncio.Server | None = None
+        self.connections = 0  # of its processes, to the agent
+        self.refused = 0  # words that were not theirs to say
+        self.form: Form | None = None
+        self.store = ""  # host:port where the ranks of its generation meet
+        self.replica_key = b""  # of its keepers and stores, on all nodes
+        self.generation = 0
+        self.restored = 0  # step that a program is to continue from
+        self.saves = False  # it is only written, and the program not started
+        self.work: Train | Script | None = None
+        self.user = ""  # whom it runs as, where the agent is root
+        self.hands: dict[int, Hand] = {}
+        self.standbys: dict[int, Hand] = {}  # warm processes that wait for a place
+        self.watch: KeeperWatch | None = None
+        self.forming = asyncio.Lock()  # generations form one after the other
+        self.orders: list[Passed] = []  # of this generation, for whoever comes late to it
+        self.serial = 0  # of standbys
+        self.prepared = False  # the prolog has run
+        self.gpus = 0  # mask of those that it holds here; 0: all
+        self.workers = 0  # in its generation
+
+    def hand(self, index: int, rank: int) -> Hand:
+        """A new worker, without a process so far."""
+        return Hand(index, rank, f"job{self.job}/worker{index}")
+
+    def standby(self, index: int) -> Hand:
+        """A new process that waits for a place."""
+        self.serial += 1
+        return Hand(index, -1, f"job{self.job}/standby{index}.{self.serial}")
+
+    def find(self, pid: int) -> Hand | None:
+        """The worker, or the one that waits, with this process."""
+        known = (*self.hands.values(), *self.standbys.values())
+        return next((hand for hand in known if hand.pid == pid), None)
+
+    @property
+    def meeting(self) -> str:
+        """The secret under which the ranks of its generation meet."""
+        return meeting_name(self.replica_key, self.job, self.generation)
+
+    @property
+    def keeper_key(self) -> str:
+        return f"job{self.job}/keeper"
+
+    @property
+    def own_folder(self) -> Path:
+        """What its processes may write; the folder around it, with their logs, is the agent's."""
+        return self.folder / "work"
+
+    def make_folders(self, owner: Owner | None) -> None:
+        """For a job of this user, None: the agent's own."""
+        self.owner = owner
+        os.close(make_folder(self.own_folder, 0o700, owner))
+        os.close(make_folder(self.sockets, 0o700, owner))
+
+    def log(self, index: int) -> Path:
+        """Where a worker's output goes."""
+        return self.folder / f"worker-{index}.log"
+
+    def close(self) -> None:
+        """Hear no more of it."""
+        if self.server is not None:
+            self.server.close()
+        if self.watch is not None:
+            self.watch.close()
+
+
+class Place(NamedTuple):
+    """Where a crew works."""
+
+    name: str
+    state: Path
+    address: str  # that other nodes reach this one at
+    switch_users: bool  # workers run as whoever submitted the job
+    gpus: int  # that the node offers
+    config: AgentConfig

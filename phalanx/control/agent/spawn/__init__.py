@@ -1,0 +1,1 @@
+"""How processes of jobs are started and held."""

@@ -1,0 +1,142 @@
+"""The agent's side of metrics: reads the rings of its workers, merges, and tells the server.
+
+Nothing here holds up a worker, and nothing is kept for a server that is away: rings hold the last
+records until it is back, and what they cannot hold is counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from phalanx.control.agent.jobs.local_job import Here
+from phalanx.observe.node.node_records import DETAIL_WORLD, Said, merge
+from phalanx.observe.node.node_sample import NodeSample, Sampler
+from phalanx.observe.node.node_words import NodeRecords
+from phalanx.observe.node.worker_ring import RingRecords, ring_path
+from phalanx.train.report.records import StepRecord
+
+SMALL_SECONDS, LARGE_SECONDS = 1.0, 5.0  # between two reports, by the size of the gang
+SAMPLE_SECONDS = 10.0  # between two looks at the node's devices
+LATE_NS = 5_000_000_000  # a rank that has not told of a step by then will not
+
+
+class JobTelemetry:
+    """The rings of one job on this node."""
+
+    def __init__(self, here: Here) -> None:
+        self.here = here
+        self.generation = here.generation
+        self.rings: dict[int, RingRecords] = {}
+        self.waiting: dict[int, list[Said]] = {}  # by rank: steps that others here have not told of
+        self.due = 0.0
+
+    @property
+    def world(self) -> int:
+        form = self.here.form
+        if form is None:
+            return 0
+        return form.world or len(form.nodes) * (form.slot_gpus or 1)
+
+    def collect(self, node: int, now_ns: int, skew_ns: int, *, last: bool) -> NodeRecords | None:
+        """What is new; ``last``: nothing will follow, so nothing waits for company."""
+        if self.here.generation != self.generation:
+            self.generation, self.waiting = self.here.generation, {}
+        lost = refused = 0
+        for index, hand in self.here.hands.items():
+            ring = self.rings.get(index)
+            if ring is None:
+                ring = self.rings[index] = RingRecords(ring_path(self.here.sockets, index))
+            said = ring.read(self.generation, now_ns - skew_ns)
+            self.waiting.setdefault(hand.rank, []).extend(
+                Said(time_ns + skew_ns, record) for time_ns, record in said
+            )
+            lost, ring.lost_bytes = lost + ring.lost_bytes, 0
+            refused, ring.refused = refused + ring.refused, 0
+        ready = self._ready(now_ns, last)
+        return merge(
+            node,
+            self.here.job,
+            self.generation,
+            ready,
+            summary=self.world > DETAIL_WORLD,
+            lost_bytes=lost,
+            refused=refused,
+        )
+
+    def _ready(self, now_ns: int, last: bool) -> dict[int, list[Said]]:
+        """Steps that every rank here has told of, or that are late; the rest waits."""
+        told = [
+            max((said.record.step for said in waiting), default=0)
+            for waiting in self.waiting.values()
+        ]
+        until = min(told, default=0)
+        ready: dict[int, list[Said]] = {}
+        for rank, waiting in self.waiting.items():
+            leave = [
+                last
+                or not isinstance(said.record, StepRecord)
+                or said.record.step <= until
+                or now_ns - said.time_ns > LATE_NS
+                for said in waiting
+            ]
+            ready[rank] = [said for said, go in zip(waiting, leave, strict=True) if go]
+            self.waiting[rank] = [said for said, go in zip(waiting, leave, strict=True) if not go]
+        return ready
+
+    def close(self) -> None:
+        for ring in self.rings.values():
+            ring.close()
+
+
+class Telemetry:
+    """All jobs of a node. ``send`` takes messages for the server while there is one."""
+
+    def __init__(
+        self,
+        jobs: dict[int, Here],
+        send: Callable[[NodeRecords | NodeSample], None],
+        clock: Callable[[], tuple[int, int, int]],
+        sampler: Sampler | None = None,
+    ) -> None:
+        self._jobs, self._send, self._sampler = jobs, send, sampler
+        self.gpus: dict[str, tuple[float, ...]] = {}  # by metric, as last sampled
+        self._sample_due = 0.0
+        self._clock = clock  # our number as a node (-1: not connected), the time, our skew
+        self._known: dict[int, JobTelemetry] = {}
+
+    async def run(self) -> None:
+        """Look at the rings until cancelled."""
+        while True:
+            await asyncio.sleep(SMALL_SECONDS / 2)
+            for job in list(self._jobs):
+                self.collect(job)
+            for job in [job for job in self._known if job not in self._jobs]:
+                self._known.pop(job).close()
+            if self._sampler is not None and time.monotonic() >= self._sample_due:
+                self._sample_due = time.monotonic() + SAMPLE_SECONDS
+                await self._sample(self._sampler)
+
+    async def _sample(self, sampler: Sampler) -> None:
+        """A look at the node, in a thread: a driver may take its time."""
+        host, gpus = await asyncio.to_thread(sampler.look)
+        self.gpus = gpus
+        node, now_ns, _ = self._clock()
+        if node >= 0:
+            self._send(NodeSample(node=node, time_ns=now_ns, host=host, gpus=gpus))
+
+    def collect(self, job: int, *, last: bool = False) -> None:
+        """Tell the server what is new of a job, if its turn has come."""
+        node, now_ns, skew_ns = self._clock()
+        here = self._jobs.get(job)
+        if node < 0 or here is None:
+            return
+        known = self._known.setdefault(job, JobTelemetry(here))
+        now = time.monotonic()
+        if now < known.due and not last:
+            return
+        known.due = now + (LARGE_SECONDS if known.world > DETAIL_WORLD else SMALL_SECONDS)
+        message = known.collect(node, now_ns, skew_ns, last=last)
+        if message is not None:
+            self._send(message)

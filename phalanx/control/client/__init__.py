@@ -1,0 +1,1 @@
+"""How commands and other programs reach a server."""

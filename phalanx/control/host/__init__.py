@@ -1,0 +1,1 @@
+"""What any of our processes asks of its machine."""

@@ -1,0 +1,1 @@
+"""The server's process: leading, replaying, serving, and what it does beside that."""

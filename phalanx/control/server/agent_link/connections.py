@@ -1,0 +1,414 @@
+"""The agents: their connections, signs of life, answers gathered, commands sent until confirmed."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from msgspec import structs
+
+from phalanx.cluster.fleet.fleet import NodeState
+from phalanx.cluster.jobs.job import Expected, Job
+from phalanx.cluster.protocol.commands import Command, Form
+from phalanx.cluster.protocol.events import (
+    Event,
+    EventBody,
+    GangReady,
+    NodeSilent,
+    NoProgress,
+    Progress,
+)
+from phalanx.cluster.protocol.gather import Gather
+from phalanx.cluster.protocol.liveness import Liveness, newcomers
+from phalanx.cluster.protocol.messages import (
+    Activity,
+    AgentMessage,
+    Applied,
+    Busy,
+    Exited,
+    Heartbeat,
+    Hello,
+    Joined,
+    Steps,
+)
+from phalanx.cluster.protocol.outbox import Outbox
+from phalanx.cluster.protocol.timeouts import derive
+from phalanx.cluster.watch import GangRecord, Watch
+from phalanx.control.server.agent_link.refusals import Refusals
+from phalanx.control.server.agent_link.step_records import Metrics
+from phalanx.control.server.controller import Controller
+from phalanx.control.server.hang_diagnosis import Autopsy
+from phalanx.control.server.http.log_requests import LogRequests
+from phalanx.control.server.http.shells import Shells
+from phalanx.control.server.http.views import job_of, names_of
+from phalanx.control.trust.server_key import ServerKey
+from phalanx.control.wire.agent_messages import (
+    Deliver,
+    LogPart,
+    OrderRefused,
+    Register,
+    Rejected,
+    Seen,
+    Signed,
+    Up,
+    encode,
+)
+from phalanx.control.wire.shell_messages import OpenShell, ShellOutput
+from phalanx.control.wire.websocket_frames import framed
+from phalanx.observe.node.node_sample import NodeSample
+from phalanx.observe.node.node_words import NodeRecords
+from phalanx.observe.store.recorder import Recorder
+
+if TYPE_CHECKING:
+    from phalanx.control.server.agent_link.connection import AgentSocket
+
+logger = logging.getLogger("phalanx.server")
+
+SWEEP_SECONDS = 0.25  # between two looks at deadlines
+SEVERAL_SECONDS = 3.0  # for agents to come back where a gang lost a peer, or forms
+LAST_WORDS_SECONDS = 15.0  # nodes of an ended job may still tell of its last steps
+ENDED = ("done", "failed", "cancelled")
+
+
+class Hub:
+    """Everything of the agents that is not logged. One instance a leadership."""
+
+    def __init__(
+        self,
+        controller: Controller,
+        version: str,
+        recorder: Recorder | None = None,
+        secret: bytes = b"",
+        key: ServerKey | None = None,
+        link_secret: bytes = b"",
+    ) -> None:
+        self._key = key or ServerKey(bytes(32))
+        self.server_key = self._key.public  # what agents prove themselves to
+        self.link_secret = link_secret  # that agents' link keys are made from
+        self._secret = secret  # that the keys of jobs' keepers are made from
+        self.controller = controller
+        self.version = version
+        core = controller.core
+        self.timeouts = derive(core.view.policy.timeouts, Expected())
+        round_trip = core.view.policy.timeouts.round_trip_ns
+        allowed = core.view.policy.timeouts.reconnect_ns
+        self.reconnect_seconds = min(allowed, self.timeouts.silent_ns) / 1e9
+        self.liveness = Liveness(self.timeouts.silent_ns)
+        self.gather = Gather()
+        self.outbox = Outbox(2 * round_trip)
+        self.watch = Watch()
+        self.metrics = Metrics(self.watch, controller.tell, recorder)
+        self._records_failed = False  # a fault of ours in judging records was told
+        self.logs = LogRequests(self.push)
+        now = controller.clock.now_ns
+        self.autopsy = Autopsy(self.watch, self.push, controller.tell, now)
+        self.shells = Shells(self.push, self.signed)
+        self.refusals = Refusals()
+        self.connections: dict[int, AgentSocket] = {}
+        self._heard: dict[int, None] = {}  # nodes that have connected to this server
+        self._broke_ns: dict[int, int] = {}  # when the connection of a node that is away broke
+        self.skew_ns: dict[int, int] = {}  # of each node's clock, ahead of the server's
+        self.stores: dict[int, str] = {}  # host:port of each node's store
+        controller.listeners.append(self.deliver)
+        self._take_over()
+
+    def _take_over(self) -> None:
+        """Everybody gets the whole time to connect; running gangs are listened to again."""
+        core, now = self.controller.core, self.controller.clock.now_ns()
+        for node in range(len(core.view.fleet)):
+            if core.view.fleet.state(node) is not NodeState.DEAD:
+                self.liveness.watch(node, now)
+        for number in core.view.active:
+            try:
+                self._listen_again(core.view.jobs[number], now)
+            except Exception as error:  # one job must not keep the server from starting
+                self.controller.alarms.raised("the watch over gangs", error, f"job {number}")
+
+    def _listen_again(self, job: Job, now: int) -> None:
+        if job.gang is not None and job.placement is not None and job.gang.phase == "running":
+            slot_gpus = job.spec.gang.slot_gpus
+            self.gather.running(job.id, job.generation, job.placement.nodes, now, slot_gpus)
+        self._watch(job.id)
+
+    def connect(self, connection: AgentSocket, incarnation: int) -> None:
+        """An agent was let in; a connection that it had before is over."""
+        before = self.connections.get(connection.node)
+        if before is not None:
+            before.close(self.rejected("replaced", "this agent has connected again"))
+        self.connections[connection.node] = connection
+        self._heard[connection.node] = None
+        self._broke_ns.pop(connection.node, None)
+        now = self.controller.clock.now_ns()
+        self.liveness.watch(connection.node, now, incarnation)
+
+    def disconnect(self, connection: AgentSocket) -> None:
+        """A connection broke: the node is lost unless its agent comes back in time."""
+        if self.connections.get(connection.node) is connection:
+            del self.connections[connection.node]
+            self._broke_ns[connection.node] = self.controller.clock.now_ns()
+            self.logs.lost(connection.node)
+            self.shells.lost(connection.node)
+            if self.liveness.asked(connection.node):
+                self._lost(connection.node)  # a gang misses somebody already
+                return
+            loop = asyncio.get_running_loop()
+            loop.call_later(self.reconnect_seconds, self._lost, connection.node)
+
+    def cut(self, token: str) -> None:
+        """An agent's token is worth nothing any more: its connection ends."""
+        for connection in list(self.connections.values()):
+            if connection.token == token:
+                text = "this node's token was revoked: join again"
+                connection.close(self.rejected("replaced", text, retry=True))
+
+    def _lost(self, node: int) -> None:
+        if node not in self.connections:
+            self._silent(self.liveness.lost(node, self._broke_ns.get(node, -1)))
+
+    def _confirm_lost(self, said: Exited) -> None:
+        """A gang lost a peer: a node of it without a connection is dead, not its agent alone."""
+        job = self.controller.core.view.jobs.get(said.job)
+        nodes = job.placement.nodes if job is not None and job.placement is not None else ()
+        if said.node not in nodes:
+            return
+        away = [node for node in nodes if node not in self.connections]
+        if len(away) == 1 and away[0] in self._heard:
+            self._lost(away[0])
+            return
+        # One of several is dead, and the agents of others may only be starting again, or have yet
+        # to find this server.
+        self._lost_soon(away)
+
+    def _lost_soon(self, nodes: Sequence[int]) -> None:
+        """A gang waits for these nodes: their agents have less time to come back than usually."""
+        for node in nodes:
+            asyncio.get_running_loop().call_later(SEVERAL_SECONDS, self._lost, node)
+
+    def _silent(self, found: NodeSilent | None) -> None:
+        if found is not None:
+            self.controller.tell([found])
+
+    def receive(self, connection: AgentSocket, message: Up) -> None:
+        """A message of an agent; what it says about another node is not believed."""
+        if isinstance(message, ShellOutput):
+            self.shells.receive(connection.node, message)
+            return
+        if isinstance(message, LogPart):
+            self.logs.receive(connection.node, message)
+            return
+        if getattr(message, "node", -1) != connection.node:
+            text = f"node {connection.node} may not speak for another node"
+            connection.close(self.rejected("wrong_node", text))
+            return
+        now = self.controller.clock.now_ns()
+        if isinstance(message, Heartbeat):
+            if self.liveness.heartbeat(connection.node, now, message.incarnation):
+                # It was given up, so what it runs may be wrong by now: it is asked by connecting.
+                text = "you were silent for too long: connect again and say what you run"
+                connection.close(self.rejected("replaced", text, retry=True))
+            return
+        if isinstance(message, Applied):
+            self.liveness.spoke(message.node, now)
+            self.outbox.applied(message.node, message.sequence, message.index)
+            return
+        view = self.controller.core.view
+        if isinstance(message, Register) or self.refusals.refused(view, connection.node, message):
+            return
+        if isinstance(message, OrderRefused):
+            name = view.fleet.nodes[connection.node].name
+            logger.error("%s refuses an order: %s", name, ascii(message.problem[:200]))
+            return
+        if isinstance(message, Seen):
+            self.autopsy.receive(message)
+            return
+        if isinstance(message, NodeRecords):
+            self._records(message, now)
+            return
+        if isinstance(message, NodeSample):
+            self._sampled(message, now)
+            return
+        if isinstance(message, Activity):
+            self.watch.active(message, now)
+            return
+        if isinstance(message, Busy):
+            self.watch.busy(message, now)
+            return
+        if isinstance(message, Hello):
+            self.liveness.watch(message.node, now, message.inventory.incarnation)
+        if isinstance(message, Exited) and message.cause == "lost_peer":
+            self._confirm_lost(message)
+        events = self.gather.receive(_not_in_future(message, now), now)
+        if events:
+            self.controller.tell([self.metrics.with_stragglers(event) for event in events])
+
+    def _records(self, message: NodeRecords, now: int) -> None:
+        """What a node tells of steps; whatever is wrong with it must not cost its connection."""
+        job = self.controller.core.view.jobs.get(message.job)
+        placed = job is not None and job.placement is not None and job.placement.nodes
+        if message.run is not None and not (placed and placed[0] == message.node):
+            message = structs.replace(message, run=None)  # where a run comes from, rank 0 says
+        try:
+            self.metrics.receive(message, now)
+        except Exception:
+            self.metrics.steps.refused += len(message.steps)
+            if not self._records_failed:
+                self._records_failed = True
+                logger.exception("records of job %d cannot be judged; told once", message.job)
+
+    def _sampled(self, message: NodeSample, now: int) -> None:
+        """A look at a node's devices."""
+        name = self.controller.core.view.fleet.nodes[message.node].name
+        try:
+            self.metrics.sampled(message, name, now)
+        except Exception:
+            self.metrics.steps.refused += 1
+            if not self._records_failed:
+                self._records_failed = True
+                logger.exception("samples of %s cannot be kept; told once", name)
+
+    def deliver(self, event: Event, commands: Sequence[Command]) -> None:
+        """Sends what an event gave to the nodes that it is for."""
+        now = self.controller.clock.now_ns()
+        for command in commands:
+            if not command.target:
+                continue
+            self.gather.expect(command)
+            self.outbox.send(command, now)
+            self.liveness.sent(command, now + self.timeouts.abort_ns)
+            if isinstance(command.body, Form):
+                there = self.connections
+                self._lost_soon([node for node in newcomers(command.body) if node not in there])
+            frame = self._frame(command)  # once for all nodes
+            for node in command.target:
+                self.push(node, frame)
+        body = event.body
+        fleet = self.controller.core.view.fleet
+        if isinstance(body, NodeSilent) and fleet.state(body.node) is NodeState.DEAD:
+            self.outbox.forget(body.node)
+        for job in dict.fromkeys(job_of(each) for each in (body, *(c.body for c in commands))):
+            self._watch(job)
+        if isinstance(body, Progress):
+            self._record(body, now)
+        elif isinstance(body, GangReady):
+            self.watch.restored(body.job, body.generation, body.step)
+
+    def _watch(self, number: int) -> None:
+        """Watches a gang for as long as it runs."""
+        view = self.controller.core.view
+        job, known = view.jobs.get(number), self.watch.gangs.get(number)
+        if job is None or job.placement is None or job.gang is None or job.gang.phase != "running":
+            if known is not None:
+                self.watch.end(number)
+                if job is None or job.state in ENDED:
+                    loop = asyncio.get_running_loop()
+                    loop.call_later(LAST_WORDS_SECONDS, self._forget, number)
+        elif known is None or known.generation != job.generation:
+            self.watch.follow(job, view.policy.timeouts, self.controller.clock.now_ns())
+            self.metrics.begin(job, names_of(view.fleet, job.placement.nodes))
+
+    def _forget(self, number: int) -> None:
+        if number not in self.watch.gangs:
+            self.metrics.end(number)
+
+    def _record(self, body: Progress, now_ns: int) -> None:
+        if self.metrics.tells_steps(body.job, body.generation):
+            self.watch.alive(body.job, body.generation, body.step, now_ns)
+            return
+        job = self.controller.core.view.jobs.get(body.job)
+        record = GangRecord(
+            job=body.job,
+            generation=body.generation,
+            step=body.step,
+            step_ns=job.step_ns if job else 0,
+            data_wait_ns=body.data_wait_ns,
+        )
+        found = self.watch.record(record, now_ns)
+        if found:
+            self.controller.tell(found)
+
+    def _frame(self, command: Command) -> bytes:
+        body = command.body
+        if not isinstance(body, Form):
+            return framed(encode(Deliver(command=command)))
+        # The same for all nodes and generations of a job: keepers outlive both.
+        key = hmac.digest(self._secret, f"job {body.job}".encode(), "sha256")
+        store = self.stores.get(body.store, "")
+        return self.signed(Deliver(command=command, store=store, key=key))
+
+    def signed(self, order: Deliver | OpenShell) -> bytes:
+        """The frame of an order that starts something on nodes; once for a whole gang."""
+        data = encode(order)
+        return framed(encode(Signed(order=data, signature=self._key.sign_order(data))))
+
+    def push(self, node: int, frame: bytes) -> bool:
+        """Sends a frame to a node; False when it is not connected."""
+        connection = self.connections.get(node)
+        if connection is None or connection.closed:
+            return False
+        connection.push(frame)
+        return True
+
+    async def sweep(self) -> None:
+        """Looks at deadlines until it is cancelled."""
+        while True:
+            began = time.monotonic()
+            await asyncio.sleep(SWEEP_SECONDS)
+            late_seconds = time.monotonic() - began - SWEEP_SECONDS
+            if late_seconds > SWEEP_SECONDS:  # a busy server hears its agents late
+                self.liveness.forgive(int(late_seconds * 1e9))
+            now = self.controller.clock.now_ns()
+            for found in self.liveness.silent(now):
+                connection = self.connections.pop(found.node, None)
+                if connection is not None:
+                    connection.close(self.rejected("replaced", "you were silent", retry=True))
+                self._silent(found)
+            late = self.gather.due(now)
+            if late:
+                self.controller.tell(late)
+            for fact in self.watch.due(now):
+                self._look_at(fact)
+            again: dict[tuple[int, int], bytes] = {}
+            for node, command in self.outbox.due(now):
+                key = command.sequence, command.index
+                frame = again.get(key) or again.setdefault(key, self._frame(command))
+                self.push(node, frame)
+
+    def _look_at(self, fact: EventBody) -> None:
+        """Before anything is done about a gang that hangs, its ranks are asked what they do."""
+        job = self.controller.core.view.jobs.get(job_of(fact))
+        if isinstance(fact, NoProgress) and job is not None and job.placement is not None:
+            self.autopsy.begin(fact, job.placement.nodes)
+        else:
+            self.controller.tell([fact])
+
+    def close(self, leader: str) -> None:
+        """This server leads no more: agents look for the one that does."""
+        text = "this server does not lead"
+        for connection in list(self.connections.values()):
+            connection.close(self.rejected("not_leader", text, retry=True, leader=leader))
+        self.connections.clear()
+
+    def rejected(
+        self, code: str, message: str, *, retry: bool = False, leader: str = ""
+    ) -> Rejected:
+        """A refusal in this server's name."""
+        return Rejected(
+            code=code,  # type: ignore[arg-type]
+            message=message,
+            version=self.version,
+            retry=retry,
+            leader=leader,
+        )
+
+
+def _not_in_future(message: AgentMessage, now_ns: int) -> AgentMessage:
+    """Times that an agent reports lie before now, whatever its clock says."""
+    if isinstance(message, Steps) and message.at_ns > now_ns:
+        return structs.replace(message, at_ns=now_ns)
+    if isinstance(message, Joined) and message.reached_ns > now_ns:
+        return structs.replace(message, reached_ns=now_ns)
+    return message

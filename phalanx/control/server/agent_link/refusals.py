@@ -1,0 +1,55 @@
+"""Messages of agents that are not taken in: counted, and logged now and then."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+
+from msgspec import Struct
+
+from phalanx.cluster.fleet.membership import Refusal, refusal
+from phalanx.cluster.protocol.messages import LastSteps, Steps
+from phalanx.cluster.state import View
+from phalanx.control.server.security.rate_limits import RateLimit
+from phalanx.observe.node.node_words import NodeRecords
+
+# What an agent with many short jobs says is far below this; what is above it would fill the log.
+MESSAGES_PER_SECOND, BURST = 100.0, 1_000
+QUIET_SECONDS = 60.0  # between two lines about one node
+
+logger = logging.getLogger("phalanx.server")
+
+
+class Refusals:
+    """What may be heard of each node."""
+
+    def __init__(self) -> None:
+        self._rate = RateLimit(MESSAGES_PER_SECOND, BURST)
+        self.counts: Counter[Refusal] = Counter()
+        self._of_node: Counter[int] = Counter()
+        self._told: dict[int, float] = {}
+
+    def refused(self, view: View, node: int, message: Struct) -> bool:
+        """Whether a message is not for this node to say; who says such things is told of."""
+        now = time.monotonic()
+        late = isinstance(message, LastSteps | Steps | NodeRecords)
+        why = refusal(view, node, message, last_word=late)
+        if self._rate.take(node, now):
+            why = Refusal.TOO_MANY
+        if why is None:
+            return False
+        self.counts[why] += 1
+        if why is Refusal.OVER:
+            return True  # an honest node may be late
+        self._of_node[node] += 1
+        if now - self._told.get(node, -QUIET_SECONDS) >= QUIET_SECONDS:
+            self._told[node] = now
+            logger.warning(
+                "%s said what it may not (%s, %s): not believed; %d such messages of it so far",
+                view.fleet.nodes[node].name,
+                type(message).__name__,
+                why,
+                self._of_node[node],
+            )
+        return True

@@ -1,0 +1,168 @@
+"""Endpoints for looking closely: every rank's records of some steps, and traces of steps."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Annotated
+
+from msgspec import Meta
+
+from phalanx.control.server.http.endpoints import EVERYBODY, WRITERS, ApiError, Call, Endpoint
+from phalanx.control.wire import api_types as t
+from phalanx.control.wire.agent_messages import Profile, encode
+from phalanx.control.wire.websocket_frames import framed
+
+AT_ONCE = 32  # nodes that are asked together
+NEWEST = 20  # steps, where nobody says which
+MOST_STEPS = 5_000
+
+
+class RecordsQuery(t.In, frozen=True):
+    """Of which steps; ``last`` 0: the newest one, ``first`` 0: as many before it as are shown."""
+
+    first: t.Number = 0
+    last: t.Number = 0
+    rank: Annotated[int, Meta(ge=-1, le=t.MOST)] = -1  # -1: of all
+
+
+class TracePath(t.In, frozen=True):
+    job: t.JobId
+    rank: t.Number
+
+
+class TraceQuery(t.In, frozen=True):
+    after_ns: Annotated[int, Meta(ge=0, le=1 << 62)] = 0  # older ones are not meant
+
+
+async def records(call: Call) -> AsyncIterator[bytes]:
+    """Lines of JSON, one a rank and step, from the rings of the nodes that run the job."""
+    job, asked, hub = call.job(), call.query, call.leading.hub
+    nodes, world = _running(call)
+    slot_ranks = max(1, job.spec.gang.slot_gpus)
+    if asked.rank >= world:
+        raise ApiError(404, "no_such_rank", f"job {job.id} has ranks 0 to {world - 1}")
+    if asked.rank >= 0:
+        nodes = nodes[asked.rank // slot_ranks :][:1]
+    last = asked.last or max(job.step, 1 << 53)
+    first = asked.first or max(0, (asked.last or job.step) - NEWEST + 1)
+    if asked.last and last - first >= MOST_STEPS:
+        raise ApiError(400, "bad_request", f"at most {MOST_STEPS} steps at a time")
+
+    async def of(node: int) -> list[bytes]:
+        lines = hub.logs.steps(node, job.id, asked.rank, first, last)
+        return [line async for line in lines]
+
+    async def all_nodes() -> AsyncIterator[bytes]:
+        for at in range(0, len(nodes), AT_ONCE):
+            for found in await asyncio.gather(*(of(node) for node in nodes[at : at + AT_ONCE])):
+                for part in found:
+                    yield part
+
+    return all_nodes()
+
+
+async def trace(call: Call) -> AsyncIterator[bytes]:
+    """The newest trace of a rank, as torch's profiler wrote it on its node."""
+    job, rank = call.job(), call.path.rank
+    nodes, world = _running(call)
+    slot = rank // max(1, job.spec.gang.slot_gpus)
+    folder = call.leading.chronicle.run_of(job).folder
+    if rank >= world or not folder:
+        raise ApiError(404, "no_such_trace", f"rank {rank} of job {job.id} has no trace")
+    parts = call.leading.hub.logs.trace(nodes[slot], job.id, rank, folder, call.query.after_ns)
+    first = await anext(parts)
+    if first.problem:
+        raise ApiError(404, "no_such_trace", first.problem)
+
+    async def all_parts() -> AsyncIterator[bytes]:
+        yield first.data
+        async for part in parts:
+            if part.problem:
+                raise ConnectionError(part.problem)  # cut off: half a trace must not look whole
+            yield part.data
+
+    return all_parts()
+
+
+def _running(call: Call) -> tuple[tuple[int, ...], int]:
+    """Nodes of a gang that runs, by slot, and how many ranks it has."""
+    job = call.job()
+    if job.placement is None or job.gang is None or job.gang.phase != "running":
+        raise ApiError(409, "not_running", f"job {job.id} does not run now")
+    return job.placement.nodes, job.spec.gang.ranks(job.placement.replicas)
+
+
+class ProfileIn(t.In, frozen=True):
+    """``ranks`` (): the first rank of every node, at most eight."""
+
+    steps: Annotated[int, Meta(ge=1, le=100)] = 5
+    ranks: Annotated[tuple[t.Number, ...], Meta(max_length=64)] = ()
+
+
+class ProfileOut(t.Out, frozen=True):
+    """The traces can be had at ``/v1/jobs/{job}/traces/{rank}`` once their steps are made."""
+
+    ranks: list[int]
+    asked_ns: int  # for ``after_ns`` there
+    folder: str  # of the run, on its nodes
+    clock_skew_seconds: dict[str, float]  # by rank: of its node's clock, ahead of the server's
+
+
+async def profile(call: Call) -> ProfileOut:
+    """Has ranks of a running job trace their next steps."""
+    job = call.job()
+    (nodes, world), hub = _running(call), call.leading.hub
+    slot_ranks = max(1, job.spec.gang.slot_gpus)
+    ranks = sorted(set(call.body.ranks)) or list(range(0, world, slot_ranks))[:8]
+    if ranks[-1] >= world:
+        raise ApiError(400, "bad_request", f"rank {ranks[-1]}: the gang has {world}")
+    asked_ns, skew = hub.controller.clock.now_ns(), dict[str, float]()
+    for rank in ranks:
+        node = nodes[rank // slot_ranks]
+        order = Profile(job=job.id, ranks=(rank,), steps=call.body.steps)
+        hub.push(node, framed(encode(order)))
+        skew[str(rank)] = hub.skew_ns.get(node, 0) / 1e9
+    run = call.leading.chronicle.run_of(job)
+    return ProfileOut(
+        ranks=ranks,
+        asked_ns=asked_ns,
+        folder=run.folder,
+        clock_skew_seconds=skew,
+    )
+
+
+ENDPOINTS = [
+    Endpoint(
+        method="GET",
+        path="/v1/jobs/{job}/records",
+        name="job_records",
+        summary="Give every rank's records of some steps, as their nodes still hold them.",
+        roles=EVERYBODY,
+        handler=records,
+        params=t.JobPath,
+        query=RecordsQuery,
+    ),
+    Endpoint(
+        method="POST",
+        path="/v1/jobs/{job}/profile",
+        name="profile_job",
+        summary="Have ranks of a running job trace their next steps.",
+        roles=WRITERS,
+        handler=profile,
+        answer=ProfileOut,
+        params=t.JobPath,
+        body=ProfileIn,
+        audited=True,
+    ),
+    Endpoint(
+        method="GET",
+        path="/v1/jobs/{job}/traces/{rank}",
+        name="job_trace",
+        summary="Give the newest trace of a rank.",
+        roles=EVERYBODY,
+        handler=trace,
+        params=TracePath,
+        query=TraceQuery,
+    ),
+]

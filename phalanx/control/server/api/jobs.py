@@ -1,0 +1,373 @@
+"""Endpoints about jobs."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Sequence
+from functools import partial
+
+from msgspec import structs
+
+from phalanx.cluster.jobs.job import Job
+from phalanx.cluster.protocol.commands import Command
+from phalanx.cluster.protocol.events import (
+    Cancel,
+    Event,
+    Hold,
+    RaiseBudget,
+    Requeue,
+    Scale,
+    Step,
+    Submit,
+    SubmitWorkflow,
+)
+from phalanx.control.server.http.endpoints import EVERYBODY, WRITERS, ApiError, Call, Endpoint
+from phalanx.control.server.http.job_rights import may_change_budget, rightful
+from phalanx.control.server.http.log_requests import Whereabouts
+from phalanx.control.server.http.views import (
+    event_out,
+    job_detail,
+    job_of,
+    job_out,
+    visible,
+    waits,
+    why_of,
+)
+from phalanx.control.server.store.interface import (
+    Row,
+    Store,
+    UnreadableError,
+    commands_of,
+    event_of,
+)
+from phalanx.control.wire import api_types as t
+
+logger = logging.getLogger("phalanx.server")
+
+ENDED_STATES = ("done", "failed", "cancelled")
+SCAN_EVENTS = 20_000  # looked through at most for one answer
+PAGE = 1000
+
+
+async def submit(call: Call) -> t.Done:
+    """Puts a job into the queue."""
+    spec, told = await rightful(call, call.body.spec, call.body.work)
+    return _with_words(await call.order(Submit(spec=spec)), told)
+
+
+async def submit_workflow(call: Call) -> t.Done:
+    """Puts jobs that depend on each other into the queue."""
+    steps: list[Step] = []
+    told: list[str] = []
+    for asked in call.body.steps:
+        spec, words = await rightful(call, asked.spec, asked.work)
+        steps.append(Step(name=asked.name, spec=spec, after=asked.after))
+        told += words
+    done = await call.order(SubmitWorkflow(steps=tuple(steps)))
+    return _with_words(done, list(dict.fromkeys(told)))
+
+
+def _with_words(done: t.Done, told: list[str]) -> t.Done:
+    """Nobody is to look in vain for what was asked and is not so."""
+    return structs.replace(done, message="; ".join([done.message, *told])) if told else done
+
+
+async def list_jobs(call: Call) -> t.JobList:
+    """Jobs in the order of their numbers."""
+    core, query = call.leading.core, call.query
+    found: list[t.JobOut] = []
+    known = core.view.jobs.values()
+    for job in reversed(known) if query.newest else known:
+        if job.id <= query.after or not call.sees(job.spec.team):
+            continue
+        live = job.state not in ENDED_STATES
+        if query.state not in ("all", job.state) and not (query.state == "live" and live):
+            continue
+        if len(found) == query.limit:
+            if query.newest:
+                break
+            return t.JobList(jobs=found, next_after=found[-1].id)
+        found.append(_with_pace(call, job_out(core, job)))
+    return t.JobList(jobs=found[::-1] if query.newest else found, next_after=0)
+
+
+def _with_pace(call: Call, job: t.JobOut) -> t.JobOut:
+    """A job with what its newest step was like."""
+    recorder = call.leading.hub.metrics.recorder
+    row = recorder.latest.get(job.id) if recorder is not None else None
+    if not row:
+        return job
+    names = ("loss", "tokens_per_second", "mfu")
+    return structs.replace(job, **{name: row.get(name) for name in names})
+
+
+async def show(call: Call) -> t.JobDetail:
+    """One job with its submission."""
+    found = job_detail(call.leading.core, call.job())
+    return structs.replace(found, job=_with_pace(call, found.job))
+
+
+async def why(call: Call) -> t.Waits:
+    """Why a job is where it is, with the last decisions about it."""
+    job = call.job()
+    decided: list[t.Why] = []
+    for _, commands in reversed(call.leading.recent):
+        for command in commands:
+            if job_of(command.body) == job.id and len(decided) < 20:
+                decided.append(why_of(command.body.reason))
+    now_ns = call.leading.controller.clock.now_ns()
+    return waits(call.leading.core, job, decided, now_ns)
+
+
+async def cancel(call: Call) -> t.Done:
+    """Ends a job at once."""
+    return await call.order(Cancel(job=call.job().id))
+
+
+async def requeue(call: Call) -> t.Done:
+    """Stops a job with a checkpoint and puts it back into the queue."""
+    return await call.order(Requeue(job=call.job().id))
+
+
+async def drain(call: Call) -> t.Done:
+    """Stops a job with a checkpoint; it waits until it is released."""
+    return await call.order(Requeue(job=call.job().id, hold=True, operator=call.operator))
+
+
+async def hold(call: Call) -> t.Done:
+    """Keeps a pending job out of the queue."""
+    return await call.order(Hold(job=call.job().id, held=True, operator=call.operator))
+
+
+async def release(call: Call) -> t.Done:
+    """Lets a held job into the queue again."""
+    return await call.order(Hold(job=call.job().id, held=False, operator=call.operator))
+
+
+async def scale(call: Call) -> t.Done:
+    """Gives an elastic job another number of replicas."""
+    return await call.order(Scale(job=call.job().id, replicas=call.body.replicas))
+
+
+async def budget(call: Call) -> t.Done:
+    """Gives a job another budget."""
+    job, seconds = call.job(), call.body.gpu_hours * 3600
+    may_change_budget(call, job, seconds, forced=call.body.forced)
+    order = RaiseBudget(job=job.id, budget_gpu_seconds=seconds, forced=call.body.forced)
+    return await call.order(order)
+
+
+async def logs(call: Call) -> AsyncIterator[bytes]:
+    """The end of a rank's log, and what comes until the job has ended, if followed."""
+    job, query = call.job(), call.query
+    at = _whereabouts(call, job.id, query.rank)
+    if at.no_such_rank:
+        raise ApiError(404, "no_such_rank", at.why)
+    requests = call.leading.hub.logs
+    if query.follow:
+        find = partial(_whereabouts, call, job.id, query.rank)
+        return requests.follow(find, job.id, query.rank, query.tail_bytes)
+    if at.node is None:
+        raise ApiError(409, "not_started", at.why)
+    return requests.read(at.node, job.id, query.rank, query.tail_bytes)
+
+
+def _whereabouts(call: Call, number: int, rank: int) -> Whereabouts:
+    """The node whose agent has a rank's log."""
+    job = call.leading.core.view.jobs.get(number)
+    if job is None:
+        return Whereabouts(None, ended=True, why=f"job {number} is no longer known")
+    ended = job.state in ENDED_STATES
+    nodes = call.leading.controller.memory.placed.get(job.id, ())
+    if not nodes:
+        return Whereabouts(None, ended, f"job {job.id} has not started: {job.why}")
+    slot, ranks = max(rank, 0) // max(job.spec.gang.slot_gpus, 1), _ranks(job, len(nodes))
+    if rank >= ranks:
+        why = f"job {job.id} has ranks 0 to {ranks - 1}"
+        return Whereabouts(None, ended, why, no_such_rank=True)
+    return Whereabouts(nodes[slot], ended)
+
+
+def _ranks(job: Job, slots: int) -> int:
+    """Ranks of a job on so many nodes, also of one that has left them."""
+    shape = job.spec.gang
+    replicas = job.placement.replicas if job.placement is not None else job.wanted_replicas
+    full = slots * max(1, shape.slot_gpus)
+    return shape.ranks(replicas) if shape.slots(replicas) == slots else full
+
+
+async def events(call: Call) -> t.EventList:
+    """The log: every event and what was decided about it."""
+    query, last = call.query, call.leading.core.sequence
+    if query.until_ns:
+        last = await call.server.read(_last_until, call.server.store, last, query.until_ns)
+    if query.after < 0:
+        return await _newest(call, last)
+    after, until = query.after, min(last, query.after + SCAN_EVENTS)
+    found: list[t.EventOut] = []
+    while after < until and len(found) < query.limit:
+        page = await call.server.read(_page, call.server.store, after, until)
+        told = _told(call, page)
+        after = page[-1][0].sequence if page else until
+        if len(found) + len(told) > query.limit:
+            told = told[: query.limit - len(found)]
+            after = told[-1].sequence
+        found += told
+    return t.EventList(events=found, next_after=after)
+
+
+async def _newest(call: Call, last: int) -> t.EventList:
+    """The newest events that fit, found from the end."""
+    query, until, first = call.query, last, max(0, last - SCAN_EVENTS)
+    found: list[t.EventOut] = []
+    while until > first and len(found) < query.limit:
+        after = max(first, until - PAGE)
+        page = await call.server.read(_page, call.server.store, after, until)
+        found, until = [*_told(call, page), *found], after
+    return t.EventList(events=found[-query.limit :], next_after=last)
+
+
+def _told(call: Call, page: Sequence[tuple[Event, list[Command]]]) -> list[t.EventOut]:
+    """Those of a page that are asked for, and that the caller may see."""
+    # The commands of the newest events are stored with the events after them.
+    fresh = {event.sequence: commands for event, commands in call.leading.recent}
+    found = []
+    for event, stored in page:
+        commands = stored or fresh.get(event.sequence, ())
+        about = not call.query.job or call.query.job in _jobs(event, commands)
+        if about and visible(call.leading.core, event, commands, call.sees):
+            found.append(event_out(event, commands))
+    return found
+
+
+def _last_until(store: Store, last: int, until_ns: int) -> int:
+    """The last event that had happened at a time; events are stored in the order of their times."""
+    low, high = 0, last
+    while low < high:
+        middle = (low + high) // 2
+        rows = store.events(middle, 1)
+        if rows and rows[0][1] <= until_ns:
+            low = rows[0][0]
+        else:
+            high = middle
+    return low
+
+
+def _jobs(event: Event, commands: Sequence[Command]) -> list[int]:
+    return [job_of(event.body), *(job_of(command.body) for command in commands)]
+
+
+def _page(store: Store, after: int, until: int) -> list[tuple[Event, list[Command]]]:
+    found = [event for row in store.events(after, PAGE) if row[0] <= until for event in _read(row)]
+    rows = store.commands([event.sequence for event in found])
+    commands = {row[0]: commands_of(row) for row in rows}
+    return [(event, commands.get(event.sequence, [])) for event in found]
+
+
+def _read(row: Row) -> list[Event]:
+    """The event in a row; old ones that make no sense any more are left out, and said."""
+    try:
+        return [event_of(row)]
+    except UnreadableError as error:
+        logger.error("%s", error)
+        return []
+
+
+def _job(name: str, summary: str, handler: object, body: object = None) -> Endpoint:
+    return Endpoint(
+        method="POST",
+        path=f"/v1/jobs/{{job}}/{name}",
+        name=f"{name}_job",
+        summary=summary,
+        roles=WRITERS,
+        handler=handler,  # type: ignore[arg-type]
+        answer=t.Done,
+        params=t.JobPath,
+        body=body,
+        audited=True,
+    )
+
+
+ENDPOINTS = [
+    Endpoint(
+        method="POST",
+        path="/v1/jobs",
+        name="submit_job",
+        summary="Put a job into the queue.",
+        roles=WRITERS,
+        handler=submit,
+        answer=t.Done,
+        body=t.Submission,
+        status=201,
+        audited=True,
+    ),
+    Endpoint(
+        method="POST",
+        path="/v1/workflows",
+        name="submit_workflow",
+        summary="Put jobs that depend on each other into the queue: all or none.",
+        roles=WRITERS,
+        handler=submit_workflow,
+        answer=t.Done,
+        body=t.Workflow,
+        status=201,
+        audited=True,
+    ),
+    Endpoint(
+        method="GET",
+        path="/v1/jobs",
+        name="list_jobs",
+        summary="List the jobs that the caller may see.",
+        roles=EVERYBODY,
+        handler=list_jobs,
+        answer=t.JobList,
+        query=t.JobsQuery,
+    ),
+    Endpoint(
+        method="GET",
+        path="/v1/jobs/{job}",
+        name="show_job",
+        summary="Show a job and its submission.",
+        roles=EVERYBODY,
+        handler=show,
+        answer=t.JobDetail,
+        params=t.JobPath,
+    ),
+    Endpoint(
+        method="GET",
+        path="/v1/jobs/{job}/why",
+        name="why_job",
+        summary="Say why a job is in its state and what it waits for.",
+        roles=EVERYBODY,
+        handler=why,
+        answer=t.Waits,
+        params=t.JobPath,
+    ),
+    Endpoint(
+        method="GET",
+        path="/v1/jobs/{job}/logs",
+        name="job_logs",
+        summary="Stream the log of a rank.",
+        roles=EVERYBODY,
+        handler=logs,
+        params=t.JobPath,
+        query=t.LogsQuery,
+    ),
+    _job("cancel", "End a job at once.", cancel),
+    _job("requeue", "Stop a job with a checkpoint and queue it again.", requeue),
+    _job("drain", "Stop a job with a checkpoint and hold it.", drain),
+    _job("hold", "Keep a pending job out of the queue.", hold),
+    _job("release", "Let a held job into the queue.", release),
+    _job("scale", "Give an elastic job another number of replicas.", scale, t.Replicas),
+    _job("budget", "Give a job another budget.", budget, t.Budget),
+    Endpoint(
+        method="GET",
+        path="/v1/events",
+        name="list_events",
+        summary="Read the log: events, and what was decided about each.",
+        roles=EVERYBODY,
+        handler=events,
+        answer=t.EventList,
+        query=t.EventsQuery,
+    ),
+]

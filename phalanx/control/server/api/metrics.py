@@ -1,0 +1,151 @@
+"""Endpoints of what jobs and nodes measured."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated
+
+from msgspec import Meta, field, structs
+
+from phalanx.control.server.http.endpoints import EVERYBODY, Call, Endpoint
+from phalanx.control.wire import api_types as t
+from phalanx.observe.store import query
+from phalanx.observe.store.recorder import JOB_TABLES, owner_of
+
+NAMES = r"^[a-z0-9_]{1,64}(,[a-z0-9_]{1,64}){0,63}$"
+DEFAULT_NAMES = "loss,grad_norm,learning_rate,tokens_per_second,mfu,step_seconds"
+
+
+class MetricsQuery(t.In, frozen=True):
+    """Times are seconds since 1970; 0: from the beginning, or until now."""
+
+    names: Annotated[str, Meta(pattern=NAMES)] = DEFAULT_NAMES
+    from_: t.Seconds = field(default=0.0, name="from")
+    to: t.Seconds = 0.0
+    points: Annotated[int, Meta(ge=1, le=5000)] = 800
+
+
+class RanksQuery(t.In, frozen=True):
+    from_: t.Seconds = field(default=0.0, name="from")
+    to: t.Seconds = 0.0
+    columns: Annotated[int, Meta(ge=1, le=2000)] = 300
+    parts: bool = False
+
+
+class DevicesQuery(t.In, frozen=True):
+    from_: t.Seconds = field(default=0.0, name="from")
+    to: t.Seconds = 0.0
+    points: Annotated[int, Meta(ge=1, le=2000)] = 300
+
+
+class MetricsOut(t.Out, frozen=True):
+    job: int
+    tier: str
+    series: dict[str, query.Series]
+
+
+class RanksOut(t.Out, frozen=True):
+    """A row a rank (or a node, of large gangs), a column a step. Of large gangs whole steps are
+    left out where each tells its own work."""
+
+    job: int
+    tier: str
+    rows: str
+    steps: list[int]
+    time: list[float]
+    ranks: list[int]
+    nodes: list[str]
+    step_seconds: list[query.Numbers]
+    own_seconds: list[query.Numbers]
+    parts: dict[str, query.Numbers]
+
+
+class DevicesOut(t.Out, frozen=True):
+    """Of a node: numbers of the host, and of each GPU."""
+
+    node: str
+    tier: str
+    host: dict[str, query.Series]
+    gpus: dict[str, list[query.Numbers]]
+    time: list[float]
+
+
+def span_of(asked: MetricsQuery | RanksQuery | DevicesQuery) -> tuple[int, int]:
+    """Nanoseconds that a question is about."""
+    return int(asked.from_ * 1e9), int((asked.to or time.time() + 1) * 1e9)
+
+
+async def job_metrics(call: Call) -> MetricsOut:
+    """Metrics of a job over time."""
+    owner, asked = owner_of(call.job().id), call.query
+    names = list(dict.fromkeys(asked.names.split(",")))
+    found = await call.server.read(
+        query.series,
+        call.server.metrics,
+        owner,
+        JOB_TABLES,
+        names,
+        span_of(asked),
+        asked.points,
+    )
+    return MetricsOut(job=call.path.job, tier=found.tier, series=found.series)
+
+
+async def node_metrics(call: Call) -> DevicesOut:
+    """What the devices of a node did."""
+    name = call.leading.core.view.fleet.nodes[call.node()].name
+    found = await call.server.read(
+        query.devices, call.server.metrics, f"node:{name}", span_of(call.query), call.query.points
+    )
+    return DevicesOut(node=name, **structs.asdict(found))
+
+
+async def job_ranks(call: Call) -> RanksOut:
+    """What every rank of a job did."""
+    owner, asked = owner_of(call.job().id), call.query
+    found = await call.server.read(
+        query.ranks,
+        call.server.metrics,
+        owner,
+        span_of(asked),
+        asked.columns,
+        parts=asked.parts,
+    )
+    return RanksOut(job=call.path.job, **structs.asdict(found or query.RankAnswer()))
+
+
+ENDPOINTS = [
+    Endpoint(
+        method="GET",
+        path="/v1/jobs/{job}/metrics",
+        name="job_metrics",
+        summary="Give a job's metrics over time.",
+        roles=EVERYBODY,
+        handler=job_metrics,
+        answer=MetricsOut,
+        params=t.JobPath,
+        query=MetricsQuery,
+    ),
+    Endpoint(
+        method="GET",
+        path="/v1/jobs/{job}/ranks",
+        name="job_ranks",
+        summary="Give the step times of a job's ranks over time.",
+        roles=EVERYBODY,
+        handler=job_ranks,
+        answer=RanksOut,
+        params=t.JobPath,
+        query=RanksQuery,
+    ),
+    Endpoint(
+        method="GET",
+        path="/v1/nodes/{node}/metrics",
+        name="node_metrics",
+        summary="Give what a node's devices did over time.",
+        roles=EVERYBODY,
+        handler=node_metrics,
+        answer=DevicesOut,
+        params=t.NodePath,
+        query=DevicesQuery,
+    ),
+]

@@ -1,0 +1,205 @@
+"""Endpoints of the planner and the simulator: questions of people, answered beside the server."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+from msgspec import Meta
+
+from phalanx.control.server.helper_process import BusyError, TooLongError
+from phalanx.control.server.http.endpoints import EVERYBODY, WRITERS, ApiError, Call, Endpoint
+from phalanx.control.wire import api_types as t
+from phalanx.observe import planning, scenarios
+from phalanx.plan.question.request import Request
+
+T = TypeVar("T")
+
+SHOWN = 200  # results in a list
+Quantity = Annotated[str, Meta(pattern=r"^[0-9.]*[kKMGTB]?$", max_length=16)]
+Word = Annotated[str, Meta(pattern=r"^[A-Za-z0-9.-]{1,64}$")]
+Axis = Annotated[int, Meta(ge=1, le=1_000_000)]
+
+
+class PlanIn(t.In, frozen=True):
+    """As ``phalanx plan`` takes it; quantities as people write them. No files of the server."""
+
+    model: Word
+    gpu: Word
+    gpus: Annotated[int, Meta(ge=1, le=1_000_000)]
+    tokens: Quantity = ""
+    sequence: Quantity = ""
+    batch: Quantity = ""
+    precision: Literal["", "bfloat16", "float16", "fp8", "mxfp8", "nvfp4", "float32"] = ""
+    objective: Literal["tokens", "dollars", "days", "memory"] = "tokens"
+    tensor: Axis | None = None
+    pipeline: Axis | None = None
+    context: Axis | None = None
+    expert: Axis | None = None
+    price: Annotated[float, Meta(ge=0, le=10_000)] | None = None
+
+
+class SimulateIn(t.In, frozen=True):
+    """A small simulation: minutes of a processor are for the command line."""
+
+    scenario: Word
+    gpus: Annotated[int, Meta(ge=8, le=scenarios.MOST_GPUS)] = 256
+    days: Annotated[float, Meta(gt=0, le=scenarios.MOST_DAYS)] = 1.0
+    seed: Annotated[int, Meta(ge=0, le=t.MOST)] = 0
+
+
+class ResultPath(t.In, frozen=True):
+    result: t.Word
+
+
+class Results(t.Out, frozen=True):
+    folder: str  # where `phalanx simulate --json` may put more
+    known: dict[str, str]  # scenarios that come with Phalanx
+    results: list[scenarios.Line]
+
+
+class ResultOut(t.Out, frozen=True):
+    name: str
+    report: dict[str, Any]
+
+
+async def choices(call: Call) -> planning.Choices:
+    """What the sliders offer."""
+    return planning.choices()
+
+
+async def plan(call: Call) -> planning.Planned:
+    """The best mapping for a question."""
+    body = call.body
+    request = Request(
+        model=body.model,
+        cluster=f"{body.gpu}-{body.gpus}",
+        tokens=body.tokens,
+        sequence=body.sequence,
+        batch=body.batch,
+        precision=body.precision,
+        objective=body.objective,
+        tensor=body.tensor,
+        pipeline=body.pipeline,
+        context=body.context,
+        expert=body.expert,
+        price=body.price,
+    )
+    if body.model.endswith(".toml") or body.gpu.endswith(".toml"):
+        raise ApiError(400, "bad_request", "the server reads no files for others: name a model")
+    return await _helped(call, planning.plan, request)
+
+
+async def job_plan(call: Call) -> planning.JobPlan:
+    """What the planner expects of a job, to compare with what is measured."""
+    return await _in_time(call.server.expectations.of(call.leading, call.job()))
+
+
+async def list_results(call: Call) -> Results:
+    """Results of simulations, newest first."""
+    folder = _folder(call)
+    found = await call.server.read(scenarios.lines, folder, SHOWN)
+    return Results(folder=str(folder), known=scenarios.names(), results=found)
+
+
+async def show_result(call: Call) -> ResultOut:
+    """One result, as `phalanx simulate --json` wrote it."""
+    report = await call.server.read(scenarios.read, _folder(call), call.path.result)
+    if report is None:
+        raise ApiError(404, "no_such_result", f"there is no result {call.path.result}")
+    return ResultOut(name=call.path.result, report=report)
+
+
+async def simulate(call: Call) -> ResultOut:
+    """Runs a small scenario and keeps its result."""
+    body = call.body
+    if body.scenario not in scenarios.names():
+        known = ", ".join(scenarios.names())
+        raise ApiError(404, "no_such_scenario", f"no scenario {body.scenario}; there are {known}")
+    report = await _helped(call, scenarios.run, body.scenario, body.gpus, body.days, body.seed)
+    name = re.sub(r"[^A-Za-z0-9.-]", "-", f"{body.scenario}-{body.gpus}-{body.days:g}d-{body.seed}")
+    await call.server.read(scenarios.write, _folder(call), name, report)
+    return ResultOut(name=name, report=report)
+
+
+def _folder(call: Call) -> Path:
+    return call.server.options.state / "simulations"
+
+
+async def _helped(call: Call, function: Callable[..., T], *args: Any) -> T:
+    return await _in_time(call.server.helper.call(function, *args))
+
+
+async def _in_time(work: Awaitable[T]) -> T:
+    try:
+        return await work
+    except BusyError as error:
+        raise ApiError(429, "too_many_requests", str(error), 2.0) from None
+    except TooLongError as error:
+        raise ApiError(422, "too_long", str(error)) from None
+
+
+ENDPOINTS = [
+    Endpoint(
+        method="GET",
+        path="/v1/plan/choices",
+        name="plan_choices",
+        summary="List models and devices that the planner knows.",
+        roles=EVERYBODY,
+        handler=choices,
+        answer=planning.Choices,
+    ),
+    Endpoint(
+        method="POST",
+        path="/v1/plan",
+        name="plan",
+        summary="Choose a mapping for a model on a cluster; nothing is started.",
+        roles=EVERYBODY,
+        handler=plan,
+        answer=planning.Planned,
+        body=PlanIn,
+    ),
+    Endpoint(
+        method="GET",
+        path="/v1/jobs/{job}/plan",
+        name="job_plan",
+        summary="Say what the planner expects of a job.",
+        roles=EVERYBODY,
+        handler=job_plan,
+        answer=planning.JobPlan,
+        params=t.JobPath,
+    ),
+    Endpoint(
+        method="GET",
+        path="/v1/simulations",
+        name="list_simulations",
+        summary="List results of simulations.",
+        roles=EVERYBODY,
+        handler=list_results,
+        answer=Results,
+    ),
+    Endpoint(
+        method="POST",
+        path="/v1/simulations",
+        name="simulate",
+        summary="Run a small scenario through the cluster core.",
+        roles=WRITERS,
+        handler=simulate,
+        answer=ResultOut,
+        body=SimulateIn,
+        status=201,
+        audited=True,
+    ),
+    Endpoint(
+        method="GET",
+        path="/v1/simulations/{result}",
+        name="show_simulation",
+        summary="Show one result.",
+        roles=EVERYBODY,
+        handler=show_result,
+        answer=ResultOut,
+        params=ResultPath,
+    ),
+]

@@ -1,0 +1,212 @@
+"""Endpoints of the tracker: runs, and what was found about them."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from typing import Annotated
+
+from msgspec import Meta
+
+from phalanx.control.server.api.plan import job_plan
+from phalanx.control.server.http.endpoints import EVERYBODY, WRITERS, ApiError, Call, Endpoint
+from phalanx.control.wire import api_types as t
+from phalanx.observe.tracker.findings import Finding
+from phalanx.observe.tracker.runs import (
+    MOST_NOTE_LETTERS,
+    MOST_NOTES,
+    MOST_TAGS,
+    Difference,
+    Note,
+    Run,
+    differences,
+)
+
+
+class FindingsQuery(t.In, frozen=True):
+    job: t.Number = 0  # 0: of all
+    limit: t.Limit = 200
+
+
+class RunsQuery(t.In, frozen=True):
+    after: t.Number = 0
+    limit: t.Limit = 100
+
+
+class DiffQuery(t.In, frozen=True):
+    a: t.JobId
+    b: t.JobId
+
+
+class NoteIn(t.In, frozen=True):
+    text: Annotated[str, Meta(min_length=1, max_length=MOST_NOTE_LETTERS)]
+
+
+class TagsIn(t.In, frozen=True):
+    tags: Annotated[tuple[t.Word, ...], Meta(max_length=MOST_TAGS)]
+
+
+class FindingsOut(t.Out, frozen=True):
+    findings: list[Finding]
+
+
+class RunsOut(t.Out, frozen=True):
+    runs: list[Run]
+    next_after: int
+
+
+class DiffOut(t.Out, frozen=True):
+    a: int
+    b: int
+    differences: list[Difference]
+
+
+def _team(call: Call, job: int) -> str:
+    known = call.leading.core.view.jobs.get(job)
+    if known is not None:
+        return known.spec.team
+    run = call.server.journal.run(job)
+    return run.team if run is not None else "?"
+
+
+async def findings(call: Call) -> FindingsOut:
+    """Findings, newest last."""
+    asked = call.query
+    found = await call.server.read(call.server.journal.findings, asked.job, asked.limit)
+    seen = {job: call.sees(_team(call, job)) for job in {each.job for each in found if each.job}}
+    return FindingsOut(findings=[each for each in found if seen.get(each.job, True)])
+
+
+async def job_incidents(call: Call) -> FindingsOut:
+    """What happened to a job: findings, and gangs that had to form again."""
+    found = await call.server.read(call.server.journal.findings, call.job().id, 1000)
+    return FindingsOut(findings=found)
+
+
+def the_run(call: Call, number: int) -> Run:
+    """A run that the caller may see."""
+    job = call.leading.core.view.jobs.get(number)
+    chronicle = call.leading.chronicle
+    run = chronicle.run_of(job) if job is not None else call.server.journal.run(number)
+    if run is None or not call.sees(run.team):
+        raise ApiError(404, "no_such_run", f"there is no run {number}")
+    return run
+
+
+async def list_runs(call: Call) -> RunsOut:
+    """Runs in the order of their jobs."""
+    rows = await call.server.read(call.server.journal.runs, call.query.after, call.query.limit)
+    seen = [run for _, run in rows if call.sees(run.team)]
+    more = rows[-1][0] if len(rows) == call.query.limit else 0
+    return RunsOut(runs=seen, next_after=more)
+
+
+async def show_run(call: Call) -> Run:
+    """One run, with what the planner expects of it."""
+    run = the_run(call, call.path.job)
+    if "prediction" not in run.plan and call.path.job in call.leading.core.view.jobs:
+        with suppress(ApiError):  # then it is told without
+            await job_plan(call)
+    return the_run(call, call.path.job)
+
+
+async def diff_runs(call: Call) -> DiffOut:
+    """What differs between two runs."""
+    a, b = call.query.a, call.query.b
+    return DiffOut(a=a, b=b, differences=differences(the_run(call, a), the_run(call, b)))
+
+
+async def add_note(call: Call) -> Run:
+    """Adds a note to a run."""
+    run = the_run(call, call.path.job)
+    note = Note(time=time.time(), text=call.body.text, by=call.token.name)
+    run.notes = [*run.notes[1 - MOST_NOTES :], note]
+    call.leading.chronicle.change(call.path.job, run)
+    return run
+
+
+async def set_tags(call: Call) -> Run:
+    """Gives a run its tags."""
+    run = the_run(call, call.path.job)
+    run.tags = list(dict.fromkeys(call.body.tags))
+    call.leading.chronicle.change(call.path.job, run)
+    return run
+
+
+ENDPOINTS = [
+    Endpoint(
+        method="GET",
+        path="/v1/jobs/{job}/incidents",
+        name="job_incidents",
+        summary="Tell what happened to a job, with evidence.",
+        roles=EVERYBODY,
+        handler=job_incidents,
+        answer=FindingsOut,
+        params=t.JobPath,
+    ),
+    Endpoint(
+        method="GET",
+        path="/v1/findings",
+        name="findings",
+        summary="List what the detectors found, newest last.",
+        roles=EVERYBODY,
+        handler=findings,
+        answer=FindingsOut,
+        query=FindingsQuery,
+    ),
+    Endpoint(
+        method="GET",
+        path="/v1/runs",
+        name="list_runs",
+        summary="List runs.",
+        roles=EVERYBODY,
+        handler=list_runs,
+        answer=RunsOut,
+        query=RunsQuery,
+    ),
+    Endpoint(
+        method="GET",
+        path="/v1/runs/diff",
+        name="diff_runs",
+        summary="Say what differs between two runs.",
+        roles=EVERYBODY,
+        handler=diff_runs,
+        answer=DiffOut,
+        query=DiffQuery,
+    ),
+    Endpoint(
+        method="GET",
+        path="/v1/runs/{job}",
+        name="show_run",
+        summary="Show a run: configuration, code, packages, placements, checkpoints, end.",
+        roles=EVERYBODY,
+        handler=show_run,
+        answer=Run,
+        params=t.JobPath,
+    ),
+    Endpoint(
+        method="POST",
+        path="/v1/runs/{job}/notes",
+        name="add_note",
+        summary="Add a note to a run.",
+        roles=WRITERS,
+        handler=add_note,
+        answer=Run,
+        params=t.JobPath,
+        body=NoteIn,
+        status=201,
+        audited=True,
+    ),
+    Endpoint(
+        method="PUT",
+        path="/v1/runs/{job}/tags",
+        name="set_tags",
+        summary="Give a run its tags.",
+        roles=WRITERS,
+        handler=set_tags,
+        answer=Run,
+        params=t.JobPath,
+        body=TagsIn,
+        audited=True,
+    ),
+]

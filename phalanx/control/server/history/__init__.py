@@ -1,0 +1,1 @@
+"""What people look back at: runs, incidents, the fleet over time."""

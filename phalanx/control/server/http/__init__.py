@@ -1,0 +1,1 @@
+"""The HTTP front: connections, routes, the table of endpoints, streams."""

@@ -1,0 +1,112 @@
+"""The table of endpoints: what each takes, gives and needs. Routes and OpenAPI come from it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
+
+from phalanx.cluster.jobs.job import Job
+from phalanx.cluster.protocol.events import EventBody
+from phalanx.control.server.controller import ReusedError
+from phalanx.control.server.security.auth import AuthError, Role, Token, may_see
+from phalanx.control.wire.api_types import Done
+
+if TYPE_CHECKING:
+    from phalanx.control.server.process import Leading, Server
+
+EVERYBODY: tuple[Role, ...] = ("admin", "user", "read")
+WRITERS: tuple[Role, ...] = ("admin", "user")
+ADMIN: tuple[Role, ...] = ("admin",)
+
+
+class ApiError(Exception):
+    """A refusal with its status."""
+
+    def __init__(self, status: int, code: str, message: str, retry_after: float = 0.0) -> None:
+        super().__init__(message)
+        self.status, self.code, self.retry_after = status, code, retry_after
+
+
+class Call(Struct):
+    """One request, checked and decoded."""
+
+    server: Server
+    leading: Leading
+    token: Token
+    path: Any
+    query: Any
+    body: Any
+    client: str
+    key: str  # of the request: the same key is done only once; "": none was given
+    asked: str = ""  # stands for method, path and body
+
+    @property
+    def operator(self) -> bool:
+        """Whether the caller runs the site; others get what the policy gives users."""
+        return self.token.role == "admin"
+
+    def sees(self, team: str) -> bool:
+        """Whether the caller may know of a team's jobs."""
+        return may_see(self.token, team)
+
+    def job(self) -> Job:
+        """The job in the path. One of another team is not there, as far as the caller knows."""
+        job = self.leading.core.view.jobs.get(self.path.job)
+        if job is None or not self.sees(job.spec.team):
+            raise ApiError(404, "no_such_job", f"there is no job {self.path.job}")
+        return job
+
+    def node(self) -> int:
+        """The node in the path."""
+        return self.node_number(self.path.node)
+
+    def node_number(self, name: str) -> int:
+        """A node by its name."""
+        found = self.leading.core.view.fleet.index.get(name)
+        if found is None:
+            raise ApiError(404, "no_such_node", f"there is no node {name}")
+        return found
+
+    async def order(self, body: EventBody) -> Done:
+        """Has an order stored and handled; refused ones are a conflict with the state."""
+        key = f"{self.token.id}:{self.key}" if self.key else ""
+        try:
+            outcome = await self.leading.controller.order(body, key, self.asked)
+        except ReusedError:
+            text = f"Idempotency-Key {self.key} was another request's: take a new one for this"
+            raise ApiError(409, "key_reused", text) from None
+        if not outcome.accepted:
+            raise ApiError(409, outcome.reason.code, str(outcome.reason))
+        return Done(
+            accepted=True,
+            message=str(outcome.reason),
+            sequence=outcome.sequence,
+            jobs=outcome.jobs,
+        )
+
+
+Handler = Callable[[Call], Awaitable[object]]
+
+
+class Endpoint(Struct, frozen=True, kw_only=True):
+    """One operation. ``roles`` (): anybody, without a token."""
+
+    method: str
+    path: str
+    name: str
+    summary: str
+    roles: tuple[Role, ...]
+    handler: Handler
+    answer: Any = None  # None: a stream of text
+    params: Any = None
+    query: Any = None
+    body: Any = None
+    status: int = 200
+    audited: bool = False
+
+
+def wrong_team(team: str, own: str) -> AuthError:
+    """Somebody acts for a team that is not theirs."""
+    return AuthError(403, "wrong_team", f"this token is for team {own}, not for {team}")

@@ -1,0 +1,137 @@
+"""The first look at a connection: agents get a short way of their own, everybody else uvicorn's.
+
+An agent's handshake and frames skip ASGI: no queue, no task and no second parser for each of
+thousands. Whatever is no WebSocket handshake for ``/v1/agent`` goes on as if nobody had looked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import hashlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from phalanx.control.server.http.http_connection import HEAD_SECONDS, HttpConnection
+from phalanx.control.server.security.connection_gate import Gate
+from phalanx.control.wire.agent_messages import AGENT_PATH
+
+if TYPE_CHECKING:
+    from phalanx.control.server.agent_link.connection import AgentSocket
+
+AGENT_LINE = f"GET {AGENT_PATH} HTTP/1.1\r\n".encode()
+MOST_HEAD_BYTES = 16 << 10
+FIRST_SECONDS = 30.0  # for an agent's first message
+TOO_LONG = b"HTTP/1.1 431 Too Large\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"  # of RFC 6455
+
+Headers = dict[bytes, bytes]
+
+
+class Front(asyncio.Protocol):
+    """One connection until its first words tell who it is."""
+
+    __slots__ = ("_agent", "_buffer", "_due", "_gate", "_state", "_transport", "_uvicorn")
+
+    def __init__(
+        self,
+        agent: Callable[[Headers, Any], AgentSocket],
+        gate: Gate,
+        server_state: Any,
+        **rest: Any,
+    ) -> None:
+        self._agent, self._gate, self._state = agent, gate, server_state
+        self._uvicorn = rest
+        self._buffer = b""
+        self._transport: asyncio.Transport = None  # type: ignore[assignment]
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport  # type: ignore[assignment]
+        self._state.connections.add(self)
+        loop = asyncio.get_running_loop()
+        self._due = loop.call_later(HEAD_SECONDS, transport.abort)  # type: ignore[attr-defined]
+        peer = transport.get_extra_info("peername")
+        if not self._gate.enter(self, str(peer[0]) if peer else ""):
+            self.dismiss()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._due.cancel()
+        self._gate.leave(self)
+        self._state.connections.discard(self)
+
+    def dismiss(self) -> None:
+        """Close it at once: others are waiting."""
+        self._transport.abort()
+
+    def shutdown(self) -> None:
+        """uvicorn stops serving."""
+        self._transport.close()
+
+    def data_received(self, data: bytes) -> None:
+        self._buffer += data
+        head = self._buffer[: len(AGENT_LINE)]
+        if not AGENT_LINE.startswith(head):
+            self._hand_over(self._plain(), self._buffer)
+            return
+        end = self._buffer.find(b"\r\n\r\n")
+        if end < 0 and len(self._buffer) <= MOST_HEAD_BYTES:
+            return
+        if end < 0:
+            self._transport.write(TOO_LONG)
+            self._transport.close()
+            return
+        headers = headers_of(self._buffer[len(AGENT_LINE) : end])
+        if headers is None or headers.get(b"upgrade", b"").lower() != b"websocket":
+            self._hand_over(self._plain(), self._buffer)
+        else:
+            self._gate.leave(self)  # its token is looked at in a moment
+            self._hand_over(self._agent(headers, self._state), self._buffer[end + 4 :])
+
+    def _plain(self) -> asyncio.Protocol:
+        plain = HttpConnection(self._gate, server_state=self._state, **self._uvicorn)
+        self._gate.replace(self, plain)
+        return plain
+
+    def _hand_over(self, protocol: asyncio.Protocol, data: bytes) -> None:
+        transport = self._transport
+        self._due.cancel()
+        self._state.connections.discard(self)
+        transport.set_protocol(protocol)
+        protocol.connection_made(transport)
+        if data and not transport.is_closing():
+            protocol.data_received(data)
+
+
+def headers_of(data: bytes) -> Headers | None:
+    """Headers by their names in small letters; None where they cannot be read."""
+    found: Headers = {}
+    for line in data.split(b"\r\n"):
+        name, colon, value = line.partition(b":")
+        key = name.lower()
+        if not colon or not key or key != key.strip() or key in found:
+            return None
+        found[key] = value.strip()
+    return found
+
+
+def accepted(headers: Headers, nonce: bytes, server_key: bytes) -> bytes | None:
+    """The answer to a handshake, with what the agent shall sign.
+
+    None where it asks for something else than we speak.
+    """
+    key = headers.get(b"sec-websocket-key", b"")
+    words = [word.strip() for word in headers.get(b"connection", b"").lower().split(b",")]
+    try:
+        good = len(base64.b64decode(key, validate=True)) == 16
+    except binascii.Error:
+        good = False
+    if not good or b"upgrade" not in words or headers.get(b"sec-websocket-version") != b"13":
+        return None
+    proof = base64.b64encode(hashlib.sha1(key + GUID).digest())
+    return (
+        b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+        b"Sec-WebSocket-Accept: " + proof + b"\r\n"
+        b"X-Phalanx-Nonce: " + nonce.hex().encode() + b"\r\n"
+        b"X-Phalanx-Server: " + server_key.hex().encode() + b"\r\n\r\n"
+    )

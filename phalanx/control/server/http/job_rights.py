@@ -1,0 +1,87 @@
+"""Who may ask for what of a job: the table in docs/server.md, as code."""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec import structs
+
+from phalanx.cluster.jobs.job import Job, JobSpec
+from phalanx.cluster.jobs.user_limits import limited, refused_to_users
+from phalanx.cluster.reasons import reason
+from phalanx.control.server.http.endpoints import ApiError, Call, wrong_team
+from phalanx.control.server.http.submission import spec_of
+from phalanx.control.server.http.work_check import WorkError, checked_work
+from phalanx.control.wire import api_types as t
+from phalanx.control.wire.payload import Payload
+
+
+async def rightful(call: Call, asked: t.JobRequest, work: Payload) -> tuple[JobSpec, list[str]]:
+    """A submission in the name of whoever sent it, as far as they may go, and what was changed."""
+    owned = _owned(call, _sized(asked))
+    told = []
+    if owned.team != asked.team:
+        told.append(f"it counts as team {owned.team}'s, as the token says")
+    _sees_awaited(call, owned)
+    try:
+        job = await call.server.read(checked_work, work)
+    except WorkError as error:
+        raise ApiError(409, "bad_work", str(error)) from None
+    spec = spec_of(owned, work, job)
+    if call.operator:
+        return spec, told
+    why = refused_to_users(spec)
+    if why is not None:
+        raise ApiError(403, why.code, str(why))
+    spec, cut = limited(call.leading.core.view.policy.users, spec)
+    return spec, [*told, *map(str, cut)]
+
+
+def may_change_budget(call: Call, job: Job, gpu_seconds: int, *, forced: bool) -> None:
+    """Users may give their jobs less to use; more, or leave to go above it, operators give."""
+    if call.operator:
+        return
+    if forced:
+        raise ApiError(403, "operators_force", str(reason("operators_force")))
+    known = job.budget_gpu_seconds
+    if known and not 0 < gpu_seconds <= known:
+        text = f"only an operator gives job {job.id} more than its {known // 3600} GPU-hours"
+        raise ApiError(403, "operators_only", text)
+
+
+def _owned(call: Call, asked: t.JobRequest) -> t.JobRequest:
+    """The submission with the user and the team of the token, or those an operator names."""
+    token = call.token
+    if call.operator:
+        return structs.replace(asked, user=asked.user or token.name)
+    team = token.team or "default"
+    if asked.team not in (team, "default"):
+        raise wrong_team(asked.team, team)
+    if asked.user not in ("", token.name):
+        raise ApiError(403, "wrong_user", f"this token is {token.name}'s, not {asked.user}'s")
+    return structs.replace(asked, user=token.name, team=team)
+
+
+def _sees_awaited(call: Call, asked: t.JobRequest) -> None:
+    """Nobody learns by waiting for it how another team's job ends."""
+    jobs = call.leading.core.view.jobs
+    for each in asked.after:
+        known = jobs.get(each.job)
+        if known is not None and not call.sees(known.spec.team):
+            why = reason("unknown_dependency", job=each.job)
+            raise ApiError(409, why.code, str(why))
+
+
+def _sized(asked: t.JobRequest) -> t.JobRequest:
+    """The same, if every number can be stored and added up."""
+    text = msgspec.json.encode(asked)
+    if _largest(msgspec.json.decode(text)) > t.MOST << 8:
+        raise ApiError(400, "bad_request", f"numbers must not be above {t.MOST << 8}")
+    return asked
+
+
+def _largest(value: object) -> int:
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list):
+        return max(map(_largest, value), default=0)
+    return abs(value) if isinstance(value, int) else 0

@@ -1,0 +1,138 @@
+"""What is submitted: a job file or a program, as a gang of slots on nodes with so many GPUs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from msgspec import Struct, structs
+
+from phalanx.cluster.jobs.job import SECOND_NS, Expected, GangShape, JobSpec, JobTimeouts
+from phalanx.config import Job, micro_batches, takes_unequal_shares, to_toml
+from phalanx.config.schema import Train as TrainSection
+from phalanx.control.wire.api_types import JobRequest, Submission
+from phalanx.control.wire.payload import Payload, Script, Train, encode_payload
+from phalanx.plan import AxisTraffic
+
+
+class Wanted(Struct, frozen=True, kw_only=True):
+    """A job file's job, or a program, and what was asked for beside it."""
+
+    job: Job | None = None  # checked and resolved; None: a program
+    argv: tuple[str, ...] = ()
+    ranks: int = 1
+    folder: str = ""  # that it runs in
+    name: str = ""
+    team: str = "default"
+    qos: str = "normal"
+    priority: int = 0
+    constraint: str = ""
+    slot_gpus: int = 0  # 0: as nodes have
+    slot_cpus: int = 1
+    least: int = 0
+    most: int = 0
+    spares: int = 0
+    retries: int = 3
+    minutes: float = 0.0
+    first_step_minutes: float = 0.0  # 0: as the job file, else the policy says
+    hang_minutes: float = 0.0
+    idle_minutes: float = 0.0
+    preemptible: bool = False
+    requeue: bool = False  # at its time limit
+    traffic: tuple[AxisTraffic, ...] = ()
+    environment: dict[str, str] = {}
+
+    @property
+    def timeouts(self) -> JobTimeouts:
+        """How long it may be quiet, as given, else by its job file."""
+        train = self.job.train if self.job else TrainSection()
+        return JobTimeouts(
+            first_step_ns=_ns(self.first_step_minutes or train.first_step_minutes),
+            hang_ns=_ns(self.hang_minutes or train.hang_minutes),
+            idle_ns=_ns(self.idle_minutes),
+        )
+
+    @property
+    def title(self) -> str:
+        """Its name, as given or by what it runs."""
+        return self.name or (self.job.name if self.job else Path(self.argv[0]).name)
+
+
+def submission(wanted: Wanted, node_gpus: int) -> Submission:
+    """The submission for a fleet whose nodes have so many GPUs."""
+    shape, expected, work = _described(wanted, wanted.slot_gpus or node_gpus)
+    shape = structs.replace(
+        shape,
+        least_replicas=wanted.least,
+        most_replicas=wanted.most,
+        slot_cpus=wanted.slot_cpus,
+        traffic=wanted.traffic,
+    )
+    spec = JobRequest(
+        name=wanted.title,
+        team=wanted.team,
+        qos=wanted.qos,
+        priority=wanted.priority,
+        constraint=wanted.constraint,
+        gang=shape,
+        expected=expected,
+        spares=wanted.spares,
+        retries=wanted.retries,
+        time_limit_ns=_ns(wanted.minutes),
+        timeouts=wanted.timeouts,
+        preemptible=wanted.preemptible,
+        requeue_at_limit=wanted.requeue,
+    )
+    return Submission(spec=spec, work=work)
+
+
+def _described(wanted: Wanted, node_gpus: int) -> tuple[GangShape, Expected, Payload]:
+    job, ranks = wanted.job, wanted.ranks
+    slot = slot_of(ranks, node_gpus)
+    if job is None:
+        script = Script(argv=wanted.argv, folder=wanted.folder, environment=wanted.environment)
+        return GangShape(replicas=ranks, slot_gpus=slot), Expected(), script
+    axes = job.parallel
+    shape = GangShape(
+        replicas=axes.data,
+        tensor=axes.tensor,
+        context=axes.context,
+        pipeline=axes.pipeline,
+        slot_gpus=slot,
+    )
+    expected = expected_of(job, Expected())
+    work = Train(
+        toml=to_toml(job),
+        world_size=ranks,
+        folder=wanted.folder,
+        environment={**job.backend.environment, **wanted.environment},
+    )
+    return shape, expected, work
+
+
+def expected_of(job: Job, predicted: Expected) -> Expected:
+    """What a job file says of its steps, with times that somebody predicted."""
+    return structs.replace(
+        predicted,
+        steps=job.train.steps,
+        checkpoint_steps=job.checkpoint.every,
+        # Elsewhere the others would wait for a slow one whatever its share.
+        micro_batches=micro_batches(job) if takes_unequal_shares(job) else 0,
+    )
+
+
+def spec_of(asked: JobRequest, work: Payload, job: Job | None) -> JobSpec:
+    """What the core gets; ``job``: the trainer's, as the checked work describes it."""
+    fields = {name: getattr(asked, name) for name in asked.__struct_fields__}
+    spec = JobSpec(**fields, payload=encode_payload(work), reports_steps=job is not None)
+    if job is None:
+        return spec
+    return structs.replace(spec, expected=expected_of(job, spec.expected))
+
+
+def _ns(minutes: float) -> int:
+    return int(minutes * 60 * SECOND_NS)
+
+
+def slot_of(ranks: int, node_gpus: int) -> int:
+    """The largest share of a node that divides the ranks; nodes without GPUs give CPU slots."""
+    return next((n for n in range(min(ranks, node_gpus), 0, -1) if ranks % n == 0), 0)

@@ -1,0 +1,258 @@
+"""What the core knows, as the API shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import msgspec
+
+from phalanx.cluster.core import Core
+from phalanx.cluster.fleet.fleet import Fleet, NodeState
+from phalanx.cluster.forecast.why import Answers
+from phalanx.cluster.jobs.job import HOUR_NS, Job, JobSpec
+from phalanx.cluster.protocol.commands import Command
+from phalanx.cluster.protocol.events import Event, Submit, SubmitWorkflow
+from phalanx.cluster.reasons import Reason, about
+from phalanx.control.server.shell_memory import Notice
+from phalanx.control.trust.secrets import shown_body, shown_payload
+from phalanx.control.wire.api_types import (
+    ChangeOut,
+    CommandOut,
+    EventOut,
+    JobDetail,
+    JobOut,
+    LossOut,
+    NodeOut,
+    NoticeOut,
+    QuestionOut,
+    QuotaOut,
+    Waits,
+    Why,
+)
+
+Sees = Callable[[str], bool]  # whether somebody may know of a team's jobs
+
+
+def why_of(reason: Reason) -> Why:
+    """A reason with its sentence."""
+    return Why(code=reason.code, text=str(reason), facts=reason.facts)
+
+
+def names_of(fleet: Fleet, nodes: Iterable[int]) -> tuple[str, ...]:
+    """Names of nodes."""
+    return tuple(fleet.nodes[node].name for node in nodes)
+
+
+def job_out(core: Core, job: Job) -> JobOut:
+    """One job."""
+    spec, placement, fleet = job.spec, job.placement, core.view.fleet
+    replicas = placement.replicas if placement else job.wanted_replicas
+    running_ns = core.view.now_ns - job.started_ns if placement else 0
+    return JobOut(
+        id=job.id,
+        name=spec.name,
+        user=spec.user,
+        team=spec.team,
+        state=job.state,
+        why=why_of(job.why),
+        gpus=spec.gang.gpus(replicas),
+        replicas=replicas,
+        priority=spec.priority,
+        qos=spec.qos,
+        preemptible=spec.preemptible,
+        step=job.step,
+        steps=spec.expected.steps,
+        committed=job.committed,
+        durable=job.durable,
+        generation=job.generation,
+        phase=job.gang.phase if job.gang else "",
+        step_seconds=job.step_ns / 1e9,
+        submitted_ns=job.submitted_ns,
+        started_ns=job.started_ns,
+        ended_ns=job.ended_ns,
+        ran_seconds=(job.ran_ns + running_ns) / 1e9,
+        retries_used=job.retries_used,
+        preemptions=job.preemptions,
+        nodes=names_of(fleet, placement.nodes) if placement else (),
+        spares=names_of(fleet, placement.spares) if placement else (),
+        micro_batches=job.gang.micro_batches if job.gang is not None else (),
+    )
+
+
+def shown_spec(spec: JobSpec) -> JobSpec:
+    """A submission as others than its node may see it."""
+    return msgspec.structs.replace(spec, payload=shown_payload(spec.payload))
+
+
+def job_detail(core: Core, job: Job) -> JobDetail:
+    """One job with its submission."""
+    used = core.ledger.used_gpu_ns(job.id) if job.id in core.ledger.accounts else 0
+    return JobDetail(
+        job=job_out(core, job),
+        spec=msgspec.Raw(msgspec.json.encode(shown_spec(job.spec))),
+        evidence=job.evidence,
+        used_gpu_hours=used / HOUR_NS,
+        lost_steps=job.lost_steps,
+        losses=tuple(
+            LossOut(first=each.first, last=each.last, at_ns=each.at_ns, why=why_of(each.why))
+            for each in job.losses
+        ),
+    )
+
+
+def waits(
+    core: Core, job: Job, history: list[Why], now_ns: int, answers: Answers | None = None
+) -> Waits:
+    """Why a job is in its state; ``answers``: what was asked about others at the same moment."""
+    pending, start_ns = None, None
+    if job.state == "pending":
+        pending = (answers or core.queue.answers(core.view)).of(job.id)
+        start_ns = pending.estimated_start_ns
+    start = f"unknown, because {pending.unknown}" if pending and pending.unknown else ""
+    if start_ns is not None:
+        start_ns = max(start_ns, now_ns)  # the core's own time is that of the last event
+        start = f"in {about(start_ns - now_ns)}"
+    return Waits(
+        job=job.id,
+        state=job.state,
+        why=why_of(job.why),
+        waits_for=why_of(pending.reason) if pending else None,
+        estimated_start_ns=start_ns,
+        start=start,
+        priority=pending.priority if pending else {},
+        history=history,
+    )
+
+
+def node_out(core: Core, node: int, connected: bool, skew_ns: int, sees: Sees) -> NodeOut:
+    """One node; jobs of teams that the reader may not know of are left out."""
+    fleet = core.view.fleet
+    known = fleet.nodes[node]
+    history = fleet.history.get(node)
+    last = history[-1].reason if history else Reason("joined")
+    jobs = [job for job in fleet.held[node] if sees(team_of(core, job))]
+    return NodeOut(
+        number=node,
+        name=known.name,
+        state=fleet.state(node).name.lower(),
+        why=why_of(last),
+        connected=connected,
+        gpus=known.gpus,
+        free_gpus=fleet.free_mask(node).bit_count(),
+        cpus=known.cpus,
+        kind=known.kind,
+        partition=known.partition,
+        leaf=known.leaf,
+        pod=known.pod,
+        rack=known.rack,
+        jobs=tuple(jobs),
+        clock_skew_seconds=skew_ns / 1e9,
+    )
+
+
+def node_history(core: Core, node: int) -> list[ChangeOut]:
+    """What became of a node, newest last."""
+    return [
+        ChangeOut(
+            time_ns=change.time_ns,
+            state=NodeState(change.state).name.lower(),
+            why=why_of(change.reason),
+        )
+        for change in core.view.fleet.history.get(node, ())
+    ]
+
+
+def event_out(event: Event, commands: Iterable[Command]) -> EventOut:
+    """One entry of the log and what was done about it."""
+    body: dict[str, Any] = shown_body(msgspec.to_builtins(event.body))
+    kind = body.pop("kind")
+    body.pop("request", None)  # it names the asker's token
+    return EventOut(
+        sequence=event.sequence,
+        time_ns=event.time_ns,
+        kind=kind,
+        body=body,
+        commands=[
+            CommandOut(
+                kind=type(command.body).__name__,
+                nodes=len(command.target),
+                why=why_of(command.body.reason),
+            )
+            for command in commands
+        ],
+    )
+
+
+def visible(core: Core, event: Event, commands: Iterable[Command], sees: Sees) -> bool:
+    """Whether an event says nothing about jobs of teams that the reader may not know of."""
+    body = event.body
+    if isinstance(body, Submit):
+        return sees(body.spec.team)
+    if isinstance(body, SubmitWorkflow):
+        return all(sees(step.spec.team) for step in body.steps)
+    jobs = dict.fromkeys(job_of(each) for each in (body, *(c.body for c in commands)))
+    return all(sees(team_of(core, job)) for job in jobs if job)
+
+
+def team_of(core: Core, job: int) -> str:
+    """Whose job it is. One that ended long ago is forgotten: only those who see all see it."""
+    known = core.view.jobs.get(job)
+    return known.spec.team if known else "?"
+
+
+def job_of(body: object) -> int:
+    """The job that an event or a command is about; 0: none."""
+    return int(getattr(body, "job", 0) or 0)
+
+
+def notice_out(core: Core, notice: Notice) -> NoticeOut:
+    """Something a person wants to know."""
+    return NoticeOut(
+        sequence=notice.sequence,
+        time_ns=notice.time_ns,
+        level=notice.level,
+        text=str(notice.reason),
+        job=notice.job,
+        node=core.view.fleet.nodes[notice.node].name if notice.node >= 0 else "",
+    )
+
+
+def questions(core: Core) -> list[QuestionOut]:
+    """What a person must decide."""
+    return [
+        QuestionOut(
+            question=each.number,
+            about=each.about,
+            nodes=names_of(core.view.fleet, each.nodes or tuple(core.withheld)),
+            causes=each.causes or tuple(core.withheld.values()),
+            asked_ns=each.asked_ns,
+        )
+        for each in core.questions.values()
+    ]
+
+
+def quotas(core: Core, sees: Sees) -> list[QuotaOut]:
+    """What teams own and use."""
+    used: dict[str, int] = {}
+    for number in core.view.active:
+        job = core.view.jobs[number]
+        replicas = job.placement.replicas if job.placement else 0
+        gpus = job.spec.gang.gpus(replicas)
+        used[job.spec.team] = used.get(job.spec.team, 0) + gpus
+    teams = dict.fromkeys([*core.view.quotas, *used])
+    found = []
+    for team in sorted(teams):
+        if not sees(team):
+            continue
+        quota = core.view.quotas.get(team)
+        found.append(
+            QuotaOut(
+                team=team,
+                gpus=quota.gpus if quota else 0,
+                ceiling=quota.ceiling if quota else 0,
+                weight=quota.weight if quota else 1,
+                used_gpus=used.get(team, 0),
+            )
+        )
+    return found

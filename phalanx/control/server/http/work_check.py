@@ -1,0 +1,90 @@
+"""Whether a description of work can be started at all: checked before a job is taken."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterator
+
+from phalanx.config import ConfigError, Job, check, job_from_table, resolve
+from phalanx.config.toml_text import parse_toml
+from phalanx.control.wire.payload import Payload, Script, Train
+
+MOST_WORDS = 4096  # of a program's command line
+MOST_WORD_BYTES = 128 << 10  # Linux: MAX_ARG_STRLEN
+MOST_BYTES = 1 << 20  # of all words, and of all variables
+MOST_VARIABLES = 1000
+MOST_PATH_BYTES = 4096
+MOST_TOML_BYTES = 256 << 10
+MOST_RANKS = 1_000_000
+VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,255}")
+
+
+class WorkError(Exception):
+    """What is wrong with a description of work, in a sentence."""
+
+
+def checked_work(work: Payload) -> Job | None:
+    """The trainer's job that is described, resolved; None: a program. WorkError names mistakes."""
+    for key, rule in _problems(work):
+        raise WorkError(f"work.{key}: {rule}")
+    return _checked_job(work) if isinstance(work, Train) else None
+
+
+def _problems(work: Payload) -> Iterator[tuple[str, str]]:
+    if work.folder and not work.folder.startswith("/"):
+        yield "folder", "must be an absolute path"
+    yield from _text("folder", work.folder, MOST_PATH_BYTES)
+    yield from _variables(work.environment)
+    if isinstance(work, Script):
+        yield from _command(work.argv)
+    elif not 1 <= work.world_size <= MOST_RANKS:
+        yield "world_size", f"must be 1 to {MOST_RANKS}"
+
+
+def _command(argv: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+    if not argv or not argv[0]:
+        yield "argv", "names no program"
+    if len(argv) > MOST_WORDS:
+        yield "argv", f"must not have more than {MOST_WORDS} words"
+    for index, word in enumerate(argv):
+        yield from _text(f"argv[{index}]", word, MOST_WORD_BYTES)
+    if sum(map(len, argv)) > MOST_BYTES:
+        yield "argv", f"must not be longer than {MOST_BYTES} bytes"
+
+
+def _variables(environment: dict[str, str]) -> Iterator[tuple[str, str]]:
+    if len(environment) > MOST_VARIABLES:
+        yield "environment", f"must not have more than {MOST_VARIABLES} variables"
+    for name, value in environment.items():
+        if not VARIABLE.fullmatch(name):
+            yield "environment", f"{name[:64]!r} is no name: letters, digits and _, no digit first"
+        yield from _text(f"environment.{name[:64]}", value, MOST_WORD_BYTES)
+    if sum(map(len, environment.values())) > MOST_BYTES:
+        yield "environment", f"must not be longer than {MOST_BYTES} bytes"
+
+
+def _text(key: str, text: str, most_bytes: int) -> Iterator[tuple[str, str]]:
+    try:
+        size = len(text.encode())
+    except UnicodeEncodeError:
+        yield key, "is not Unicode text"
+        return
+    if "\0" in text:
+        yield key, "has a NUL character"
+    if size > most_bytes:
+        yield key, f"must not be longer than {most_bytes} bytes"
+
+
+def _checked_job(work: Train) -> Job:
+    for key, rule in _text("toml", work.toml, MOST_TOML_BYTES):
+        raise WorkError(f"work.{key}: {rule}")
+    try:
+        job = job_from_table(parse_toml(work.toml))
+        check(job, work.world_size)
+        job = resolve(job, work.world_size)
+    except tomllib.TOMLDecodeError as error:
+        raise WorkError(f"work.toml is no TOML: {error}") from None
+    except ConfigError as error:
+        raise WorkError(f"work.toml: {error}") from None
+    return job

@@ -1,0 +1,1 @@
+"""Who may do what: tokens, sessions, joining, limits and the audit log."""

@@ -1,0 +1,1 @@
+"""The log, its snapshots and secrets, in SQLite or PostgreSQL."""

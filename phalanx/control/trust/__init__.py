@@ -1,0 +1,1 @@
+"""Keys, certificates and secrets that server, agents and clients share."""

@@ -1,0 +1,62 @@
+"""The cluster's own key: what its server signs, and how agents tell that server from another.
+
+It is made from a secret of the store, so that a standby has the same one; it stands in no event.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    from phalanx.control.server.store.interface import Store
+
+SECRET = "server_key"
+ORDER = b"phalanx order 1\n"  # before an order, so that no other signature passes for one of it
+
+
+class ServerKey:
+    """An Ed25519 key pair; ``public`` is what agents pin when they join."""
+
+    def __init__(self, seed: bytes) -> None:
+        self._key = private_key(seed)
+        self.public: bytes = self._key.public_key().public_bytes_raw()
+
+    def sign_order(self, order: bytes) -> bytes:
+        """The signature of an order to agents."""
+        return self.sign(ORDER + order)
+
+    def sign(self, data: bytes) -> bytes:
+        """The signature of some bytes."""
+        return self._key.sign(data)
+
+
+def load_server_key(store: Store) -> ServerKey:
+    """The key of the cluster whose log this is; made at the first start."""
+    return ServerKey(store.secret(SECRET))
+
+
+def private_key(seed: bytes) -> Ed25519PrivateKey:
+    """The key that 32 random bytes stand for."""
+    # Imported here: a command that speaks to no agent starts without it.
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    return Ed25519PrivateKey.from_private_bytes(seed)
+
+
+def signed_by(public: bytes, signature: bytes, data: bytes) -> bool:
+    """Whether the owner of a public key signed these bytes."""
+    from cryptography.exceptions import InvalidSignature
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+    try:
+        Ed25519PublicKey.from_public_bytes(public).verify(signature, data)
+    except (InvalidSignature, ValueError):
+        return False
+    return True
+
+
+def ordered_by(public: bytes, signature: bytes, order: bytes) -> bool:
+    """Whether the owner of a public key signed these bytes as an order to agents."""
+    return signed_by(public, signature, ORDER + order)

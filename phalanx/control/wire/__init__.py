@@ -1,0 +1,1 @@
+"""Frames and messages between server, agents and workers, each encoded in one place."""

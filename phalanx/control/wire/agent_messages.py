@@ -1,0 +1,223 @@
+"""What agents and the server say to each other on ``/v1/agent``: msgpack, one message a frame.
+
+Up: ``Register`` first, then the agent's messages of the gang's protocol, records of steps and
+answers to requests for logs. Down: ``Welcome`` or ``Rejected`` first, then commands and those
+requests.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+from msgspec import Struct
+
+from phalanx.cluster.fleet.fleet import Node
+from phalanx.cluster.protocol.commands import Command
+from phalanx.cluster.protocol.messages import AgentMessage, Inventory
+from phalanx.control.wire.shell_messages import ShellDown, ShellOutput
+from phalanx.observe.node.node_sample import NodeSample
+from phalanx.observe.node.node_words import NodeRecords
+
+PROTOCOL = 2  # both sides must speak the same
+AGENT_PATH = "/v1/agent"
+
+
+class Frame(Struct, frozen=True, kw_only=True, tag_field="kind", omit_defaults=True):
+    """Base of all messages that are the shell's own."""
+
+
+class Register(Frame, frozen=True, tag=True):
+    """First message of a connection: who the agent is and what runs there."""
+
+    node: Node
+    machine: str  # made once and kept in the agent's state folder: tells two of one name apart
+    inventory: Inventory
+    version: str  # of the package
+    clock_ns: int  # its clock, to warn of skew
+    protocol: int = PROTOCOL
+    healthy: bool = True  # it passed its check at start
+    store: str = ""  # host:port of the node's store, where ranks of a gang may meet
+    key: str = ""  # the node's public key
+    proof: bytes = b""  # that it has its key, or its link key: see ``node_key``
+    linked: bool = False  # it is the link key
+
+
+class LogPart(Frame, frozen=True, tag=True):
+    """Some of a log, in answer to ``ReadLog``; ``end``: no more will come."""
+
+    request: int
+    data: bytes = b""
+    end: bool = False
+    problem: str = ""
+
+
+class Welcome(Frame, frozen=True, tag=True):
+    """The agent is in: ``node`` is its number from here on, and ``Hello`` is what it says next.
+
+    Times on the wire are the server's: an agent adds ``clock_ns`` minus its own clock to what it
+    reports and takes it off deadlines, so that a wrong clock does no harm.
+    """
+
+    node: int
+    epoch: int
+    heartbeat_ns: int
+    lease_ns: int  # what it runs outlives the last sign of a controller this long
+    silent_ns: int  # a keeper that does not answer for so long is replaced
+    version: str
+    clock_ns: int
+    link: bytes = b""  # the key that the agent's next connections are proved with
+
+
+RejectCode = Literal[
+    "version",
+    "protocol",
+    "name_taken",
+    "wrong_node",
+    "bad_node",
+    "wrong_key",  # it does not have the key of its node
+    "unlinked",  # the link key is not the server's: sign anew
+    "pending",  # an administrator has yet to let it in
+    "replaced",  # the same agent has connected again
+    "not_leader",
+    "internal",
+]
+
+
+class Rejected(Frame, frozen=True, tag=True):
+    """The agent is not let in (or no longer), and what to do about it."""
+
+    code: RejectCode
+    message: str
+    version: str  # of the server
+    protocol: int = PROTOCOL
+    retry: bool = False  # trying again later may help
+    leader: str = ""  # URL of the server that leads, if another one does
+
+
+class Deliver(Frame, frozen=True, tag=True):
+    """A command; answered by ``Applied``."""
+
+    command: Command
+    store: str = ""  # with Form: host:port where the ranks meet
+    key: bytes = b""  # with Form: what the job's keepers prove to each other that they know
+
+
+class Signed(Frame, frozen=True, tag=True):
+    """An order that starts something on a node, as the server's key has signed it.
+
+    ``order``: ``Deliver`` with Form, or ``OpenShell``, encoded; agents take neither without this.
+    """
+
+    order: bytes
+    signature: bytes
+
+
+class OrderRefused(Frame, frozen=True, tag=True):
+    """An agent's answer to an order that this cluster's server has not signed."""
+
+    node: int
+    problem: str
+
+
+class ReadLog(Frame, frozen=True, tag=True):
+    """Send the end of a rank's log (rank -1: of all ranks here) and, if asked, what comes after."""
+
+    request: int
+    job: int
+    rank: int = -1
+    tail_bytes: int = 65_536
+    follow: bool = False
+
+
+class StopLog(Frame, frozen=True, tag=True):
+    """Nobody reads any more; or, to ``finish``: what is there is read to its end, then no more."""
+
+    request: int
+    finish: bool = False
+
+
+class Profile(Frame, frozen=True, tag=True):
+    """Have some ranks of a job trace their next steps, into the run's folder."""
+
+    job: int
+    ranks: tuple[int, ...]
+    steps: int
+
+
+class ReadSteps(Frame, frozen=True, tag=True):
+    """Send what ranks here recorded of some steps, as lines of JSON; rank -1: all of them."""
+
+    request: int
+    job: int
+    first: int
+    last: int
+    rank: int = -1
+
+
+class ReadTrace(Frame, frozen=True, tag=True):
+    """Send a piece of the newest trace of a rank; one part answers."""
+
+    request: int
+    job: int
+    rank: int
+    folder: str  # of the run, as its workers named it
+    after_ns: int  # older traces are of another request; on the server's clock
+    offset: int = 0
+
+
+class LookAt(Frame, frozen=True, tag=True):
+    """A gang makes no steps: save what its ranks are doing, and say how far each has come."""
+
+    job: int
+    generation: int
+
+
+class Seen(Frame, frozen=True, tag=True):
+    """The answer to ``LookAt``. ``ranks``: how far each has come; -1: it does not answer."""
+
+    node: int
+    job: int
+    generation: int
+    ranks: dict[int, int]
+    folder: str  # on the node: stacks and flight recorders
+
+
+Up = (
+    Register | OrderRefused | LogPart | ShellOutput | NodeRecords | NodeSample | Seen | AgentMessage
+)
+Down = (
+    Welcome
+    | Rejected
+    | Deliver
+    | Signed
+    | ReadLog
+    | StopLog
+    | ReadSteps
+    | ReadTrace
+    | LookAt
+    | Profile
+    | ShellDown
+)
+
+encode = msgspec.msgpack.Encoder().encode
+decode_up = msgspec.msgpack.Decoder(Up).decode
+decode_down = msgspec.msgpack.Decoder(Down).decode
+
+
+class JoinRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """POST /v1/join, with the join token as bearer."""
+
+    name: str
+    machine: str
+    key: str  # public, of the node
+
+
+class JoinAnswer(Struct, frozen=True, kw_only=True):
+    """A token that is good for this node alone, once it has shown that it has its key."""
+
+    token: str
+    version: str
+    server_key: str  # public; an agent remembers it
+    pending: bool = False  # an administrator has yet to let the node in
+    protocol: int = PROTOCOL

@@ -1,0 +1,474 @@
+"""What goes in and out of the HTTP API. The OpenAPI document is made from these."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Raw, Struct
+
+from phalanx.cluster.jobs.job import Array, Dependency, Expected, GangShape, JobState, JobTimeouts
+from phalanx.cluster.ledger.report import Share
+from phalanx.control.server.security.auth import Role
+from phalanx.control.wire.payload import Payload
+
+MOST = 1 << 53  # beyond it, JSON numbers lose digits in other languages
+WORD = r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,127}$"
+
+Number = Annotated[int, Meta(ge=0, le=MOST)]
+JobId = Annotated[int, Meta(ge=1, le=MOST)]
+Word = Annotated[str, Meta(pattern=WORD)]
+Limit = Annotated[int, Meta(ge=1, le=1000)]
+Seconds = Annotated[float, Meta(ge=0, le=9e9)]  # since 1970; as nanoseconds they fit 64 bits
+Nanoseconds = Annotated[int, Meta(ge=0, le=1 << 62)]  # since 1970
+
+
+class In(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of all bodies and parameters that come in."""
+
+
+class Out(Struct, frozen=True, kw_only=True):
+    """Base of all answers."""
+
+
+# Parameters in paths and queries.
+
+
+class JobPath(In, frozen=True):
+    job: JobId
+
+
+class NodePath(In, frozen=True):
+    node: Word
+
+
+class TeamPath(In, frozen=True):
+    team: Word
+
+
+class NamePath(In, frozen=True):
+    name: Word
+
+
+class QuestionPath(In, frozen=True):
+    question: JobId
+
+
+class TokenPath(In, frozen=True):
+    token: Word
+
+
+class JobsQuery(In, frozen=True):
+    state: JobState | Literal["all", "live"] = "live"
+    after: Number = 0
+    limit: Limit = 100
+    newest: bool = False  # of too many, those with the highest numbers
+
+
+class NodesQuery(In, frozen=True):
+    state: Literal["all", "healthy", "suspect", "draining", "quarantined", "dead", "spare"] = "all"
+    after: Annotated[int, Meta(ge=-1, le=MOST)] = -1
+    limit: Annotated[int, Meta(ge=1, le=20_000)] = 1000
+
+
+class EventsQuery(In, frozen=True):
+    after: Annotated[int, Meta(ge=-1, le=MOST)] = -1  # -1: the newest ones
+    limit: Limit = 100
+    job: Number = 0  # only about this job
+    until_ns: Nanoseconds = 0  # only those that had happened then; 0: until now
+
+
+class LogsQuery(In, frozen=True):
+    rank: Annotated[int, Meta(ge=-1, le=MOST)] = -1  # -1: all ranks of the first node
+    tail_bytes: Annotated[int, Meta(ge=0, le=16 << 20)] = 65_536
+    follow: bool = False
+
+
+# Bodies.
+
+
+Owner = Annotated[str, Meta(pattern=r"^([A-Za-z0-9_][A-Za-z0-9._@-]{0,127})?$")]
+
+
+class JobRequest(In, frozen=True, omit_defaults=True):
+    """What is asked for a job: ``JobSpec`` without what the server writes into it.
+
+    Who may set what is decided in ``job_rights``; ``user`` and ``team`` are the token's, unless an
+    administrator submits for somebody else.
+    """
+
+    name: str
+    user: Owner = ""
+    team: Owner = "default"
+    partition: str = ""
+    qos: str = "normal"
+    priority: int = 0
+    gang: GangShape = GangShape()
+    expected: Expected = Expected()
+    constraint: str = ""
+    time_limit_ns: int = 0
+    preemptible: bool = False
+    retries: int = 3
+    after: tuple[Dependency, ...] = ()
+    array: Array | None = None
+    budget_gpu_seconds: int = 0
+    forced: bool = False
+    spares: int = 0
+    requeue_at_limit: bool = False
+    timeouts: JobTimeouts = JobTimeouts()
+
+
+class Submission(In, frozen=True):
+    """A job and a description of what it runs; the server makes the agents' order from it."""
+
+    spec: JobRequest
+    work: Payload
+
+
+class StepIn(In, frozen=True):
+    """One job of a workflow; ``after``: (afterok or afterany, name of another one)."""
+
+    name: str
+    spec: JobRequest
+    work: Payload
+    after: tuple[tuple[Literal["afterok", "afterany"], str], ...] = ()
+
+
+class Workflow(In, frozen=True):
+    """Jobs that depend on each other by name; all are accepted, or none."""
+
+    steps: Annotated[tuple[StepIn, ...], Meta(min_length=1, max_length=1000)]
+
+
+class Replicas(In, frozen=True):
+    replicas: Annotated[int, Meta(ge=1, le=1_000_000)]
+
+
+class Budget(In, frozen=True):
+    gpu_hours: Annotated[int, Meta(ge=0, le=1_000_000)]
+    forced: bool = False
+
+
+class Drain(In, frozen=True):
+    deadline_seconds: Annotated[int, Meta(ge=0, le=10_000_000)] = 0
+
+
+class Readmit(In, frozen=True):
+    tested: bool = False
+
+
+class QuotaIn(In, frozen=True):
+    gpus: Number
+    ceiling: Number = 0
+    weight: Annotated[int, Meta(ge=1, le=1_000_000)] = 1
+
+
+class ReservationIn(In, frozen=True):
+    """``end_ns`` 0: the reservation is removed."""
+
+    start_ns: Annotated[int, Meta(ge=0, le=1 << 62)]
+    end_ns: Annotated[int, Meta(ge=0, le=1 << 62)]
+    nodes: Annotated[tuple[Word, ...], Meta(max_length=20_000)] = ()
+    gpus: Number = 0
+    teams: Annotated[tuple[Word, ...], Meta(max_length=1000)] = ()
+
+
+class Decision(In, frozen=True):
+    approve: bool
+
+
+class TokenIn(In, frozen=True):
+    name: Word
+    role: Role
+    team: Annotated[str, Meta(pattern=r"^[A-Za-z0-9._@-]{0,128}$")] = ""
+    hours: Annotated[float, Meta(ge=0, le=100_000)] = 0.0  # 0: never expires; join: 24
+    uses: Annotated[int, Meta(ge=0, le=1_000_000)] = 0  # nodes that may join with it; 0: any number
+    network: Annotated[str, Meta(max_length=64)] = ""  # that they join from; "": any
+    approves: bool = True  # False: each of them waits for an administrator
+
+
+class DecideNode(In, frozen=True):
+    key: Annotated[str, Meta(max_length=128)] = ""  # of several that wait: the fingerprint's start
+
+
+# Answers.
+
+
+class Problem(Out, frozen=True):
+    code: str
+    message: str
+
+
+class Failure(Out, frozen=True):
+    """Every refusal looks like this."""
+
+    error: Problem
+
+
+class Done(Out, frozen=True):
+    """An order that is stored and was accepted."""
+
+    accepted: bool
+    message: str
+    sequence: int
+    jobs: tuple[int, ...] = ()
+
+
+class Why(Out, frozen=True):
+    """A reason: a code with its facts for machines, a sentence for people."""
+
+    code: str
+    text: str
+    facts: dict[str, int | str]
+
+
+class JobOut(Out, frozen=True):
+    id: int
+    name: str
+    user: str
+    team: str
+    state: JobState
+    why: Why
+    gpus: int
+    replicas: int
+    priority: int
+    qos: str
+    preemptible: bool
+    step: int
+    steps: int
+    committed: int
+    durable: int
+    generation: int
+    phase: str
+    step_seconds: float
+    submitted_ns: int
+    started_ns: int
+    ended_ns: int
+    ran_seconds: float
+    retries_used: int
+    preemptions: int
+    nodes: tuple[str, ...]
+    spares: tuple[str, ...]
+    micro_batches: tuple[int, ...] = ()  # by replica, where a slow one has fewer
+    loss: float | None = None  # of the newest step, while it runs
+    tokens_per_second: float | None = None
+    mfu: float | None = None
+
+
+class LossOut(Out, frozen=True):
+    """Committed steps that a job lost, and when and why that was found out."""
+
+    first: int
+    last: int
+    at_ns: int
+    why: Why
+
+
+class JobDetail(Out, frozen=True):
+    job: JobOut
+    spec: Raw
+    evidence: tuple[str, ...]
+    used_gpu_hours: float
+    lost_steps: int = 0  # committed ones, in all
+    losses: tuple[LossOut, ...] = ()  # the newest of them, oldest first
+
+
+class JobList(Out, frozen=True):
+    jobs: list[JobOut]
+    next_after: int  # 0: there are no more
+
+
+class Waits(Out, frozen=True):
+    """Why a job is in its state and, while it is pending, what it waits for."""
+
+    job: int
+    state: JobState
+    why: Why
+    waits_for: Why | None
+    estimated_start_ns: int | None
+    start: str  # the same for people: a rounded range, or why it is unknown
+    priority: dict[str, int]
+    history: list[Why]
+
+
+class NodeOut(Out, frozen=True):
+    number: int
+    name: str
+    state: str
+    why: Why
+    connected: bool
+    gpus: int
+    free_gpus: int
+    cpus: int
+    kind: str
+    partition: str
+    leaf: str
+    pod: str
+    rack: str
+    jobs: tuple[int, ...]
+    clock_skew_seconds: float
+
+
+class NodeList(Out, frozen=True):
+    nodes: list[NodeOut]
+    next_after: int  # -1: there are no more
+
+
+class ChangeOut(Out, frozen=True):
+    time_ns: int
+    state: str
+    why: Why
+
+
+class NodeDetail(Out, frozen=True):
+    node: NodeOut
+    history: list[ChangeOut]
+
+
+class CommandOut(Out, frozen=True):
+    kind: str
+    nodes: int
+    why: Why
+
+
+class EventOut(Out, frozen=True):
+    sequence: int
+    time_ns: int
+    kind: str
+    body: dict[str, Any]
+    commands: list[CommandOut]
+
+
+class EventList(Out, frozen=True):
+    events: list[EventOut]
+    next_after: int
+
+
+class NoticeOut(Out, frozen=True):
+    sequence: int
+    time_ns: int
+    level: str
+    text: str
+    job: int
+    node: str
+
+
+class QuestionOut(Out, frozen=True):
+    question: int
+    about: str
+    nodes: tuple[str, ...]
+    causes: tuple[str, ...]
+    asked_ns: int
+
+
+class Status(Out, frozen=True):
+    version: str
+    leader: bool
+    epoch: int
+    sequence: int
+    time_ns: int
+    nodes: dict[str, int]  # by state
+    connected: int
+    gpus: int
+    free_gpus: int
+    node_gpus: int  # of the largest group of like nodes
+    jobs: dict[str, int]  # by state
+    problem: str  # why nothing can be stored at the moment
+    starting: bool  # nodes that the server starts itself have not all joined yet
+    notices: list[NoticeOut]
+    questions: list[QuestionOut]
+
+
+class LedgerOut(Out, frozen=True):
+    """GPU time by bucket, in nanoseconds; the buckets of a share sum to it exactly."""
+
+    fleet: Share | None  # None: the caller sees one team alone
+    teams: dict[str, Share]
+    jobs: dict[int, Share]
+
+
+class QuotaOut(Out, frozen=True):
+    team: str
+    gpus: int
+    ceiling: int
+    weight: int
+    used_gpus: int
+
+
+class QuotaList(Out, frozen=True):
+    quotas: list[QuotaOut]
+
+
+class ReservationOut(Out, frozen=True):
+    name: str
+    start_ns: int
+    end_ns: int
+    nodes: tuple[str, ...]
+    gpus: int
+    teams: tuple[str, ...]
+
+
+class ReservationList(Out, frozen=True):
+    reservations: list[ReservationOut]
+
+
+class Move(Out, frozen=True):
+    job: int
+    source: str
+    target: str
+
+
+class Moves(Out, frozen=True):
+    moves: list[Move]
+
+
+class TokenOut(Out, frozen=True):
+    id: str
+    name: str
+    role: Role
+    team: str
+    node: str
+    created_ns: int
+    expires_ns: int
+    revoked: bool
+    uses: int = 0
+    used: int = 0
+    network: str = ""
+
+
+class PendingNode(Out, frozen=True):
+    """A machine that wants to be a node, and that an administrator decides about."""
+
+    name: str
+    key: str  # its fingerprint
+    known: bool  # there is a node of this name, with another key
+    since_ns: int
+
+
+class PendingList(Out, frozen=True):
+    nodes: list[PendingNode]
+
+
+class TokenList(Out, frozen=True):
+    tokens: list[TokenOut]
+
+
+class NewToken(Out, frozen=True):
+    """The only time that a token is told."""
+
+    secret: str
+    token: TokenOut
+
+
+class AuthorityOut(Out, frozen=True):
+    """Whom to trust, once the fingerprint was seen to be the one that its people know."""
+
+    pem: str
+    fingerprint: str
+
+
+class Health(Out, frozen=True):
+    ok: bool
+
+
+class Whoami(Out, frozen=True):
+    token: TokenOut

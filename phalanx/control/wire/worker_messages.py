@@ -1,0 +1,203 @@
+"""A worker and its agent: who it is, orders down, facts up; over the agent's Unix socket.
+
+The worker outlives its agent: it connects again and says where it stands.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+import msgspec
+from msgspec import Struct
+
+from phalanx.cluster.protocol.messages import (
+    Differs,
+    FlushAsk,
+    Restored,
+    Sealed,
+    WorkerAbort,
+    WorkerBusy,
+    WorkerDrain,
+    WorkerFlush,
+    WorkerGo,
+    WorkerLeft,
+    WorkerRebalance,
+    WorkerRestore,
+    WorkerUp,
+)
+from phalanx.control.wire.zygote_messages import Unframer, framed
+
+AGAIN_SECONDS = 0.1  # between two tries to reach the agent
+GIVE_WAY = 75  # exit code of a process that leaves its place to another one (EX_TEMPFAIL)
+SEND_SECONDS = 5.0  # an agent that takes nothing for so long counts as gone
+
+
+class Frame(Struct, frozen=True, kw_only=True, tag_field="kind", omit_defaults=True):
+    """Base of the messages that are the shell's own."""
+
+
+class Present(Frame, frozen=True, tag=True):
+    """First word of a worker on a connection: who it is and where it stands."""
+
+    job: int
+    index: int  # among the workers of the job on this node
+    pid: int
+    generation: int = 0
+    rank: int = -1
+    running: bool = False
+    step: int = 0
+    committed: int = -1
+    durable: int = 0
+
+
+class Take(Frame, frozen=True, tag=True):
+    """Take this rank in this generation."""
+
+    job: int
+    generation: int
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    host: str  # of the store where the ranks meet
+    port: int
+    meeting: str = ""  # what its keys there begin with
+    buddy_shift: int = 0  # of slots; 0: nobody keeps another's snapshots
+    replicas: int = 0  # length of the data axis; 0: as the job says
+    micro_batches: tuple[int, ...] = ()
+    asks_leave: bool = False  # before a durable checkpoint is written
+    payload: str = ""
+
+
+class Look(Frame, frozen=True, tag=True):
+    """Write the stacks of all threads and the flight recorder into a folder."""
+
+    job: int
+    generation: int
+    folder: str
+
+
+class Looked(Frame, frozen=True, tag=True):
+    """That is done. ``waiting``: the rank is in a collective that others have not completed."""
+
+    job: int
+    generation: int
+    rank: int
+    step: int
+    waiting: bool
+
+
+Passed = (  # orders of the core that an agent hands on as they are
+    WorkerRestore | WorkerGo | WorkerAbort | WorkerDrain | WorkerRebalance | WorkerFlush
+)
+
+
+class TraceSteps(Frame, frozen=True, tag=True):
+    """Trace the next steps with torch's profiler."""
+
+    steps: int
+
+
+Order = Take | Look | Passed | TraceSteps
+Fact = (
+    Present | WorkerUp | Restored | Sealed | FlushAsk | Differs | WorkerBusy | Looked | WorkerLeft
+)
+
+decode_order = msgspec.msgpack.Decoder(Order).decode
+decode_fact = msgspec.msgpack.Decoder(Fact).decode
+
+
+class Link:
+    """The worker's end. ``heard`` is called with every order, in a thread of its own.
+
+    ``present`` says where the worker stands, for every new connection.
+    """
+
+    def __init__(
+        self, path: str, present: Callable[[], Present], heard: Callable[[Order], None]
+    ) -> None:
+        self._path, self._present, self._heard = path, present, heard
+        self._connection: socket.socket | None = None
+        self._sending = threading.Lock()
+        self._closed = False
+        self.connected = threading.Event()
+
+    def start(self) -> None:
+        """Connect, and stay connected, behind the worker's back."""
+        threading.Thread(target=self._run, name="agent-link", daemon=True).start()
+
+    def say(self, fact: Fact) -> bool:
+        """Tell the agent; False while there is none (it will be told where we stand)."""
+        with self._sending:
+            if self._connection is None:
+                return False
+            try:
+                self._connection.sendall(framed(fact))
+            except OSError:
+                self._hang_up()
+                return False
+            return True
+
+    def close(self) -> None:
+        """No more words."""
+        self._closed = True
+        with self._sending:
+            self._hang_up()
+
+    def _hang_up(self) -> None:
+        connection, self._connection = self._connection, None
+        self.connected.clear()
+        if connection is not None:
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+
+    def _run(self) -> None:
+        while not self._closed:
+            connection = self._reach()
+            if connection is None:
+                time.sleep(AGAIN_SECONDS)
+                continue
+            with connection:
+                self._listen(connection)
+            with self._sending:
+                if self._connection is connection:
+                    self._hang_up()
+
+    def _reach(self) -> socket.socket | None:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            connection.connect(self._path)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(SEND_SECONDS))
+            with self._sending:
+                connection.sendall(framed(self._present()))
+                self._connection = connection
+            self.connected.set()
+            return connection
+        except OSError:
+            connection.close()
+            return None
+
+    def _listen(self, connection: socket.socket) -> None:
+        unframer = Unframer()
+        while True:
+            try:
+                data = connection.recv(1 << 16)
+            except OSError:
+                return
+            if not data:
+                return
+            try:
+                orders = [decode_order(body) for body in unframer.feed(data)]
+            except (ValueError, RecursionError):  # no words of an agent: it is tried again
+                return
+            for order in orders:
+                self._heard(order)
+
+
+def _timeval(seconds: float) -> bytes:
+    whole = int(seconds)
+    return whole.to_bytes(8, "little") + int((seconds - whole) * 1e6).to_bytes(8, "little")

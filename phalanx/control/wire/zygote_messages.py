@@ -1,0 +1,138 @@
+"""What an agent and its zygote say to each other: msgpack with a length, over a Unix socket."""
+
+from __future__ import annotations
+
+import struct
+from typing import Literal
+
+import msgspec
+from msgspec import Struct
+
+from phalanx.control.agent.spawn.containment import Containment
+
+Role = Literal["member", "program", "keeper", "store", "program-store", "zygote", "doctor"]
+
+LENGTH = struct.Struct("<I")
+MOST_BYTES = 64 << 20
+
+
+class Frame(Struct, frozen=True, kw_only=True, tag_field="kind", omit_defaults=True):
+    """Base of all messages."""
+
+
+# Agent to zygote.
+
+
+class Spawn(Frame, frozen=True, tag=True):
+    """Fork a child. ``key`` names it; there is one of a key at a time."""
+
+    key: str
+    role: Role
+    log: str = ""  # file for its output; "": the zygote's own
+    environment: dict[str, str] = {}
+    folder: str = ""
+    user: str = ""  # whom it runs as, where the zygote is root
+    argv: tuple[str, ...] = ()  # of a program; what a doctor is to examine, and where to report
+    socket: str = ""  # of a keeper, a zygote, or the agent that a member talks to
+    host: str = ""  # where a store or a keeper listens
+    port: int = 0  # of a store that takes another's place, if it is still free; 0: any
+    lease_seconds: float = 60.0  # of a keeper
+    cores: tuple[int, ...] = ()  # that it is bound to; (): all
+    namespace: str = ""  # of the network; "": the zygote's own
+    memory_node: int = -1  # NUMA node whose memory it prefers; -1: any
+    containment: Containment = Containment()
+    rank: int = -1  # of a program
+    store: tuple[str, int, str] = ("", 0, "")  # where a program's ranks meet: host, port, prefix
+    own_port: int = 0  # of a store for this program alone, told by its first rank
+
+
+class Signal(Frame, frozen=True, tag=True):
+    """Send a signal to a child and to everything that it started."""
+
+    key: str
+    number: int
+
+
+class Lease(Frame, frozen=True, tag=True):
+    """Without an agent, the zygote and its children end after this time."""
+
+    seconds: float
+
+
+class Leave(Frame, frozen=True, tag=True):
+    """End all children, and the zygote."""
+
+
+class Heard(Frame, frozen=True, tag=True):
+    """The agent knows of the end of a child: the next one needs not be told."""
+
+    pid: int
+
+
+# Zygote to agent.
+
+
+class Child(Frame, frozen=True, tag=True):
+    """A child that lives."""
+
+    key: str
+    pid: int
+    port: int = 0  # of a store
+
+
+class Ended(Frame, frozen=True, tag=True):
+    """A child is gone. ``status``: its exit code, or minus the signal that ended it."""
+
+    key: str
+    pid: int
+    status: int
+
+
+class NotStarted(Frame, frozen=True, tag=True):
+    """A child could not be forked."""
+
+    key: str
+    problem: str
+
+
+class Ready(Frame, frozen=True, tag=True):
+    """The zygote has told of all its children; ``hears``: it understands ``Heard``."""
+
+    pid: int
+    hears: bool = False
+
+
+ToZygote = Spawn | Signal | Lease | Leave | Heard
+FromZygote = Child | Ended | NotStarted | Ready
+
+_encode = msgspec.msgpack.Encoder().encode
+decode_to_zygote = msgspec.msgpack.Decoder(ToZygote).decode
+decode_from_zygote = msgspec.msgpack.Decoder(FromZygote).decode
+
+
+def framed(message: Struct) -> bytes:
+    """A message with its length before it."""
+    body = _encode(message)
+    return LENGTH.pack(len(body)) + body
+
+
+class Unframer:
+    """Whole messages out of a stream that may stop anywhere."""
+
+    def __init__(self, most_bytes: int = MOST_BYTES) -> None:
+        self._rest, self._most_bytes = b"", most_bytes
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """The messages that these bytes complete."""
+        self._rest += data
+        found = []
+        while len(self._rest) >= LENGTH.size:
+            size = LENGTH.unpack_from(self._rest)[0]
+            if size > self._most_bytes:
+                raise ValueError(f"a message of {size} bytes")
+            end = LENGTH.size + size
+            if len(self._rest) < end:
+                break
+            found.append(self._rest[LENGTH.size : end])
+            self._rest = self._rest[end:]
+        return found

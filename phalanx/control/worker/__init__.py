@@ -1,0 +1,1 @@
+"""A rank under an agent, and what any program may tell its agent."""

@@ -1,0 +1,82 @@
+"""A worker process under an agent: the trainer's member, with orders from the agent's socket."""
+
+from __future__ import annotations
+
+import faulthandler
+import logging
+import os
+import signal
+import sys
+import tomllib
+from pathlib import Path
+
+import msgspec
+
+from phalanx.checkpoint.keeper.start import node_name
+from phalanx.config import ConfigError, Job, job_from_table
+from phalanx.config.toml_text import parse_toml
+from phalanx.control.wire.payload import Train, decode_payload
+from phalanx.control.worker.orders import AgentOrders
+from phalanx.observe.node.node_words import RunRecord
+from phalanx.observe.node.worker_ring import RingSink, ring_path
+from phalanx.train.rank.exits import ExitCode, ExitInfo
+from phalanx.train.rank.look import record_collectives
+from phalanx.train.rank.member import Member
+
+log = logging.getLogger(__name__)
+
+
+def run_member(path: str) -> int:
+    """The life of a worker process; returns its exit code."""
+    logging.basicConfig(
+        level=logging.INFO,
+        stream=sys.stderr,
+        format=f"%(asctime)s {node_name()} %(levelname)s %(message)s",
+    )
+    record_collectives()
+    # Stacks of all threads for whoever asks by a signal, wherever they hang.
+    faulthandler.register(signal.SIGUSR2, file=2, all_threads=True)
+    job, index = int(os.environ["PHALANX_JOB"]), int(os.environ["PHALANX_INDEX"])
+    if os.environ.get("PHALANX_STANDBY"):
+        make_context(index)
+    orders = AgentOrders(path, job, index)
+    try:
+        work = decode_payload(orders.wait_for_place())
+        assert isinstance(work, Train)
+        config = job_from_table(parse_toml(work.toml))
+    except (ConfigError, tomllib.TOMLDecodeError) as error:
+        log.error("%s", error)
+        orders.bye(ExitInfo(code=ExitCode.CONFIG, reason="config", message=str(error)))
+        return ExitCode.CONFIG
+    ring = RingSink(ring_path(Path(path).parent, index))
+    folder = run_path(config, job)
+    recorded = os.environ.get("PHALANX_RECORDS") != "0"  # the site may not want them
+    member = Member(config, folder, orders, [ring] if recorded else [])
+    orders.trace = member.ask.ask
+    member.described = lambda found: ring.describe(
+        RunRecord(
+            generation=found.generation,
+            provenance=msgspec.json.encode(found).decode(),
+            folder=str(folder),
+        )
+    )
+    code = member.run()
+    orders.bye(member.info)
+    orders.close()
+    return code
+
+
+def make_context(index: int) -> None:
+    """Have CUDA ready before there is a place to take: that is most of a start's time."""
+    import torch
+
+    if torch.cuda.is_available():
+        torch.cuda.set_device(index % torch.cuda.device_count())
+        one = torch.ones(64, 64, device="cuda", dtype=torch.bfloat16)
+        log.info("a context stands by: %s", (one @ one).sum().item())
+
+
+def run_path(config: Job, job: int) -> Path:
+    """The folder of a submitted job's run: the same for all its generations."""
+    run = os.environ.get("PHALANX_RUN") or f"job-{job}"  # an engine has a number of its own
+    return (Path(config.runs) / config.name / run).absolute()

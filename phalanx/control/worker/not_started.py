@@ -1,0 +1,50 @@
+"""A process of a job that cannot begin: its agent is told why before it ends."""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import NoReturn
+
+from phalanx.cluster.protocol.messages import WorkerLeft
+from phalanx.control.wire.worker_messages import Present
+from phalanx.control.wire.zygote_messages import framed
+
+NOT_STARTED = 127  # as a shell says it
+TELL_SECONDS = 10.0  # for an agent to have heard it
+
+
+class CannotStartError(Exception):
+    """What is asked for cannot be executed here; the next try would not be different."""
+
+
+def enter(folder: str) -> None:
+    """Work in a folder from here on."""
+    try:
+        os.chdir(folder)
+    except OSError as error:
+        raise CannotStartError(f"cannot enter the folder {folder}: {error.strerror}") from error
+
+
+def execute(argv: tuple[str, ...]) -> NoReturn:
+    """Become another program."""
+    try:
+        os.execvp(argv[0], argv)
+    except OSError as error:
+        raise CannotStartError(f"cannot start {argv[0]}: {error.strerror}") from error
+    except ValueError as error:  # a NUL in an argument
+        raise CannotStartError(f"cannot start {argv[0]!r}: {error}") from error
+
+
+def tell_agent(environment: dict[str, str], detail: str) -> None:
+    """Say it as a worker's last word; returns when it was heard, so that our end is no news."""
+    job, index = int(environment["PHALANX_JOB"]), int(environment["PHALANX_INDEX"])
+    left = WorkerLeft(job=job, generation=0, rank=-1, step=0, cause="configuration", detail=detail)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(TELL_SECONDS)
+        connection.connect(environment["PHALANX_AGENT"])
+        present = Present(job=job, index=index, pid=os.getpid())
+        connection.sendall(framed(present) + framed(left))
+        connection.shutdown(socket.SHUT_WR)
+        while connection.recv(1 << 16):
+            pass

@@ -1,0 +1,1 @@
+"""A Slurm of real daemons on loopback, and jobs on it."""

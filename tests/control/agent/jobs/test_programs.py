@@ -1,0 +1,295 @@
+"""Programs that know nothing of Phalanx, and programs that tell it a little."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+
+import phalanx
+from phalanx.checkpoint.write.deadline import LEAST_SECONDS
+from phalanx.control.agent.jobs.local_job import Here
+from phalanx.control.agent.jobs.programs import Programs
+from phalanx.control.backends.local import keeper_pid, program_store_pid, worker_pids
+from phalanx.control.wire.zygote_messages import Ended
+from phalanx.testing.local_cluster import Stage
+
+BUSY_SECONDS = 8.0  # that a busy machine may add
+
+PLAIN = """
+import os, sys
+import torch, torch.distributed as dist
+
+dist.init_process_group("gloo")
+total = torch.tensor(float(dist.get_rank() + 1))
+dist.all_reduce(total)
+again = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+print(f"attempt {again} rank {dist.get_rank()} of {dist.get_world_size()} total {total.item()}")
+sys.stdout.flush()
+if again == 0 and dist.get_rank() == 1:
+    sys.exit(3)
+dist.barrier()
+"""
+
+TELLING = """
+import os, signal
+import torch, torch.distributed as dist
+import phalanx
+
+dist.init_process_group("gloo")
+worker = phalanx.worker()
+state = {"x": torch.zeros(1000), f"own.{dist.get_rank()}": torch.zeros(10)}
+step = worker.restore(state)
+print(f"from step {step} with {state['x'][0].item()}", flush=True)
+while step < 12:
+    for tensor in state.values():
+        tensor += 1
+    dist.barrier()
+    step += 1
+    worker.snapshot(step, state)
+    worker.stepped(step)
+    if step == 6 and os.environ["PHALANX_GENERATION"] == "1" and dist.get_rank() == 1:
+        import time; time.sleep(0.5)
+        os.kill(os.getpid(), signal.SIGKILL)
+assert all(bool((t == 12).all()) for t in state.values())
+dist.barrier()
+"""
+
+SLOW = """
+import time
+import torch, torch.distributed as dist
+import phalanx
+
+dist.init_process_group("gloo")
+worker = phalanx.worker()
+step, busy = 0, 0.05 if dist.get_rank() == 2 else 0.01
+while not worker.stopping and step < 2000:
+    until = time.thread_time() + busy
+    while time.thread_time() < until:
+        pass
+    dist.all_reduce(torch.zeros(8))
+    step += 1
+    worker.stepped(step)
+"""
+
+
+def test_a_programs_slow_rank_is_named(tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text(SLOW)
+    with Stage(tmp_path, nodes=1, gpus_per_node=3) as stage:
+        job = stage.submit("--world-size", "3", "--", sys.executable, "slow.py")
+
+        def stragglers() -> list[int]:
+            found = stage.get(f"/v1/findings?job={job}")["findings"]
+            return [each["rank"] for each in found if each["kind"] == "straggler"]
+
+        stage.wait(stragglers, "somebody to be named", 120)
+        assert set(stragglers()) == {2}
+
+
+def test_a_plain_program_runs_as_a_gang_and_is_started_again(tmp_path: Path) -> None:
+    (tmp_path / "plain.py").write_text(PLAIN)
+    (tmp_path / "telling.py").write_text(TELLING)
+    with Stage(tmp_path, nodes=2) as stage:
+        job = stage.submit("--world-size", "2", "--", sys.executable, "plain.py")
+        assert stage.wait_ended(job, 120) == "done"
+        log = output(stage, job)
+        assert "attempt 0 rank 1 of 2 total 3.0" in log
+        assert "attempt 1 rank 0 of 2 total 3.0" in log
+        assert "attempt 2" not in log
+        job = stage.submit("--world-size", "2", "--", sys.executable, "telling.py")
+        assert stage.wait_ended(job, 120) == "done"
+        log = output(stage, job)
+        assert "from step 0 with 0.0" in log
+        assert "from step 6 with 6.0" in log or "from step 5 with 5.0" in log
+
+
+GOING_ON = """
+import time
+import torch, torch.distributed as dist
+import phalanx
+
+dist.init_process_group("gloo")
+worker = phalanx.worker()
+state = {"x": torch.zeros(1000)}
+step = worker.restore(state)
+while not worker.stopping:
+    state["x"] += 1
+    time.sleep(0.05)
+    stopping = torch.tensor(float(worker.stopping))
+    dist.all_reduce(stopping)
+    step += 1
+    worker.snapshot(step, state)
+    worker.stepped(step)
+    print("made", step, flush=True)
+"""
+
+
+def test_a_program_goes_on_while_a_keeper_stands_still(tmp_path: Path) -> None:
+    (tmp_path / "going_on.py").write_text(GOING_ON)
+    patient = "[timeouts]\nmissed_heartbeats = 60\n"  # nobody replaces the keeper meanwhile
+    with Stage(tmp_path, nodes=2, policy=patient) as stage:
+        job = stage.submit("--world-size", "2", "--", sys.executable, "going_on.py")
+        made = lambda: output(stage, job).count("made")  # noqa: E731
+        stage.wait(lambda: made() >= 20, "steps", 60)
+        keeper = keeper_pid(stage.node_of(1, job), job)
+        assert keeper is not None
+        os.kill(keeper, signal.SIGSTOP)
+        began, before = time.monotonic(), made()
+        try:
+            # Training waits for its snapshot once, and no more after that.
+            stage.wait(lambda: made() >= before + 40, "steps without snapshots", 60)
+            assert time.monotonic() - began < LEAST_SECONDS + BUSY_SECONDS
+        finally:
+            os.kill(keeper, signal.SIGCONT)
+        worker = worker_pids(stage.node_of(0, job), job)[0]
+        answers = made()
+        stage.wait(lambda: made() >= answers + 20, "steps with snapshots", 60)
+        os.kill(worker, signal.SIGKILL)
+        stage.wait(lambda: stage.job(job)["generation"] == 2, "the next generation", 60)
+        stage.wait(lambda: stage.events("GangReady", job)[1:], "it to go on", 60)
+        assert stage.events("GangReady", job)[-1]["step"] > answers // 2
+        stage.command("cancel", str(job))
+
+
+def test_a_program_whose_store_or_keeper_was_killed_goes_on_without_blame(tmp_path: Path) -> None:
+    (tmp_path / "going_on.py").write_text(GOING_ON)
+    with Stage(tmp_path, nodes=2) as stage:
+        job = stage.submit("--world-size", "2", "--", sys.executable, "going_on.py")
+        stage.wait(lambda: output(stage, job).count("made") >= 20, "steps", 60)
+        store = program_store_pid(stage.node_of(0, job))
+        assert store is not None
+        os.kill(store, signal.SIGKILL)
+        stage.wait(lambda: stage.events("GangReady", job)[1:], "it to go on", 60)
+        assert stage.events("GangReady", job)[-1]["step"] > 5
+        before = output(stage, job).count("made")
+        stage.wait(lambda: output(stage, job).count("made") >= before + 20, "steps", 60)
+        keeper = keeper_pid(stage.node_of(1, job), job)
+        assert keeper is not None
+        os.kill(keeper, signal.SIGKILL)
+        stage.wait(lambda: stage.events("GangReady", job)[2:], "it to go on again", 60)
+        assert stage.job(job)["retries_used"] == 0
+        causes = [event["cause"] for event in stage.events("WorkerExited", job)]
+        assert causes == ["worker_killed", "keeper_lost"]
+        stage.command("cancel", str(job))
+
+
+@pytest.mark.parametrize(
+    ("key", "rank_ended", "told"),
+    [
+        ("job1/store3", False, ["worker_killed"]),
+        ("job1/store2", False, []),  # of a generation before: it was ended with it
+        ("job1/store3", True, []),  # nobody needs it any more
+    ],
+)
+def test_ranks_whose_store_was_killed_start_again_without_blame(
+    tmp_path: Path, key: str, rank_ended: bool, told: list[str]
+) -> None:
+    said: list[Any] = []
+    here = Here(1, tmp_path, tmp_path / "sockets")
+    here.generation = 3
+    for index in range(2):
+        hand = here.hands[index] = here.hand(index, index)
+        hand.generation, hand.pid = 3, 70 + index
+    here.hands[0].status = 0 if rank_ended else None
+    programs = Programs(cast(Any, None), "", said.append, cast(Any, None))
+    programs.store_ended(here, Ended(key=key, pid=9, status=-9))
+    assert [(left.rank, left.generation, left.cause) for left in said] == [
+        (0, 3, cause) for cause in told
+    ]
+
+
+QUICK = """
+[timeouts]
+first_step_ns = 8_000_000_000
+least_hang_ns = 2_000_000_000
+least_program_hang_ns = 2_000_000_000
+idle_ns = 6_000_000_000
+"""
+LATE = """
+import time
+import phalanx
+
+worker = phalanx.worker()
+time.sleep(12)
+for step in range(1, 4):
+    worker.stepped(step)
+    time.sleep(1)
+"""
+
+
+def test_programs_without_steps_are_left_alone_and_verdicts_say_what_they_follow_from(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "late.py").write_text(LATE)
+    with Stage(tmp_path, nodes=1, gpus_per_node=4, policy=QUICK) as stage:
+        silent = stage.submit("--", "sleep", "16")
+        idle = stage.submit("--idle-minutes", "0.1", "--retries", "0", "--", "sleep", "1000")
+        patient = stage.submit("--first-step-minutes", "1", "--", sys.executable, "late.py")
+        late = stage.submit("--retries", "0", "--", sys.executable, "late.py")
+        assert stage.wait_ended(late, 60) == "failed"
+        (fact,) = stage.events("NoProgress", late)
+        assert (fact["limit"], fact["setting"]) == ("first_step", "timeouts.first_step_ns")
+        assert fact["quiet_ns"] >= 8e9 and fact["cpu_ns"] >= 0
+        why = stage.job(late)["why"]["text"]
+        assert "8.0 s are allowed by timeouts.first_step_ns" in why and "Phalanx ends" in why
+        assert stage.wait_ended(idle, 90) == "failed"
+        why = stage.job(idle)["why"]["text"]
+        assert "no activity" in why and "the job's idle_ns" in why and "bytes of output" in why
+        assert stage.wait_ended(patient, 60) == stage.wait_ended(silent, 60) == "done"
+        assert stage.job(patient)["step"] == 3
+        for job in (silent, patient):
+            assert stage.job(job)["generation"] == 1
+        (told,) = stage.events("NoProgress", silent)  # and nothing was done about it
+        assert told["limit"] == "idle"
+        found = stage.get(f"/v1/jobs/{silent}/ledger")
+        buckets = {name: int(text) for name, text in found["buckets"].items()}
+        assert buckets["unreported"] >= 16e9 and not buckets["checkpoint_stall"]
+        assert sum(buckets.values()) == int(found["allocation_gpu_ns"])
+
+
+def test_a_program_outlives_its_agent_and_is_not_run_again_when_it_has_ended(
+    tmp_path: Path,
+) -> None:
+    patient = "[timeouts]\nreconnect_ns = 40_000_000_000\nmissed_heartbeats = 10\n"
+    with Stage(tmp_path, nodes=1, gpus_per_node=2, policy=patient) as stage:
+        short = stage.submit("--", "sh", "-c", "echo begins; sleep 4; echo ends")
+        long = stage.submit("--", "sh", "-c", "echo begins; sleep 12; echo ends")
+        for job in (short, long):
+            stage.wait(lambda job=job: "begins" in output(stage, job), "its first word", 60)
+        node = stage.cluster.nodes[0]
+        stage.kill_agent(node)
+        stage.wait(lambda: "ends" in output(stage, short), "its end", 30)
+        stage.restart_node(node)
+        assert stage.wait_ended(short, 60) == "done" == stage.wait_ended(long, 60)
+        for job in (short, long):
+            assert output(stage, job).split() == ["begins", "ends"]
+            assert stage.job(job)["generation"] == 1
+
+
+def output(stage: Stage, job: int) -> str:
+    found = stage.root.glob(f"local/nodes/*/jobs/{job}/worker-*.log")
+    return "\n".join(path.read_text() for path in found)
+
+
+def test_ranks_without_a_group_are_told_that_they_need_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = {"PHALANX_AGENT": str(tmp_path / "agent"), "PHALANX_JOB": "1", "PHALANX_INDEX": "0"}
+    given |= {"PHALANX_RECORDS": "0", "PHALANX_FOLDER": str(tmp_path), "WORLD_SIZE": "2"}
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        worker = phalanx.worker()
+        with pytest.raises(RuntimeError, match="WORLD_SIZE is 2 and there is no process group"):
+            worker.restore({})
+        with pytest.raises(RuntimeError, match="init_process_group"):
+            worker.snapshot(1, {"w": torch.zeros(1)})
+    finally:
+        signal.signal(signal.SIGTERM, before)
