@@ -102,7 +102,7 @@ def test_two_processes_write_identical_bytes(texts: Path, tmp_path: Path) -> Non
         command = [sys.executable, "-c", "from phalanx.cli.data import app; app()", "tokenize"]
         command += [str(texts), "--vocab-size", "320", "--out", str(tmp_path / name)]
         environment = {"RAYON_NUM_THREADS": threads, "PYTHONHASHSEED": threads}
-        root = Path(__file__).parents[2]
+        root = Path(__file__).parents[3]
         subprocess.run(command, check=True, cwd=root, env=environment, capture_output=True)
     one, two = (
         {path.name: path.read_bytes() for path in (tmp_path / name).iterdir()}

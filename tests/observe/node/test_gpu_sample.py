@@ -15,7 +15,7 @@ import pytest
 from phalanx.observe.node.dcgm import Dcgm, parse
 from phalanx.observe.node.gpu_sample import ALL_LINKS, GPU, Gpus
 
-RECORDED = (Path(__file__).parent / "fixtures" / "dcgm-exporter.txt").read_text()
+RECORDED = (Path(__file__).parents[1] / "fixtures" / "dcgm-exporter.txt").read_text()
 UUIDS = [f"GPU-{digit * 8}-aaaa-bbbb-cccc-000000000000" for digit in "12"]
 
 
