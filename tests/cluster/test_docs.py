@@ -17,7 +17,9 @@ def test_the_examples_place_a_gang_and_say_why_another_waits(capsys):
     assert printed.splitlines()[-1] in page.replace("\n", " ")
 
 
-def test_every_file_of_the_room_is_in_the_table():
+def test_every_file_and_folder_of_the_core_is_in_the_table():
     page = PAGE.read_text(encoding="utf-8")
-    names = [path.name for path in (PAGE.parents[1] / "phalanx" / "cluster").glob("*.py")]
-    assert [name for name in names if name != "__init__.py" and f"`{name}`" not in page] == []
+    core = PAGE.parents[1] / "phalanx" / "cluster"
+    names = [path.name for path in core.glob("*.py") if path.name != "__init__.py"]
+    names += [f"{path.parent.name}/" for path in core.glob("*/__init__.py")]
+    assert [name for name in names if f"`{name}`" not in page] == []
