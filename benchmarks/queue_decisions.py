@@ -18,7 +18,8 @@ from pathlib import Path
 from benchmarks.placement import SITES, fleet_of
 from phalanx.cluster.jobs.job import HOUR_NS, GangShape, Job, JobSpec
 from phalanx.cluster.policy import Policy, QueuePolicy, Quota
-from phalanx.cluster.queue.queue import Preempt, Queue, QueueState, Resize, Start
+from phalanx.cluster.queue.decisions import Preempt, QueueState, Resize, Start
+from phalanx.cluster.queue.queue import Queue
 from phalanx.cluster.state import View
 from proof.report import report
 
@@ -88,7 +89,7 @@ class Load:
             self.view.fleet.release(number, node)
         job.placement, job.state = None, "done"
         del self.view.active[number]
-        self.queue.on_stopped(self.view, job, 0)
+        self.queue.on_stopped(self.view, job)
         self.seconds += time.process_time() - start
 
     def fill(self) -> None:

@@ -72,7 +72,8 @@ from phalanx.cluster.protocol.events import (
 )
 from phalanx.cluster.protocol.formation import gang_of, token
 from phalanx.cluster.queue import site_orders as orders
-from phalanx.cluster.queue.queue import Preempt, Queue, QueueState, Resize, Start
+from phalanx.cluster.queue.decisions import Preempt, QueueState, Resize, Start
+from phalanx.cluster.queue.queue import Queue
 from phalanx.cluster.reasons import reason, sentences
 from phalanx.cluster.recovery import incidents, left_memory, losses, own_failures
 from phalanx.cluster.recovery import recover as recovery
@@ -266,7 +267,7 @@ def _schedule(ctx: Context, _about: int, _token: int) -> None:
         renewal.take_over(ctx)
         health.examine_idle(ctx)
         elastic.use_capacity(ctx)
-    for told in ctx.queue.mend_windows(ctx.view):
+    for told in ctx.queue.windows.mend(ctx.view):
         ctx.notify(told, level="warning")
     pool.clear_windows(ctx)
     pool.lend_pool(ctx)

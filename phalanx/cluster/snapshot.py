@@ -11,7 +11,8 @@ from phalanx.cluster.jobs.dependencies import remember
 from phalanx.cluster.jobs.job import Job
 from phalanx.cluster.ledger.accounts import Ledger, LedgerState
 from phalanx.cluster.policy import Policy, Quota
-from phalanx.cluster.queue.queue import Queue, QueueState
+from phalanx.cluster.queue.decisions import QueueState
+from phalanx.cluster.queue.queue import Queue
 from phalanx.cluster.state import Reservation, View
 
 # Of all that a log holds: events, commands, snapshots of the core and what the shell remembers.

@@ -10,8 +10,9 @@ from msgspec import structs
 from phalanx.cluster.fleet.fleet import Fleet, FleetState
 from phalanx.cluster.jobs.job import GangShape, Job, JobSpec
 from phalanx.cluster.policy import Policy, QueuePolicy
+from phalanx.cluster.queue.decisions import Decision, Preempt, QueueState, Resize, Start
 from phalanx.cluster.queue.preemption import shrinks
-from phalanx.cluster.queue.queue import Decision, Preempt, Queue, QueueState, Resize, Start
+from phalanx.cluster.queue.queue import Queue
 from phalanx.cluster.state import Reservation, View
 from tests.cluster.fleets import fleet_of
 
@@ -92,11 +93,10 @@ class Site:
         assert job.placement is not None
         for node in job.placement.nodes:
             view.fleet.release(number, node)
-        used = (view.now_ns - job.started_ns) * 8
         job.placement = None
         del view.active[number]
         job.ran_ns += view.now_ns - job.started_ns
-        self.queue.on_stopped(view, job, used)
+        self.queue.on_stopped(view, job)
         job.state = "pending" if again else "done"
         if again:
             job.queued_ns = view.now_ns

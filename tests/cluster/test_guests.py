@@ -12,7 +12,7 @@ from phalanx.cluster.jobs.job import Job, JobSpec
 from phalanx.cluster.policy import Qos, QueuePolicy, Quota
 from phalanx.cluster.protocol.events import GangDrained, Hold, JobFinished, Requeue
 from phalanx.cluster.queue.claims import stays_until_ns
-from phalanx.cluster.queue.queue import Preempt
+from phalanx.cluster.queue.decisions import Preempt
 from tests.cluster.drive import SECOND, Drive
 from tests.cluster.fleets import fleet_of
 from tests.cluster.site import HOUR, MINUTE, Site, policy_of

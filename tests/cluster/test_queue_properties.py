@@ -16,9 +16,10 @@ from phalanx.cluster.fleet.fleet import lowest_bits
 from phalanx.cluster.jobs.job import Expected, GangShape, Job, JobSpec, Placement
 from phalanx.cluster.placement.request import Request, request_of
 from phalanx.cluster.policy import Qos, Quota
+from phalanx.cluster.queue.decisions import Preempt, Resize, Start
 from phalanx.cluster.queue.fairshare import ONE, STEPS, half_to
+from phalanx.cluster.queue.index import take
 from phalanx.cluster.queue.preemption import choose, lost_gpu_ns
-from phalanx.cluster.queue.queue import Preempt, Resize, Start, take
 from tests.cluster.fleets import fleet_of
 from tests.cluster.site import HOUR, MINUTE, Site, policy_of, shape_of
 

@@ -128,7 +128,7 @@ def for_window(ctx: Context, job: Job, grace_ns: int, why: Reason) -> None:
     """A window is about to open on nodes of a job: it goes on elsewhere, or smaller, or leaves."""
     gang, placement = gang_of(job), job.placement
     assert placement is not None
-    members = dict.fromkeys(ctx.queue.window_members(ctx.view, str(why.facts["name"])))
+    members = dict.fromkeys(ctx.queue.windows.members(ctx.view, str(why.facts["name"])))
     nodes = tuple(node for node in placement.nodes if node in members)
     cause = "host_maintenance"
     if gang.phase == "settling" and all(gang.broken.get(node) == cause for node in nodes):

@@ -73,14 +73,14 @@ def lend_pool(ctx: Context) -> None:
 
 def clear_windows(ctx: Context) -> None:
     """Nodes of windows that have opened stand by no more, but for jobs that may be there."""
-    shut = {"": ctx.queue.open_windows(ctx.view, "")}
+    shut = {"": ctx.queue.windows.open_now(ctx.view, "")}
     spares = ctx.fleet.columns.state == NodeState.SPARE
     for node in np.flatnonzero(spares).tolist() if shut[""] else ():
         owner = ctx.fleet.spare_for(node)
         job = ctx.view.jobs[owner] if owner else None
         team = job.spec.team if job else ""
         if team not in shut:
-            shut[team] = ctx.queue.open_windows(ctx.view, team)
+            shut[team] = ctx.queue.windows.open_now(ctx.view, team)
         if not shut[team] >> node & 1:
             continue
         ctx.fleet.set_state(node, NodeState.HEALTHY, ctx.now_ns, reason("spare_in_window"))

@@ -8,7 +8,6 @@ their own, never by recursion, and every job is looked at once.
 from __future__ import annotations
 
 from heapq import heapify, heappop, heapreplace
-from typing import TYPE_CHECKING
 
 from msgspec import structs
 
@@ -16,11 +15,9 @@ from phalanx.cluster.fleet.fleet import NodeState
 from phalanx.cluster.forecast.horizon import length_ns, likely_end_ns
 from phalanx.cluster.forecast.queue_position import Line, Nobody, When, latest
 from phalanx.cluster.jobs.job import Job
+from phalanx.cluster.queue.index import QueueIndex
 from phalanx.cluster.reasons import reason
 from phalanx.cluster.state import View
-
-if TYPE_CHECKING:
-    from phalanx.cluster.queue.queue import Queue
 
 
 class Turns:
@@ -52,9 +49,9 @@ class Turns:
 class Estimates:
     """Starts of pending jobs, all estimated at one moment."""
 
-    def __init__(self, queue: Queue, view: View) -> None:
-        self._queue, self._view = queue, view
-        self.line = Line(queue, view)
+    def __init__(self, index: QueueIndex, view: View) -> None:
+        self._waiting, self._view = index.waiting, view
+        self.line = Line(index, view)
         self._known: dict[int, When] = {}  # by job, as if no person held it
         self._turns: dict[int, Turns] = {}  # by first job of an array
         self._awaited: dict[int, list[int]] = {}
@@ -149,7 +146,7 @@ class Estimates:
         found = self._awaited.get(job.id)
         if found is not None:
             return found
-        jobs, where = self._view.jobs, self._queue.waiting.where
+        jobs, where = self._view.jobs, self._waiting.where
         last: dict[object, tuple[int, int]] = {}
         awaited = [number for number in job.waiting_for if number in jobs]
         covered = jobs[awaited[-1]].waiting_for if awaited else {}

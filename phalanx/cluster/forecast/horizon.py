@@ -148,6 +148,35 @@ class Horizon:
         self._empty_at[node] = last
 
 
+class RunningEnds:
+    """The horizon, made at the first question and anew when nodes of another kind join."""
+
+    def __init__(self) -> None:
+        self._horizon: Horizon | None = None
+
+    def copy(self) -> RunningEnds:
+        """One that may be asked without changing when this one makes its horizon."""
+        twin = RunningEnds()
+        twin._horizon = self._horizon
+        return twin
+
+    def horizon(self, view: View) -> Horizon:
+        """Ends of all that runs."""
+        if self._horizon is None or not self._horizon.refresh(view):
+            self._horizon = Horizon(view)
+        return self._horizon
+
+    def gone_ns(self, view: View, job: int) -> int | None:
+        """When a running job will be gone; None: it should be by now, and nobody knows."""
+        end_ns = self.horizon(view).end_ns(view, job)
+        return end_ns if end_ns > view.now_ns else None
+
+    def forget(self, job: int) -> None:
+        """A job stopped: its next start has another end."""
+        if self._horizon is not None:
+            self._horizon.forget(job)
+
+
 def earliest(
     fleet: Fleet, request: Request, nodes: Column, times: Column, now_ns: int, soon_ns: int
 ) -> tuple[int, Column] | None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from itertools import accumulate
-from typing import TYPE_CHECKING
 
 import numpy as np
 from msgspec import structs
@@ -19,11 +18,9 @@ from phalanx.cluster.jobs.job import SECOND_NS
 from phalanx.cluster.placement.choose import never_fits
 from phalanx.cluster.placement.free_index import room_of
 from phalanx.cluster.placement.request import Request
-from phalanx.cluster.queue.pending import Demand, Entry, Lane, Ranks
+from phalanx.cluster.queue.holdings import Holdings, Limited
+from phalanx.cluster.queue.pending import Demand, Entry, Lane, Ranks, Waiting
 from phalanx.cluster.state import View
-
-if TYPE_CHECKING:
-    from phalanx.cluster.queue.queue import Queue
 
 ORDERED_AFTER = 16  # questions: from then on the whole line is put in order, once
 
@@ -37,9 +34,11 @@ LineKey = tuple[tuple[str, str, int], tuple[int, ...], int]
 class Outlook:
     """Supply and demand at one moment."""
 
-    def __init__(self, queue: Queue, view: View, ranks: Ranks) -> None:
-        self._queue, self._view, self._ranks = queue, view, ranks
-        self._supplies: dict[tuple[str, str | tuple[int, ...]], Supply] = {}
+    def __init__(self, waiting: Waiting, holdings: Holdings, view: View, ranks: Ranks) -> None:
+        self._waiting, self._holdings = waiting, holdings
+        self._view, self._ranks = view, ranks
+        self._by_classes: dict[tuple[int, ...], Supply] = {}
+        self._by_limit: dict[tuple[Limited, str], Supply] = {}
         self._limits: dict[Group, tuple[int | None, int]] = {}
         self._hopeless: dict[int, bool] = {}  # by demand
         self._asked = 0
@@ -77,19 +76,19 @@ class Outlook:
                 limits[group] = most
         return supply.started_ns(demand.least_gpus, gpus, ahead, limits)
 
-    def limit_ns(self, mine: Place, demand: Demand, limit: str, name: str) -> int | None:
-        """When a limit ("team" or "qos") has room for a job, behind those before it under it."""
+    def limit_ns(self, mine: Place, demand: Demand, limit: Limited, name: str) -> int | None:
+        """When a limit has room for a job, behind those before it under it."""
         supply = self._of_limit(limit, name)
-        place = 0 if limit == "team" else 1
+        field = 0 if limit is Limited.TEAM else 1
         ahead = {
-            key: wanted for key, wanted in self._ahead(mine, demand).items() if key[place] == name
+            key: wanted for key, wanted in self._ahead(mine, demand).items() if key[field] == name
         }
         gpus = sum(gpus for gpus, _ in ahead.values())
         return supply.started_ns(demand.least_gpus, gpus, ahead, {})
 
-    def limited(self, limit: str, name: str) -> bool:
+    def limited(self, limit: Limited, name: str) -> bool:
         """Whether there is a limit for a team or a class of service."""
-        if limit == "team":
+        if limit is Limited.TEAM:
             quota = self._view.quotas.get(name)
             return quota is not None and quota.ceiling > 0
         rule = self._view.policy.queue.qos.get(name)
@@ -139,7 +138,7 @@ class Outlook:
 
     def _put_in_order(self) -> None:
         rows: dict[LineKey, list[tuple[Place, int, int]]] = {}
-        for demand in self._queue.waiting.demands.values():
+        for demand in self._waiting.demands.values():
             classes = self.classes(demand)
             wanted = self._wants(demand, classes)
             gpus, seconds = demand.gpus, _seconds(demand)
@@ -177,7 +176,7 @@ class Outlook:
         """How many in each lane come before a place, by what they ask for; the last is kept."""
         if self._found[0] != mine:
             found: list[tuple[Demand, Lane, int]] = []
-            for demand in self._queue.waiting.demands.values():
+            for demand in self._waiting.demands.values():
                 for lane, entries in demand.lanes.items():
                     jobs = self._count(mine, demand, lane, entries)
                     if jobs:
@@ -214,15 +213,15 @@ class Outlook:
             quota, rule = self._view.quotas.get(team), self._view.policy.queue.qos.get(qos)
             known: list[tuple[int, int]] = []
             if quota is not None and quota.ceiling:
-                known.append((quota.ceiling, self._queue.state.held.get(team, 0)))
+                known.append((quota.ceiling, self._holdings.of_team(team)))
             if rule is not None and rule.most_gpus:
-                known.append((rule.most_gpus, self._queue.qos_gpus.get(qos, 0)))
+                known.append((rule.most_gpus, self._holdings.of_qos(qos)))
             found = self._limits[group] = min(known, default=(None, 0))
         return found
 
     def _of_fleet(self, classes: tuple[int, ...]) -> Supply:
         """GPUs of nodes of some classes."""
-        found = self._supplies.get(("fleet", classes))
+        found = self._by_classes.get(classes)
         if found is None:
             view, fleet = self._view, self._view.fleet
             if len(classes) == len(fleet.classes):
@@ -237,7 +236,7 @@ class Outlook:
                     for job, gpus in fleet.job_gpus.items()
                     if self._stands_on(job, classes)
                 ]
-            found = self._supplies[("fleet", classes)] = Supply(view.now_ns, free, ends)
+            found = self._by_classes[classes] = Supply(view.now_ns, free, ends)
         return found
 
     def end_ns(self, number: int) -> int:
@@ -273,17 +272,18 @@ class Outlook:
             return False
         return self._view.fleet.class_of(known.placement.nodes[0]) in classes
 
-    def _of_limit(self, limit: str, name: str) -> Supply:
+    def _of_limit(self, limit: Limited, name: str) -> Supply:
         """What a team's ceiling, or the limit of a class of service, leaves."""
-        found = self._supplies.get((limit, name))
+        found = self._by_limit.get((limit, name))
         if found is None:
-            view, queue = self._view, self._queue
-            if limit == "team":
-                left = view.quotas[name].ceiling - queue.state.held.get(name, 0)
+            view, holdings = self._view, self._holdings
+            if limit is Limited.TEAM:
+                left = view.quotas[name].ceiling - holdings.of_team(name)
             else:
-                left = view.policy.queue.qos[name].most_gpus - queue.qos_gpus.get(name, 0)
-            ends = [(self.end_ns(job), gpus) for job, gpus in queue.holders(limit, name)]
-            found = self._supplies[(limit, name)] = Supply(view.now_ns, left, ends)
+                left = view.policy.queue.qos[name].most_gpus - holdings.of_qos(name)
+            held = holdings.of_jobs_under(limit, name)
+            ends = [(self.end_ns(job), gpus) for job, gpus in held]
+            found = self._by_limit[(limit, name)] = Supply(view.now_ns, left, ends)
         return found
 
 

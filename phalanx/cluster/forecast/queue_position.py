@@ -5,8 +5,6 @@ A job that is not in the queue yet is looked at as if it came now.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from msgspec import Struct, structs
 
 from phalanx.cluster.forecast.horizon import NEVER_NS, bound_ns
@@ -18,12 +16,12 @@ from phalanx.cluster.placement.free_index import room_of
 from phalanx.cluster.placement.request import Request, barred_from, request_of
 from phalanx.cluster.queue.claims import collected, collector, promise_start
 from phalanx.cluster.queue.decisions import Reserved
-from phalanx.cluster.queue.pending import Demand, Key, Lane, Ranks, base_parts, gpus_of
+from phalanx.cluster.queue.holdings import Limited
+from phalanx.cluster.queue.index import QueueIndex
+from phalanx.cluster.queue.limits import AtLimit
+from phalanx.cluster.queue.pending import Demand, Key, Lane, base_parts, gpus_of
 from phalanx.cluster.reasons import Reason, reason, sentences, span_of
 from phalanx.cluster.state import View
-
-if TYPE_CHECKING:
-    from phalanx.cluster.queue.queue import Queue
 
 LAST = 2**62  # the number of a job that comes now: behind all others of this moment
 # Nobody can say when others end: what the job waits for is known all the same.
@@ -79,12 +77,13 @@ class Spot(Struct, frozen=True):
 class Line:
     """The queue at one moment, to be asked about its jobs."""
 
-    def __init__(self, queue: Queue, view: View) -> None:
-        self._queue, self._view = queue, view
-        self.ranks = Ranks(view, queue.state.usage, queue.state.held)
-        self._outlook = Outlook(queue, view, self.ranks)
-        self._saved = queue.saved_for(view)  # by limit: the job that starves under it
-        self._collector = collector(queue, view, self._saved)  # it gets all that becomes free
+    def __init__(self, index: QueueIndex, view: View) -> None:
+        self._index, self._view = index, view
+        self._waiting, self._promises = index.waiting, index.promises
+        self.ranks = index.ranks(view)
+        self._outlook = Outlook(index.waiting, index.holdings, view, self.ranks)
+        self._saved = index.limits.saved_for(view)  # by limit: the job that starves under it
+        self._collector = collector(index, view, self._saved)  # it gets all that becomes free
         self._spots: dict[int, Spot] = {}
         self._obstacles: dict[int, tuple[Reason, bool]] = {}
         self._alike: dict[tuple[Key, str, str, int], When] = {}
@@ -92,13 +91,13 @@ class Line:
 
     def has(self, number: int) -> bool:
         """Whether a job is in the queue."""
-        return number in self._queue.waiting.where
+        return number in self._waiting.where
 
     def spot(self, job: Job) -> Spot:
         """Where a job stands, or would."""
         found = self._spots.get(job.id)
         if found is None:
-            known = self._queue.waiting.where.get(job.id)
+            known = self._waiting.where.get(job.id)
             lane, demand, queued_ns = known or self._newcomer(job)
             rank = self.ranks.of(lane, queued_ns, demand.gpus)
             number = job.id if known else LAST
@@ -108,15 +107,15 @@ class Line:
 
     def promise(self, number: int) -> Reserved | None:
         """A promised start that is still to come, and can."""
-        found = self._queue.state.reserved.get(number)
+        found = self._promises.by_job.get(number)
         if found is None or found.start_ns <= self._view.now_ns:
             return None
-        gone = self._queue.promised(number) & ~room_of(self._view.fleet).healthy
+        gone = self._promises.nodes(number) & ~room_of(self._view.fleet).healthy
         return None if gone else found  # one of its nodes is gone: the next look finds another
 
     def is_first(self, job: Job) -> bool:
         """Whether nobody is before a job, and nothing is kept for anybody."""
-        if self._queue.state.reserved or self._view.reservations:
+        if self._promises.by_job or self._view.reservations:
             return False
         return not self._outlook.jobs_ahead(self.spot(job).place)
 
@@ -128,17 +127,17 @@ class Line:
         lane, promise = self.spot(job).lane, self.promise(job.id)
         if promise is None or not promise.firm:
             return False
-        if self._outlook.limited("team", lane.team) or self._outlook.limited("qos", lane.qos):
+        if any(self._outlook.limited(*limit) for limit in _limits(lane)):
             return False
-        oldest = min(known.entries[0] for known in self._queue.waiting.lanes.values())
+        oldest = min(known.entries[0] for known in self._waiting.lanes.values())
         return oldest[1] == job.id
 
     def savers(self, job: Job) -> list[tuple[str, int]]:
         """(what, for which job) is saved that this one would need: others starve under limits."""
         team, qos = job.spec.team, job.spec.qos
         known = {
-            f"team {team}": self._saved.get(("team", team)),
-            f"class of service {qos}": self._saved.get(("qos", qos)),
+            f"team {team}": self._saved.get((Limited.TEAM, team)),
+            f"class of service {qos}": self._saved.get((Limited.QOS, qos)),
         }
         return [(what, one) for what, one in known.items() if one is not None and one != job.id]
 
@@ -160,11 +159,11 @@ class Line:
 
     def _start(self, job: Job, *, saver: bool = False) -> When:
         """``saver``: for whom others wait, and who waits for none of them."""
-        view, queue, spot = self._view, self._queue, self.spot(job)
+        view, spot = self._view, self.spot(job)
         never = never_starts(view, job)
         if never is not None:
             return Nobody(job.id, never)
-        gate = queue.gate(view, spot.lane, spot.demand.least_gpus)
+        gate = self._index.limits.gate(view, spot.lane, spot.demand.least_gpus)
         before = [] if saver else self.savers(job)
         times = [self._start(view.jobs[number], saver=True) for _, number in before]
         if gate is None and not before:
@@ -172,12 +171,12 @@ class Line:
             if now:
                 return view.now_ns
             if why is not None and why.code == "collected_for":
-                times.append(queue.state.reserved[self._collector].start_ns)
+                times.append(self._promises.by_job[self._collector].start_ns)
             promise = self.promise(job.id)
             if promise is not None:
                 return self._kept(job, promise)
         else:
-            for limit, name in (("team", spot.lane.team), ("qos", spot.lane.qos)):
+            for limit, name in _limits(spot.lane):
                 if self._outlook.limited(limit, name):
                     at_ns = self._outlook.limit_ns(spot.place, spot.demand, limit, name)
                     times.append(_limit_endless(job, gate) if at_ns is None else at_ns)
@@ -211,7 +210,7 @@ class Line:
         return found
 
     def _obstacle(self, job: Job) -> tuple[Reason, bool]:
-        view, queue, spot = self._view, self._queue, self.spot(job)
+        view, spot = self._view, self.spot(job)
         ahead = self._outlook.jobs_ahead(spot.place)
         request = structs.replace(least_of(spot.demand), job=job.id)
         found = place(view.fleet, request)
@@ -221,18 +220,18 @@ class Line:
         end_ns = None if bound is None else view.now_ns + bound
         limit = span_of(job.spec.time_limit_ns) if job.spec.time_limit_ns else "none"
         closed = 0
-        for name, nodes in queue.shut_windows(view, job.spec.team, end_ns):
+        for name, nodes in self._index.windows.shut(view, job.spec.team, end_ns):
             closed |= nodes
             if self._refused(structs.replace(request, closed=closed)):
                 return reason("waits_for_window", name=name, limit=limit), False
-        for other, promise in queue.state.reserved.items():
+        for other, promise in self._promises.by_job.items():
             if other != job.id and (end_ns is None or end_ns > promise.start_ns):
-                closed |= queue.promised(other)
+                closed |= self._promises.nodes(other)
                 if self._refused(structs.replace(request, closed=closed)):
                     span = span_of(max(0, promise.start_ns - view.now_ns))
                     return reason("kept_for_others", job=other, span=span, limit=limit), False
         if self._collector not in (0, job.id):
-            closed |= collected(queue, view, self._collector)
+            closed |= collected(self._waiting, view, self._collector)
             if self._refused(structs.replace(request, closed=closed)):
                 late = view.jobs[self._collector]
                 span = span_of(late.waited_ns + view.now_ns - late.queued_ns)
@@ -275,9 +274,9 @@ class Line:
 
     def _alone_ns(self, job: Job, spot: Spot) -> int | None:
         """The earliest start if nothing else is started but what was promised before it."""
-        view, queue, bound = self._view, self._queue, spot.demand.bound_ns
+        view, bound = self._view, spot.demand.bound_ns
         others: list[int] = []
-        for number, promise in queue.state.reserved.items():
+        for number, promise in self._promises.by_job.items():
             late = bound is None or view.now_ns + bound > promise.start_ns
             if number == job.id or not late or not self.has(number):
                 continue
@@ -286,7 +285,7 @@ class Line:
         key = (*spot.demand.key[:-2], job.spec.team, *others)
         if key not in self._alone:
             request = structs.replace(least_of(spot.demand), job=job.id)
-            found = promise_start(queue, view, job, request, others, firm=False)
+            found = promise_start(self._index, view, job, request, others, firm=False)
             self._alone[key] = None if found is None else found.start_ns
         return self._alone[key]
 
@@ -305,8 +304,13 @@ class Line:
         return Nobody(job.id, reason("nodes_away", problem=str(problem), **facts))
 
 
-def _limit_endless(job: Job, gate: Reason | None) -> Nobody:
-    told = "what is saved for another will be free" if gate is None else str(gate)
+def _limits(lane: Lane) -> tuple[tuple[Limited, str], ...]:
+    """The limits that jobs of a lane may come up against."""
+    return (Limited.TEAM, lane.team), (Limited.QOS, lane.qos)
+
+
+def _limit_endless(job: Job, gate: AtLimit | None) -> Nobody:
+    told = "what is saved for another will be free" if gate is None else str(gate.reason)
     return Nobody(job.id, reason("limit_endless", problem=told))
 
 

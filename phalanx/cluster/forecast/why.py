@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from phalanx.cluster.forecast.estimate import Estimates
 from phalanx.cluster.forecast.queue_position import ENDLESS, Nobody, When
-from phalanx.cluster.jobs.dependencies import array_width
 from phalanx.cluster.jobs.job import Job
 from phalanx.cluster.queue.claims import on_loan, stays_until_ns
 from phalanx.cluster.queue.decisions import Pending
+from phalanx.cluster.queue.index import QueueIndex
 from phalanx.cluster.queue.pending import base_parts
 from phalanx.cluster.reasons import Reason, about, reason, sentences, span_of
 from phalanx.cluster.state import View
 
-if TYPE_CHECKING:
-    from phalanx.cluster.queue.queue import Queue
-
-__all__ = ["Answers", "span_of"]
-
 sentences(
     {
-        "at_ceiling": "its team {team} holds {held} GPUs and may hold {ceiling}; this job needs"
-        " {gpus}",
-        "at_qos_limit": "jobs of class of service {qos} hold {held} GPUs and may hold {most}; this"
-        " job needs {gpus}",
         "promised": "{problem}; {kept} kept for it, and it starts in {span} at the latest",
         "promised_about": "{problem}; {kept} kept for it, and it starts in {span} ({doubt})",
         "others_leave": "{jobs} jobs are asked to leave for it, and it starts in {span}",
@@ -49,9 +38,9 @@ OVERTAKEN = "others may still go before it"
 class Answers:
     """Why pending jobs wait, asked at one moment: what one answer needs serves the next."""
 
-    def __init__(self, queue: Queue, view: View) -> None:
-        self._queue, self._view = queue, view
-        self._estimates = Estimates(queue, view)
+    def __init__(self, index: QueueIndex, view: View) -> None:
+        self._index, self._view = index, view
+        self._estimates = Estimates(index, view)
 
     def of(self, number: int) -> Pending:
         """What a pending job waits for, when it may start, and the parts of its priority."""
@@ -99,7 +88,7 @@ class Answers:
         before = self._estimates.before_in_array(job)
         if before is None:
             return job.why
-        width = array_width(job.spec)
+        width = job.spec.array_width
         if blame:
             return reason("array_open", width=width, blame=blame)
         return reason("array_turn", width=width, ahead=before)
@@ -125,11 +114,11 @@ class Answers:
 
     def _in_line(self, job: Job, when: When) -> Reason:
         """Why a job of the queue does not start; ``when`` it will, it says as the estimate does."""
-        queue, view, line = self._queue, self._view, self._estimates.line
+        view, line = self._view, self._estimates.line
         spot = line.spot(job)
-        gate = queue.gate(view, spot.lane, spot.demand.least_gpus)
+        gate = self._index.limits.gate(view, spot.lane, spot.demand.least_gpus)
         if gate is not None:
-            return gate
+            return gate.reason
         for what, saver in line.savers(job):
             return self._saved("saved_for", what, saver)
         why, now = line.obstacle(job)
@@ -161,7 +150,7 @@ class Answers:
 
     def _with_guests(self, team: str, why: Reason) -> Reason:
         """The reason of a job that has a right to its GPUs: who may keep them for a while."""
-        view, guests = self._view, on_loan(self._queue, self._view, team)
+        view, guests = self._view, on_loan(self._index.state.held, self._view, team)
         staying = [stays_until_ns(view.policy.queue, view.jobs[number]) for number in guests]
         if not staying or min(staying) <= view.now_ns:
             return why  # some can be asked now

@@ -8,10 +8,10 @@ from msgspec import structs
 
 from phalanx.cluster.context import Context
 from phalanx.cluster.jobs import dependencies
+from phalanx.cluster.jobs.feasibility import admit
 from phalanx.cluster.jobs.job import LONGEST_NS, MOST_PRIORITY, SECOND_NS, JobSpec
 from phalanx.cluster.placement.constraints import parse, unknown
 from phalanx.cluster.protocol.timeouts import derive
-from phalanx.cluster.queue.queue import admit
 from phalanx.cluster.reasons import Reason, in_gpu_hours, reason, sentences
 from phalanx.config import ConfigError
 from phalanx.config.rules.text import name_problems

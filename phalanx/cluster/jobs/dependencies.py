@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+from phalanx.cluster.context import Context
 from phalanx.cluster.jobs.job import Job, JobSpec
 from phalanx.cluster.protocol.events import Step
 from phalanx.cluster.reasons import Reason, reason, sentences
-
-if TYPE_CHECKING:
-    from phalanx.cluster.context import Context
 
 MOST_AWAITED = 200_000  # pairs of a job and one that it waits for, of one submission
 SHOWN_STEPS = 20  # of a circle
@@ -32,16 +29,6 @@ sentences(
         "named_twice": 'two jobs of the workflow are named "{job}"',
     }
 )
-
-
-def array_width(spec: JobSpec) -> int:
-    """Members of a job's array that may be in the queue or run at a time; 1 without an array.
-
-    They share a name: where only one job of it may run, they run one after another.
-    """
-    if spec.array is None or any(dependency.kind == "singleton" for dependency in spec.after):
-        return 1
-    return spec.array.width or spec.array.count
 
 
 def awaited(ctx: Context, spec: JobSpec) -> tuple[dict[int, None], Reason | None]:

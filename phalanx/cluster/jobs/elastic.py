@@ -148,7 +148,7 @@ def _within_limits(ctx: Context, job: Job, columns: int, needed: int) -> int:
     """How many of some columns the ceilings of a job's team and class of service allow."""
     assert job.placement is not None
     ctx.queue.sync(ctx.view)
-    left = ctx.queue.growth_allowance(ctx.view, job.spec.team, job.spec.qos)
+    left = ctx.queue.limits.growth_allowance(ctx.view, job.spec.team, job.spec.qos)
     node = max((known.gpus for known in ctx.fleet.classes), default=0)
     each = node if job.spec.gang.whole_nodes else job.spec.gang.slot_gpus
     spares = len(job.placement.spares)  # they are counted already, and used first
@@ -312,7 +312,7 @@ def fill_spares(ctx: Context, job: Job) -> None:
     columns = ctx.fleet.columns
     idle = (columns.state == NodeState.HEALTHY) & (columns.free_gpus == columns.gpus)
     ctx.queue.sync(ctx.view)
-    left = ctx.queue.growth_allowance(ctx.view, job.spec.team, job.spec.qos)
+    left = ctx.queue.limits.growth_allowance(ctx.view, job.spec.team, job.spec.qos)
     node_gpus = max((known.gpus for known in ctx.fleet.classes), default=0)
     allowed = left // node_gpus if node_gpus else job.spec.spares
     wanted = min(job.spec.spares - len(placement.spares), int(idle.sum()), allowed)

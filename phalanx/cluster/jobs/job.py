@@ -174,6 +174,16 @@ class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omi
     timeouts: JobTimeouts = JobTimeouts()
     payload: str = ""
 
+    @property
+    def array_width(self) -> int:
+        """Members of its array that may be in the queue or run at a time; 1 without an array.
+
+        They share a name: where only one job of it may run, they run one after another.
+        """
+        if self.array is None or any(one.kind == "singleton" for one in self.after):
+            return 1
+        return self.array.width or self.array.count
+
 
 def shape_of(
     mapping: Mapping,

@@ -20,7 +20,7 @@ from phalanx.cluster.protocol.events import (
     SubmitWorkflow,
 )
 from phalanx.cluster.protocol.formation import drain, form, gang_of, hurry, stop_on, timeouts_of
-from phalanx.cluster.queue.queue import Start
+from phalanx.cluster.queue.decisions import Start
 from phalanx.cluster.reasons import Reason, reason, sentences
 from phalanx.cluster.recovery import left_memory
 from phalanx.cluster.recovery.losses import tell_left, unsaved, why_gone
@@ -92,7 +92,7 @@ def create(ctx: Context, spec: JobSpec) -> int:
     """Makes the job, or all jobs of an array; returns the (first) number."""
     first = ctx.next_job
     count = spec.array.count if spec.array else 1
-    width = dependencies.array_width(spec)
+    width = spec.array_width
     waiting_for, never = dependencies.awaited(ctx, spec)
     for index in range(count):
         job = Job(
@@ -180,7 +180,7 @@ def release(ctx: Context, job: Job) -> None:
     """Takes all nodes back from a job."""
     placement = job.placement
     assert placement is not None
-    used = ctx.ledger.stop(job.id)
+    ctx.ledger.stop(job.id)
     for node in placement.nodes:
         ctx.fleet.release(job.id, node)
     for node in placement.spares:
@@ -192,7 +192,7 @@ def release(ctx: Context, job: Job) -> None:
     job.gang = None
     del ctx.view.active[job.id]
     storage.left(ctx, job.id)
-    ctx.queue.on_stopped(ctx.view, job, used)
+    ctx.queue.on_stopped(ctx.view, job)
     ctx.look_at_queue(capacity=True)
 
 
@@ -428,7 +428,7 @@ def time_limit(ctx: Context, job: Job) -> None:
     ending: JobState = "pending" if job.spec.requeue_at_limit else "failed"
     assert job.placement is not None
     spare_ns, end_ns = leave_ns(ctx.view, job), job.started_ns + max(0, limit - job.ran_ns)
-    due_ns = ctx.queue.promised_ns(job.placement.nodes)
+    due_ns = ctx.queue.promises.first_start_ns(job.placement.nodes)
     if gang_of(job).ending is None:
         promised = due_ns is not None and due_ns < ctx.now_ns + 2 * spare_ns
         depart_safely(ctx, job, ending, why, by_ns=ctx.now_ns + spare_ns if promised else 0)

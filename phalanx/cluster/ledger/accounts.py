@@ -207,10 +207,9 @@ class Ledger:
             self._steps(account, job, fact, passed, account.gpus)
             account.settled_ns = until
 
-    def stop(self, job: int, bucket: str = "checkpoint_stall") -> int:
-        """The job gives its nodes back. Returns the GPU-nanoseconds it held them for."""
+    def stop(self, job: int, bucket: str = "checkpoint_stall") -> None:
+        """The job gives its nodes back."""
         account = self.accounts[job]
-        before = account.allocated_gpu_ns
         if account.running and account.unreported:
             self._settle_unreported(account)
         elif account.running:
@@ -222,7 +221,6 @@ class Ledger:
         self._count(account)
         self._set_spares(account, 0)
         account.gpus = 0
-        return account.allocated_gpu_ns - before
 
     def used_gpu_ns(self, job: int) -> int:
         """GPU-nanoseconds that a job has held in all, until now."""

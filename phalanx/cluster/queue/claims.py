@@ -7,7 +7,6 @@ push it back, however often the queue is looked at.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
 
 import numpy as np
 from msgspec import structs
@@ -21,31 +20,18 @@ from phalanx.cluster.placement.request import Request
 from phalanx.cluster.policy import QueuePolicy
 from phalanx.cluster.queue import windows
 from phalanx.cluster.queue.decisions import Reserved
-from phalanx.cluster.queue.pending import Demand, Lane, Ranks, base_parts
+from phalanx.cluster.queue.index import QueueIndex
+from phalanx.cluster.queue.limits import Saved
+from phalanx.cluster.queue.pending import Ranks, Waiting, base_parts, starves
 from phalanx.cluster.queue.preemption import Eviction, choose
+from phalanx.cluster.queue.promises import Promises
 from phalanx.cluster.state import View
 
-if TYPE_CHECKING:
-    from phalanx.cluster.queue.queue import Queue
-
-Saved = dict[tuple[str, str], int]  # by limit ("team" or "qos", and its name): who starves by it
 MOST_DOUBLED = 40  # times: more would be longer than anything lasts
 
 
-def holds(queue: Queue, view: View, promise: Reserved) -> bool:
-    """Whether a promise needs no new look yet."""
-    policy, now = view.policy.queue, view.now_ns
-    if queue.promised(promise.job) & ~room_of(view.fleet).healthy:
-        return False
-    if promise.asked:
-        return now < promise.start_ns + policy.grace_ns
-    # A start that is far away need not be known to the second.
-    until_ns = promise.made_ns + max(policy.replan_ns, (promise.start_ns - promise.made_ns) // 64)
-    return now < promise.start_ns and now < until_ns
-
-
 def promise_start(
-    queue: Queue, view: View, job: Job, request: Request, others: Iterable[int], firm: bool
+    index: QueueIndex, view: View, job: Job, request: Request, others: Iterable[int], firm: bool
 ) -> Reserved | None:
     """The earliest start of a job if nothing else is started; None: nobody can say.
 
@@ -53,16 +39,17 @@ def promise_start(
     out are waited for. An old promise is kept unless the new one is earlier and pushes nobody back.
     """
     now, fleet = view.now_ns, view.fleet
-    nodes, times = queue.horizon(view).free_at(view, request)
+    nodes, times = index.ends.horizon(view).free_at(view, request)
     for window in windows.running(view):
         if windows.shuts_out(window, job.spec.team, None):
-            members = queue.window_members(view, window.name)
+            members = index.windows.members(view, window.name)
             times = _not_before(nodes, times, len(fleet), members, window.end_ns)
-    old = queue.state.reserved.get(job.id)
+    promises = index.promises
+    old = promises.by_job.get(job.id)
     free_ns = times
     for number in others:
         if number != job.id:
-            known = queue.state.reserved[number]
+            known = promises.by_job[number]
             end_ns = known.start_ns + length_ns(view, view.jobs[number])
             times = _not_before(nodes, times, len(fleet), known.nodes, end_ns)
     soon_ns = now + view.policy.queue.grace_ns
@@ -78,8 +65,10 @@ def promise_start(
     if old is not None and not old.asked and old.start_ns > now:
         late = _not_before(nodes, free_ns * 0, len(fleet), old.nodes, 1).astype(np.bool_)
         ready = int((late & (free_ns <= old.start_ns)).sum()) == len(old.nodes)
-        better = new is not None and new.start_ns < old.start_ns and _pushes(queue, view, new) == 0
-        if ready and not better and not _pushes(queue, view, old):
+        better = (
+            new is not None and new.start_ns < old.start_ns and _pushes(promises, view, new) == 0
+        )
+        if ready and not better and not _pushes(promises, view, old):
             return structs.replace(old, made_ns=now, firm=firm or old.firm)
     return new
 
@@ -97,13 +86,13 @@ def _not_before(
     return np.where(flags[nodes], np.maximum(times, at_ns), times)
 
 
-def _pushes(queue: Queue, view: View, promise: Reserved) -> int:
+def _pushes(promises: Promises, view: View, promise: Reserved) -> int:
     """Promises to others that this one could not be kept beside."""
     mine_ns = promise.start_ns + length_ns(view, view.jobs[promise.job])
     mine = set_of_nodes(promise.nodes)
     count = 0
-    for number, known in queue.state.reserved.items():
-        if number == promise.job or not mine & queue.promised(number):
+    for number, known in promises.by_job.items():
+        if number == promise.job or not mine & promises.nodes(number):
             continue
         end_ns = known.start_ns + length_ns(view, view.jobs[number])
         count += known.start_ns < mine_ns and promise.start_ns < end_ns
@@ -111,7 +100,7 @@ def _pushes(queue: Queue, view: View, promise: Reserved) -> int:
 
 
 def evict(
-    queue: Queue,
+    index: QueueIndex,
     view: View,
     job: Job,
     request: Request,
@@ -123,9 +112,9 @@ def evict(
     rule = view.policy.queue.qos.get(job.spec.qos)
     loans: dict[int, None] = {}
     if ranks.entitled(job.spec.team, gpus):
-        loans = on_loan(queue, view, job.spec.team)
+        loans = on_loan(index.state.held, view, job.spec.team)
     elif view.quotas and starves(view, job):
-        loans = on_loan(queue, view, "")  # guests take turns
+        loans = on_loan(index.state.held, view, "")  # guests take turns
     preempts = rule is not None and rule.preempts
     if not loans and not preempts:
         return None
@@ -134,7 +123,7 @@ def evict(
     stoppable: list[Job] = []
     shrinkable: list[tuple[Job, int]] = []
     asked = leaving | dict.fromkeys(
-        who for one in queue.state.reserved.values() for who in one.asked
+        who for one in index.promises.by_job.values() for who in one.asked
     )
     for number in view.active if preempts else loans:
         other = view.jobs[number]
@@ -153,43 +142,29 @@ def evict(
     return choose(view, request, shrinkable, stoppable)
 
 
-def gated(queue: Queue, view: View, number: int, lane: Lane, demand: Demand, saved: Saved) -> bool:
-    """Whether a limit keeps a job from starting, or is kept free for one that starves."""
-    if queue.gate(view, lane, demand.least_gpus) is not None:
-        return True
-    savers = (saved.get(("team", lane.team)), saved.get(("qos", lane.qos)))
-    return any(saver not in (None, number) for saver in savers)
-
-
-def collector(queue: Queue, view: View, saved: Saved) -> int:
+def collector(index: QueueIndex, view: View, saved: Saved) -> int:
     """The job that gets every node that becomes free; 0: none does.
 
     Whoever has waited twice as long as starving takes: a promise goes by time limits, and what
     ends before its own may be far too generous.
     """
     limit = view.now_ns - 2 * view.policy.queue.starving_ns
-    late = [lane.entries[0] for lane in queue.waiting.lanes.values()]
+    late = [lane.entries[0] for lane in index.waiting.lanes.values()]
     for _, number in sorted(entry for entry in late if entry[0] <= limit):
-        lane, demand, _ = queue.waiting.where[number]
-        promise = queue.state.reserved.get(number)
+        lane, demand, _ = index.waiting.where[number]
+        promise = index.promises.by_job.get(number)
         # Only who would start at last if nothing else did: others would wait for nothing.
         feasible = promise is not None and promise.sure and not promise.asked
-        if feasible and not gated(queue, view, number, lane, demand, saved):
+        if feasible and not index.limits.gated(view, number, lane, demand, saved):
             return number
     return 0
 
 
-def collected(queue: Queue, view: View, number: int) -> Nodes:
+def collected(waiting: Waiting, view: View, number: int) -> Nodes:
     """Nodes that a job could use at once, were they enough."""
-    room, demand = room_of(view.fleet), queue.waiting.where[number][1]
+    room, demand = room_of(view.fleet), waiting.where[number][1]
     suiting = demand.suiting(room, len(view.fleet.classes))
     return room.with_free(suiting, demand.request.shape.slot_gpus)
-
-
-def starves(view: View, job: Job) -> bool:
-    """Whether a pending job has waited too long, all its time in the queue together."""
-    waited_ns = job.waited_ns + view.now_ns - job.queued_ns
-    return waited_ns >= view.policy.queue.starving_ns
 
 
 def stays_until_ns(policy: QueuePolicy, job: Job) -> int:
@@ -216,11 +191,11 @@ def askable_times(view: View) -> Iterator[int]:
         yield job.started_ns + policy.least_run_ns
 
 
-def on_loan(queue: Queue, view: View, lender: str) -> dict[int, None]:
+def on_loan(held_by_team: dict[str, int], view: View, lender: str) -> dict[int, None]:
     """Jobs on what their teams do not own, the last that started; not of the lender itself."""
     over = {
         team: quota_gpus(view, team)
-        for team, held in queue.state.held.items()
+        for team, held in held_by_team.items()
         if team != lender and held > quota_gpus(view, team)
     }
     if not over:

@@ -7,12 +7,9 @@ way: on other nodes, or on promised ones if they are sure to be gone in time.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from msgspec import structs
 
 from phalanx.cluster.forecast.horizon import leave_ns, length_ns
-from phalanx.cluster.forecast.why import span_of
 from phalanx.cluster.jobs.job import Job, Placement
 from phalanx.cluster.placement.choose import place
 from phalanx.cluster.placement.free_index import Nodes, room_of
@@ -21,20 +18,15 @@ from phalanx.cluster.queue.claims import (
     collected,
     collector,
     evict,
-    gated,
-    holds,
     promise_start,
     quota_gpus,
-    starves,
 )
 from phalanx.cluster.queue.decisions import Decision, Preempt, Reserved, Resize, Start
-from phalanx.cluster.queue.pending import Demand, Front, Lane, Ranks
+from phalanx.cluster.queue.index import QueueIndex
+from phalanx.cluster.queue.pending import Demand, Front, Lane, starves
 from phalanx.cluster.queue.preemption import Eviction, Offer
-from phalanx.cluster.reasons import Reason, reason, sentences
+from phalanx.cluster.reasons import Reason, reason, sentences, span_of
 from phalanx.cluster.state import View
-
-if TYPE_CHECKING:
-    from phalanx.cluster.queue.queue import Queue
 
 sentences(
     {
@@ -58,22 +50,24 @@ MOST_HOPELESS = 8  # demands without any prospect that do not keep the next job 
 class Pass:
     """The work of one ``schedule``."""
 
-    def __init__(self, queue: Queue, view: View) -> None:
-        self._queue, self._view = queue, view
+    def __init__(self, index: QueueIndex, view: View) -> None:
+        self._index, self._view = index, view
+        self._waiting, self._promises = index.waiting, index.promises
         self._policy = view.policy.queue
-        self._ranks = Ranks(view, queue.state.usage, queue.state.held)
+        self._ranks = index.ranks(view)
+        self.unfinished = False  # it stopped before it had come to all jobs
         self._decisions: list[Decision] = []
         self._leaving: dict[int, None] = {}  # jobs that were told to in this pass
         # Promises that bind in this pass: firm ones from the start, others when it comes to them.
         # One for which others were asked to leave is void when they should have been gone.
         self._bind: dict[int, None] = {
             number: None
-            for number, one in queue.state.reserved.items()
-            if one.firm and (not one.asked or holds(queue, view, one))
+            for number, one in self._promises.by_job.items()
+            if one.firm and (not one.asked or self._promises.hold(view, one))
         }
         self._collector = 0  # the job that gets every node that becomes free; 0: none does
         self._collected: Nodes = 0
-        self._saved = queue.saved_for(view)  # by limit: the job that starves under it
+        self._saved = index.limits.saved_for(view)  # by limit: the job that starves under it
         self._kept: dict[int | None, Nodes] = {}  # by bound: what ``_bind`` closes
         self._no_room: dict[int, list[Nodes]] = {}  # by demand: closed nodes without which it fails
 
@@ -82,41 +76,41 @@ class Pass:
         self._empty_windows()
         self._collect()
         self._in_order()
-        self._queue.unfinished = len(self._decisions) >= MOST_STARTS
-        if self._queue.unfinished:
+        self.unfinished = len(self._decisions) >= MOST_STARTS
+        if self.unfinished:
             return self._decisions
         self._starving()
-        for number in list(self._queue.state.reserved):
+        for number in list(self._promises.by_job):
             if number not in self._bind:
-                self._queue.break_promise(number)
+                self._promises.drop(number)
         if self._policy.backfill_depth:
             self._backfill()
         return self._decisions
 
     def _collect(self) -> None:
         """Whoever has waited far too long gets what becomes free, one by one."""
-        queue, view = self._queue, self._view
-        number = self._collector = collector(queue, view, self._saved)
+        view = self._view
+        number = self._collector = collector(self._index, view, self._saved)
         if not number:
             return
-        lane, demand, _ = queue.waiting.where[number]
+        lane, demand, _ = self._waiting.where[number]
         if not self._try(view.jobs[number], lane, demand, "first_in_line"):
-            self._collected = collected(queue, view, number) & ~self._leaving_for_others()
+            self._collected = collected(self._waiting, view, number) & ~self._leaving_for_others()
 
     def _gated(self, number: int, lane: Lane, demand: Demand) -> bool:
-        return gated(self._queue, self._view, number, lane, demand, self._saved)
+        return self._index.limits.gated(self._view, number, lane, demand, self._saved)
 
     def _leaving_for_others(self) -> Nodes:
         """Nodes that others leave for somebody: not for the collector."""
         found = 0
-        for number, promise in self._queue.state.reserved.items():
+        for number, promise in self._promises.by_job.items():
             if number != self._collector and promise.asked and number in self._bind:
-                found |= self._queue.promised(number)
+                found |= self._promises.nodes(number)
         return found
 
     def _in_order(self) -> None:
-        front = Front(self._queue.waiting, self._ranks)
-        for lane in self._queue.waiting.lanes.values():
+        front = Front(self._waiting, self._ranks)
+        for lane in self._waiting.lanes.values():
             front.add(lane, lane.entries)
         left = max(1, self._policy.reservations)
         hopeless: dict[int, None] = {}  # demands that no end of what runs would make room for
@@ -144,16 +138,16 @@ class Pass:
             front.go_on(source, started)
 
     def _backfill(self) -> None:
-        front = Front(self._queue.waiting, self._ranks)
+        front = Front(self._waiting, self._ranks)
         room = room_of(self._view.fleet)
         free: dict[tuple[tuple[int, ...], int], Nodes] = {}
         left: dict[tuple[tuple[int, ...], int, int | None], int] = {}  # nodes nobody was promised
         classes = len(self._view.fleet.classes)
-        promised, where = self._queue.state.reserved, self._queue.waiting.where
+        promised, where = self._promises.by_job, self._waiting.where
         # Jobs that were promised nodes fare unlike others with the same demand.
         unlike = {id(where[number][1]) for number in promised if number in where}
         hopeful: dict[int, None] = {}
-        for demand in self._queue.waiting.demands.values():
+        for demand in self._waiting.demands.values():
             key = (demand.suiting(room, classes), demand.request.shape.slot_gpus)
             bound = demand.bound_ns
             if (*key, bound) not in left:
@@ -187,15 +181,15 @@ class Pass:
         if found is None:
             found = self._collected
             for number in self._bind:
-                promise = self._queue.state.reserved[number]
+                promise = self._promises.by_job[number]
                 if bound is None or self._view.now_ns + bound > promise.start_ns:
-                    found |= self._queue.promised(number)
+                    found |= self._promises.nodes(number)
             self._kept[bound] = found
         return found
 
     def _closed(self, job: Job, bound: int | None) -> Nodes:
         """Nodes that are not for a job."""
-        now, promises = self._view.now_ns, self._queue.state.reserved
+        now, promises = self._view.now_ns, self._promises.by_job
         if job.id == self._collector:
             closed = self._leaving_for_others()
         elif job.id not in promises:
@@ -206,10 +200,10 @@ class Pass:
             end_ns, closed = now + length_ns(self._view, job), self._collected
             for number, promise in promises.items():
                 if number != job.id and end_ns > promise.start_ns:
-                    closed |= self._queue.promised(number)
+                    closed |= self._promises.nodes(number)
         if self._view.reservations:
             until_ns = None if bound is None else now + bound
-            closed |= self._queue.window_nodes(self._view, job.spec.team, until_ns)[0]
+            closed |= self._index.windows.closed_to(self._view, job.spec.team, until_ns)
         return closed
 
     def _binds(self, job: int, *, yes: bool = True) -> None:
@@ -241,13 +235,13 @@ class Pass:
             why = reason(code, where=where)
         if job.id in self._bind:
             self._binds(job.id, yes=False)
-        self._queue.started(self._view, job, found)
+        self._index.start(self._view, job, found)
         self._decisions.append(Start(job.id, found, why))
         return True
 
     def _place(self, job: Job, demand: Demand, closed: Nodes) -> Placement | None:
         """A place for all replicas, or for as many as there is room for, if it is elastic."""
-        most = self._queue.most_replicas(self._view, job, demand)
+        most = self._index.limits.most_replicas(self._view, job, demand)
         request = structs.replace(demand.request, job=job.id, closed=closed, replicas=most)
         found = place(self._view.fleet, request)
         if isinstance(found, Placement):
@@ -268,17 +262,17 @@ class Pass:
 
     def _reserve(self, job: Job, demand: Demand, *, firm: bool) -> bool:
         """Promises a blocked job its start. False: nobody can say when there will be room."""
-        old = self._queue.state.reserved.get(job.id)
-        if old is not None and (old.firm or not firm) and holds(self._queue, self._view, old):
+        old = self._promises.by_job.get(job.id)
+        if old is not None and (old.firm or not firm) and self._promises.hold(self._view, old):
             self._binds(job.id)
             return True
         request = structs.replace(demand.request, job=job.id)
-        found = promise_start(self._queue, self._view, job, request, self._bind, firm)
+        found = promise_start(self._index, self._view, job, request, self._bind, firm)
         if found is None:
-            self._queue.break_promise(job.id)
+            self._promises.drop(job.id)
             self._binds(job.id, yes=False)
             return False
-        self._queue.promise(found)
+        self._promises.make(found)
         self._binds(job.id)
         return True
 
@@ -287,7 +281,7 @@ class Pass:
 
         Who has not run for the longest comes first, however long others waited before they ran.
         """
-        waiting, jobs = self._queue.waiting, self._view.jobs
+        waiting, jobs = self._waiting, self._view.jobs
         first = [lane.entries[0] for lane in waiting.lanes.values()]
         oldest = sorted(entry for entry in first if starves(self._view, jobs[entry[1]]))
         for _, number in oldest[: self._policy.starving_reservations]:
@@ -298,26 +292,26 @@ class Pass:
 
     def _claims(self, job: Job, demand: Demand) -> bool:
         """Whether others leave for a job; asks them to, if it has the right."""
-        state, now = self._queue.state, self._view.now_ns
-        old = state.reserved.get(job.id)
+        tried_ns, now = self._index.state.tried_ns, self._view.now_ns
+        old = self._promises.by_job.get(job.id)
         if old is not None and old.asked:
-            if holds(self._queue, self._view, old):
+            if self._promises.hold(self._view, old):
                 return True
-            self._queue.break_promise(job.id)
+            self._promises.drop(job.id)
             self._binds(job.id, yes=False)
-        tried = state.tried_ns.get(job.id)
+        tried = tried_ns.get(job.id)
         if tried is not None and now < tried + self._policy.replan_ns:
             return False
         request = structs.replace(
             demand.request, job=job.id, closed=self._closed(job, demand.bound_ns)
         )
         found = evict(
-            self._queue, self._view, job, request, self._ranks, demand.gpus, self._leaving
+            self._index, self._view, job, request, self._ranks, demand.gpus, self._leaving
         )
         if found is None:
             rule = self._policy.qos.get(job.spec.qos)
             if self._view.quotas or (rule is not None and rule.preempts):
-                state.tried_ns[job.id] = now
+                tried_ns[job.id] = now
             return False
         self._ask(job, found, demand.gpus)
         return True
@@ -331,7 +325,7 @@ class Pass:
                 self._decisions.append(Resize(offer.job, offer.replicas, why))
             else:
                 self._decisions.append(Preempt(offer.job, job.id, grace, why))
-        self._queue.promise(
+        self._promises.make(
             Reserved(
                 job=job.id,
                 start_ns=now + grace,
@@ -347,7 +341,7 @@ class Pass:
         if offer.replicas:
             return reason("shrunk_for", job=job.id, replicas=offer.replicas)
         team = self._view.jobs[offer.job].spec.team
-        held, owned = self._queue.state.held.get(team, 0), quota_gpus(self._view, team)
+        held, owned = self._index.holdings.of_team(team), quota_gpus(self._view, team)
         loan: dict[str, int | str] = {"job": job.id, "team": team, "held": held, "owned": owned}
         if held <= owned or not self._view.quotas:
             return reason("preempted_for", job=job.id)
@@ -365,13 +359,13 @@ class Pass:
             if view.now_ns < windows.emptied_from_ns(view, window):
                 continue
             seen: dict[int, None] = {}
-            for node in self._queue.window_members(view, window.name):
+            for node in self._index.windows.members(view, window.name):
                 seen.update(dict.fromkeys(view.fleet.held[node]))
             for number in seen:
                 job = view.jobs.get(number)
                 if job is None or job.state == "draining" or number in self._leaving:
                     continue
-                end_ns = self._queue.gone_ns(view, number)
+                end_ns = self._index.ends.gone_ns(view, number)
                 if not windows.shuts_out(window, job.spec.team, end_ns):
                     continue
                 if view.now_ns >= window.start_ns - leave_ns(view, job):

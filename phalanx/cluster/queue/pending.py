@@ -122,6 +122,12 @@ class Waiting:
                 del self.demands[demand.key]
 
 
+def starves(view: View, job: Job) -> bool:
+    """Whether a pending job has waited too long, all its time in the queue together."""
+    waited_ns = job.waited_ns + view.now_ns - job.queued_ns
+    return waited_ns >= view.policy.queue.starving_ns
+
+
 def gpus_of(view: View, job: Job, replicas: int = 0) -> int:
     """GPUs that a job will hold, spares included."""
     shape = job.spec.gang

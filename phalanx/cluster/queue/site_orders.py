@@ -63,7 +63,7 @@ def on_reservation(ctx: Context, fact: SetReservation) -> None:
     if not removed:
         ctx.view.reservations[fact.name] = wanted
         if wanted.gpus:
-            ctx.queue.state.windows[fact.name] = ctx.queue.free_window(ctx.view, wanted)
+            ctx.queue.state.windows[fact.name] = ctx.queue.windows.choose(ctx.view, wanted)
     ctx.look_at_queue(capacity=True)
     nodes.accept(ctx, fact.request)
 
@@ -104,13 +104,13 @@ def _kept_by_others(ctx: Context, wanted: Reservation) -> Reason | None:
     Two that are for the same teams shut nobody out, and may share nodes by name.
     """
     if wanted.gpus:
-        if ctx.queue.free_window(ctx.view, wanted):
+        if ctx.queue.windows.choose(ctx.view, wanted):
             return None
         others = ", ".join(other.name for other in windows.beside(ctx.view, wanted))
         return reason("reserved_elsewhere", gpus=wanted.gpus, others=others)
     mine = dict.fromkeys(wanted.nodes)
     for other in windows.beside(ctx.view, wanted):
-        both = [node for node in ctx.queue.window_members(ctx.view, other.name) if node in mine]
+        both = [node for node in ctx.queue.windows.members(ctx.view, other.name) if node in mine]
         if both and sorted(other.teams) != sorted(wanted.teams):
             return reason("reserved_already", nodes=names(ctx.fleet, both), other=other.name)
     return None

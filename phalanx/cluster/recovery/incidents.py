@@ -220,7 +220,7 @@ def _drains_on(ctx: Context, job: Job) -> bool:
     if 0 < gang.leave_by_ns <= ctx.now_ns:
         return False
     limit_ns = drain_limit_ns(ctx, job, gang.ending_why)
-    due_ns = ctx.queue.promised_ns(placement.nodes)
+    due_ns = ctx.queue.promises.first_start_ns(placement.nodes)
     if due_ns is not None and due_ns < ctx.now_ns + limit_ns:
         return False
     gang.deadline_ns = enter(ctx, job, "draining", limit_ns, attempts=gang.attempts + 1)

@@ -8,7 +8,7 @@ from phalanx.cluster.jobs.job import GangShape, Job, JobSpec, Placement
 from phalanx.cluster.placement.choose import place, request_of
 from phalanx.cluster.placement.defragment import defragment
 from phalanx.cluster.policy import Policy
-from phalanx.cluster.queue.queue import take
+from phalanx.cluster.queue.index import take
 from phalanx.cluster.state import View
 from tests.cluster.fleets import fleet_of
 

@@ -9,7 +9,7 @@ from msgspec import structs
 
 from phalanx.cluster.core import Core
 from phalanx.cluster.fleet.fleet import NodeState
-from phalanx.cluster.jobs.feasibility import policy_problems
+from phalanx.cluster.jobs.feasibility import admit, policy_problems
 from phalanx.cluster.jobs.job import Expected, GangShape, JobSpec
 from phalanx.cluster.policy import (
     FabricPolicy,
@@ -25,7 +25,7 @@ from phalanx.cluster.policy import (
     StoragePolicy,
     TimeoutPolicy,
 )
-from phalanx.cluster.queue.queue import Preempt, Resize, Start, admit
+from phalanx.cluster.queue.decisions import Preempt, Resize, Start
 from phalanx.cluster.reasons import reason
 from phalanx.cluster.state import View
 from phalanx.config import ConfigError

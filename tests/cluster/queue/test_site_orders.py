@@ -86,10 +86,10 @@ def test_a_reservation_is_set_changed_removed_and_forgotten_when_it_is_over() ->
     drive.tell(window())
     assert drive.core.view.reservations["w"].gpus == 8
     drive.wait(SECOND)
-    first = drive.core.queue.window_members(drive.core.view, "w")
+    first = drive.core.queue.windows.members(drive.core.view, "w")
     drive.tell(window(gpus=24))
     drive.wait(SECOND)
-    assert len(drive.core.queue.window_members(drive.core.view, "w")) == 3 > len(first)
+    assert len(drive.core.queue.windows.members(drive.core.view, "w")) == 3 > len(first)
     drive.tell(window(name="v"))
     (command,) = drive.tell(window(name="v", end_ns=0))
     assert isinstance(command.body, Accept) and list(drive.core.view.reservations) == ["w"]
@@ -99,7 +99,7 @@ def test_a_reservation_is_set_changed_removed_and_forgotten_when_it_is_over() ->
 
 
 def members(drive: Drive, name: str) -> tuple[int, ...]:
-    return drive.core.queue.window_members(drive.core.view, name)
+    return drive.core.queue.windows.members(drive.core.view, name)
 
 
 def test_reservations_of_gpus_for_the_same_time_have_nodes_of_their_own() -> None:
