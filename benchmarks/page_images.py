@@ -12,7 +12,7 @@ from typing import Any
 
 from benchmarks.page import chromium, opened, served, visitor
 from benchmarks.played_job import play_slow_rank
-from phalanx.cli.demo import JOB
+from phalanx.cli.train.demo import JOB
 from phalanx.config import load_job, resolve, to_toml
 from phalanx.testing.local_cluster import Stage
 

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from benchmarks.chaos import JOB, judged
-from phalanx.cli.chaos import verdict
+from phalanx.cli.operate.chaos import verdict
 from phalanx.config import check, load_job
 from phalanx.testing.chaos.run import Outcome
 

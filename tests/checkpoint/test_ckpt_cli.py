@@ -30,7 +30,7 @@ from phalanx.checkpoint.tools.compare import diff
 from phalanx.checkpoint.tools.convert import reshard
 from phalanx.checkpoint.tools.dcp import import_dcp
 from phalanx.checkpoint.tools.rewrite import write_whole
-from phalanx.cli.ckpt import app
+from phalanx.cli.checkpoints.ckpt import app
 from phalanx.config import Model, resolve_model
 from phalanx.data import Cursor
 from phalanx.model import Transformer

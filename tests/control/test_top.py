@@ -8,7 +8,7 @@ import io
 import pytest
 from rich.console import Console
 
-from phalanx.cli import top
+from phalanx.cli.cluster import top
 from phalanx.control.client.client import Client
 from tests.control.servers import WORK, PlayedAgent, ServerProcess
 

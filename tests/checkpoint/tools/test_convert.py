@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from phalanx.checkpoint import Checkpointer, Extra, latest
 from phalanx.checkpoint.tools.convert import MODEL_PREFIX
-from phalanx.cli.convert import app
+from phalanx.cli.checkpoints.convert import app
 from phalanx.config import Model, Moe, resolve_model
 from phalanx.data import Cursor
 from phalanx.model import Transformer

@@ -16,7 +16,7 @@ from phalanx.checkpoint.tools.inspect import describe, find
 from phalanx.checkpoint.write.commit import Local
 from phalanx.checkpoint.write.node_disk import find_records
 from phalanx.checkpoint.write.retention import Policy
-from phalanx.cli.ckpt_words import state_text
+from phalanx.cli.checkpoints.output import state_text
 from tests.checkpoint.test_memory import (
     CPU,
     assert_value,

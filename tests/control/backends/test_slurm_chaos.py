@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.cli.jobs import RankPlace, rank_places
+from phalanx.cli.jobs.show import RankPlace, rank_places
 from phalanx.control.backends.slurm.facts import topology
 from phalanx.control.wire.api_types import JobDetail, NodeList
 from phalanx.testing.engine_job import HARMS

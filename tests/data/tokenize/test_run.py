@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from phalanx.cli.data import app
+from phalanx.cli.data.data import app
 from phalanx.data import DataError, ShardStream, read_manifest
 from phalanx.data.corpus.manifest import TOKENIZER_NAME
 from phalanx.data.tokenize import inputs, vocabulary
@@ -99,7 +99,7 @@ def test_suffixes_filter_folders_but_not_named_files(texts: Path) -> None:
 
 def test_two_processes_write_identical_bytes(texts: Path, tmp_path: Path) -> None:
     for name, threads in (("one", "1"), ("two", "2")):
-        command = [sys.executable, "-c", "from phalanx.cli.data import app; app()", "tokenize"]
+        command = [sys.executable, "-c", "from phalanx.cli.data.data import app; app()", "tokenize"]
         command += [str(texts), "--vocab-size", "320", "--out", str(tmp_path / name)]
         environment = {"RAYON_NUM_THREADS": threads, "PYTHONHASHSEED": threads}
         root = Path(__file__).parents[3]

@@ -1,0 +1,1 @@
+"""Commands about saved state: ``ckpt`` and ``convert``."""

@@ -1,0 +1,1 @@
+"""Commands that make a cluster and show it: server, agents, nodes, other engines."""

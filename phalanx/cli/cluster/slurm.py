@@ -1,0 +1,115 @@
+"""``phalanx slurm``: a private Slurm to try things, and its accounting beside the ledger."""
+
+from __future__ import annotations
+
+import getpass
+import sys
+import tempfile
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+
+from phalanx.cli.connection import when
+from phalanx.cli.options import Json, print_json
+
+app = typer.Typer(no_args_is_help=True, help="Slurm: a sandbox, and its accounting.")
+sandbox = typer.Typer(no_args_is_help=True, help="A private Slurm on this machine.")
+app.add_typer(sandbox, name="sandbox")
+
+Folder = Annotated[
+    Path | None, typer.Option("--dir", help="Where it lives (default: in the temporary folder).")
+]
+
+
+def _root(folder: Path | None) -> Path:
+    default = Path(tempfile.gettempdir()) / f"phalanx-slurm-{getpass.getuser()}"
+    root = (folder or default).absolute()
+    if any(char.isspace() for char in str(root)):
+        _refuse(ValueError(f"--dir {root}: Slurm takes no folder with a blank in its name"))
+    return root
+
+
+@sandbox.command()
+def up(
+    nodes: Annotated[int, typer.Option(min=1, max=512, help="Nodes, each a slurmd.")] = 8,
+    gpus_per_node: Annotated[int, typer.Option(min=0, max=64, help="That it pretends.")] = 8,
+    cpus_per_node: Annotated[int, typer.Option(min=1, max=512, help="That it pretends.")] = 8,
+    leaves: Annotated[int, typer.Option(min=1, help="Switches that nodes are spread on.")] = 2,
+    port: Annotated[int, typer.Option(min=1025, max=65000, help="First of several.")] = 16817,
+    grace: Annotated[int, typer.Option(min=0, help="Seconds that preempted jobs have.")] = 30,
+    accounting: Annotated[bool, typer.Option(help="slurmdbd too (needs MariaDB).")] = False,
+    folder: Folder = None,
+    json: Json = False,
+) -> None:
+    """Start munge, slurmctld and slurmd's on this machine; partitions batch and prod."""
+    from phalanx.testing.slurm.files import SandboxOptions
+    from phalanx.testing.slurm.sandbox import Sandbox, SandboxError
+
+    options = SandboxOptions(
+        root=_root(folder),
+        nodes=nodes,
+        gpus_per_node=gpus_per_node,
+        cpus_per_node=cpus_per_node,
+        leaves=leaves,
+        port=port,
+        grace_seconds=grace,
+        accounting=accounting,
+    )
+    try:
+        Sandbox(options).up()
+    except (SandboxError, OSError) as error:
+        _refuse(error)
+    if json:
+        print_json({"slurm_conf": str(options.conf), "nodes": options.node_names})
+        return
+    print(f"{nodes} nodes with {gpus_per_node} GPUs each, partitions batch (default) and prod")
+    print(f"use it:  export SLURM_CONF={options.conf}")
+    print(f"end it:  phalanx slurm sandbox down{f' --dir {folder}' if folder else ''}")
+
+
+@sandbox.command()
+def down(folder: Folder = None, json: Json = False) -> None:
+    """End a sandbox, with the jobs that still run in it."""
+    from phalanx.testing.slurm.sandbox import Sandbox, SandboxError
+
+    try:
+        Sandbox.at(_root(folder)).down()
+    except (SandboxError, OSError) as error:
+        _refuse(error)
+    if json:
+        print_json({"ended": str(_root(folder))})
+    else:
+        print("the sandbox has ended")
+
+
+@app.command()
+def account(
+    job: Annotated[int, typer.Argument(min=1, help="Slurm's number of the job.")],
+    state: Annotated[Path, typer.Option(help="Of its controller: …/slurm-NUMBER/control.")],
+    json: Json = False,
+) -> None:
+    """What Slurm charged for a job beside what the ledger says it went to."""
+    from phalanx.control.backends.slurm.accounting import reconciled, turns_of
+    from phalanx.control.backends.slurm.programs import Programs, SlurmError
+    from phalanx.control.server.history.ledger_file import stored_buckets
+    from phalanx.control.server.store.interface import StoreError
+
+    try:
+        found = reconciled(job, turns_of(Programs(), job), stored_buckets(state))
+    except (SlurmError, StoreError, OSError) as error:
+        _refuse(error)
+    if json:
+        print_json(found)
+        return
+    for turn in found.turns:
+        print(f"{when(turn.start * 10**9)}  {turn.elapsed} s on {turn.gpus} GPUs: {turn.state}")
+    print(f"Slurm charged {found.slurm_gpu_seconds} GPU-seconds; the ledger has")
+    for name, seconds in sorted(found.buckets.items(), key=lambda item: -item[1]):
+        print(f"  {name.replace('_', ' '):<24}{seconds:>12.1f}")
+    print(f"  {'before and after agents':<24}{found.outside:>12.1f}")
+
+
+def _refuse(error: Exception) -> NoReturn:
+    print(f"error: {error}", file=sys.stderr)
+    raise typer.Exit(1) from None

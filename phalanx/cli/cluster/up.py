@@ -1,0 +1,232 @@
+"""``phalanx up``: the server."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import sys
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from phalanx.cli.connection import State
+from phalanx.cli.options import Json, print_json, refused_in_words
+
+if TYPE_CHECKING:
+    from phalanx.cluster.policy import Policy
+    from phalanx.control.server.process import Server
+
+up = typer.Typer()
+
+JOIN_SECONDS = 120.0  # for nodes of this machine, however busy it is
+
+
+@up.command()
+def start(
+    state: State = None,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; others than loopback speak TLS.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free.")] = 7070,
+    store: Annotated[
+        str, typer.Option(help="postgresql://… for a pair of servers (default: SQLite).")
+    ] = "",
+    url: Annotated[str, typer.Option(help="Address that others reach this server by.")] = "",
+    policy: Annotated[
+        Path | None, typer.Option(help="TOML file of the site's policy (default: as it was).")
+    ] = None,
+    tls_cert: Annotated[Path | None, typer.Option(help="Certificate chain, PEM.")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="Its key, PEM.")] = None,
+    plain_http: Annotated[
+        bool, typer.Option("--plain-http", help="Beyond loopback too; tokens travel in the clear.")
+    ] = False,
+    requests_per_second: Annotated[
+        float, typer.Option(min=0, help="Of one token, in the long run; 0: no limit.")
+    ] = 100.0,
+    nodes: Annotated[int, typer.Option(min=0, help="Start so many nodes on this machine.")] = 0,
+    gpus_per_node: Annotated[int, typer.Option(min=1, help="Ranks that each of them takes.")] = 1,
+    spares: Annotated[int, typer.Option(min=0, help="And so many that stand by.")] = 0,
+    keep_event_days: Annotated[
+        float,
+        typer.Option(min=0, help="Older events go from the log to archive/; 0: they stay."),
+    ] = 30.0,
+    webhook: Annotated[
+        list[str] | None,
+        typer.Option(help="Address that is told of findings and ended jobs; may be repeated."),
+    ] = None,
+    audit_to: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Where audit lines are sent too: unix:/dev/log, udp://host:514 (syslog) or "
+            "https://host/path; may be repeated."
+        ),
+    ] = None,
+    keep_audit_days: Annotated[
+        float, typer.Option(min=0, help="Older audit files go; 0: they stay.")
+    ] = 400.0,
+    otlp: Annotated[
+        str, typer.Option(help="OpenTelemetry collector (http://host:4318) for gangs' traces.")
+    ] = "",
+    own_nodes: Annotated[
+        bool, typer.Option("--own-nodes", hidden=True, help="Whoever starts it starts its agents.")
+    ] = False,
+    follow: Annotated[int, typer.Option(hidden=True, help="End with this process.")] = 0,
+    json: Json = False,
+) -> None:
+    """Start the server: controller, API and page on one port.
+
+    With --nodes also a whole cluster on this machine, each node as processes of its own.
+    """
+    from phalanx.control.client.client import default_state
+    from phalanx.control.host.parent_death import follow as follow_parent
+    from phalanx.control.server.main import StartError, serve
+    from phalanx.control.server.policy_file import read_policy
+    from phalanx.control.server.process import Options
+    from phalanx.control.server.security.audit_ship import bad_receiver
+    from phalanx.control.server.webhooks import bad_address
+    from phalanx.control.trust.tls import is_loopback
+
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
+    )
+    if (tls_cert is None) != (tls_key is None):
+        raise typer.BadParameter("give --tls-cert and --tls-key together")
+    if plain_http and tls_cert is not None:
+        raise typer.BadParameter("give --plain-http, or --tls-cert and --tls-key")
+    own_tls = tls_cert is None and not plain_http and not is_loopback(host)
+    if plain_http and not is_loopback(host):
+        print(
+            f"warning: {host} is reachable by others, and tokens and orders travel in the clear",
+            file=sys.stderr,
+        )
+    if own_tls and url.startswith("http:"):
+        rule = "the server speaks TLS beyond loopback: https://…, or --plain-http"
+        raise typer.BadParameter(rule, param_hint="--url")
+    for each in webhook or ():
+        if problem := bad_address(each):
+            raise typer.BadParameter(problem, param_hint="--webhook")
+    for each in audit_to or ():
+        if problem := bad_receiver(each):
+            raise typer.BadParameter(problem, param_hint="--audit-to")
+    if otlp and bad_address(otlp):
+        raise typer.BadParameter("an address like http://127.0.0.1:4318", param_hint="--otlp")
+    if otlp and find_spec("opentelemetry") is None:
+        raise typer.BadParameter("needs OpenTelemetry: pip install 'phalanx[otel]'")
+    if url and bad_address(url):
+        raise typer.BadParameter("an address like http://10.0.0.1:7070", param_hint="--url")
+    with refused_in_words(json):
+        options = Options(
+            state=state or default_state(),
+            host=host,
+            port=port,
+            store=store,
+            url=url,
+            policy=_with_spares(read_policy(policy) if policy else None, spares),
+            own_nodes=own_nodes or is_loopback(host),
+            tls_cert=tls_cert,
+            tls_key=tls_key,
+            own_tls=own_tls,
+            requests_per_second=requests_per_second,
+            failures_per_second=5.0 if requests_per_second else 0.0,
+            webhooks=tuple(webhook or ()),
+            audit_to=tuple(audit_to or ()),
+            keep_audit_days=keep_audit_days,
+            otlp=otlp,
+            keep_event_days=keep_event_days,
+        )
+
+    if follow:
+        follow_parent(follow)
+    beside = partial(_local, json, nodes=nodes + spares, gpus=gpus_per_node) if nodes else None
+    try:
+        serve(options, partial(_say, json), beside)
+    except StartError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise typer.Exit(1) from None
+
+
+def _with_spares(policy: Policy | None, spares: int) -> Policy | None:
+    """A pool of spare nodes, where the policy has none."""
+    from msgspec import structs
+
+    from phalanx.cluster.policy import Policy
+
+    if not spares or (policy is not None and policy.spares.nodes):
+        return policy
+    policy = policy or Policy()
+    return structs.replace(policy, spares=structs.replace(policy.spares, nodes=spares))
+
+
+async def _local(json: bool, server: Server, *, nodes: int, gpus: int) -> None:
+    from phalanx.control.backends.local import LocalCluster
+    from phalanx.control.trust.certificates import CERTIFICATE_FILE
+    from phalanx.control.trust.tls import CA_VARIABLE
+
+    async def tell_joined() -> None:
+        joined = await server.await_own_nodes(nodes, JOIN_SECONDS)
+        if not json:
+            late = (
+                "" if joined >= nodes else f" of {nodes}: see local/nodes/*/agent.log of the state"
+            )
+            print(f"nodes:      {joined} joined{late}", flush=True)
+
+    state = server.options.state
+    if server.authority is not None:
+        os.environ[CA_VARIABLE] = str(state / CERTIFICATE_FILE)
+    telling = asyncio.create_task(tell_joined())
+    try:
+        await LocalCluster(
+            state / "local", server.url, state / "join.token", nodes=nodes, gpus_per_node=gpus
+        ).run()
+    finally:
+        telling.cancel()
+
+
+def _say(json: bool, server: Server) -> None:
+    from phalanx.control.server.api.page import login_url
+
+    admin, join = (server.options.state / name for name in ("admin.token", "join.token"))
+    if server.leading is None:
+        _say_standby(json, server)
+        return
+    if json:
+        told = {"url": server.url, "admin_token": str(admin), "join_token": str(join)}
+        print_json({**told, "fingerprint": server.fingerprint} if server.fingerprint else told)
+        sys.stdout.flush()
+        return
+    print(f"server:     {server.url}")
+    print(f"your token: {admin} (the command line finds it by itself)")
+    pinned = f" --fingerprint {server.fingerprint}" if server.fingerprint else ""
+    print(f"add a node: phalanx agent --join {_from_elsewhere(server)}{pinned} (token in {join})")
+    if sys.stdout.isatty():  # a log must not hold what signs somebody in
+        print(f"look:       {login_url(server)}")
+        print(
+            "            (good once; `phalanx page` prints another, `phalanx top` needs no browser)"
+        )
+    else:
+        print(f"look:       {server.url}/ with a link from `phalanx page`, or `phalanx top`")
+    sys.stdout.flush()
+
+
+def _from_elsewhere(server: Server) -> str:
+    """The address that other machines join at."""
+    if server.options.url or server.options.host not in ("0.0.0.0", "::"):
+        return server.url
+    return server.url.replace("127.0.0.1", socket.gethostname(), 1)
+
+
+def _say_standby(json: bool, server: Server) -> None:
+    """Tokens are the leader's: this one has files of its own only once it leads."""
+    if json:
+        print_json({"url": server.url, "leader": server.leader})
+    else:
+        print(f"server:     {server.url}")
+        print(f"stands by:  {server.leader or 'another server'} leads; this one takes over from it")
+        print("your token: the leader's admin.token, also here (PHALANX_TOKEN_FILE names a copy)")
+        print(f"commands:   PHALANX_SERVER={server.leader},{server.url} finds whichever leads")
+    sys.stdout.flush()

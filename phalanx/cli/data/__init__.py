@@ -1,0 +1,1 @@
+"""The command ``data``: token shards and corpora."""

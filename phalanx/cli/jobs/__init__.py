@@ -1,0 +1,1 @@
+"""Commands about one job of the queue, from ``submit`` to ``cancel``."""

@@ -1,0 +1,75 @@
+"""``phalanx profile``: traces of a running job, merged for Perfetto."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from phalanx.cli.connection import ServerUrl, State, connected
+from phalanx.cli.options import Json, print_json
+from phalanx.cli.results.runs import write_out
+from phalanx.control.client.client import Client, ClientError
+from phalanx.observe.tracker.traces import merge_traces, trace_of
+
+app = typer.Typer()
+
+Trace = dict[str, Any]
+
+
+@app.command()
+def profile(
+    job: Annotated[int, typer.Argument(help="A running job.")],
+    steps: Annotated[int, typer.Option(min=1, max=100, help="Steps to trace.")] = 5,
+    ranks: Annotated[str, typer.Option(help="Such as 0,8,16 (default: one a node).")] = "",
+    out: Annotated[Path | None, typer.Option(help="File to write.")] = None,
+    seconds: Annotated[float, typer.Option(min=1, help="How long to wait for the traces.")] = 300.0,
+    server: ServerUrl = "",
+    state: State = None,
+    json: Json = False,
+) -> None:
+    """Trace the next steps of some ranks and merge them on one clock, for ui.perfetto.dev."""
+    try:
+        chosen = [int(word) for word in ranks.split(",") if word]
+    except ValueError:
+        raise typer.BadParameter("numbers with commas between them", param_hint="--ranks") from None
+    with connected(server, json, state) as client:
+        body = {"steps": steps, "ranks": chosen}
+        asked = client.post(f"/v1/jobs/{job}/profile", body, dict)
+        try:
+            found = _wait(client, job, asked, seconds)
+            skew = {int(rank): value for rank, value in asked["clock_skew_seconds"].items()}
+            merged = merge_traces(found, skew)
+        except ValueError as error:
+            print(f"error: {error}", file=sys.stderr)
+            raise typer.Exit(1) from None
+    path = out or Path(f"profile-{job}.json")
+    write_out(path, merged)
+    if json:
+        print_json({"file": str(path), "ranks": sorted(found)})
+    else:
+        print(f"{path}: {len(found)} ranks; open it at https://ui.perfetto.dev")
+
+
+def _wait(client: Client, job: int, asked: dict[str, Any], seconds: float) -> dict[int, Trace]:
+    """The traces, once all of them are there."""
+    deadline, found = time.monotonic() + seconds, dict[int, Trace]()
+    while True:
+        for rank in asked["ranks"]:
+            if rank in found:
+                continue
+            try:
+                pieces = client.stream(f"/v1/jobs/{job}/traces/{rank}", after_ns=asked["asked_ns"])
+                found[rank] = trace_of(b"".join(pieces), f"rank {rank}")
+            except ClientError as error:
+                if error.code not in ("no_such_trace", "not_running"):
+                    raise
+        if len(found) == len(asked["ranks"]):
+            return found
+        if time.monotonic() > deadline:
+            late = ", ".join(str(rank) for rank in asked["ranks"] if rank not in found)
+            raise ValueError(f"no trace of rank {late} within {seconds:.0f} s")
+        time.sleep(0.5)

@@ -1,0 +1,212 @@
+"""``phalanx submit``: a job file of the trainer, or any program that runs under torchrun."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from phalanx.cli.connection import ServerUrl, State, connected, plain, refusals_in_words
+from phalanx.cli.options import (
+    MOST_MINUTES,
+    FirstStepMinutes,
+    HangMinutes,
+    IdleMinutes,
+    Json,
+    Set,
+    WorldSize,
+    load_named,
+    print_json,
+    refuse_name,
+    refused_in_words,
+)
+from phalanx.cluster.jobs.job import SECOND_NS
+from phalanx.config import ConfigError, Job
+from phalanx.control.client.client import Client, ClientError
+from phalanx.control.server.http.submission import Wanted, submission
+from phalanx.control.trust.secrets import secrets_note
+from phalanx.control.wire.api_types import Done, Status, Submission
+from phalanx.control.wire.payload import Script, Train
+from phalanx.hardware import count_cuda
+
+submit = typer.Typer()
+
+
+@submit.command()
+def put_into_queue(
+    what: Annotated[
+        list[str],
+        typer.Argument(metavar="JOB.toml | -- PROGRAM…", help="A job file, or a program."),
+    ],
+    overrides: Set = None,
+    world_size: WorldSize = None,
+    name: Annotated[str, typer.Option(help="Default: the job's, or the program's.")] = "",
+    team: Annotated[str, typer.Option(help="Whose job it is (default: the token's).")] = "default",
+    qos: Annotated[str, typer.Option(help="Class of service.")] = "normal",
+    priority: Annotated[int, typer.Option(help="Among the jobs of its class.")] = 0,
+    constraint: Annotated[str, typer.Option(help='Nodes it takes, e.g. "h100 & nvlink".')] = "",
+    slot_gpus: Annotated[int, typer.Option(min=0, help="GPUs a node; 0: as nodes have.")] = 0,
+    slot_cpus: Annotated[int, typer.Option(min=1, help="CPUs on each node.")] = 1,
+    least: Annotated[int, typer.Option(min=0, help="Fewest replicas; 0: not elastic.")] = 0,
+    most: Annotated[int, typer.Option(min=0, help="Most replicas; 0: as submitted.")] = 0,
+    spares: Annotated[int, typer.Option(min=0, help="Nodes kept ready for it alone.")] = 0,
+    retries: Annotated[int, typer.Option(min=0, help="After failures of its own.")] = 3,
+    first_step_minutes: FirstStepMinutes = 0.0,
+    hang_minutes: HangMinutes = 0.0,
+    idle_minutes: IdleMinutes = 0.0,
+    minutes: Annotated[
+        float, typer.Option(min=0, max=MOST_MINUTES, help="Time limit; 0: none.")
+    ] = 0.0,
+    preemptible: Annotated[bool, typer.Option(help="Others may take its nodes.")] = False,
+    requeue: Annotated[
+        bool, typer.Option("--requeue", help="At its time limit it goes back into the queue.")
+    ] = False,
+    backend: Annotated[
+        str, typer.Option(help="Engine that gives the nodes: slurm, ray, kubernetes.")
+    ] = "",
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what would be submitted; submit nothing.")
+    ] = False,
+    policy: Annotated[
+        Path | None, typer.Option(help="TOML of the policy, for a controller in the job.")
+    ] = None,
+    server: ServerUrl = "",
+    state: State = None,
+    json: Json = False,
+) -> None:
+    """Put a job into the queue: JOB.toml, or `-- python train.py …` (one process a rank).
+
+    With --backend another engine gives the nodes. --dry-run shows what the queue, or that engine,
+    would get, and submits nothing.
+    """
+    with refused_in_words(json):
+        job = _job(what, overrides, world_size, name)
+    wanted = Wanted(
+        job=job[0] if job else None,
+        argv=() if job else tuple(what),
+        ranks=job[1] if job else world_size or 1,
+        folder=str(Path.cwd()),
+        name=name,
+        team=team,
+        qos=qos,
+        priority=priority,
+        constraint=constraint,
+        slot_gpus=slot_gpus,
+        slot_cpus=slot_cpus,
+        least=least,
+        most=most,
+        spares=spares,
+        retries=retries,
+        first_step_minutes=first_step_minutes,
+        hang_minutes=hang_minutes,
+        idle_minutes=idle_minutes,
+        minutes=minutes,
+        preemptible=preemptible,
+        requeue=requeue,
+    )
+    if backend:
+        from phalanx.cli.jobs.engines import to_backend
+
+        to_backend(backend, wanted, dry_run=dry_run, server=server, policy=policy, json=json)
+        return
+    if policy is not None:
+        raise typer.BadParameter("is the server's here: use it with --backend, or `phalanx up`")
+    if dry_run:
+        _show_what_would_be_sent(wanted, server, state, json)
+        return
+    with connected(server, json, state) as client:
+        made = submission(wanted, slot_gpus or _node_gpus(client))
+        done = client.post("/v1/jobs", made, Done)
+    if note := secrets_note(made.work.environment):
+        print(plain(note), file=sys.stderr)
+    if json:
+        print_json(done)
+    else:
+        number, shape = done.jobs[0], made.spec.gang
+        print(f"job {number} ({made.spec.name}): {shape.gpus(shape.replicas)} GPUs; {done.message}")
+        print(f"watch it: phalanx why {number}; phalanx logs -f {number}")
+
+
+def _node_gpus(client: Client) -> int:
+    """GPUs of a node of the fleet, once its own nodes have joined."""
+    while (status := client.get("/v1/status", Status)).starting:
+        time.sleep(0.2)  # its nodes are about to join: what they have is not known yet
+    return status.node_gpus
+
+
+def _show_what_would_be_sent(wanted: Wanted, server: str, state: Path | None, json: bool) -> None:
+    """The submission as the server would get it; nothing is sent but the question what nodes have.
+
+    Where none answers and none was named, nodes count as machines like this one.
+    """
+    named = bool(server or os.environ.get("PHALANX_SERVER"))
+    node_gpus, source = wanted.slot_gpus, "as --slot-gpus says"
+    if not node_gpus:
+        with refusals_in_words(json):
+            try:
+                node_gpus = _node_gpus(Client(server, state))
+                source = "as the server's nodes have"
+            except ClientError as error:
+                if named or error.status:
+                    raise
+                node_gpus, source = count_cuda(), "as this machine has: no server answers here"
+    made = submission(wanted, node_gpus)
+    if json:
+        print_json({"submitted": False, "node_gpus": node_gpus, "submission": made})
+        return
+    for name, text in describe_submission(made, f"{node_gpus} GPUs a node, {source}").items():
+        print(plain(f"{name + ':':<11}{text}"))
+    print("nothing was submitted (--dry-run); --json shows every field")
+
+
+def describe_submission(made: Submission, nodes: str) -> dict[str, str]:
+    """What a server would get, a few words a line."""
+    spec, shape, work = made.spec, made.spec.gang, made.work
+    axes = {"tensor": shape.tensor, "context": shape.context, "pipeline": shape.pipeline}
+    ways = ", ".join(f"{name} {size}" for name, size in axes.items() if size > 1)
+    limit = spec.time_limit_ns / 60 / SECOND_NS
+    lines = {
+        "job": spec.name,
+        "owner": f"team {spec.team}, class {spec.qos}, priority {spec.priority}",
+        "gang": f"{shape.replicas} replicas" + (f" ({ways})" if ways else ""),
+        "nodes": f"{shape.slots(shape.replicas)} slots of {shape.slot_gpus} GPUs and "
+        f"{shape.slot_cpus} CPUs ({nodes}), {spec.spares} spares"
+        + (f", with {spec.constraint}" if spec.constraint else ""),
+        "limits": (f"{limit:g} minutes" if limit else "no time limit")
+        + f", {spec.retries} retries of its own failures"
+        + (", may be preempted" if spec.preemptible else ""),
+    }
+    if shape.least_replicas:
+        lines["elastic"] = f"{shape.least_replicas} to {shape.most_replicas or shape.replicas}"
+    if isinstance(work, Train):
+        every = spec.expected.checkpoint_steps
+        steps = f"{spec.expected.steps} steps, "
+        steps += f"a checkpoint every {every}" if every else "no checkpoints"
+        lines["runs"] = f"the trainer on {work.world_size} ranks in {work.folder}: {steps}"
+    elif isinstance(work, Script):
+        lines["runs"] = f"{shlex.join(work.argv)} in {work.folder}, one process a rank"
+    return lines
+
+
+def _job(
+    what: list[str], overrides: list[str] | None, world_size: int | None, name: str
+) -> tuple[Job, int] | None:
+    """The job of a job file and its ranks, called ``name``; None: it is a program."""
+    if not what[0].endswith(".toml"):
+        given = Path(what[0])
+        if len(what) == 1 and (
+            given.is_dir() or (given.is_file() and not os.access(given, os.X_OK))
+        ):
+            rule = "is neither a job file (its name ends in .toml) nor a program that can be run"
+            fix = "submit JOB.toml, or -- python train.py …"
+            raise ConfigError("submit", what[0], rule, fix)
+        refuse_name(name)
+        return None
+    if len(what) > 1:
+        raise ConfigError("submit", " ".join(what), "one job file at a time", "name one")
+    return load_named(Path(what[0]), overrides, world_size, name)

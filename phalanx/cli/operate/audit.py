@@ -1,0 +1,76 @@
+"""``phalanx audit``: who asked the server for what, and the proof that nothing is missing."""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from datetime import UTC, datetime
+from typing import Annotated
+
+import typer
+
+from phalanx.cli.connection import REFUSED, State
+from phalanx.cli.options import Json, print_json
+
+app = typer.Typer(help="Read the audit log of a server here, or prove that it is whole.")
+
+
+@app.callback(invoke_without_command=True)
+def audit(
+    ctx: typer.Context,
+    last: Annotated[int, typer.Option(min=1, help="So many lines from the end.")] = 50,
+    name: Annotated[str, typer.Option(help="Only of this token's name.")] = "",
+    state: State = None,
+    json: Json = False,
+) -> None:
+    """Show the newest lines of the audit log in a server's state folder."""
+    if ctx.invoked_subcommand is not None:
+        return
+    import msgspec
+
+    from phalanx.control.client.client import default_state
+    from phalanx.control.server.security.audit_check import entries
+
+    try:
+        kept = (each for each in entries(state or default_state()) if name in ("", each.name))
+        found = list(deque(kept, maxlen=last))
+    except OSError as error:
+        print(f"error: the audit log cannot be read: {error}", file=sys.stderr)
+        raise typer.Exit(REFUSED) from None
+    if json:
+        print_json(msgspec.to_builtins(found))
+        return
+    for each in found:
+        at = datetime.fromtimestamp(each.time_ns / 1e9, UTC)
+        who = each.name or each.client or "-"
+        times = f" x{each.count}" if each.count > 1 else ""
+        print(f"{at:%Y-%m-%d %H:%M:%S} {who} {each.action} {each.status}{times} {each.detail}")
+
+
+@app.command()
+def verify(
+    head: Annotated[
+        str, typer.Option(help="A hash noted elsewhere, of a line that must be there.")
+    ] = "",
+    state: State = None,
+    json: Json = False,
+) -> None:
+    """Prove that no line was changed, left out or cut off; ends with 1 and the first that was."""
+    import msgspec
+
+    from phalanx.control.client.client import default_state
+    from phalanx.control.server.security.audit_check import verify as follow
+
+    try:
+        found = follow(state or default_state(), head)
+    except OSError as error:
+        print(f"error: the audit log cannot be read: {error}", file=sys.stderr)
+        raise typer.Exit(REFUSED) from None
+    if json:
+        print_json(msgspec.to_builtins(found))
+    elif found.problem:
+        print(f"broken at line {found.broken}: {found.problem}")
+    else:
+        print(f"whole: lines {found.first} to {found.last}, head {found.head}")
+    if found.problem:
+        raise typer.Exit(REFUSED)

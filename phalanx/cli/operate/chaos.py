@@ -1,0 +1,188 @@
+"""``phalanx chaos``: harm a job, on a cluster of its own or where it runs, and see what is lost."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from msgspec import structs
+
+from phalanx.cli.connection import ServerUrl, State, connected
+from phalanx.cli.options import Json, Set, WorldSize, load, print_json, refused_in_words
+
+if TYPE_CHECKING:
+    from phalanx.control.client.client import Client
+    from phalanx.testing.chaos import Outcome, Plan
+    from phalanx.testing.chaos.live import LiveOutcome
+
+chaos = typer.Typer()
+
+LOST, REFUSED = 1, 2  # exit codes
+LIVE_STEPS = 60  # of a running job, over which a random plan is spread
+
+
+@chaos.command()
+def harm_and_judge(
+    what: Annotated[
+        str,
+        typer.Argument(metavar="JOB.toml|JOB", help="A job file, or the number of a running job."),
+    ],
+    plan: Annotated[
+        str, typer.Option(metavar="FILE|random", help="What is done, or drawn from the seed.")
+    ] = "random",
+    seed: Annotated[int, typer.Option(min=0, help="Of a random plan.")] = 0,
+    count: Annotated[
+        int, typer.Option(min=1, help="Random plans in a row, with seeds from there on.")
+    ] = 1,
+    spares: Annotated[int, typer.Option(min=0, help="Nodes that stand by.")] = 1,
+    namespaces: Annotated[
+        bool, typer.Option("--namespaces", help="A network of its own for each node (root).")
+    ] = False,
+    keep: Annotated[Path | None, typer.Option(help="Keep logs and runs in this folder.")] = None,
+    overrides: Set = None,
+    world_size: WorldSize = None,
+    server: ServerUrl = "",
+    state: State = None,
+    json: Json = False,
+) -> None:
+    """Run a job twice: in peace, and on a cluster of this machine where a plan does it harm.
+
+    The verdict: whether losses and weights are the same bit for bit, and whether processes,
+    shared memory or ports stayed behind. Exit code 0: nothing is lost; 1: something is.
+
+    With the number of a job that runs, that one is harmed where it is: on the nodes that are
+    processes of this machine. Steps of the plan then count from the step it is at.
+    """
+    if what.isdigit():
+        with connected(server, json, state) as client:
+            _harm_live(client, int(what), plan, seed, state, json)
+        return
+    path = Path(what)
+    from phalanx.config import check, resolve
+    from phalanx.testing.chaos import Arena, also_drawn, random_plan, read_plan
+    from phalanx.testing.chaos.run import play_all
+
+    logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
+    with refused_in_words(json):
+        job, ranks = load(path, overrides, world_size)
+        check(job, ranks)
+        job = resolve(job, ranks)
+        steps = job.train.steps
+        if plan == "random":
+            also = also_drawn(job, namespaces=namespaces)
+            plans = [random_plan(seed + turn, ranks, steps, also) for turn in range(count)]
+        else:
+            plans = [read_plan(Path(plan), ranks, steps)]
+
+    def say(text: str) -> None:
+        if not json:
+            print(text, flush=True)
+
+    folder = tempfile.TemporaryDirectory(prefix="phalanx-chaos-", ignore_cleanup_errors=True)
+    with _ended_in_order(), folder as own:
+        root = Path(keep or own).absolute()
+        root.mkdir(parents=True, exist_ok=True)
+        arena = Arena(root, job, ranks, spares=spares, plans=plans, namespaces=namespaces)
+        say(f"== {path.name} in peace, on {ranks} ranks")
+        with arena:
+            say(f"== and on {ranks} nodes with {spares} spare, under {len(plans)} plans")
+            outcomes = play_all(arena, plans, say)
+    good = all(outcome.good for outcome in outcomes) and not arena.leaks
+    if json:
+        print_json(verdict(outcomes, arena.leaks))
+    else:
+        _conclude(outcomes, arena.leaks)
+    if not good:
+        raise typer.Exit(LOST)
+
+
+def verdict(outcomes: list[Outcome], leaks: list[str]) -> dict[str, object]:
+    """What ``--json`` prints."""
+    told = [structs.asdict(outcome) | {"good": outcome.good} for outcome in outcomes]
+    good = all(outcome.good for outcome in outcomes) and not leaks
+    return {"good": good, "outcomes": told, "leaks": leaks}
+
+
+@contextmanager
+def _ended_in_order() -> Iterator[None]:
+    """Inside, a stop signal ends the cluster and removes its folder, as Ctrl-C does."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        for each in before:
+            signal.signal(each, signal.SIG_IGN)  # it ends already
+        raise SystemExit(128 + number)
+
+    before = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGHUP)}
+    for each in before:
+        signal.signal(each, end)
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+
+def _harm_live(
+    client: Client, number: int, plan: str, seed: int, state: Path | None, json: bool
+) -> None:
+    from phalanx.control.client.client import default_state
+    from phalanx.testing.chaos.live import LiveError, LiveGround, from_here, play_live
+
+    ground = LiveGround(client, state or default_state())
+    job = ground.job(number)
+    left = int(job["steps"]) - int(job["step"]) if job["steps"] else LIVE_STEPS
+    with refused_in_words(json):
+        chosen = from_here(_live_plan(plan, seed, max(1, len(job["nodes"])), left), left)
+    try:
+        outcome = play_live(ground, number, chosen, (lambda _: None) if json else print)
+    except LiveError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise typer.Exit(REFUSED) from None
+    if json:
+        print_json({"good": outcome.good, "outcome": outcome})
+    else:
+        _conclude_live(outcome)
+    if not outcome.good:
+        raise typer.Exit(LOST)
+
+
+def _live_plan(plan: str, seed: int, slots: int, steps_left: int) -> Plan:
+    from phalanx.testing.chaos import random_plan, read_plan
+
+    steps = max(2, min(LIVE_STEPS, steps_left))
+    if plan == "random":
+        return random_plan(seed, slots, steps)
+    return read_plan(Path(plan), slots, max(2, steps_left))
+
+
+def _conclude_live(outcome: LiveOutcome) -> None:
+    print("\n== Verdict")
+    print(f"the job:                  {outcome.state}, generation {outcome.generations}")
+    print(f"harms it recovered from:  {len(outcome.recovered_seconds)} of {len(outcome.done)}")
+    print(f"slowest recovery:         {max(outcome.recovered_seconds, default=0.0):g} s")
+    same = "; ".join(outcome.differences[:3]) or "all gave the same loss"
+    print(f"steps made again:         {outcome.made_again}" + (f", {same}" if same else ""))
+
+
+def _conclude(outcomes: list[Outcome], leaks: list[str]) -> None:
+    lost = [outcome for outcome in outcomes if outcome.state != "done"]
+    differing = [outcome for outcome in outcomes if outcome.differences]
+    staying = [each for outcome in outcomes for each in outcome.left_over]
+    print("\n== Verdict")
+    print(f"plans played:                       {len(outcomes)}")
+    print(f"jobs lost:                          {len(lost)}")
+    print(f"losses and weights identical:       {'no' if differing else 'yes'}")
+    print(f"processes that outlived their job:  {len(staying)}")
+    print(f"leaked processes, memory or ports:  {len(leaks)}")
+    for outcome in differing:
+        print(f"{outcome.plan}: {'; '.join(outcome.differences[:3])}")
+    for each in (*staying, *leaks):
+        print(each)

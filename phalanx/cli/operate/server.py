@@ -1,0 +1,117 @@
+"""``phalanx server``: what a server that does not run may need."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from phalanx.cli.connection import REFUSED, State
+from phalanx.cli.options import Json, print_json
+
+if TYPE_CHECKING:
+    from phalanx.control.server.store.check import Examined
+    from phalanx.control.server.store.takeover import SqlStore
+
+app = typer.Typer(no_args_is_help=True, help="Look after the log of a server that is stopped.")
+
+
+@app.callback()
+def server() -> None:
+    """A group, also while it has one command only."""
+
+
+@app.command()
+def repair(
+    truncate_after: Annotated[
+        int | None,
+        typer.Option(min=0, metavar="N", help="Give up everything behind event N."),
+    ] = None,
+    set_aside: Annotated[
+        list[int] | None,
+        typer.Option(min=1, metavar="N", help="Give up damaged event N alone (repeatable)."),
+    ] = None,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Do it; without, only what would be lost is shown.")
+    ] = False,
+    store: Annotated[str, typer.Option(help="postgresql://… as `up` has it.")] = "",
+    state: State = None,
+    json: Json = False,
+) -> None:
+    """Check the log of a stopped server; give up damaged parts of it on purpose.
+
+    Without options nothing is changed. Ends with 1 where the log is (still) damaged.
+    """
+    from phalanx.control.client.client import default_state
+    from phalanx.control.server.store.interface import StoreError, open_store
+    from phalanx.control.server.store.takeover import SqlStore
+
+    if truncate_after is not None and set_aside:
+        raise typer.BadParameter("give --truncate-after or --set-aside")
+    folder = state or default_state()
+    try:
+        log = open_store(store, folder)
+        assert isinstance(log, SqlStore)
+        try:
+            found = log.examined()
+            if truncate_after is None and not set_aside:
+                _show(log, found, json)
+            else:
+                _act(log, found, truncate_after, set_aside or [], yes)
+        finally:
+            log.close()
+    except StoreError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise typer.Exit(REFUSED) from None
+
+
+def _show(log: SqlStore, found: Examined, json: bool) -> None:
+    from phalanx.control.server.store.repair import as_json, lone_events, loss_of
+
+    if json:
+        import msgspec
+
+        print_json(msgspec.json.decode(as_json(found)))
+    elif not found.findings:
+        print(f"the log is sound: {found.sequence} events")
+    else:
+        for each in found.findings:
+            print(f"damage: {each}")
+        loss = loss_of(log, found.sound + 1, found.acknowledged)
+        print(f"`--truncate-after {found.sound}` would go on from there; it loses {loss}")
+        if found.keys.damaged:
+            print(f"with it go damaged tokens or secrets: {', '.join(found.keys.damaged)}")
+        if alone := lone_events(found):
+            options = " ".join(f"--set-aside {each}" for each in alone)
+            print(f"`{options}` would go on with all but {len(alone)} event(s)")
+        print("a backup that holds them is better: docs/server.md, 'A damaged log'")
+    if found.findings:
+        raise typer.Exit(REFUSED)
+
+
+def _act(
+    log: SqlStore, found: Examined, truncate_after: int | None, aside: list[int], yes: bool
+) -> None:
+    from phalanx.control.server.store.repair import loss_of, set_aside, truncate
+
+    if truncate_after is not None:
+        what = str(loss_of(log, truncate_after + 1, found.acknowledged))
+    else:
+        what = f"event {', '.join(map(str, aside))}"
+    if not yes:
+        print(f"this would lose {what}; nothing was changed: add --yes to do it")
+        raise typer.Exit(REFUSED)
+    if truncate_after is not None:
+        kept = truncate(log, truncate_after)
+    else:
+        kept = set_aside(log, aside)
+    left = log.examined().findings
+    print(f"lost: {what}")
+    if kept:
+        print(f"the files as they were: {kept}")
+    for each in left:
+        print(f"damage: {each}")
+    if left:
+        raise typer.Exit(REFUSED)
+    print("the log is sound: `phalanx up` starts it")

@@ -1,0 +1,1 @@
+"""Commands before a run: ``plan`` chooses a mapping, ``simulate`` plays a fleet."""

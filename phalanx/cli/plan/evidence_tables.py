@@ -1,0 +1,99 @@
+"""Tables of ``phalanx plan check``, ``calibrate`` and ``textbook``."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from msgspec import structs
+from rich.markup import escape
+from rich.table import Table
+
+from phalanx.cli.plan.proposal_tables import console, table
+from phalanx.plan.show.textbook import Line
+
+if TYPE_CHECKING:
+    from phalanx.plan.evidence.calibrate import Calibration
+    from phalanx.plan.evidence.check import CheckReport
+
+
+def print_calibration(found: Calibration) -> None:
+    """How the fitted constants predict each project that was left out of its own fit."""
+    out = console()
+    made = table(f"Fitted to {found.runs} runs", "left out", "runs", "mean", "median", "bias")
+    for name, errors in found.left_out.items():
+        made.add_row(escape(name), *_errors(errors))
+    out.print(made)
+    out.print(f"left-one-out error: mean {found.mape:.1%}, median {found.median:.1%}")
+
+
+def print_check(report: CheckReport, every_row: bool) -> None:
+    """Errors by group and by source; with ``every_row``, each run beside its prediction."""
+    out = console()
+    if every_row:
+        out.print(_checked_rows(report))
+    headings = ("runs", "mean", "median", "bias", "in interval")
+    made = table("Predicted against measured, share of error", "", *headings)
+    for name, errors in (*report.groups.items(), *report.by_source.items()):
+        if name == next(iter(report.by_source), None):
+            made.add_section()
+        if not errors.n:
+            continue
+        row = _errors(structs.asdict(errors))
+        made.add_row(escape(name), *row, f"{errors.coverage80:.0%}")
+    out.print(made if report.rows else "no run of the file can be compared")
+    if report.memory is not None:
+        memory = report.memory
+        out.print(
+            f"memory: {memory.within_15:.0%} of {memory.n} readings within 15 %; "
+            f"{memory.out_of_memory_found} of {memory.out_of_memory} failures foreseen"
+        )
+    reasons = Counter(skipped.reason for skipped in report.skipped)
+    if reasons:
+        out.print(f"{len(report.skipped)} rows skipped:")
+        for reason, count in reasons.most_common():
+            out.print(escape(f"  {count} x {reason}"))
+
+
+def _checked_rows(report: CheckReport) -> Table:
+    made = table("", "row", "source", "GPUs", "predicted", "80 %", "measured", "error", left=2)
+    for row in report.rows:
+        made.add_row(
+            str(row.row),
+            escape(f"{row.project} ({row.kind})"),
+            f"{row.gpus:,}",
+            f"{row.predicted_seconds:.3g} s",
+            f"{row.low_seconds:.3g} to {row.high_seconds:.3g}",
+            f"{row.measured_seconds:.3g} s",
+            f"{row.error:+.1%}" + ("" if row.covered else " [yellow]*[/yellow]"),
+        )
+    return made
+
+
+def _errors(errors: dict[str, float]) -> tuple[str, ...]:
+    return (
+        f"{errors['n']:.0f}",
+        f"{errors['mape']:.1%}",
+        f"{errors['median']:.1%}",
+        f"{errors['bias']:+.1%}",
+    )
+
+
+def print_textbook(lines: Sequence[Line], title: str) -> None:
+    """Every formula with its numbers, and below it where they disagree."""
+    out = console()
+    made = table(title, "", "formula", "result", left=2)
+    for line in lines:
+        mark = "" if line.fits else " [yellow](!)[/yellow]"
+        formula = f"{escape(line.formula)}\n[dim]= {escape(line.numbers)}[/dim]"
+        made.add_row(escape(line.topic), formula, escape(line.result) + mark)
+    out.print(made)
+    out.print("(!) where the usual numbers do not fit together:")
+    for line in lines:
+        if not line.fits:
+            out.print(f"  {escape(line.topic)}: {escape(line.result)}; {escape(line.note)}")
+    out.print("Notes:")
+    for line in lines:
+        if line.fits and line.note:
+            out.print(f"  {escape(line.topic)}: {escape(line.note)}")

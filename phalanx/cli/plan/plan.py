@@ -1,0 +1,295 @@
+"""``phalanx plan``: the best mapping for a model on a cluster, before anybody pays for it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from phalanx.cli.options import Json, print_json, refused_in_words
+from phalanx.cli.plan.request_options import takes_request
+from phalanx.config import ConfigError
+from phalanx.hardware import cluster
+from phalanx.plan.question.quantities import quantity, short
+from phalanx.plan.question.request import Request, understand
+
+app = typer.Typer(
+    add_completion=False, help="Choose a mapping: memory, speed, days, dollars, failures."
+)
+
+Plot = Annotated[
+    Path | None,
+    typer.Option("--plot", help="Draw waterfall, Pareto front and roofline: .png, .svg, .html."),
+]
+
+
+@app.callback(invoke_without_command=True)
+@takes_request
+def plan(
+    request: Request,
+    ctx: typer.Context,
+    plot: Plot = None,
+    emit: Annotated[
+        Path | None, typer.Option("--emit", help="Write a job file that phalanx train accepts.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Choose a mapping: memory, speed, days, dollars, failures."""
+    if ctx.invoked_subcommand is not None:
+        return
+    from phalanx.plan.search.proposal import emitted, picture, propose
+    from phalanx.plan.show.plot import check_path, draw
+
+    with refused_in_words(json):
+        _complete(request)
+        if plot is not None:
+            check_path(plot)
+        proposal = propose(understand(request))
+        if emit is not None:
+            _write(emit, emitted(proposal, "phalanx " + " ".join(sys.argv[1:])))
+        if plot is not None:
+            draw(picture(proposal), plot)
+    if json:
+        print_json(proposal)
+        return
+    from phalanx.cli.plan.proposal_tables import print_proposal
+
+    print_proposal(proposal)
+    for path in (emit, plot):
+        if path is not None:
+            print(f"wrote {path}")
+
+
+@app.command()
+@takes_request
+def explain(
+    request: Request,
+    most: Annotated[int, typer.Option("--most", min=1, help="Changes that are shown.")] = 3,
+    json: Json = False,
+) -> None:
+    """Say where a step goes, what bounds it and which changes would help most."""
+    from phalanx.plan.search.explain import explain_plan
+    from phalanx.plan.search.proposal import propose
+
+    with refused_in_words(json):
+        _complete(request)
+        proposal = propose(understand(request))
+        explanation = explain_plan(
+            proposal.prediction, proposal.cluster, proposal.constants, most=most
+        )
+    if json:
+        print_json({"plan": proposal, "explanation": explanation})
+        return
+    from phalanx.cli.plan.proposal_tables import print_explanation
+
+    print_explanation(proposal, explanation)
+
+
+@app.command()
+@takes_request
+def compare(
+    request: Request,
+    one: Annotated[str, typer.Argument(help='What differs, e.g. "tp=8" or "cluster=h200-16k".')],
+    other: Annotated[str, typer.Argument(help='The other side, e.g. "tp=4,pp=32" or "".')],
+    json: Json = False,
+) -> None:
+    """Two plans side by side: each the best under what is said about it."""
+    from phalanx.plan.question.request import changed
+    from phalanx.plan.search.proposal import propose
+
+    with refused_in_words(json):
+        sides = []
+        for text in (one, other):
+            asked = changed(request, text)
+            _complete(asked)
+            sides.append((text or "as asked", propose(understand(asked))))
+    if json:
+        print_json(dict(sides))
+        return
+    from phalanx.cli.plan.proposal_tables import print_comparison
+
+    print_comparison(sides)
+
+
+@app.command()
+@takes_request
+def sweep(
+    request: Request,
+    gpus: Annotated[
+        str, typer.Option("--gpus", help="Counts, e.g. 1k,4k,16k (default: halvings).")
+    ] = "",
+    plot: Annotated[
+        Path | None,
+        typer.Option("--plot", help="Draw speed, MFU and price: .png, .svg, .html."),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """A scaling curve: the best plan at each number of GPUs."""
+    from phalanx.plan.search.sweep import counts_of
+    from phalanx.plan.search.sweep import sweep as plans_at
+    from phalanx.plan.show.plot import check_path
+    from phalanx.plan.show.plot_sweep import draw_sweep
+
+    with refused_in_words(json):
+        _complete(request)
+        if plot is not None:
+            check_path(plot)
+        question = understand(request)
+        result = plans_at(question, counts_of(gpus, question.cluster))
+        if plot is not None:
+            draw_sweep(result, plot)
+    if json:
+        print_json(result)
+        return
+    from phalanx.cli.plan.proposal_tables import print_sweep
+
+    print_sweep(result.plans, result.failed)
+    if plot is not None:
+        print(f"wrote {plot}")
+
+
+@app.command()
+def check(
+    runs: Annotated[Path, typer.Argument(metavar="FILE.csv", help="Measured runs, one a row.")],
+    constants: Annotated[
+        Path | None, typer.Option("--constants", help="File made by plan calibrate.")
+    ] = None,
+    rows: Annotated[bool, typer.Option("--rows", help="Print every row.")] = False,
+    json: Json = False,
+) -> None:
+    """Predict every run of a table and compare with what was measured."""
+    from phalanx.plan.evidence.check import check_rows
+    from phalanx.plan.question.request import load_constants
+
+    with refused_in_words(json):
+        chosen = load_constants(constants) if constants is not None else None
+        report = check_rows(_readable(runs), chosen)
+    if json:
+        print_json(report)
+        return
+    from phalanx.cli.plan.evidence_tables import print_check
+
+    print_check(report, rows)
+
+
+@app.command()
+def calibrate(
+    runs: Annotated[
+        Path | None, typer.Argument(metavar="[RUNS.csv]", help="Measured runs to fit to.")
+    ] = None,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Time matmul, attention and memory on this GPU.")
+    ] = False,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Write the constants, for --constants.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Fit the efficiency constants to measured runs, or to the machine at hand."""
+    with refused_in_words(json):
+        if (runs is None) != measure:
+            rule = "give either RUNS.csv or --measure"
+            raise ConfigError("calibrate", str(runs or ""), rule, "e.g. plan calibrate runs.csv")
+        if runs is not None:
+            _calibrate_to_runs(_readable(runs), out, json)
+        else:
+            _calibrate_to_device(out, json)
+
+
+@app.command()
+def textbook(
+    parameters: Annotated[str, typer.Option(help="Parameters of the model.")] = "1T",
+    cluster_name: Annotated[str, typer.Option("--cluster", help="E.g. h100-100k.")] = "h100-100k",
+    tokens: Annotated[str, typer.Option(help="Tokens to train on.")] = "15T",
+    mfu: Annotated[float, typer.Option(help="Share of the peak that is reached.")] = 0.4,
+    tp: Annotated[int, typer.Option("--tp", help="Tensor.")] = 8,
+    pp: Annotated[int, typer.Option("--pp", help="Pipeline.")] = 16,
+    micro_batches: Annotated[int, typer.Option(min=1, help="Of a replica in a step.")] = 64,
+    batch: Annotated[str, typer.Option(help="Tokens in a step.")] = "4M",
+    sequence: Annotated[str, typer.Option(help="Tokens in a sample.")] = "8k",
+    node_mtbf_hours: Annotated[float, typer.Option(min=1, help="Of one node.")] = 5e4,
+    json: Json = False,
+) -> None:
+    """The back of the envelope: each formula with its numbers, and where they disagree."""
+    from phalanx.plan.show.textbook import TextbookCase
+    from phalanx.plan.show.textbook import textbook as lines_of
+
+    with refused_in_words(json):
+        on = cluster(cluster_name)
+        case = TextbookCase(
+            parameters=quantity(parameters, "parameters", 1e6, 1e16),
+            tokens=quantity(tokens, "tokens"),
+            mfu=mfu,
+            tensor=tp,
+            pipeline=pp,
+            micro_batches=micro_batches,
+            batch_tokens=quantity(batch, "batch", binary=True),
+            sequence=quantity(sequence, "sequence", binary=True),
+            node_mtbf_hours=node_mtbf_hours,
+        )
+        lines = lines_of(case, on)
+    if json:
+        print_json(lines)
+        return
+    from phalanx.cli.plan.evidence_tables import print_textbook
+
+    print_textbook(lines, f"{short(case.parameters)} parameters on {on.gpus:,} {on.gpu.name}")
+
+
+def _calibrate_to_runs(runs: Path, out: Path | None, json: bool) -> None:
+    from phalanx.plan.cost.constants import constants_toml
+    from phalanx.plan.evidence.calibrate import calibrate as fit
+
+    found = fit(runs)
+    if out is not None:
+        _write(out, constants_toml(found.constants))
+    if json:
+        print_json(found)
+        return
+    from phalanx.cli.plan.evidence_tables import print_calibration
+
+    print_calibration(found)
+
+
+def _calibrate_to_device(out: Path | None, json: bool) -> None:
+    from phalanx.plan.cost.constants import constants_toml, shipped
+    from phalanx.plan.cost.measured import constants_from
+    from phalanx.train.measure.microbench import measure_device  # torch: only where a GPU is timed
+
+    measured = measure_device()
+    constants = constants_from(measured, shipped())
+    if out is not None:
+        _write(out, constants_toml(constants))
+    if json:
+        print_json({"measured": measured, "constants": constants})
+        return
+    print(constants_toml(constants), end="")
+
+
+def _readable(path: Path) -> Path:
+    try:
+        path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        fix = "give the path of a CSV file of measurements"
+        raise ConfigError("file", str(path), "no such file", fix) from None
+    except (OSError, UnicodeDecodeError) as error:
+        rule, fix = f"cannot be read as CSV: {error}", "give a CSV file that you may read"
+        raise ConfigError("file", str(path), rule, fix) from None
+    return path
+
+
+def _complete(request: Request) -> None:
+    for name in ("model", "cluster"):
+        if not getattr(request, name):
+            example = {"model": "llama3-405b", "cluster": "h100-16k"}[name]
+            raise ConfigError(f"--{name}", "", "is missing", f"e.g. --{name} {example}")
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        fix = "give a path in a folder where you may write"
+        raise ConfigError("emit", str(path), f"cannot be written: {error}", fix) from None

@@ -1,0 +1,1 @@
+"""Commands that train on this machine: ``train``, ``config``, ``demo``."""
