@@ -81,7 +81,7 @@ def run_with_clocks(arguments: list[str]) -> None:
     """The command ``phalanx``, with a mark at the end of every stage of rank 0."""
     _mark("interpreter")
     from phalanx.cli import main
-    from phalanx.cli.options import collection_paused
+    from phalanx.cli.process import collection_paused
     from phalanx.train.rank.threads import keep_single_threaded
 
     keep_single_threaded()

@@ -1,4 +1,4 @@
-"""The root command. Groups are imported when they are used, so that each starts fast."""
+"""The root command. Commands are imported when they are called, so that each starts fast."""
 
 from __future__ import annotations
 
@@ -6,72 +6,96 @@ import errno
 import importlib
 import os
 import sys
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from phalanx import __version__
 
-# Name, module (and its Typer, where that is not ``app``), and its line in the list of commands.
+# What people do, and the commands for it. A command ``ps`` of "Jobs" is the ``app`` of
+# ``phalanx/cli/jobs/ps.py``, so that nothing is imported to list them.
+PANELS = {
+    "Train": {
+        "train": "Run a training job, or show what it would need.",
+        "config": "Show, explain and check configurations.",
+        "demo": "Train a small model on four CPU ranks, start to end.",
+    },
+    "Plan": {
+        "plan": "Choose a mapping: memory, speed, days, dollars, failures.",
+        "simulate": "Play months of faults on a fleet through the real core.",
+    },
+    "Data": {
+        "data": "Make token shards and look into them.",
+    },
+    "Checkpoints": {
+        "ckpt": "Look at checkpoints, prove, convert and remove them.",
+        "convert": "Weights from and to Hugging Face folders.",
+    },
+    "Jobs": {
+        "submit": "Put a job into the queue.",
+        "ps": "List jobs.",
+        "show": "Show a job.",
+        "why": "Say why a job is where it is, or what it waits for.",
+        "logs": "Show what a job's ranks print.",
+        "steps": "Show what every rank recorded of some steps.",
+        "shell": "Open a shell in a job's environment on a node.",
+        "profile": "Trace steps of a running job, for Perfetto.",
+        "cancel": "End a job.",
+        "scale": "Give an elastic job another number of replicas.",
+    },
+    "Results": {
+        "runs": "List, show, compare, export and annotate runs.",
+        "report": "Write the post-mortem of a run.",
+        "ledger": "Say where GPU time went, exactly.",
+    },
+    "Cluster": {
+        "up": "Start the server: controller, API and page.",
+        "agent": "Serve a node: join a server and run its share of jobs.",
+        "top": "The fleet at a glance, as it changes.",
+        "page": "Print a link that opens the page and signs you in.",
+        "nodes": "List nodes, or show one.",
+        "drain": "Empty a node, or stop a job with a checkpoint.",
+        "resume": "Give a node back, or let a held job go on.",
+        "fleet": "Agents as services on hosts of one's own, over SSH.",
+        "slurm": "A private Slurm to try things; accounting.",
+        "k8s": "Manifests of jobs for Kubernetes.",
+        "lead": "Lead a job inside another engine's allocation.",
+    },
+    "Operate": {
+        "events": "Read the log: events and what was decided.",
+        "answer": "Decide what only a person may decide.",
+        "quota": "Show or set what teams own.",
+        "token": "Make, list and revoke tokens.",
+        "audit": "Read the audit log, or prove that it is whole.",
+        "doctor": "Check a node, with evidence.",
+        "server": "Check or repair the log of a server that is stopped.",
+        "chaos": "Harm a job on purpose, and see what is lost.",
+    },
+}
+
+
+class CommandEntry(NamedTuple):
+    """What is known of a command before its module is imported."""
+
+    panel: str
+    summary: str
+    module: str
+
+
 COMMANDS = {
-    "train": ("phalanx.cli.train.train", "Run a training job, or show what it would need."),
-    "config": ("phalanx.cli.train.config", "Show, explain and check configurations."),
-    "plan": ("phalanx.cli.plan.plan", "Choose a mapping: memory, speed, days, dollars, failures."),
-    "simulate": (
-        "phalanx.cli.plan.simulate",
-        "Play months of faults on a fleet through the real core.",
-    ),
-    "data": ("phalanx.cli.data.data", "Make token shards and look into them."),
-    "ckpt": (
-        "phalanx.cli.checkpoints.ckpt",
-        "Look at checkpoints, prove, convert and remove them.",
-    ),
-    "convert": ("phalanx.cli.checkpoints.convert", "Weights from and to Hugging Face folders."),
-    "up": ("phalanx.cli.cluster.up:up", "Start the server: controller, API and page."),
-    "server": (
-        "phalanx.cli.operate.server",
-        "Check or repair the log of a server that is stopped.",
-    ),
-    "agent": (
-        "phalanx.cli.cluster.agent:agent",
-        "Serve a node: join a server and run its share of jobs.",
-    ),
-    "submit": ("phalanx.cli.jobs.submit:submit", "Put a job into the queue."),
-    "ps": ("phalanx.cli.jobs.show:ps", "List jobs."),
-    "show": ("phalanx.cli.jobs.show:show", "Show a job."),
-    "why": ("phalanx.cli.jobs.show:why", "Say why a job is where it is, or what it waits for."),
-    "logs": ("phalanx.cli.jobs.show:logs", "Show what a job's ranks print."),
-    "steps": ("phalanx.cli.jobs.steps:steps", "Show what every rank recorded of some steps."),
-    "shell": ("phalanx.cli.jobs.shell:shell", "Open a shell in a job's environment on a node."),
-    "cancel": ("phalanx.cli.jobs.show:cancel", "End a job."),
-    "scale": ("phalanx.cli.jobs.show:scale", "Give an elastic job another number of replicas."),
-    "nodes": ("phalanx.cli.cluster.nodes:nodes", "List nodes, or show one."),
-    "drain": ("phalanx.cli.cluster.nodes:drain", "Empty a node, or stop a job with a checkpoint."),
-    "resume": ("phalanx.cli.cluster.nodes:resume", "Give a node back, or let a held job go on."),
-    "events": ("phalanx.cli.cluster.nodes:events", "Read the log: events and what was decided."),
-    "answer": ("phalanx.cli.cluster.nodes:answer", "Decide what only a person may decide."),
-    "quota": ("phalanx.cli.cluster.nodes:quota", "Show or set what teams own."),
-    "top": ("phalanx.cli.cluster.top:top", "The fleet at a glance, as it changes."),
-    "page": ("phalanx.cli.cluster.page:page", "Print a link that opens the page and signs you in."),
-    "fleet": ("phalanx.cli.cluster.fleet", "Agents as services on hosts of one's own, over SSH."),
-    "lead": ("phalanx.cli.cluster.lead:lead", "Lead a job inside another engine's allocation."),
-    "slurm": ("phalanx.cli.cluster.slurm", "A private Slurm to try things; accounting."),
-    "k8s": ("phalanx.cli.cluster.k8s", "Manifests of jobs for Kubernetes."),
-    "runs": ("phalanx.cli.results.runs:app", "List, show, compare, export and annotate runs."),
-    "report": ("phalanx.cli.results.report:app", "Write the post-mortem of a run."),
-    "profile": ("phalanx.cli.jobs.profile:app", "Trace steps of a running job, for Perfetto."),
-    "ledger": ("phalanx.cli.results.runs:ledger_app", "Say where GPU time went, exactly."),
-    "token": ("phalanx.cli.operate.token:app", "Make, list and revoke tokens."),
-    "audit": ("phalanx.cli.operate.audit", "Read the audit log, or prove that it is whole."),
-    "doctor": ("phalanx.cli.operate.doctor:app", "Check a node, with evidence."),
-    "chaos": ("phalanx.cli.operate.chaos:chaos", "Harm a job on purpose, and see what is lost."),
-    "demo": ("phalanx.cli.train.demo", "Train a small model on four CPU ranks, start to end."),
+    name: CommandEntry(panel, summary, f"phalanx.cli.{panel.lower()}.{name}")
+    for panel, commands in PANELS.items()
+    for name, summary in commands.items()
 }
 
 
 class LazyGroup(TyperGroup):
     """A group that knows its commands by name and imports the one that is called."""
+
+    _lists_only = False  # names and summaries are asked for, and no command's options
 
     # Any, because releases of Typer differ in whether these types are click's or their own.
 
@@ -79,14 +103,33 @@ class LazyGroup(TyperGroup):
         return list(COMMANDS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        if cmd_name not in COMMANDS:
+        entry = COMMANDS.get(cmd_name)
+        if entry is None:
             return None
-        place, summary = COMMANDS[cmd_name]
-        module, _, name = place.partition(":")
-        found = getattr(importlib.import_module(module), name or "app")
-        command = typer.main.get_command(found)
-        command.name, command.short_help = cmd_name, summary
+        command: Any
+        if self._lists_only:
+            command = TyperCommand(cmd_name)
+        else:
+            command = typer.main.get_command(importlib.import_module(entry.module).app)
+        command.name, command.short_help = cmd_name, entry.summary
+        command.rich_help_panel = entry.panel
         return command
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        with self._listing():
+            super().format_help(ctx, formatter)
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> Any:
+        with self._listing():
+            return super().shell_complete(ctx, incomplete)
+
+    @contextmanager
+    def _listing(self) -> Iterator[None]:
+        self._lists_only = True
+        try:
+            yield
+        finally:
+            self._lists_only = False
 
 
 app = typer.Typer(

@@ -14,8 +14,9 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
+import phalanx.cli
 from phalanx import __version__
-from phalanx.cli.app import COMMANDS, app
+from phalanx.cli.app import COMMANDS, PANELS, app
 from phalanx.config import PRESETS, load_job
 
 
@@ -39,9 +40,37 @@ def test_help_lists_every_command() -> None:
     assert all(name in text for name in COMMANDS)
 
 
+def test_help_groups_commands_by_what_people_do() -> None:
+    text = run("--help").stdout
+    titles = [line.strip("╭─╮ ") for line in text.splitlines() if line.startswith("╭")]
+    assert titles == ["Options", *PANELS]
+    jobs = text.partition("─ Jobs ─")[2].partition("╭")[0]
+    assert all(f" {name} " in jobs for name in PANELS["Jobs"]) and " train " not in jobs
+
+
+def test_the_file_of_a_command_has_its_name() -> None:
+    folder = Path(phalanx.cli.__file__).parent
+    for panel, commands in PANELS.items():
+        for name in commands:
+            assert (folder / panel.lower() / f"{name}.py").is_file(), name
+
+
+@pytest.mark.parametrize("arguments", [["--help"], [], ["--version"]])
+def test_what_is_said_of_all_commands_imports_none(arguments: list[str]) -> None:
+    script = (
+        "import sys\n"
+        "from phalanx.cli.app import app\n"
+        f"try: app({arguments!r})\n"
+        "except SystemExit: pass\n"
+        "loaded = {name for name in sys.modules if name.startswith('phalanx.')}\n"
+        "assert loaded == {'phalanx.cli', 'phalanx.cli.app'}, loaded\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, capture_output=True)
+
+
 @pytest.mark.parametrize(
     ("typed", "offered"),
-    [("tr", "train"), ("runs sh", "show"), ("submit --dry", "--dry-run")],
+    [("tr", "train"), ("dr", "drain"), ("runs sh", "show"), ("submit --dry", "--dry-run")],
 )
 def test_the_shell_completes_commands_and_options(typed: str, offered: str) -> None:
     words = ["phalanx", *typed.split()]

@@ -21,7 +21,8 @@ from phalanx.cli.checkpoints.output import (
     size_text,
     state_text,
 )
-from phalanx.cli.options import Json, print_json
+from phalanx.cli.options import Json
+from phalanx.cli.output import print_json
 
 app = typer.Typer(no_args_is_help=True, help="Look at checkpoints, prove, convert, remove them.")
 
@@ -307,7 +308,7 @@ def pin(
 @contextmanager
 def torch_imported() -> Iterator[None]:
     """Import torch quickly: what it makes stays, so garbage is sought in vain."""
-    from phalanx.cli.options import collection_paused
+    from phalanx.cli.process import collection_paused
 
     with collection_paused():
         import torch  # noqa: F401

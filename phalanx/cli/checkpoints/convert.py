@@ -11,7 +11,8 @@ from typing import Annotated
 
 import typer
 
-from phalanx.cli.options import Json, print_json
+from phalanx.cli.options import Json
+from phalanx.cli.output import print_json
 
 app = typer.Typer(no_args_is_help=True, help="Weights from and to Hugging Face folders.")
 

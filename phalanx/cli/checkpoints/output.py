@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-from phalanx.cli.options import print_json
+from phalanx.cli.output import print_json
 
 if TYPE_CHECKING:
     from phalanx.checkpoint.tools.inspect import Listed

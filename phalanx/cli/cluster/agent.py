@@ -16,19 +16,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from phalanx.cli.options import refused_in_words
+from phalanx.cli.output import exit_on_config_error
 
 if TYPE_CHECKING:
     from phalanx.control.agent.process import AgentProcess
 
-agent = typer.Typer()
+app = typer.Typer()
 
 UNTIL_SECONDS = 1.0
 ADDRESS = re.compile(r"[A-Za-z0-9_.:%-]{1,253}")
 
 
-@agent.command()
-def join_and_serve(
+@app.command()
+def agent(
     join: Annotated[str, typer.Option(help="URL of the server; several, with commas: standby.")],
     fingerprint: Annotated[
         str, typer.Option(help="Of the server's authority, as `phalanx up` prints it.")
@@ -84,7 +84,7 @@ def join_and_serve(
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
     )
-    with refused_in_words():
+    with exit_on_config_error():
         settings = read_agent_config(config) if config else AgentConfig()
         if config:
             settings.replicas.resolved()

@@ -10,8 +10,9 @@ from typing import Annotated
 import typer
 
 from phalanx import __version__
-from phalanx.cli.connection import ServerUrl, State, connected
-from phalanx.cli.options import Json, print_json, refused_in_words
+from phalanx.cli.connection import connected
+from phalanx.cli.options import Json, ServerUrl, State
+from phalanx.cli.output import exit_on_config_error, print_json
 
 app = typer.Typer(no_args_is_help=True, help="Hosts of one's own: agents as services, over SSH.")
 
@@ -49,7 +50,7 @@ def add(
     from phalanx.control.backends.bare.unit import InstallOptions
     from phalanx.control.wire.api_types import NewToken, NodeList, TokenIn
 
-    with refused_in_words(json):
+    with exit_on_config_error(json):
         found = read_hosts(_text(hosts))
     with connected(server, json, state) as client:
         token = client.post(

@@ -12,15 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from phalanx.cli.options import (
-    JobFile,
-    Json,
-    Set,
-    WorldSize,
-    load_named,
-    print_json,
-    refused_in_words,
-)
+from phalanx.cli.job_file import load_named
+from phalanx.cli.options import JobFile, Json, Set, WorldSize
+from phalanx.cli.output import exit_on_config_error, print_json
 
 if TYPE_CHECKING:
     from phalanx.control.backends.kubernetes.watch import PodState
@@ -56,7 +50,7 @@ def manifests(
     from phalanx.control.backends.kubernetes.install import install as installed
     from phalanx.control.backends.kubernetes.manifests import manifests as made
 
-    with refused_in_words(json):
+    with exit_on_config_error(json):
         wanted = _wanted(job_file, overrides, world_size, name, spares, slot_gpus)
         assert wanted.job is not None
         found = installed(wanted.job.backend.kubernetes, quota) if install else made(wanted)
@@ -77,7 +71,7 @@ def status(
     from phalanx.control.backends.kubernetes.manifests import pod_options
     from phalanx.control.backends.kubernetes.watch import pods_of
 
-    with refused_in_words(json):
+    with exit_on_config_error(json):
         options = pod_options(_wanted(job_file, overrides, world_size, name, spares, slot_gpus))
     with _said_by_kubernetes():
         pods = pods_of(options.name, options.site.namespace)
@@ -103,7 +97,7 @@ def delete(
     from phalanx.control.backends.kubernetes.manifests import pod_options
     from phalanx.control.backends.kubernetes.watch import labels_of
 
-    with refused_in_words(json):
+    with exit_on_config_error(json):
         wanted = _wanted(job_file, overrides, world_size, name, spares, slot_gpus)
         objects, options = made(wanted), pod_options(wanted)
     with _said_by_kubernetes():

@@ -10,22 +10,18 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from phalanx.cli.options import (
-    FirstStepMinutes,
-    HangMinutes,
-    IdleMinutes,
-    load,
-    refused_in_words,
-)
+from phalanx.cli.job_file import load
+from phalanx.cli.options import FirstStepMinutes, HangMinutes, IdleMinutes
+from phalanx.cli.output import exit_on_config_error
 
 if TYPE_CHECKING:
     from phalanx.control.backends.site import Site
 
-lead = typer.Typer()
+app = typer.Typer()
 
 
-@lead.command()
-def lead_job(
+@app.command()
+def lead(
     what: Annotated[list[str], typer.Argument(metavar="JOB.toml | -- PROGRAM…")],
     engine: Annotated[Literal["slurm", "kubernetes"], typer.Option(help="Whose allocation.")],
     state: Annotated[Path, typer.Option(help="Of the controller, on shared storage.")],
@@ -59,7 +55,7 @@ def lead_job(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
     )
     job, argv = None, tuple(what)
-    with refused_in_words():
+    with exit_on_config_error():
         if what[0].endswith(".toml"):
             job, argv = resolve(load(Path(what[0]), None, world_size)[0], world_size), ()
         traffic = need_of(job, world_size, spares, gpus).traffic

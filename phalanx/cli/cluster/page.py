@@ -6,11 +6,12 @@ from typing import Annotated
 
 import typer
 
-from phalanx.cli.connection import ServerUrl, State, connected
-from phalanx.cli.options import Json, print_json
+from phalanx.cli.connection import connected
+from phalanx.cli.options import Json, ServerUrl, State
+from phalanx.cli.output import print_json
 from phalanx.control.server.api.page import LoginLink
 
-page = typer.Typer()
+app = typer.Typer()
 
 VIEWS = (
     "fleet",
@@ -26,8 +27,8 @@ VIEWS = (
 )
 
 
-@page.command()
-def link(
+@app.command()
+def page(
     view: Annotated[str, typer.Argument(help="Where it leads, e.g. job/7, goodput.")] = "",
     server: ServerUrl = "",
     state: State = None,

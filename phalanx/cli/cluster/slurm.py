@@ -10,8 +10,9 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from phalanx.cli.connection import when
-from phalanx.cli.options import Json, print_json
+from phalanx.cli.options import Json
+from phalanx.cli.output import print_json
+from phalanx.cli.tables import when
 
 app = typer.Typer(no_args_is_help=True, help="Slurm: a sandbox, and its accounting.")
 sandbox = typer.Typer(no_args_is_help=True, help="A private Slurm on this machine.")

@@ -12,8 +12,10 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from phalanx.cli.connection import ServerUrl, State, connected, plain, span, when
-from phalanx.cli.options import Json, print_json
+from phalanx.cli.connection import connected
+from phalanx.cli.options import Json, ServerUrl, State
+from phalanx.cli.output import print_json
+from phalanx.cli.tables import plain, span, when
 from phalanx.cluster.jobs.job import HOUR_NS
 from phalanx.control.client.client import Client, ClientError
 from phalanx.control.server.api.runs import FindingsOut
@@ -27,7 +29,7 @@ from phalanx.control.wire.api_types import (
 )
 from phalanx.observe.tracker.findings import Finding
 
-top = typer.Typer()
+app = typer.Typer()
 
 SECONDS = 1.0  # between two looks
 FINDINGS = 3  # shown, the newest first
@@ -48,8 +50,8 @@ MARKS = {
 ORDER = ("running", "forming", "draining", "pending", "failed", "done", "cancelled")
 
 
-@top.command()
-def glance(
+@app.command()
+def top(
     once: Annotated[bool, typer.Option(help="Print once and end.")] = False,
     server: ServerUrl = "",
     state: State = None,

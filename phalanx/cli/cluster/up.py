@@ -14,20 +14,20 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from phalanx.cli.connection import State
-from phalanx.cli.options import Json, print_json, refused_in_words
+from phalanx.cli.options import Json, State
+from phalanx.cli.output import exit_on_config_error, print_json
 
 if TYPE_CHECKING:
     from phalanx.cluster.policy import Policy
     from phalanx.control.server.process import Server
 
-up = typer.Typer()
+app = typer.Typer()
 
 JOIN_SECONDS = 120.0  # for nodes of this machine, however busy it is
 
 
-@up.command()
-def start(
+@app.command()
+def up(
     state: State = None,
     host: Annotated[
         str, typer.Option(help="Address to listen on; others than loopback speak TLS.")
@@ -119,7 +119,7 @@ def start(
         raise typer.BadParameter("needs OpenTelemetry: pip install 'phalanx[otel]'")
     if url and bad_address(url):
         raise typer.BadParameter("an address like http://10.0.0.1:7070", param_hint="--url")
-    with refused_in_words(json):
+    with exit_on_config_error(json):
         options = Options(
             state=state or default_state(),
             host=host,

@@ -23,7 +23,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from phalanx.cli.options import print_json
+from phalanx.cli.output import print_json
 from phalanx.config import batch_ramp, load_job, resolve
 from phalanx.data.corpus.manifest import CorpusManifest
 from phalanx.data.corpus.opening import open_whole

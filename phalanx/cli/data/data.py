@@ -10,14 +10,9 @@ import typer
 
 from phalanx.cli.data.corpus_tables import print_inspected, print_tokenized, show_progress
 from phalanx.cli.data.maintain import Corpus, checksum, in_words, split, stage, verify
-from phalanx.cli.options import (
-    JobFile,
-    Json,
-    Set,
-    WorldSize,
-    load,
-    print_json,
-)
+from phalanx.cli.job_file import load
+from phalanx.cli.options import JobFile, Json, Set, WorldSize
+from phalanx.cli.output import print_json
 from phalanx.config import batch_ramp, check, resolve
 from phalanx.data.errors import DataError
 

@@ -11,7 +11,8 @@ from typing import Annotated
 import typer
 
 from phalanx.cli.data.corpus_tables import bar
-from phalanx.cli.options import Json, print_json, refused_in_words
+from phalanx.cli.options import Json
+from phalanx.cli.output import exit_on_config_error, print_json
 from phalanx.data.errors import DataError, StoreError
 
 Corpus = Annotated[
@@ -27,7 +28,7 @@ Fraction = Annotated[
 def in_words(json: bool) -> Iterator[None]:
     """As for every command; a store that cannot be read now is no mistake, but exit code 1."""
     try:
-        with refused_in_words(json):
+        with exit_on_config_error(json):
             yield
     except StoreError as error:
         if json:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, NoReturn
 
 import typer
 
-from phalanx.cli.connection import when
-from phalanx.cli.options import print_json, refused_in_words
+from phalanx.cli.output import exit_on_config_error, print_json
+from phalanx.cli.tables import when
 from phalanx.config import ConfigError
 from phalanx.config.errors import did_you_mean
 from phalanx.control.server.http.submission import Wanted
@@ -28,7 +28,7 @@ def to_backend(
     engine: str, wanted: Wanted, *, dry_run: bool, server: str, policy: Path | None, json: bool
 ) -> None:
     """Hand a job to an engine, or show what it would get."""
-    with refused_in_words(json):
+    with exit_on_config_error(json):
         if engine not in ENGINES:
             rule = "is no engine that Phalanx knows"
             raise ConfigError("--backend", f'"{engine}"', rule, did_you_mean(engine, ENGINES))
@@ -187,7 +187,7 @@ def why_elsewhere(job: str, json: bool) -> None:
     from phalanx.control.backends.slurm.submit import latest_run
 
     engine, _, number = job.partition(":")
-    with refused_in_words(json):
+    with exit_on_config_error(json):
         if engine != "slurm" or not number.isdigit():
             raise ConfigError("JOB", f'"{job}"', "is no job of an engine", 'e.g. "slurm:123"')
     try:

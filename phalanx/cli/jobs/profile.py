@@ -9,9 +9,10 @@ from typing import Annotated, Any
 
 import typer
 
-from phalanx.cli.connection import ServerUrl, State, connected
-from phalanx.cli.options import Json, print_json
-from phalanx.cli.results.runs import write_out
+from phalanx.cli.connection import connected
+from phalanx.cli.options import Json, ServerUrl, State
+from phalanx.cli.output import print_json
+from phalanx.cli.results.run_source import write_out
 from phalanx.control.client.client import Client, ClientError
 from phalanx.observe.tracker.traces import merge_traces, trace_of
 

@@ -13,20 +13,21 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
-from phalanx.cli.connection import REFUSED, ServerUrl, State, connected
+from phalanx.cli.connection import REFUSED, connected
+from phalanx.cli.options import ServerUrl, State
 
 if TYPE_CHECKING:
     from websockets.asyncio.client import ClientConnection
 
     from phalanx.control.client.client import Client
 
-shell = typer.Typer()
+app = typer.Typer()
 
 PIECE_BYTES = 16 << 10
 
 
-@shell.command()
-def open_terminal(
+@app.command()
+def shell(
     job: Annotated[int, typer.Argument(help="Number of a job that runs.")],
     command: Annotated[
         list[str] | None, typer.Argument(metavar="[-- PROGRAM…]", help="Instead of a shell.")

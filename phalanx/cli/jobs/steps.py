@@ -8,18 +8,17 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from phalanx.cli.connection import ServerUrl, State, add_row, connected, table
-from phalanx.cli.connection import show as show_table
-from phalanx.cli.jobs.show import JobNumber
-from phalanx.cli.options import Json
+from phalanx.cli.connection import connected
+from phalanx.cli.options import JobNumber, Json, ServerUrl, State
+from phalanx.cli.tables import add_row, print_table, table
 
-steps = typer.Typer()
+app = typer.Typer()
 
 PARTS = ("own", "data", "forward", "backward", "optimizer", "snapshot", "peer_wait")
 
 
-@steps.command()
-def read_steps(
+@app.command()
+def steps(
     job: JobNumber,
     window: Annotated[
         str, typer.Option("--steps", metavar="FIRST:LAST", help="Default: the newest 20.")
@@ -46,7 +45,7 @@ def read_steps(
         loss = "" if each["loss"] is None else f"{each['loss']:.4f}"
         add_row(made, each["step"], each["rank"], _seconds(each["step_seconds"]), *parts, loss)
     if told:
-        show_table(made)
+        print_table(made)
         print("forward and backward hold the communication within them")
     else:
         print("no node holds these steps any more (or none was made yet)")

@@ -11,20 +11,21 @@ from typing import Annotated
 
 import typer
 
-from phalanx.cli.connection import ServerUrl, State, connected, plain, refusals_in_words
+from phalanx.cli.connection import connected, exit_on_server_error
+from phalanx.cli.job_file import load_named, refuse_name
 from phalanx.cli.options import (
     MOST_MINUTES,
     FirstStepMinutes,
     HangMinutes,
     IdleMinutes,
     Json,
+    ServerUrl,
     Set,
+    State,
     WorldSize,
-    load_named,
-    print_json,
-    refuse_name,
-    refused_in_words,
 )
+from phalanx.cli.output import exit_on_config_error, print_json
+from phalanx.cli.tables import plain
 from phalanx.cluster.jobs.job import SECOND_NS
 from phalanx.config import ConfigError, Job
 from phalanx.control.client.client import Client, ClientError
@@ -34,11 +35,11 @@ from phalanx.control.wire.api_types import Done, Status, Submission
 from phalanx.control.wire.payload import Script, Train
 from phalanx.hardware import count_cuda
 
-submit = typer.Typer()
+app = typer.Typer()
 
 
-@submit.command()
-def put_into_queue(
+@app.command()
+def submit(
     what: Annotated[
         list[str],
         typer.Argument(metavar="JOB.toml | -- PROGRAM…", help="A job file, or a program."),
@@ -84,7 +85,7 @@ def put_into_queue(
     With --backend another engine gives the nodes. --dry-run shows what the queue, or that engine,
     would get, and submits nothing.
     """
-    with refused_in_words(json):
+    with exit_on_config_error(json):
         job = _job(what, overrides, world_size, name)
     wanted = Wanted(
         job=job[0] if job else None,
@@ -147,7 +148,7 @@ def _show_what_would_be_sent(wanted: Wanted, server: str, state: Path | None, js
     named = bool(server or os.environ.get("PHALANX_SERVER"))
     node_gpus, source = wanted.slot_gpus, "as --slot-gpus says"
     if not node_gpus:
-        with refusals_in_words(json):
+        with exit_on_server_error(json):
             try:
                 node_gpus = _node_gpus(Client(server, state))
                 source = "as the server's nodes have"

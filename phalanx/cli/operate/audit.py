@@ -9,8 +9,9 @@ from typing import Annotated
 
 import typer
 
-from phalanx.cli.connection import REFUSED, State
-from phalanx.cli.options import Json, print_json
+from phalanx.cli.connection import REFUSED
+from phalanx.cli.options import Json, State
+from phalanx.cli.output import print_json
 
 app = typer.Typer(help="Read the audit log of a server here, or prove that it is whole.")
 

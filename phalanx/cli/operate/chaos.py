@@ -15,22 +15,24 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from msgspec import structs
 
-from phalanx.cli.connection import ServerUrl, State, connected
-from phalanx.cli.options import Json, Set, WorldSize, load, print_json, refused_in_words
+from phalanx.cli.connection import connected
+from phalanx.cli.job_file import load
+from phalanx.cli.options import Json, ServerUrl, Set, State, WorldSize
+from phalanx.cli.output import exit_on_config_error, print_json
 
 if TYPE_CHECKING:
     from phalanx.control.client.client import Client
     from phalanx.testing.chaos import Outcome, Plan
     from phalanx.testing.chaos.live import LiveOutcome
 
-chaos = typer.Typer()
+app = typer.Typer()
 
 LOST, REFUSED = 1, 2  # exit codes
 LIVE_STEPS = 60  # of a running job, over which a random plan is spread
 
 
-@chaos.command()
-def harm_and_judge(
+@app.command()
+def chaos(
     what: Annotated[
         str,
         typer.Argument(metavar="JOB.toml|JOB", help="A job file, or the number of a running job."),
@@ -71,7 +73,7 @@ def harm_and_judge(
     from phalanx.testing.chaos.run import play_all
 
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
-    with refused_in_words(json):
+    with exit_on_config_error(json):
         job, ranks = load(path, overrides, world_size)
         check(job, ranks)
         job = resolve(job, ranks)
@@ -139,7 +141,7 @@ def _harm_live(
     ground = LiveGround(client, state or default_state())
     job = ground.job(number)
     left = int(job["steps"]) - int(job["step"]) if job["steps"] else LIVE_STEPS
-    with refused_in_words(json):
+    with exit_on_config_error(json):
         chosen = from_here(_live_plan(plan, seed, max(1, len(job["nodes"])), left), left)
     try:
         outcome = play_live(ground, number, chosen, (lambda _: None) if json else print)

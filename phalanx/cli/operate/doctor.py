@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from phalanx.cli.options import Json, print_json
+from phalanx.cli.options import Json
+from phalanx.cli.output import print_json
 
 if TYPE_CHECKING:
     from phalanx.doctor import Finding

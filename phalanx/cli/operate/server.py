@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from phalanx.cli.connection import REFUSED, State
-from phalanx.cli.options import Json, print_json
+from phalanx.cli.connection import REFUSED
+from phalanx.cli.options import Json, State
+from phalanx.cli.output import print_json
 
 if TYPE_CHECKING:
     from phalanx.control.server.store.check import Examined

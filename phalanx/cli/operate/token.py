@@ -9,8 +9,10 @@ from typing import Annotated
 
 import typer
 
-from phalanx.cli.connection import ServerUrl, State, add_row, connected, show, table, when
-from phalanx.cli.options import Json, print_json
+from phalanx.cli.connection import connected
+from phalanx.cli.options import Json, ServerUrl, State
+from phalanx.cli.output import print_json
+from phalanx.cli.tables import add_row, print_table, table, when
 from phalanx.control.trust.secret_file import write_secret
 from phalanx.control.wire.api_types import NewToken, TokenIn, TokenList, Whoami
 
@@ -86,7 +88,7 @@ def list_tokens(server: ServerUrl = "", state: State = None, json: Json = False)
         times = when(token.created_ns), when(token.expires_ns) or "never"
         revoked = "revoked" if token.revoked else ""
         add_row(made, token.id, token.name, token.role, token.team, token.node, *times, revoked)
-    show(made)
+    print_table(made)
 
 
 @app.command()

@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from phalanx.cli.options import Json, print_json, refused_in_words
+from phalanx.cli.options import Json
+from phalanx.cli.output import exit_on_config_error, print_json
 from phalanx.cli.plan.request_options import takes_request
 from phalanx.config import ConfigError
 from phalanx.hardware import cluster
@@ -42,7 +43,7 @@ def plan(
     from phalanx.plan.search.proposal import emitted, picture, propose
     from phalanx.plan.show.plot import check_path, draw
 
-    with refused_in_words(json):
+    with exit_on_config_error(json):
         _complete(request)
         if plot is not None:
             check_path(plot)
@@ -73,7 +74,7 @@ def explain(
     from phalanx.plan.search.explain import explain_plan
     from phalanx.plan.search.proposal import propose
 
-    with refused_in_words(json):
+    with exit_on_config_error(json):
         _complete(request)
         proposal = propose(understand(request))
         explanation = explain_plan(
@@ -99,7 +100,7 @@ def compare(
     from phalanx.plan.question.request import changed
     from phalanx.plan.search.proposal import propose
 
-    with refused_in_words(json):
+    with exit_on_config_error(json):
         sides = []
         for text in (one, other):
             asked = changed(request, text)
@@ -132,7 +133,7 @@ def sweep(
     from phalanx.plan.show.plot import check_path
     from phalanx.plan.show.plot_sweep import draw_sweep
 
-    with refused_in_words(json):
+    with exit_on_config_error(json):
         _complete(request)
         if plot is not None:
             check_path(plot)
@@ -163,7 +164,7 @@ def check(
     from phalanx.plan.evidence.check import check_rows
     from phalanx.plan.question.request import load_constants
 
-    with refused_in_words(json):
+    with exit_on_config_error(json):
         chosen = load_constants(constants) if constants is not None else None
         report = check_rows(_readable(runs), chosen)
     if json:
@@ -188,7 +189,7 @@ def calibrate(
     json: Json = False,
 ) -> None:
     """Fit the efficiency constants to measured runs, or to the machine at hand."""
-    with refused_in_words(json):
+    with exit_on_config_error(json):
         if (runs is None) != measure:
             rule = "give either RUNS.csv or --measure"
             raise ConfigError("calibrate", str(runs or ""), rule, "e.g. plan calibrate runs.csv")
@@ -216,7 +217,7 @@ def textbook(
     from phalanx.plan.show.textbook import TextbookCase
     from phalanx.plan.show.textbook import textbook as lines_of
 
-    with refused_in_words(json):
+    with exit_on_config_error(json):
         on = cluster(cluster_name)
         case = TextbookCase(
             parameters=quantity(parameters, "parameters", 1e6, 1e16),

@@ -12,7 +12,8 @@ import msgspec
 import typer
 from typer.core import TyperGroup
 
-from phalanx.cli.options import Json, Set, print_json, refused_in_words
+from phalanx.cli.options import Json, Set
+from phalanx.cli.output import exit_on_config_error, print_json
 from phalanx.config import ConfigError
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def run(
     """Play a scenario through the real cluster core: faults, repairs, recoveries, accounts."""
     from phalanx.simulate.scenario.load import load_scenario
 
-    with refused_in_words(json):
+    with exit_on_config_error(json):
         chosen = load_scenario(scenario, _changes(gpus, days, overrides))
         numbers = _numbers(seed, seeds)
         if plot is not None:
@@ -120,7 +121,7 @@ def compare(
     """Put policies side by side under the same faults."""
     from phalanx.simulate.scenario.load import load_scenario
 
-    with refused_in_words(json):
+    with exit_on_config_error(json):
         changes = _changes(gpus, days, overrides)
         base = load_scenario(scenario, changes)
         worlds = {base.name: ()} | dict(base.variants)
@@ -176,7 +177,7 @@ def show(
     from phalanx.config import to_toml
     from phalanx.simulate.scenario.load import load_scenario
 
-    with refused_in_words(json):
+    with exit_on_config_error(json):
         chosen = load_scenario(scenario, _changes(gpus, days, overrides))
     if json:
         print_json(chosen)
@@ -193,7 +194,7 @@ def keys(
     from phalanx.config import explain
     from phalanx.simulate.scenario.scenario import Scenario
 
-    with refused_in_words(json):
+    with exit_on_config_error(json):
         found = explain(key, Scenario)
     if json:
         print_json(found)

@@ -9,9 +9,10 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from phalanx.cli.connection import ServerUrl, State, connected
-from phalanx.cli.options import print_json
-from phalanx.cli.results.runs import Source, Which, write_out
+from phalanx.cli.connection import connected
+from phalanx.cli.options import ServerUrl, State
+from phalanx.cli.output import print_json
+from phalanx.cli.results.run_source import RunSource, Which, write_out
 from phalanx.observe.tracker.report import PARTS, Curve, Material
 from phalanx.observe.tracker.report_pages import html, markdown
 from phalanx.observe.tracker.runs import Run, validations
@@ -34,7 +35,7 @@ def report(
     json: Annotated[bool, typer.Option("--json", help="Print the files' names as JSON.")] = False,
 ) -> None:
     """Write what happened to a run, where its time went and what to change."""
-    found = Source(server, state, json).get(run)
+    found = RunSource(server, state, json).get(run)
     if run.isdigit():
         material = _from_server(run, found, server, state, json)
     else:

@@ -14,17 +14,11 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from phalanx.cli.connection import (
-    ServerUrl,
-    State,
-    add_row,
-    connected,
-    plain,
-    refusals_in_words,
-    show,
-    table,
-)
-from phalanx.cli.options import Json, print_json
+from phalanx.cli.connection import connected, exit_on_server_error
+from phalanx.cli.options import Json, ServerUrl, State
+from phalanx.cli.output import print_json
+from phalanx.cli.results.run_source import RUNS, RunSource, Which, find_run_folder, write_out
+from phalanx.cli.tables import add_row, plain, print_table, table
 from phalanx.control.client.client import Client, ClientError
 from phalanx.observe.tracker.runs import (
     MOST_NOTE_LETTERS,
@@ -40,41 +34,11 @@ from phalanx.observe.tracker.runs import (
 from phalanx.train.report.run_folder import RunFolder
 
 app = typer.Typer(no_args_is_help=True, help="Runs: list, show, compare, export, annotate.")
-ledger_app = typer.Typer()
 
-Which = Annotated[
-    str, typer.Argument(metavar="RUN", help="Number of a job, or folder of `phalanx train`.")
-]
 Folder = Annotated[
     Path | None,
     typer.Option("--runs", help="Folder of runs (default: the server's, or runs/ without one)."),
 ]
-RUNS = Path("runs")  # where `phalanx train` puts them
-
-
-class Source:
-    """Where a run is looked up: a number is a server's, anything else a folder."""
-
-    def __init__(self, server: str, state: Path | None, json: bool) -> None:
-        self.server, self.state, self.json = server, state, json
-
-    def get(self, which: str) -> Run:
-        """One run."""
-        if which.isdigit():
-            with connected(self.server, self.json, self.state) as client:
-                return client.get(f"/v1/runs/{which}", Run)
-        try:
-            return load_folder(find(which))
-        except (ValueError, OSError) as error:
-            raise typer.BadParameter(str(error), param_hint="RUN") from None
-
-
-def find(which: str) -> Path:
-    """The folder of a run by its path, or by its name and id below ``runs/``."""
-    for path in (Path(which), RUNS / which):
-        if path.is_dir():
-            return path
-    raise ValueError(f"{which}: no such folder, and no number of a job")
 
 
 @app.command("ls")
@@ -102,14 +66,14 @@ def list_runs(
             _when(run.created),
             " ".join(run.tags),
         )
-    show(shown)
+    print_table(shown)
 
 
 def _all(server: str, state: Path | None, json: bool) -> list[Run]:
     """What a server knows; where none answers and none was named, what lies here."""
     named = bool(server or state or os.environ.get("PHALANX_SERVER"))
     found: list[Run] = []
-    with refusals_in_words(json):
+    with exit_on_server_error(json):
         try:
             client = Client(server, state)
             after = 0
@@ -142,7 +106,7 @@ def _in_folder(runs: Path) -> list[Run]:
 @app.command("show")
 def show_run(run: Which, server: ServerUrl = "", state: State = None, json: Json = False) -> None:
     """Show a run: where it comes from, where it ran, how it went."""
-    found = Source(server, state, json).get(run)
+    found = RunSource(server, state, json).get(run)
     if json:
         print_json(found)
         return
@@ -191,7 +155,7 @@ def diff(
     a: Which, b: Which, server: ServerUrl = "", state: State = None, json: Json = False
 ) -> None:
     """Say what differs between two runs: settings, code, packages, data, versions."""
-    source = Source(server, state, json)
+    source = RunSource(server, state, json)
     found = differences(source.get(a), source.get(b))
     if json:
         print_json(found)
@@ -202,7 +166,7 @@ def diff(
     shown = table("", "", a, b)
     for each in found:
         add_row(shown, each.section, each.key, *(_value(value) for value in (each.a, each.b)))
-    show(shown)
+    print_table(shown)
 
 
 @app.command()
@@ -214,7 +178,7 @@ def export(
     json: Json = False,
 ) -> None:
     """Write everything that is known of a run, with its curves, into one JSON file."""
-    found = Source(server, state, json).get(run)
+    found = RunSource(server, state, json).get(run)
     whole: dict[str, Any] = {"run": found}
     if run.isdigit():
         with connected(server, json, state) as client:
@@ -236,14 +200,6 @@ def export(
         print(out)
 
 
-def write_out(path: Path, data: bytes) -> None:
-    """Write a file that the user named; what is wrong with it is said in words."""
-    try:
-        path.write_bytes(data)
-    except OSError as error:
-        raise typer.BadParameter(f"{path}: {error.strerror}", param_hint="--out") from None
-
-
 def _is_json(line: bytes) -> bool:
     try:
         msgspec.json.decode(line)
@@ -263,9 +219,9 @@ def note(
         with connected(server, json, state) as client:
             found = client.post(f"/v1/runs/{run}/notes", {"text": text}, Run)
     else:
-        found = Source(server, state, json).get(run)
+        found = RunSource(server, state, json).get(run)
         found.notes.append(Note(time=time.time(), text=text))
-        annotate_folder(find(run), found)
+        annotate_folder(find_run_folder(run), found)
     if json:
         print_json(found.notes)
 
@@ -279,7 +235,7 @@ def tag(
     json: Json = False,
 ) -> None:
     """Give a run tags."""
-    source = Source(server, state, json)
+    source = RunSource(server, state, json)
     found = source.get(run)
     kept = dict.fromkeys(found.tags)
     for each in tags:
@@ -292,41 +248,9 @@ def tag(
         with connected(server, json, state) as client:
             client.put(f"/v1/runs/{run}/tags", {"tags": found.tags}, Run)
     else:
-        annotate_folder(find(run), found)
+        annotate_folder(find_run_folder(run), found)
     if json:
         print_json(found.tags)
-
-
-@ledger_app.command()
-def ledger(
-    job: Annotated[int, typer.Argument(min=0, help="A job (default: everything).")] = 0,
-    server: ServerUrl = "",
-    state: State = None,
-    json: Json = False,
-) -> None:
-    """Say where GPU time went: every GPU-nanosecond in one bucket, which sum to the allocation."""
-    with connected(server, json, state) as client:
-        path = f"/v1/jobs/{job}/ledger" if job else "/v1/ledger/timeline"
-        found = client.get(path, dict)
-    if json:
-        print_json(found)
-        return
-    total = int(found["allocation_gpu_ns"])
-    shown = table("bucket", "GPU-hours", "share")
-    for name, text in found["buckets"].items():
-        if int(text):
-            words = f"{name} (estimated)" if name in found["estimated"] else name
-            add_row(shown, words, f"{int(text) / 3.6e12:.4f}", f"{int(text) / total:.2%}")
-    add_row(shown, "allocation", f"{total / 3.6e12:.4f}", "100.00%")
-    show(shown)
-    if not int(found["buckets"].get("exposed_communication", 0)):
-        print("productive time is whole steps: no plan says how much of them is communication")
-    if int(found["buckets"].get("unreported", 0)):
-        print("unreported time is of programs that report no steps: phalanx.worker() would tell")
-    print(f"goodput {found['goodput']:.2%}, ETTR {found['ettr']:.2%}, ${found['dollars']:.2f}")
-    if sum(map(int, found["buckets"].values())) != total:
-        print("error: the buckets do not sum to the allocation", file=sys.stderr)
-        raise typer.Exit(1)
 
 
 def _progress(run: Run) -> str:

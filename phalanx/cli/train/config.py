@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from phalanx.cli.options import JobFile, Json, Set, WorldSize, load, print_json, refused_in_words
+from phalanx.cli.job_file import load
+from phalanx.cli.options import JobFile, Json, Set, WorldSize
+from phalanx.cli.output import exit_on_config_error, print_json
 from phalanx.config import (
     ConfigError,
     Section,
@@ -39,7 +41,7 @@ def show(
     json: Json = False,
 ) -> None:
     """Print the resolved tree of settings, or one preset."""
-    with refused_in_words(json):
+    with exit_on_config_error(json):
         if preset and path is not None:
             rule = "shows a model shape instead of a job's file"
             raise ConfigError("--preset", preset, rule, f"leave out {path} or --preset")
@@ -71,7 +73,7 @@ def check_command(
     json: Json = False,
 ) -> None:
     """Say whether a job can run; exit with 2 and every problem when it cannot."""
-    with refused_in_words(json):
+    with exit_on_config_error(json):
         job, ranks = load(path, overrides, world_size)
         check(job, ranks)
         job = resolve(job, ranks)
@@ -103,7 +105,7 @@ def explain_command(
     json: Json = False,
 ) -> None:
     """Say what a key means, what it accepts and what it is by default."""
-    with refused_in_words(json):
+    with exit_on_config_error(json):
         docs = explain(key)
     if json:
         print_json(docs)

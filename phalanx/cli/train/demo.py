@@ -17,7 +17,9 @@ import msgspec
 import typer
 
 import phalanx
-from phalanx.cli.options import Json, Set, collection_paused, refused_in_words, say_left
+from phalanx.cli.options import Json, Set
+from phalanx.cli.output import exit_on_config_error, print_stopped_early
+from phalanx.cli.process import collection_paused
 from phalanx.config import Job, check, default_world_size, load_job, resolve
 from phalanx.train.rank.stop import left_on_signal
 from phalanx.train.rank.threads import keep_single_threaded
@@ -49,7 +51,7 @@ def demo(
     Then the same on four nodes and a spare, of which a worker and a whole node are killed.
     """
     say: Callable[[str], None] = _silent if json else _print
-    with refused_in_words(json):
+    with exit_on_config_error(json):
         job = load_job(JOB, overrides or [])
         ranks = default_world_size(job, devices=0)
         check(job, ranks)
@@ -58,12 +60,12 @@ def demo(
     _tokenize(job, say)
     began = time.monotonic()
     say(_what_comes(job, ranks))
-    with left_on_signal(partial(say_left, json)):
+    with left_on_signal(partial(print_stopped_early, json)):
         with collection_paused():
             from phalanx.train.rank.launch import launch
             from phalanx.train.report import run_folder
 
-        with refused_in_words(json):
+        with exit_on_config_error(json):
             folder = run_folder.create(job)
         code = launch(job, ranks, folder, json=json, waited_seconds=time.monotonic() - began)
     if code == 0:

@@ -7,17 +7,10 @@ from typing import Annotated
 
 import typer
 
-from phalanx.cli.options import (
-    JobFile,
-    Json,
-    Set,
-    WorldSize,
-    collection_paused,
-    load,
-    print_json,
-    refused_in_words,
-    say_left,
-)
+from phalanx.cli.job_file import load
+from phalanx.cli.options import JobFile, Json, Set, WorldSize
+from phalanx.cli.output import exit_on_config_error, print_json, print_stopped_early
+from phalanx.cli.process import collection_paused
 from phalanx.config import check, resolve
 from phalanx.train.rank.stop import left_on_signal
 from phalanx.train.rank.threads import keep_single_threaded
@@ -36,7 +29,7 @@ def train(
     json: Json = False,
 ) -> None:
     """Run a training job, or show what it would need."""
-    with refused_in_words(json):
+    with exit_on_config_error(json):
         job, ranks = load(path, overrides, world_size)
         check(job, ranks)
     job = resolve(job, ranks)
@@ -52,7 +45,7 @@ def train(
         else:
             print_report(report)
         return
-    with left_on_signal(partial(say_left, json)):
+    with left_on_signal(partial(print_stopped_early, json)):
         with collection_paused():
             from phalanx.train.rank.launch import launch
             from phalanx.train.report.progress import process_age_seconds

@@ -1,10 +1,10 @@
-"""Words of the fleet's commands."""
+"""Words of ``phalanx events``."""
 
 from __future__ import annotations
 
 import pytest
 
-from phalanx.cli.cluster.nodes import print_event
+from phalanx.cli.operate.events import print_event
 from phalanx.control.wire.api_types import CommandOut, EventOut, Why
 
 

@@ -1,0 +1,47 @@
+"""``phalanx why``: why a job is where it is, and what it waits for."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from phalanx.cli.connection import connected
+from phalanx.cli.options import Json, ServerUrl, State
+from phalanx.cli.output import print_json
+from phalanx.cli.tables import plain
+from phalanx.control.wire.api_types import Waits
+
+app = typer.Typer()
+
+
+@app.command()
+def why(
+    job: Annotated[str, typer.Argument(metavar="JOB", help="Its number, or slurm:NUMBER.")],
+    server: ServerUrl = "",
+    state: State = None,
+    json: Json = False,
+) -> None:
+    """Say why a job is where it is and, while it waits, for what."""
+    if ":" in job:
+        from phalanx.cli.jobs.engines import why_elsewhere
+
+        why_elsewhere(job, json)
+        return
+    if not job.isdigit():
+        raise typer.BadParameter(f"{job!r} is no number of a job")
+    with connected(server, json, state) as client:
+        found = client.get(f"/v1/jobs/{job}/why", Waits)
+    if json:
+        print_json(found)
+        return
+    print(plain(f"job {job} is {found.state}: {found.why.text}"))
+    if found.waits_for is not None:
+        told = found.waits_for.text
+        verb = "it" if told.startswith(("waits ", "can never ")) else "it waits:"
+        print(plain(f"{verb} {told}"))
+        print(plain(f"estimated start: {found.start}"))
+        parts = ", ".join(f"{name} {value}" for name, value in found.priority.items())
+        print(f"priority {sum(found.priority.values())}: {parts}")
+    for each in found.history:
+        print(plain(f"  {each.text}"))

@@ -1,0 +1,41 @@
+"""What every command prints: JSON, what is wrong with a configuration, an early stop."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import msgspec
+import typer
+
+from phalanx.config import ConfigError
+
+
+def print_json(value: object) -> None:
+    """One JSON document, indented."""
+    print(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
+
+
+@contextmanager
+def exit_on_config_error(json: bool = False) -> Iterator[None]:
+    """Print what is wrong with a configuration and end with exit code 2."""
+    try:
+        yield
+    except ConfigError as error:
+        if json:
+            print_json({"problems": error.problems})
+        else:
+            for found in error.problems:
+                print(f"error: {found}", file=sys.stderr)
+        raise typer.Exit(2) from None
+
+
+def print_stopped_early(json: bool, reason: str) -> None:
+    """The last word of a command that was asked to stop before any rank ran."""
+    message = "stopped on request before the run began"
+    if json:
+        last = {"kind": "exit", "code": 0, "reason": reason, "message": message}
+        print(msgspec.json.encode(last).decode(), flush=True)
+    else:
+        print(f"{message} ({reason})", flush=True)

@@ -1,0 +1,47 @@
+"""``phalanx ledger``: where GPU time went."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from phalanx.cli.connection import connected
+from phalanx.cli.options import Json, ServerUrl, State
+from phalanx.cli.output import print_json
+from phalanx.cli.tables import add_row, print_table, table
+
+app = typer.Typer()
+
+
+@app.command()
+def ledger(
+    job: Annotated[int, typer.Argument(min=0, help="A job (default: everything).")] = 0,
+    server: ServerUrl = "",
+    state: State = None,
+    json: Json = False,
+) -> None:
+    """Say where GPU time went: every GPU-nanosecond in one bucket, which sum to the allocation."""
+    with connected(server, json, state) as client:
+        path = f"/v1/jobs/{job}/ledger" if job else "/v1/ledger/timeline"
+        found = client.get(path, dict)
+    if json:
+        print_json(found)
+        return
+    total = int(found["allocation_gpu_ns"])
+    shown = table("bucket", "GPU-hours", "share")
+    for name, text in found["buckets"].items():
+        if int(text):
+            words = f"{name} (estimated)" if name in found["estimated"] else name
+            add_row(shown, words, f"{int(text) / 3.6e12:.4f}", f"{int(text) / total:.2%}")
+    add_row(shown, "allocation", f"{total / 3.6e12:.4f}", "100.00%")
+    print_table(shown)
+    if not int(found["buckets"].get("exposed_communication", 0)):
+        print("productive time is whole steps: no plan says how much of them is communication")
+    if int(found["buckets"].get("unreported", 0)):
+        print("unreported time is of programs that report no steps: phalanx.worker() would tell")
+    print(f"goodput {found['goodput']:.2%}, ETTR {found['ettr']:.2%}, ${found['dollars']:.2f}")
+    if sum(map(int, found["buckets"].values())) != total:
+        print("error: the buckets do not sum to the allocation", file=sys.stderr)
+        raise typer.Exit(1)
