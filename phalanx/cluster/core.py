@@ -17,6 +17,9 @@ from phalanx.cluster.fleet import health, renewal
 from phalanx.cluster.fleet import node_events as nodes
 from phalanx.cluster.fleet import spare_pool as pool
 from phalanx.cluster.fleet.fleet import Fleet
+from phalanx.cluster.gang import draining, formation, progress
+from phalanx.cluster.gang.orders import outstanding
+from phalanx.cluster.gang.phases import gang_of, token
 from phalanx.cluster.jobs import budget, elastic, lifecycle
 from phalanx.cluster.jobs import write_leases as storage
 from phalanx.cluster.jobs.feasibility import policy_problems
@@ -24,7 +27,6 @@ from phalanx.cluster.jobs.job import Job
 from phalanx.cluster.ledger.accounts import Ledger
 from phalanx.cluster.placement.choose import defragment
 from phalanx.cluster.policy import Policy
-from phalanx.cluster.protocol import formation as gangs
 from phalanx.cluster.protocol.commands import Command, Proposal
 from phalanx.cluster.protocol.events import (
     Answer,
@@ -70,7 +72,6 @@ from phalanx.cluster.protocol.events import (
     Tick,
     WorkerExited,
 )
-from phalanx.cluster.protocol.formation import gang_of, token
 from phalanx.cluster.queue import site_orders as orders
 from phalanx.cluster.queue.decisions import Preempt, QueueState, Resize, Start
 from phalanx.cluster.queue.queue import Queue
@@ -184,14 +185,14 @@ class Core:
 
 
 def _on_ready(ctx: Context, fact: GangReady) -> None:
-    if gangs.on_ready(ctx, fact):
+    if formation.on_ready(ctx, fact):
         job = ctx.view.jobs[fact.job]
         own_failures.restored(ctx, job)
         budget.watch(ctx, job)
         gang = gang_of(job)
         if gang.ending is not None:  # it only formed to save what it had in memory
             limit = lifecycle.drain_limit_ns(ctx, job, gang.ending_why)
-            gangs.drain(ctx, job, limit, gang.ending, gang.ending_why)
+            draining.drain(ctx, job, limit, gang.ending, gang.ending_why)
         elif job.placement and job.placement.replicas < job.wanted_replicas:
             ctx.look_at_queue(capacity=True)
         else:  # fewer may have been asked for while it formed
@@ -205,7 +206,7 @@ def _on_ready(ctx: Context, fact: GangReady) -> None:
 def _on_progress(ctx: Context, fact: Progress) -> None:
     known = ctx.view.jobs.get(fact.job)
     before = known.durable if known is not None else 0
-    job = gangs.on_progress(ctx, fact)
+    job = progress.on_progress(ctx, fact)
     if job is None:
         return
     own_failures.progressed(ctx, job)
@@ -214,7 +215,7 @@ def _on_progress(ctx: Context, fact: Progress) -> None:
 
 
 def _on_drained(ctx: Context, fact: GangDrained) -> None:
-    job = gangs.on_drained(ctx, fact)
+    job = draining.on_drained(ctx, fact)
     if job is not None:
         gang = gang_of(job)
         assert gang.ending is not None
@@ -252,7 +253,7 @@ def _on_controller(ctx: Context, fact: ControllerStarted) -> None:
     for number in list(ctx.view.active):
         job = ctx.view.jobs[number]
         assert job.placement is not None
-        for order in gangs.outstanding(ctx, job):
+        for order in outstanding(ctx, job):
             ctx.emit(job.placement.nodes, order)
 
 
@@ -384,12 +385,12 @@ _HANDLERS: dict[type, Callable[[Context, Any], None]] = {
     CheckResult: nodes.on_check_result,
     NodeRepaired: nodes.on_repaired,
     WorkerExited: incidents.on_worker_exited,
-    GangJoined: gangs.on_joined,
+    GangJoined: formation.on_joined,
     GangStopped: losses.on_stopped,
     GangReady: _on_ready,
     GangStuck: incidents.on_stuck,
     GangDrained: _on_drained,
-    RestoreFailed: gangs.on_restore_failed,
+    RestoreFailed: formation.on_restore_failed,
     Progress: _on_progress,
     JobFinished: _on_finished,
     NoProgress: incidents.on_no_progress,

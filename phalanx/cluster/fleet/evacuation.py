@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from phalanx.cluster.context import Context
 from phalanx.cluster.fleet.fleet import NodeState
+from phalanx.cluster.gang.phases import gang_of, last_call_ns
 from phalanx.cluster.jobs.job import SECOND_NS, Job
 from phalanx.cluster.jobs.lifecycle import depart_safely, give_way
-from phalanx.cluster.protocol.formation import gang_of, last_call_ns
 from phalanx.cluster.reasons import Reason, reason, sentences
 from phalanx.cluster.recovery.causes import cause_of
 from phalanx.cluster.recovery.options import ways_without

@@ -7,6 +7,8 @@ from phalanx.cluster.fleet import health
 from phalanx.cluster.fleet.evacuation import OUT, drain, forget
 from phalanx.cluster.fleet.fleet import NodeState, bad_node
 from phalanx.cluster.fleet.renewal import renew
+from phalanx.cluster.gang.orders import go_order, outstanding, stop_on
+from phalanx.cluster.gang.phases import gang_of
 from phalanx.cluster.jobs.job import Job
 from phalanx.cluster.protocol.commands import Accept, Refuse, Stop
 from phalanx.cluster.protocol.events import (
@@ -22,7 +24,6 @@ from phalanx.cluster.protocol.events import (
     QuarantineNode,
     ReadmitNode,
 )
-from phalanx.cluster.protocol.formation import gang_of, go_order, outstanding, stop_on
 from phalanx.cluster.protocol.messages import Holding, Inventory
 from phalanx.cluster.reasons import Reason, reason, sentences
 from phalanx.cluster.recovery import agent_ends, left_memory

@@ -7,9 +7,10 @@ import numpy as np
 from phalanx.cluster.context import Context
 from phalanx.cluster.fleet.fleet import NodeState
 from phalanx.cluster.fleet.spares import is_full, spare_nodes
+from phalanx.cluster.gang.orders import stop_on
+from phalanx.cluster.gang.phases import gang_of
 from phalanx.cluster.jobs.lifecycle import drop_spare
 from phalanx.cluster.placement.free_index import room_of
-from phalanx.cluster.protocol.formation import gang_of, stop_on
 from phalanx.cluster.reasons import reason, sentences
 
 sentences(

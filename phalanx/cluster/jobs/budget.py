@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from phalanx.cluster.context import Context
+from phalanx.cluster.gang.phases import gang_of
 from phalanx.cluster.jobs.job import SECOND_NS, Job
 from phalanx.cluster.jobs.lifecycle import depart_safely, known
 from phalanx.cluster.policy import MILLION
 from phalanx.cluster.protocol.commands import Accept, Refuse
 from phalanx.cluster.protocol.events import RaiseBudget
-from phalanx.cluster.protocol.formation import gang_of
 from phalanx.cluster.reasons import Reason, in_gpu_hours, reason, sentences
 
 sentences(

@@ -7,6 +7,9 @@ from msgspec import structs
 from phalanx.cluster.context import Context
 from phalanx.cluster.fleet import spare_pool as pool
 from phalanx.cluster.fleet.fleet import NodeState
+from phalanx.cluster.gang.formation import form
+from phalanx.cluster.gang.orders import form_order, stop_on
+from phalanx.cluster.gang.phases import gang_of
 from phalanx.cluster.jobs import write_leases as storage
 from phalanx.cluster.jobs.feasibility import beyond_limits
 from phalanx.cluster.jobs.job import Job, Placement
@@ -15,7 +18,6 @@ from phalanx.cluster.placement.choose import Refusal, place, request_of
 from phalanx.cluster.placement.free_index import set_of_nodes
 from phalanx.cluster.protocol.commands import Accept, Refuse
 from phalanx.cluster.protocol.events import Scale
-from phalanx.cluster.protocol.formation import form, form_order, gang_of, stop_on
 from phalanx.cluster.reasons import Reason, reason, sentences
 from phalanx.cluster.recovery.layout import (
     column_replicas,

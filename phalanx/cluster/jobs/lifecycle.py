@@ -7,6 +7,10 @@ from msgspec import structs
 from phalanx.cluster.context import Context
 from phalanx.cluster.fleet.fleet import NodeState
 from phalanx.cluster.forecast.horizon import leave_ns
+from phalanx.cluster.gang.draining import drain, hurry
+from phalanx.cluster.gang.formation import form
+from phalanx.cluster.gang.orders import stop_on
+from phalanx.cluster.gang.phases import gang_of, timeouts_of
 from phalanx.cluster.jobs import dependencies
 from phalanx.cluster.jobs import write_leases as storage
 from phalanx.cluster.jobs.admission import refusal
@@ -19,7 +23,6 @@ from phalanx.cluster.protocol.events import (
     Submit,
     SubmitWorkflow,
 )
-from phalanx.cluster.protocol.formation import drain, form, gang_of, hurry, stop_on, timeouts_of
 from phalanx.cluster.queue.decisions import Start
 from phalanx.cluster.reasons import Reason, reason, sentences
 from phalanx.cluster.recovery import left_memory

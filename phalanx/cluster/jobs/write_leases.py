@@ -6,11 +6,11 @@ Workers ask before they flush; grants are given in the order of asking, each wit
 from __future__ import annotations
 
 from phalanx.cluster.context import Context
+from phalanx.cluster.gang.phases import gang_of
 from phalanx.cluster.jobs.job import HOUR_NS, Job
 from phalanx.cluster.policy import MILLION
 from phalanx.cluster.protocol.commands import Flush
 from phalanx.cluster.protocol.events import FlushWanted, StorageSlow
-from phalanx.cluster.protocol.formation import gang_of
 from phalanx.cluster.reasons import reason, sentences
 
 sentences(

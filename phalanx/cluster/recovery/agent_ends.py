@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from phalanx.cluster.context import Context
+from phalanx.cluster.gang.phases import gang_of
 from phalanx.cluster.jobs import dependencies
 from phalanx.cluster.jobs.job import Job
 from phalanx.cluster.jobs.lifecycle import keep_out, leave
-from phalanx.cluster.protocol.formation import gang_of
 from phalanx.cluster.reasons import reason, sentences
 
 sentences(

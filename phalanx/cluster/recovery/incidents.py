@@ -7,6 +7,9 @@ from phalanx.cluster.detectors import told_wrong
 from phalanx.cluster.fleet import health
 from phalanx.cluster.fleet.fleet import names
 from phalanx.cluster.fleet.node_events import bury
+from phalanx.cluster.gang.draining import tell_bare
+from phalanx.cluster.gang.orders import outstanding
+from phalanx.cluster.gang.phases import enter, gang_of, timeouts_of
 from phalanx.cluster.jobs.job import SECOND_NS, Dispute, Job
 from phalanx.cluster.jobs.lifecycle import FOR_OTHERS, drain_limit_ns, leave
 from phalanx.cluster.protocol.commands import Level
@@ -21,7 +24,6 @@ from phalanx.cluster.protocol.events import (
     ThroughputRegression,
     WorkerExited,
 )
-from phalanx.cluster.protocol.formation import enter, gang_of, outstanding, tell_bare, timeouts_of
 from phalanx.cluster.reasons import Fact, Reason, reason, sentences
 from phalanx.cluster.recovery.causes import cause_of
 from phalanx.cluster.recovery.own_failures import EVIDENCE_KEPT, Failure, own_failure

@@ -11,11 +11,12 @@ from msgspec import Struct, structs
 
 from phalanx.cluster.context import Context
 from phalanx.cluster.fleet.fleet import NodeState
+from phalanx.cluster.gang.formation import choose_source
+from phalanx.cluster.gang.phases import gang_of, last_call_ns
 from phalanx.cluster.jobs.job import Job
 from phalanx.cluster.placement.choose import Refusal, Request, place, replacements, request_of
 from phalanx.cluster.placement.free_index import array_of
 from phalanx.cluster.policy import MILLION
-from phalanx.cluster.protocol.formation import choose_source, gang_of, last_call_ns
 from phalanx.cluster.recovery.causes import cause_of
 from phalanx.cluster.recovery.layout import column_of, column_replicas
 from phalanx.cluster.recovery.losses import in_memory

@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from phalanx.cluster.context import Context
+from phalanx.cluster.gang.phases import gang_of
 from phalanx.cluster.jobs.job import SECOND_NS, Job
-from phalanx.cluster.protocol.formation import gang_of
 from phalanx.cluster.reasons import Reason, reason, sentences
 from phalanx.cluster.recovery.causes import cause_of
 

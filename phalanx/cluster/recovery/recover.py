@@ -5,6 +5,9 @@ from __future__ import annotations
 from phalanx.cluster.context import Context
 from phalanx.cluster.fleet import health
 from phalanx.cluster.fleet.fleet import NodeState, lowest_bits
+from phalanx.cluster.gang.formation import form
+from phalanx.cluster.gang.orders import stop_on
+from phalanx.cluster.gang.phases import gang_of, last_call_ns, timeouts_of, token
 from phalanx.cluster.jobs import write_leases as storage
 from phalanx.cluster.jobs.job import SECOND_NS, Job, Placement
 from phalanx.cluster.jobs.lifecycle import (
@@ -16,14 +19,6 @@ from phalanx.cluster.jobs.lifecycle import (
 )
 from phalanx.cluster.placement.choose import held_by
 from phalanx.cluster.protocol.commands import Abort, Rebalance
-from phalanx.cluster.protocol.formation import (
-    form,
-    gang_of,
-    last_call_ns,
-    stop_on,
-    timeouts_of,
-    token,
-)
 from phalanx.cluster.reasons import Reason, reason, sentences
 from phalanx.cluster.recovery import left_memory
 from phalanx.cluster.recovery.causes import cause_of

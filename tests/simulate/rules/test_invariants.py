@@ -9,9 +9,9 @@ from msgspec import structs
 
 from phalanx.cluster.core import Core
 from phalanx.cluster.fleet.fleet import Held, NodeState
+from phalanx.cluster.gang import formation
 from phalanx.cluster.jobs.job import Array, Dependency, GangShape
 from phalanx.cluster.policy import Partition, Qos, Quota, StoragePolicy
-from phalanx.cluster.protocol import formation as gangs
 from phalanx.cluster.protocol.commands import Command, Form, Restore
 from phalanx.cluster.protocol.events import DrainNode, Event, Tick
 from phalanx.cluster.queue.queue import Queue
@@ -275,7 +275,7 @@ def test_a_core_that_forgets_its_snapshots_is_caught(monkeypatch: pytest.MonkeyP
     def forgetful(*_: object) -> tuple[int, str]:
         return 0, "none"
 
-    assert "committed" in chaos_rules(range(6), monkeypatch, gangs, "choose_source", forgetful)
+    assert "committed" in chaos_rules(range(6), monkeypatch, formation, "choose_source", forgetful)
 
 
 def test_a_core_that_says_nothing_of_what_it_lost_is_caught(
@@ -284,7 +284,7 @@ def test_a_core_that_says_nothing_of_what_it_lost_is_caught(
     def silent(*_: object) -> int:
         return 0
 
-    assert "losses" in chaos_rules(range(10), monkeypatch, gangs, "tell_restored", silent)
+    assert "losses" in chaos_rules(range(10), monkeypatch, formation, "tell_restored", silent)
 
 
 def test_a_queue_that_starts_nothing_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,169 @@
+"""How a gang comes to run: form, joined, restore, ready.
+
+Every formation has a new generation. The nodes that kept snapshots of the last running generation
+(``gang.keepers``) stay the source of truth until the next one is ready.
+"""
+
+from __future__ import annotations
+
+from phalanx.cluster.context import Context
+from phalanx.cluster.gang.orders import form_order, go_order, restore_order, stop_on
+from phalanx.cluster.gang.phases import enter, gang_of, timeouts_of
+from phalanx.cluster.jobs.job import SKIPS_KEPT, Job
+from phalanx.cluster.protocol.events import GangJoined, GangReady, RestoreFailed
+from phalanx.cluster.protocol.messages import Source
+from phalanx.cluster.reasons import Reason, reason, sentences
+from phalanx.cluster.recovery.layout import buddy_shift
+from phalanx.cluster.recovery.losses import in_memory, tell_restored
+
+sentences(
+    {
+        "from_nothing": "nothing is left to restore: it begins again, after {steps} steps",
+        "recovered": "goes on from step {step}: {rung} after {cause} on {node}",
+        "recovered_with_loss": "goes on from step {step}, {lost} committed steps back: {rung} "
+        "after {cause} on {node}",
+    }
+)
+
+
+def form(ctx: Context, job: Job, why: Reason, *, cold: bool = True) -> None:
+    """Orders the next generation onto the job's placement.
+
+    ``cold``: workers are started on nodes that have none standing by, which takes longer.
+    """
+    gang, placement = gang_of(job), job.placement
+    assert placement is not None
+    job.generation += 1
+    job.state, job.why = "forming", why
+    ctx.note_wants(job)
+    gang.broken, gang.retry_ns = {}, 0
+    limits = timeouts_of(ctx, job)
+    limit_ns = limits.join_ns if cold else limits.rejoin_ns
+    gang.deadline_ns = enter(ctx, job, "joining", limit_ns)
+    ctx.emit(placement.nodes + placement.spares, form_order(ctx, job))
+
+
+def on_joined(ctx: Context, fact: GangJoined) -> None:
+    """Everybody is there: choose what to restore, and from where."""
+    job = ctx.live(fact.job, fact.generation)
+    if job is None or gang_of(job).phase != "joining":
+        return
+    gang, placement = gang_of(job), job.placement
+    assert placement is not None
+    # Whoever joined speaks for itself: a node that was given up may be back with all it kept.
+    if gang.lost:
+        for node in sorted(set(gang.lost).intersection(placement.nodes)):
+            del gang.lost[node]
+    if fact.empty:
+        kept = dict.fromkeys(gang.keepers)
+        gang.lost.update({node: "empty" for node in fact.empty if node in kept})
+    if gang.rollback < 0 or fact.durable <= gang.rollback:
+        job.add_durable(fact.durable)
+    job.kept_step = max(job.kept_step, fact.newest)
+    gang.memory_step = fact.step if fact.step >= 0 and in_memory(gang) else -1
+    restore(ctx, job)
+
+
+def restore(ctx: Context, job: Job) -> None:
+    """Orders the restore of the best step that can be had."""
+    gang, placement = gang_of(job), job.placement
+    assert placement is not None
+    gang.restored, gang.source = choose_source(ctx, job, gang.memory_step)
+    gang.only_saves = gang.ending is not None
+    gang.deadline_ns = enter(ctx, job, "restoring", timeouts_of(ctx, job).restore_ns)
+    ctx.emit(placement.nodes, restore_order(job))
+
+
+def choose_source(ctx: Context, job: Job, memory_step: int) -> tuple[int, Source]:
+    """The step to go on from and where it is: memory, local disk, remote storage, or nothing.
+
+    An older step in memory is taken where redoing the difference costs less than reading remotely.
+    """
+    gang, expected = gang_of(job), job.spec.expected
+    step_ns = job.step_ns or expected.step_ns
+    if gang.rollback >= 0 and memory_step > gang.rollback:
+        memory_step = -1
+    usable = memory_step >= 0 and ctx.policy.recovery.peer_memory and "peer" not in gang.refused
+    allowed = [step for step in job.durables if gang.rollback < 0 or step <= gang.rollback]
+    durable = allowed[-1] if allowed else 0
+    if usable:
+        behind = (durable - memory_step) * step_ns
+        if behind <= expected.restore_remote_ns - expected.restore_peer_ns:
+            return memory_step, "peer" if memory_step else "none"
+    if not durable:
+        return (memory_step, "peer") if usable and memory_step else (0, "none")
+    return durable, "disk" if _on_disks(job, durable) else "remote"
+
+
+def _on_disks(job: Job, step: int) -> bool:
+    """Whether every node of the new generation wrote its own part of a checkpoint.
+
+    A step that other nodes wrote may lie on these disks too, from a branch that was given up.
+    """
+    gang = gang_of(job)
+    if job.placement is None or gang.lost or not gang.keepers or "disk" in gang.refused:
+        return False
+    had = dict.fromkeys(gang.keepers)
+    return step > gang.kept_from and all(node in had for node in job.placement.nodes)
+
+
+def on_ready(ctx: Context, fact: GangReady) -> bool:
+    """The gang runs. True when it was waited for."""
+    job = ctx.live(fact.job, fact.generation)
+    if job is None or gang_of(job).phase != "restoring":
+        return False
+    gang, placement = gang_of(job), job.placement
+    assert placement is not None
+    lost = tell_restored(ctx, job, fact.step)
+    if gang.source == "none" and job.step and not lost:
+        ctx.notify(reason("from_nothing", steps=job.step), job=job.id, level="error")
+    silent = not job.spec.reports_steps and not job.step_ns
+    ctx.ledger.ready(job.id, fact.step, unreported=silent)
+    gang.phase, gang.since_ns, gang.attempts = "running", ctx.now_ns, 0
+    same = gang.keepers == placement.nodes
+    gang.kept_from = min(gang.kept_from, fact.step) if same else fact.step
+    gang.keepers, gang.kept_generation = placement.nodes, job.generation
+    gang.buddy_shift = buddy_shift(ctx.fleet, placement.nodes, gang.buddy_shift)
+    left = tuple(node for node in gang.leftover if node not in placement.nodes)
+    stop_on(ctx, job, left, keep_snapshots=False)
+    gang.leftover = ()
+    if fact.skipped[1] > fact.skipped[0]:
+        job.skipped = (*job.skipped[1 - SKIPS_KEPT :], fact.skipped)
+    gang.lost, gang.rollback, gang.skip_step = {}, -1, 0
+    gang.refused, gang.refusal = (), ""
+    gang.restored = fact.step
+    # Checkpoints after this step belong to a branch that is given up now.
+    job.durables = [step for step in job.durables if step <= fact.step]
+    job.committed = fact.step
+    job.step = max(job.step, fact.step)
+    job.state = "running"
+    if job.why.code in ("recover", "bear"):
+        # What was expected of the way out counts no more: the ledger has what it really cost.
+        told = {name: job.why.facts[name] for name in ("rung", "cause", "node")}
+        if lost:
+            job.why = reason("recovered_with_loss", step=fact.step, lost=lost, **told)
+        else:
+            job.why = reason("recovered", step=fact.step, **told)
+    ctx.emit(placement.nodes, go_order(job))
+    return True
+
+
+def on_restore_failed(ctx: Context, fact: RestoreFailed) -> None:
+    """A source was no good: the next one is tried within the same generation."""
+    job = ctx.live(fact.job, fact.generation)
+    if job is None or gang_of(job).phase != "restoring" or fact.source == "none":
+        return
+    gang = gang_of(job)
+    if fact.source == "remote" and ctx.storage_away:
+        return  # the checkpoint may be good: it is tried again when the time for this one is over
+    if fact.source == "remote":
+        # Never tried again: the checkpoint before it, or a fresh start.
+        there = None if fact.there is None else dict.fromkeys(fact.there)
+        job.durables = [
+            step
+            for step in job.durables
+            if step != fact.step and (there is None or step > fact.step or step in there)
+        ]
+    else:
+        gang.refused, gang.refusal = (*gang.refused, fact.source), fact.detail
+    restore(ctx, job)

@@ -1,0 +1,67 @@
+"""How far a gang is: its steps, their time, and the checkpoints that are safe."""
+
+from __future__ import annotations
+
+from phalanx.cluster.context import Context
+from phalanx.cluster.gang.phases import gang_of
+from phalanx.cluster.jobs.job import SECOND_NS, Job
+from phalanx.cluster.protocol.events import Progress
+from phalanx.cluster.reasons import reason, sentences
+
+UNSAVED_PERIODS = 3  # without a durable checkpoint that was due: something is wrong
+UNSAVED_NS = 60 * SECOND_NS
+
+sentences(
+    {
+        "unsaved": "no durable checkpoint since step {durable}, though one is due every {every} "
+        "steps: {steps} steps are only in the memory of its nodes (`phalanx logs` says why)",
+    }
+)
+
+
+def on_progress(ctx: Context, fact: Progress) -> Job | None:
+    """Takes over how far a gang is; a fact about an older generation only settles the ledger."""
+    job = ctx.view.jobs.get(fact.job)
+    if job is None or job.gang is None or fact.generation > job.generation:
+        return None
+    gang = job.gang
+    current = fact.generation == job.generation and gang.phase in ("running", "draining")
+    if not current and ctx.ledger.accounts[job.id].open is None:
+        if fact.generation == job.generation:  # whoever joins says how far the last one came
+            _learn(job, fact)
+        return None
+    steps = fact.step - ctx.ledger.accounts[job.id].step
+    passed = fact.at_ns - ctx.ledger.accounts[job.id].settled_ns
+    ctx.ledger.progress(job, fact)
+    _learn(job, fact)
+    if current and steps > 0 and job.agent_ends:
+        job.agent_ends = ()  # its start ends no agents
+    if current and steps > 0 and passed > 0:
+        if ctx.ledger.accounts[job.id].step - steps == gang.restored:
+            job.first_step_ns = max(job.first_step_ns, passed)
+        measured = passed // steps
+        job.step_ns = measured if not job.step_ns else (3 * job.step_ns + measured) // 4
+    if current:
+        _tell_unsaved(ctx, job)
+    return job
+
+
+def _learn(job: Job, fact: Progress) -> None:
+    """How far a gang is, as all of its nodes say."""
+    job.step = max(job.step, fact.step)
+    job.committed = max(job.committed, fact.committed)
+    taken_back = 0 <= gang_of(job).rollback < fact.durable
+    if fact.durable <= fact.step and not taken_back:
+        job.add_durable(fact.durable)
+
+
+def _tell_unsaved(ctx: Context, job: Job) -> None:
+    """Durable checkpoints that fail do not stop a job: that they are missing is said, once each."""
+    every, behind = job.spec.expected.checkpoint_steps, job.step - job.durable
+    if not every or behind < UNSAVED_PERIODS * every or job.unsaved_since == job.durable:
+        return
+    if behind * job.step_ns < UNSAVED_NS + job.spec.expected.flush_ns:
+        return  # short steps: the last one may still be on its way
+    job.unsaved_since = job.durable
+    told = reason("unsaved", steps=behind, durable=job.durable, every=every)
+    ctx.notify(told, job=job.id, level="error")
