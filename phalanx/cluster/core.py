@@ -20,7 +20,7 @@ from phalanx.cluster.fleet.fleet import Fleet
 from phalanx.cluster.gang import draining, formation, progress
 from phalanx.cluster.gang.orders import outstanding
 from phalanx.cluster.gang.phases import gang_of, token
-from phalanx.cluster.jobs import budget, elastic, lifecycle
+from phalanx.cluster.jobs import budget, departure, elastic, lifecycle, requests, submission
 from phalanx.cluster.jobs import write_leases as storage
 from phalanx.cluster.jobs.feasibility import policy_problems
 from phalanx.cluster.jobs.job import Job
@@ -191,7 +191,7 @@ def _on_ready(ctx: Context, fact: GangReady) -> None:
         budget.watch(ctx, job)
         gang = gang_of(job)
         if gang.ending is not None:  # it only formed to save what it had in memory
-            limit = lifecycle.drain_limit_ns(ctx, job, gang.ending_why)
+            limit = departure.drain_limit_ns(ctx, job, gang.ending_why)
             draining.drain(ctx, job, limit, gang.ending, gang.ending_why)
         elif job.placement and job.placement.replicas < job.wanted_replicas:
             ctx.look_at_queue(capacity=True)
@@ -219,7 +219,7 @@ def _on_drained(ctx: Context, fact: GangDrained) -> None:
     if job is not None:
         gang = gang_of(job)
         assert gang.ending is not None
-        lifecycle.leave(ctx, job, gang.ending, gang.ending_why)
+        departure.leave(ctx, job, gang.ending, gang.ending_why)
 
 
 def _on_finished(ctx: Context, fact: JobFinished) -> None:
@@ -234,9 +234,9 @@ def _on_finished(ctx: Context, fact: JobFinished) -> None:
     job.step = max(job.step, fact.step)
     gang = gang_of(job)
     if gang.only_saves and gang.ending is not None:  # before its agent was told to drain it
-        lifecycle.leave(ctx, job, gang.ending, gang.ending_why)
+        departure.leave(ctx, job, gang.ending, gang.ending_why)
         return
-    lifecycle.leave(ctx, job, "done", reason("finished"))
+    departure.leave(ctx, job, "done", reason("finished"))
 
 
 def _on_defragment(ctx: Context, fact: Defragment) -> None:
@@ -279,8 +279,11 @@ def _schedule(ctx: Context, _about: int, _token: int) -> None:
                 budget.watch(ctx, ctx.view.jobs[decision.job])
             case Preempt():
                 job = ctx.view.jobs[decision.job]
-                way = lifecycle.give_way if decision.for_job else vacate.for_window
-                way(ctx, job, decision.grace_ns, decision.reason)
+                grace_ns, why = decision.grace_ns, decision.reason
+                if decision.for_job:
+                    departure.give_way(ctx, job, grace_ns, why)
+                else:
+                    vacate.for_window(ctx, job, decision.window, grace_ns, why)
             case Resize():
                 job = ctx.view.jobs[decision.job]
                 elastic.resize(ctx, job, decision.replicas, decision.reason)
@@ -339,8 +342,8 @@ _TIMERS: dict[str, Callable[[Context, int, int], None]] = {
     "settle": _gang_timer(recovery.recover),
     "phase": _gang_timer(lambda ctx, job: incidents.no_answer(ctx, job, ())),
     "kept": left_memory.expire,
-    "time_limit": _allocation_timer(lifecycle.time_limit),
-    "leave_by": _allocation_timer(lifecycle.must_be_gone),
+    "time_limit": _allocation_timer(departure.time_limit),
+    "leave_by": _allocation_timer(departure.must_be_gone),
     "vacate": vacate.last_call,
     "budget": _allocation_timer(budget.check),
     "test": nodes.no_test,
@@ -363,11 +366,11 @@ _ABOUT_NODES = (
 )
 
 _HANDLERS: dict[type, Callable[[Context, Any], None]] = {
-    Submit: lifecycle.submit,
-    SubmitWorkflow: lifecycle.submit_workflow,
-    Cancel: lifecycle.cancel,
-    Requeue: lifecycle.requeue,
-    Hold: lifecycle.hold,
+    Submit: submission.submit,
+    SubmitWorkflow: submission.submit_workflow,
+    Cancel: requests.cancel,
+    Requeue: requests.requeue,
+    Hold: requests.hold,
     Scale: elastic.on_scale,
     RaiseBudget: budget.on_raise,
     DrainNode: nodes.on_drain,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from itertools import pairwise
+from typing import Self
 
 from msgspec import Struct
 
@@ -26,6 +28,19 @@ class Reason(Struct, frozen=True):
 def reason(code: str, **facts: Fact) -> Reason:
     """A reason with its facts as keywords."""
     return Reason(code, facts)
+
+
+class Code(StrEnum):
+    """Codes that a decision depends on: it branches on the member that a reason was made from."""
+
+    def because(self, **facts: Fact) -> Reason:
+        """A reason with this code, and its facts as keywords."""
+        return Reason(self.value, facts)
+
+    @classmethod
+    def of(cls, why: Reason) -> Self | None:
+        """The member that a reason was made from; None: from none of these."""
+        return next((code for code in cls if code.value == why.code), None)
 
 
 # One line a code. A code that is not here reads as its words with the facts behind them.

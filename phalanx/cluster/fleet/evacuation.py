@@ -9,8 +9,8 @@ from __future__ import annotations
 from phalanx.cluster.context import Context
 from phalanx.cluster.fleet.fleet import NodeState
 from phalanx.cluster.gang.phases import gang_of, last_call_ns
+from phalanx.cluster.jobs.departure import depart_safely, give_way
 from phalanx.cluster.jobs.job import SECOND_NS, Job
-from phalanx.cluster.jobs.lifecycle import depart_safely, give_way
 from phalanx.cluster.reasons import Reason, reason, sentences
 from phalanx.cluster.recovery.causes import cause_of
 from phalanx.cluster.recovery.options import ways_without
@@ -124,11 +124,11 @@ def wants_to(ctx: Context, job: Job) -> bool:
     return any(_waits(ctx, node) for node in waiting)
 
 
-def for_window(ctx: Context, job: Job, grace_ns: int, why: Reason) -> None:
+def for_window(ctx: Context, job: Job, window: str, grace_ns: int, why: Reason) -> None:
     """A window is about to open on nodes of a job: it goes on elsewhere, or smaller, or leaves."""
     gang, placement = gang_of(job), job.placement
     assert placement is not None
-    members = dict.fromkeys(ctx.queue.windows.members(ctx.view, str(why.facts["name"])))
+    members = dict.fromkeys(ctx.queue.windows.members(ctx.view, window))
     nodes = tuple(node for node in placement.nodes if node in members)
     cause = "host_maintenance"
     if gang.phase == "settling" and all(gang.broken.get(node) == cause for node in nodes):

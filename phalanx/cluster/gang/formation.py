@@ -15,13 +15,11 @@ from phalanx.cluster.protocol.messages import Source
 from phalanx.cluster.reasons import Reason, reason, sentences
 from phalanx.cluster.recovery.layout import buddy_shift
 from phalanx.cluster.recovery.losses import in_memory, tell_restored
+from phalanx.cluster.recovery.way_taken import once_it_runs
 
 sentences(
     {
         "from_nothing": "nothing is left to restore: it begins again, after {steps} steps",
-        "recovered": "goes on from step {step}: {rung} after {cause} on {node}",
-        "recovered_with_loss": "goes on from step {step}, {lost} committed steps back: {rung} "
-        "after {cause} on {node}",
     }
 )
 
@@ -137,13 +135,7 @@ def on_ready(ctx: Context, fact: GangReady) -> bool:
     job.committed = fact.step
     job.step = max(job.step, fact.step)
     job.state = "running"
-    if job.why.code in ("recover", "bear"):
-        # What was expected of the way out counts no more: the ledger has what it really cost.
-        told = {name: job.why.facts[name] for name in ("rung", "cause", "node")}
-        if lost:
-            job.why = reason("recovered_with_loss", step=fact.step, lost=lost, **told)
-        else:
-            job.why = reason("recovered", step=fact.step, **told)
+    job.why = once_it_runs(job.why, fact.step, lost)
     ctx.emit(placement.nodes, go_order(job))
     return True
 

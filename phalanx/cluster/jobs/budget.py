@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from phalanx.cluster.context import Context
 from phalanx.cluster.gang.phases import gang_of
+from phalanx.cluster.jobs.departure import depart_safely
 from phalanx.cluster.jobs.job import SECOND_NS, Job
-from phalanx.cluster.jobs.lifecycle import depart_safely, known
+from phalanx.cluster.jobs.leave_cause import LeaveCause
+from phalanx.cluster.jobs.requests import known
 from phalanx.cluster.policy import MILLION
 from phalanx.cluster.protocol.commands import Accept, Refuse
 from phalanx.cluster.protocol.events import RaiseBudget
@@ -13,7 +15,6 @@ from phalanx.cluster.reasons import Reason, in_gpu_hours, reason, sentences
 
 sentences(
     {
-        "budget": "used its budget of {gpu_hours} GPU-hours; raise it or force it to go on",
         "budget_raised": "its budget was raised while it stopped",
         "budget_used": "job {job} stops because it has used {used} GPU-seconds: set a budget above"
         " that, 0 for none, or force it",
@@ -43,7 +44,7 @@ def check(ctx: Context, job: Job) -> None:
     hours = in_gpu_hours(job.budget_gpu_seconds)
     limit = job.budget_gpu_seconds * SECOND_NS
     if used >= limit:
-        why = reason("budget", gpu_hours=hours)
+        why = LeaveCause.BUDGET.because(gpu_hours=hours)
         depart_safely(ctx, job, "failed", why)
         return
     if used >= _warning_gpu_ns(ctx, job) and not job.budget_warned:
@@ -63,8 +64,7 @@ def on_raise(ctx: Context, fact: RaiseBudget) -> None:
         why = reason("bad_field", key="budget_gpu_seconds", value=value, rule=rule)
         ctx.emit((), Refuse(reason=why, request=fact.request, job=job.id))
         return
-    gang = job.gang
-    ending = gang is not None and gang.ending == "failed" and gang.ending_why.code == "budget"
+    ending = _ends_for_budget(job)
     if ending and not _enough(ctx, job, fact):
         used = ctx.ledger.used_gpu_ns(job.id) // SECOND_NS
         why = reason("budget_used", job=job.id, used=used)
@@ -76,6 +76,14 @@ def on_raise(ctx: Context, fact: RaiseBudget) -> None:
         _goes_on(job)
     watch(ctx, job)
     ctx.emit((), Accept(reason=reason("accepted"), request=fact.request, job=job.id))
+
+
+def _ends_for_budget(job: Job) -> bool:
+    """Whether a job is about to end since it has used its budget."""
+    gang = job.gang
+    if gang is None or gang.ending != "failed":
+        return False
+    return LeaveCause.of(gang.ending_why) is LeaveCause.BUDGET
 
 
 def _enough(ctx: Context, job: Job, fact: RaiseBudget) -> bool:

@@ -13,7 +13,8 @@ from phalanx.cluster.gang.phases import gang_of
 from phalanx.cluster.jobs import write_leases as storage
 from phalanx.cluster.jobs.feasibility import beyond_limits
 from phalanx.cluster.jobs.job import Job, Placement
-from phalanx.cluster.jobs.lifecycle import held_gpus, known, spare_gpus
+from phalanx.cluster.jobs.lifecycle import held_gpus, spare_gpus
+from phalanx.cluster.jobs.requests import known
 from phalanx.cluster.placement.choose import Refusal, place, request_of
 from phalanx.cluster.placement.free_index import set_of_nodes
 from phalanx.cluster.protocol.commands import Accept, Refuse

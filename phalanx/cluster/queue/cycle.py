@@ -11,6 +11,7 @@ from msgspec import structs
 
 from phalanx.cluster.forecast.horizon import leave_ns, length_ns
 from phalanx.cluster.jobs.job import Job, Placement
+from phalanx.cluster.jobs.leave_cause import LeaveCause
 from phalanx.cluster.placement.choose import place
 from phalanx.cluster.placement.free_index import Nodes, room_of
 from phalanx.cluster.queue import windows
@@ -33,13 +34,7 @@ sentences(
         "first_in_line": "it was the first in line, with priority {priority}; {where}",
         "backfilled": "it is in nobody's way; {where}",
         "elastic_start": "there is room for {replicas} of {wanted} replicas; {where}",
-        "preempted_for": "job {job} has a class of service that preempts, and needs its nodes",
-        "reclaimed": "team {team} holds {held} GPUs and owns {owned}: job {job} of team {lender}"
-        " needs what it lent",
-        "turn": "job {job} has waited {span}, and team {team} holds {held} GPUs and owns {owned}:"
-        " guests take turns",
         "shrunk_for": "job {job} needs nodes, and {replicas} replicas are enough for this one",
-        "window_opens": "its nodes must be free for {name}",
     }
 )
 
@@ -344,13 +339,13 @@ class Pass:
         held, owned = self._index.holdings.of_team(team), quota_gpus(self._view, team)
         loan: dict[str, int | str] = {"job": job.id, "team": team, "held": held, "owned": owned}
         if held <= owned or not self._view.quotas:
-            return reason("preempted_for", job=job.id)
+            return LeaveCause.PREEMPTED.because(job=job.id)
         if self._ranks.entitled(job.spec.team, gpus) and team != job.spec.team:
-            return reason("reclaimed", lender=job.spec.team, **loan)
+            return LeaveCause.RECLAIMED.because(lender=job.spec.team, **loan)
         if starves(self._view, job):
             waited_ns = job.waited_ns + self._view.now_ns - job.queued_ns
-            return reason("turn", span=span_of(waited_ns), **loan)
-        return reason("preempted_for", job=job.id)
+            return LeaveCause.TURN.because(span=span_of(waited_ns), **loan)
+        return LeaveCause.PREEMPTED.because(job=job.id)
 
     def _empty_windows(self) -> None:
         """Jobs that would still be there when a window opens leave before it does."""
@@ -371,6 +366,6 @@ class Pass:
                 if view.now_ns >= window.start_ns - leave_ns(view, job):
                     # Who is told late has its grace all the same.
                     left = max(window.start_ns - view.now_ns, grace)
-                    why = reason("window_opens", name=window.name)
-                    self._decisions.append(Preempt(number, 0, left, why))
+                    why = LeaveCause.WINDOW.because(name=window.name)
+                    self._decisions.append(Preempt(number, 0, left, why, window.name))
                     self._leaving[number] = None

@@ -23,6 +23,7 @@ class Preempt(Struct, frozen=True, tag=True):
     for_job: int  # 0: for nobody, its nodes must be empty
     grace_ns: int
     reason: Reason
+    window: str = ""  # of the reservation that its nodes must be empty for
 
 
 class Resize(Struct, frozen=True, tag=True):

@@ -5,8 +5,9 @@ from __future__ import annotations
 from phalanx.cluster.context import Context
 from phalanx.cluster.gang.phases import gang_of
 from phalanx.cluster.jobs import dependencies
+from phalanx.cluster.jobs.departure import leave
 from phalanx.cluster.jobs.job import Job
-from phalanx.cluster.jobs.lifecycle import keep_out, leave
+from phalanx.cluster.jobs.lifecycle import keep_out
 from phalanx.cluster.reasons import reason, sentences
 
 sentences(

@@ -10,8 +10,9 @@ from phalanx.cluster.fleet.node_events import bury
 from phalanx.cluster.gang.draining import tell_bare
 from phalanx.cluster.gang.orders import outstanding
 from phalanx.cluster.gang.phases import enter, gang_of, timeouts_of
+from phalanx.cluster.jobs.departure import drain_limit_ns, leave
 from phalanx.cluster.jobs.job import SECOND_NS, Dispute, Job
-from phalanx.cluster.jobs.lifecycle import FOR_OTHERS, drain_limit_ns, leave
+from phalanx.cluster.jobs.leave_cause import FOR_OTHERS, LeaveCause
 from phalanx.cluster.protocol.commands import Level
 from phalanx.cluster.protocol.events import (
     Corruption,
@@ -217,7 +218,7 @@ def _drains_on(ctx: Context, job: Job) -> bool:
     gang, placement = gang_of(job), job.placement
     assert placement is not None
     unsafe = job.step - job.durable
-    if unsafe <= 0 or gang.attempts >= MORE_DRAINS or gang.ending_why.code in FOR_OTHERS:
+    if unsafe <= 0 or gang.attempts >= MORE_DRAINS or LeaveCause.of(gang.ending_why) in FOR_OTHERS:
         return False
     if 0 < gang.leave_by_ns <= ctx.now_ns:
         return False

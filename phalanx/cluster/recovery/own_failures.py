@@ -11,12 +11,12 @@ from typing import NamedTuple
 from phalanx.cluster.context import Context
 from phalanx.cluster.gang.phases import gang_of
 from phalanx.cluster.jobs.job import SECOND_NS, Job
+from phalanx.cluster.jobs.leave_cause import LeaveCause
 from phalanx.cluster.reasons import Reason, reason, sentences
 from phalanx.cluster.recovery.causes import cause_of
 
 EVIDENCE_KEPT = 5
 STORAGE = ("disk_full", "storage")  # causes: not the job's, but nothing can be done without it
-NOTHING_SAVES = ("room_never", "storage_never", "storage_ended")  # ends of jobs that cannot write
 SKEW_STEPS = 1  # that ranks may be apart: two failures of one step can be reported so far apart
 ERROR_CHARS = 200  # of an error that are compared: later ones name addresses and times
 
@@ -32,14 +32,9 @@ sentences(
         "{evidence}",
         "storage_wait": "its storage failed: {evidence} It is tried again in {seconds} s (attempt "
         "{times} of {tries} failed)",
-        "storage_ended": "its storage failed {times} times in a row: {evidence}",
-        "storage_never": "its storage failed {times} times in a row: {evidence} Its last {steps} "
-        "steps were only in memory and are LOST; its newest checkpoint is step {durable}",
         "room_wait": "there is no room for the checkpoint of step {step}: {steps} steps are only "
         "in the memory of its nodes. Make room: it is written again in {seconds} s "
         "(attempt {times} of {tries} failed)",
-        "room_never": "no room for the checkpoint of step {step} in {times} attempts: its last "
-        "{steps} steps were only in memory and are LOST; its newest checkpoint is step {durable}",
     }
 )
 
@@ -192,8 +187,8 @@ def _storage_away(ctx: Context, job: Job, step: int, words: str) -> Reason | Non
     policy, times = ctx.policy.recovery, job.storage_failures
     if times >= policy.storage_tries:
         steps = max(0, job.committed - job.durable)
-        code = "storage_never" if steps else "storage_ended"
-        return reason(code, times=times, steps=steps, durable=job.durable, evidence=words)
+        failed = LeaveCause.STORAGE_FAILED_WITH_LOSS if steps else LeaveCause.STORAGE_FAILED
+        return failed.because(times=times, steps=steps, durable=job.durable, evidence=words)
     wait_ns = min(policy.storage_retry_ns << min(times - 1, 30), policy.most_back_off_ns)
     gang_of(job).retry_ns = ctx.now_ns + wait_ns
     seconds, tries = wait_ns // SECOND_NS, policy.storage_tries
@@ -208,7 +203,7 @@ def _no_room(ctx: Context, job: Job, step: int, _words: str) -> Reason | None:
     policy, times = ctx.policy.recovery, job.storage_failures
     told: dict[str, int | str] = {"step": step, "steps": step - job.durable, "times": times}
     if times >= policy.room_tries:
-        return reason("room_never", durable=job.durable, **told)
+        return LeaveCause.NO_ROOM_TO_SAVE.because(durable=job.durable, **told)
     wait_ns = policy.room_retry_ns * times
     gang_of(job).retry_ns = ctx.now_ns + wait_ns
     seconds = wait_ns // SECOND_NS

@@ -9,14 +9,10 @@ from phalanx.cluster.gang.formation import form
 from phalanx.cluster.gang.orders import stop_on
 from phalanx.cluster.gang.phases import gang_of, last_call_ns, timeouts_of, token
 from phalanx.cluster.jobs import write_leases as storage
+from phalanx.cluster.jobs.departure import depart_safely, leave
 from phalanx.cluster.jobs.job import SECOND_NS, Job, Placement
-from phalanx.cluster.jobs.lifecycle import (
-    depart_safely,
-    drop_spare,
-    held_gpus,
-    leave,
-    spare_gpus,
-)
+from phalanx.cluster.jobs.leave_cause import STORAGE_GONE, LeaveCause
+from phalanx.cluster.jobs.lifecycle import drop_spare, held_gpus, spare_gpus
 from phalanx.cluster.placement.choose import held_by
 from phalanx.cluster.protocol.commands import Abort, Rebalance
 from phalanx.cluster.reasons import Reason, reason, sentences
@@ -25,19 +21,16 @@ from phalanx.cluster.recovery.causes import cause_of
 from phalanx.cluster.recovery.layout import column_slots, without_columns
 from phalanx.cluster.recovery.losses import unsaved
 from phalanx.cluster.recovery.options import Option, degraded_ways, options, slow_ways
-from phalanx.cluster.recovery.own_failures import EVIDENCE_KEPT, NOTHING_SAVES, back_off_ns
+from phalanx.cluster.recovery.own_failures import EVIDENCE_KEPT, back_off_ns
+from phalanx.cluster.recovery.way_taken import WayTaken
 
 MORE_SAVES = 1  # times that a gang which is to leave forms again to save what it has
 
 sentences(
     {
-        "recover": "{rung} after {cause} on {node}: estimated loss {loss} GPU-seconds; "
-        "next best: {other}",
         "parted": "ranks lost each other {times} times at step {step}: they meet again in "
         "{seconds} s; last: {evidence}",
         "saves_first": "{why}. It is given up; first it forms once more to save its newest steps",
-        "bear": "{rung} for {cause} on {node}: estimated loss {loss} GPU-seconds; "
-        "next best: {other}",
         "abort": "{cause} on {node}",
         "node_leaves": "it cannot stay on {node} ({what}), and nothing is free to take its place",
         "drain_broken": "broke while it was asked to leave ({cause})",
@@ -100,7 +93,7 @@ def give_up(ctx: Context, job: Job, node: int, cause: str, why: Reason) -> None:
     For that it forms once more, makes no step, writes its state and leaves: see ``on_ready``.
     """
     gang = gang_of(job)
-    if why.code in NOTHING_SAVES or not unsaved(job):
+    if LeaveCause.of(why) in STORAGE_GONE or not unsaved(job):
         leave(ctx, job, "failed", why)
         return
     broken(ctx, job, node, cause, lost=False)
@@ -147,8 +140,7 @@ def recover(ctx: Context, job: Job) -> None:
     if gang.ending is not None:  # it forms, wherever it can, only to save what it has in memory
         found.sort(key=lambda way: way.rung == "requeue")
     best = found[0]
-    why = reason(
-        "recover",
+    why = WayTaken.RECOVER.because(
         rung=best.rung,
         cause=gang.cause,
         node=ctx.fleet.nodes[gang.culprit].name if gang.culprit >= 0 else "",
@@ -310,8 +302,7 @@ def _others(ways: list[Option]) -> str:
 
 def _without_stopping(ctx: Context, job: Job, node: int, cause: str, ways: list[Option]) -> None:
     best = ways[0]
-    why = reason(
-        "bear",
+    why = WayTaken.BEAR.because(
         rung=best.rung,
         cause=cause,
         node=ctx.fleet.nodes[node].name,

@@ -9,6 +9,7 @@ from msgspec import structs
 from phalanx.cluster.core import Core
 from phalanx.cluster.fleet.fleet import NodeState
 from phalanx.cluster.jobs.job import Dependency, Job, JobSpec
+from phalanx.cluster.jobs.leave_cause import LeaveCause
 from phalanx.cluster.policy import QueuePolicy
 from phalanx.cluster.protocol.commands import Command, Form, Notify
 from phalanx.cluster.protocol.events import (
@@ -190,12 +191,14 @@ class ChaosWorld:
 
     def _may_end(self, job: Job) -> bool:
         """Whether a job had a reason to end before it was done."""
-        spec = job.spec
-        return (
-            (job.state == "cancelled" and job.id in self.cancelled)
-            or (job.why.code == "time_limit" and spec.time_limit_ns and not spec.requeue_at_limit)
-            or (job.why.code == "budget" and bool(job.budget_gpu_seconds) and not job.forced)
-        )
+        if job.state == "cancelled" and job.id in self.cancelled:
+            return True
+        match LeaveCause.of(job.why):
+            case LeaveCause.TIME_LIMIT:
+                return bool(job.spec.time_limit_ns) and not job.spec.requeue_at_limit
+            case LeaveCause.BUDGET:
+                return bool(job.budget_gpu_seconds) and not job.forced
+        return False
 
     # Controllers.
 

@@ -1,0 +1,106 @@
+"""What people ask of a job that is there: cancel it, send it back to the queue, hold it."""
+
+from __future__ import annotations
+
+from phalanx.cluster.context import Context
+from phalanx.cluster.jobs.departure import depart_safely, leave
+from phalanx.cluster.jobs.job import Job
+from phalanx.cluster.jobs.lifecycle import blocked, end, keep_out, let_in
+from phalanx.cluster.protocol.commands import Accept, Refuse
+from phalanx.cluster.protocol.events import Cancel, Hold, Requeue
+from phalanx.cluster.reasons import reason, sentences
+
+sentences(
+    {
+        "no_such_job": "there is no job {job}",
+        "job_ended": "job {job} has already ended ({state})",
+        "not_pending": "job {job} is {state}; only a pending or draining job can be held",
+        "not_running": "job {job} is {state}; only a running job can be sent back to the queue",
+        "leaving": "job {job} is about to end ({why}): only what waits or runs can be sent back to"
+        " the queue or held",
+        "cancelled": "cancelled by a person",
+        "requeued": "sent back to the queue by a person",
+        "drained": "stopped by a person, and held until it is resumed",
+    }
+)
+
+
+def cancel(ctx: Context, fact: Cancel) -> None:
+    """Ends a job at once."""
+    job = known(ctx, fact.job, fact.request)
+    if job is None:
+        return
+    if job.placement is not None:
+        leave(ctx, job, "cancelled", reason("cancelled"))
+    else:
+        end(ctx, job, "cancelled", reason("cancelled"))
+    ctx.emit((), Accept(reason=reason("cancelled"), request=fact.request, job=job.id))
+
+
+def requeue(ctx: Context, fact: Requeue) -> None:
+    """Stops a job with a snapshot and puts it back into the queue, or keeps it out of it."""
+    job = known(ctx, fact.job, fact.request)
+    if job is None:
+        return
+    if _refused_as_ending(ctx, job, fact.request):
+        return
+    if fact.hold and job.state in ("pending", "draining"):
+        hold(ctx, Hold(job=job.id, request=fact.request, operator=fact.operator))
+        return
+    if job.placement is None or job.state == "draining":
+        why = reason("not_running", job=job.id, state=job.state)
+        ctx.emit((), Refuse(reason=why, request=fact.request, job=job.id))
+        return
+    job.held = fact.hold
+    job.operator_hold = reason("held") if fact.hold and fact.operator else None
+    told = reason("drained" if fact.hold else "requeued")
+    depart_safely(ctx, job, "pending", told)
+    ctx.emit((), Accept(reason=told, request=fact.request, job=job.id))
+
+
+def hold(ctx: Context, fact: Hold) -> None:
+    """Keeps a job out of the queue, or lets it in again; one that drains stays out afterwards."""
+    job = known(ctx, fact.job, fact.request)
+    if job is None:
+        return
+    if job.state not in ("pending", "draining"):
+        why = reason("not_pending", job=job.id, state=job.state)
+        ctx.emit((), Refuse(reason=why, request=fact.request, job=job.id))
+        return
+    if fact.held and _refused_as_ending(ctx, job, fact.request):
+        return
+    if not fact.held and job.operator_hold is not None and not fact.operator:
+        why = reason("operator_holds", job=job.id, why=str(job.operator_hold))
+        ctx.emit((), Refuse(reason=why, request=fact.request, job=job.id))
+        return
+    if fact.operator:
+        job.operator_hold = reason("held") if fact.held else None
+    changed, job.held = job.held != fact.held, fact.held
+    if changed and fact.held and job.id in ctx.view.pending:
+        keep_out(ctx, job)
+    elif changed and not fact.held and job.state == "pending" and not blocked(ctx, job):
+        let_in(ctx, job)
+    ctx.emit((), Accept(reason=reason("accepted"), request=fact.request, job=job.id))
+
+
+def _refused_as_ending(ctx: Context, job: Job, request: str) -> bool:
+    """Whether a job ends for good as soon as its state is safe: too late to keep it."""
+    gang = job.gang
+    if gang is None or gang.ending is None or gang.ending == "pending":
+        return False
+    why = reason("leaving", job=job.id, why=str(gang.ending_why))
+    ctx.emit((), Refuse(reason=why, request=request, job=job.id))
+    return True
+
+
+def known(ctx: Context, number: int, request: str) -> Job | None:
+    """A job that has not ended; otherwise the request is refused."""
+    job = ctx.view.jobs.get(number)
+    if job is not None and not job.ended:
+        return job
+    if job is None:
+        why = reason("no_such_job", job=number)
+    else:
+        why = reason("job_ended", job=number, state=job.state)
+    ctx.emit((), Refuse(reason=why, request=request, job=number))
+    return None

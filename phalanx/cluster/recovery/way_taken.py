@@ -1,0 +1,38 @@
+"""What a job says of the way out of a failure: what was chosen, and where it went on from."""
+
+from __future__ import annotations
+
+from phalanx.cluster.reasons import Code, Reason, reason, sentences
+
+
+class WayTaken(Code):
+    """A failure was met, with the facts ``rung``, ``cause`` and ``node`` among others."""
+
+    RECOVER = "recover"  # the gang forms anew
+    BEAR = "bear"  # it goes on as well as it can
+
+
+sentences(
+    {
+        WayTaken.RECOVER: "{rung} after {cause} on {node}: estimated loss {loss} GPU-seconds; "
+        "next best: {other}",
+        WayTaken.BEAR: "{rung} for {cause} on {node}: estimated loss {loss} GPU-seconds; "
+        "next best: {other}",
+        "recovered": "goes on from step {step}: {rung} after {cause} on {node}",
+        "recovered_with_loss": "goes on from step {step}, {lost} committed steps back: {rung} "
+        "after {cause} on {node}",
+    }
+)
+
+
+def once_it_runs(why: Reason, step: int, lost: int) -> Reason:
+    """The reason of a gang that runs again from a step, with so many committed steps lost.
+
+    What was expected of the way out counts no more: the ledger has what it really cost.
+    """
+    if WayTaken.of(why) is None:
+        return why
+    facts = {name: why.facts[name] for name in ("rung", "cause", "node")}
+    if lost:
+        return reason("recovered_with_loss", step=step, lost=lost, **facts)
+    return reason("recovered", step=step, **facts)
