@@ -1,8 +1,8 @@
 """What a node may speak of: itself, and the gangs that it is in.
 
 An agent may be in the wrong hands, with everything that its node has. Whatever it says of others
-is refused here, before any machine takes it in; ``Gather``, ``LastWords`` and the records of steps
-look again at the nodes of the very generation that a message names, which may be over.
+is refused here, before any machine takes it in; ``Gather``, ``LastReports`` and the records of
+steps look again at the nodes of the very generation that a message names, which may be over.
 """
 
 from __future__ import annotations

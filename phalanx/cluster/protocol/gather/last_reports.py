@@ -1,4 +1,4 @@
-"""Last words about a generation that was aborted or stopped: how far it came, where it is known.
+"""The last reports about a generation that was aborted or stopped: how far it came.
 
 Reports of progress are seconds old, so that a log stays small. When a gang ends, whoever decides
 about its steps asks its nodes; those that still answer know to the step what was safe.
@@ -26,7 +26,7 @@ class Stopped(Struct):
     said: GangStopped | None = None
 
 
-class LastWords:
+class LastReports:
     """All gangs that were told to stop, by job."""
 
     def __init__(self) -> None:

@@ -1,0 +1,251 @@
+"""Answers of agents, gathered into one event a gang and phase.
+
+Lives beside the core in the controller and is not logged: a controller that takes over sends the
+outstanding orders again, and agents answer again. The events that it emits are logged.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from phalanx.cluster.protocol.commands import Abort, Command, Drain, Form, Restore, Stop
+from phalanx.cluster.protocol.events import (
+    CheckResult,
+    DeviceError,
+    EventBody,
+    FlushWanted,
+    GangDrained,
+    GangReady,
+    GangStuck,
+    JobFinished,
+    KeeperSilent,
+    NodeNotice,
+    NodeSeen,
+    RestoreFailed,
+    WorkerExited,
+)
+from phalanx.cluster.protocol.gather.disagreement import Disagreement
+from phalanx.cluster.protocol.gather.joining import joined
+from phalanx.cluster.protocol.gather.last_reports import LastReports
+from phalanx.cluster.protocol.gather.progress import GangProgress
+from phalanx.cluster.protocol.messages import (
+    AgentMessage,
+    Checked,
+    Differed,
+    Drained,
+    Exited,
+    Finished,
+    FlushAsked,
+    Hello,
+    Joined,
+    KeeperChanged,
+    LastSteps,
+    Noticed,
+    Ready,
+    Refused,
+    Steps,
+    Trouble,
+)
+
+Phase = Literal["join", "restore", "drain", "run"]
+
+
+class Expected:
+    """What one gang is expected to say."""
+
+    def __init__(
+        self, generation: int, phase: Phase, nodes: tuple[int, ...], now_ns: int = 0
+    ) -> None:
+        self.generation = generation
+        self.phase = phase
+        self.nodes = dict.fromkeys(nodes)
+        self.deadline_ns = 0
+        self.kept_nodes: tuple[int, ...] = ()  # by slot of the last generation that ran
+        self.kept_shift = 0
+        self.slot_gpus = 0  # ranks of a node, but perhaps the last; 0: all have equally many
+        self.answers: dict[int, AgentMessage] = {}
+        self.progress = GangProgress(generation, now_ns)
+        self.disagreement = Disagreement()
+
+
+class Gather:
+    """One instance a controller. Feed it every command that goes out and every message."""
+
+    def __init__(self, report_ns: int = 5_000_000_000) -> None:
+        self.report_ns = report_ns  # between two reports of a gang's progress
+        self.gangs: dict[int, Expected] = {}
+        self.last_reports = LastReports()
+
+    def expect(self, command: Command) -> None:
+        """A command goes out: its answers are waited for."""
+        body = command.body
+        if isinstance(body, Form):
+            self._form(body)
+        elif isinstance(body, Restore | Drain):
+            phase: Phase = "restore" if isinstance(body, Restore) else "drain"
+            gang = self.gangs.get(body.job)
+            if gang is None or gang.generation != body.generation:
+                gang = Expected(body.generation, phase, command.target)
+                self.gangs[body.job] = gang
+            if phase == "restore" and gang.phase in ("run", "drain"):
+                return  # sent again to a node that came back, and all have answered meanwhile
+            if gang.phase != phase:
+                gang.phase, gang.answers = phase, {}
+            gang.deadline_ns = body.deadline_ns
+        elif isinstance(body, Abort | Stop):
+            gang = self.gangs.get(body.job)
+            if gang is not None and gang.generation == body.generation:
+                self.last_reports.expect(body, command.target, gang.nodes)
+        if isinstance(body, Stop):
+            gang = self.gangs.get(body.job)
+            whole = gang is not None and all(node in command.target for node in gang.nodes)
+            if gang is not None and whole and body.generation >= gang.generation:
+                del self.gangs[body.job]
+
+    def _form(self, body: Form) -> None:
+        gang = self.gangs.get(body.job)
+        if gang is not None and gang.generation == body.generation:
+            gang.deadline_ns = body.deadline_ns  # sent again
+            return
+        self.last_reports.forget(body.job)
+        gang = self.gangs[body.job] = Expected(body.generation, "join", body.nodes)
+        gang.deadline_ns = body.deadline_ns
+        gang.kept_nodes = (body.kept_nodes or body.nodes) if body.kept_generation else ()
+        gang.kept_shift, gang.slot_gpus = body.kept_shift, body.slot_gpus
+
+    def running(
+        self, job: int, generation: int, nodes: tuple[int, ...], now_ns: int, slot_gpus: int = 0
+    ) -> None:
+        """A controller took over while this gang runs: its progress and its end are waited for."""
+        gang = self.gangs[job] = Expected(generation, "run", nodes, now_ns)
+        gang.slot_gpus = slot_gpus
+
+    def receive(self, message: AgentMessage, now_ns: int) -> list[EventBody]:
+        """Takes in a message; returns the events it completes."""
+        match message:
+            case Joined() | Ready() | Drained() | Finished():
+                return self._answer(message, now_ns)
+            case Steps():
+                return self._steps(message, now_ns)
+            case Refused():
+                return self._refused(message)
+            case LastSteps():
+                return [*self.last_reports.receive(message, now_ns)]
+            case Exited(node=n, job=j, generation=g, rank=r, cause=c, step=s, detail=d):
+                return [
+                    *self._newest(j, g, now_ns),
+                    WorkerExited(job=j, generation=g, node=n, rank=r, cause=c, step=s, detail=d),
+                ]
+            case Trouble(node=n, cause=c, gpu=u, rail=r, job=j, detail=d):
+                return [DeviceError(node=n, cause=c, gpu=u, rail=r, job=j, detail=d)]
+            case Noticed(node=n, deadline_ns=at, cause=c):
+                return [NodeNotice(node=n, deadline_ns=at, cause=c)]
+            case Checked(node=n, check=k, passed=p, command=m, cause=c, detail=d):
+                return [CheckResult(node=n, check=k, passed=p, command=m, cause=c, detail=d)]
+            case Hello(node=n, inventory=inventory):
+                return [NodeSeen(node=n, inventory=inventory)]
+            case Differed():
+                return self._differed(message, now_ns)
+            case KeeperChanged(node=n, job=j, state=state, seconds=s):
+                return [KeeperSilent(node=n, job=j, state=state, seconds=s)]
+            case FlushAsked(node=n, job=j, generation=g):
+                gang = self._gang_of(n, j, g)
+                return [FlushWanted(job=j, generation=g)] if gang is not None else []
+        return []  # heartbeats and receipts are for Liveness and Outbox
+
+    def due(self, now_ns: int) -> list[EventBody]:
+        """Gangs whose deadline has passed, with the nodes that are missing; each said once."""
+        found: list[EventBody] = []
+        for job, gang in self.gangs.items():
+            found += gang.disagreement.due(now_ns)
+            phase = gang.phase
+            if phase == "run" or gang.deadline_ns > now_ns or not gang.deadline_ns:
+                continue
+            missing = tuple(node for node in gang.nodes if node not in gang.answers)
+            gang.deadline_ns = 0
+            found.append(GangStuck(job=job, generation=gang.generation, phase=phase, nodes=missing))
+        return [*found, *self.last_reports.due(now_ns)]
+
+    def next_deadline_ns(self) -> int | None:
+        """When the first gang is late."""
+        waiting = [g.deadline_ns for g in self.gangs.values() if g.phase != "run"]
+        waiting.append(self.last_reports.next_deadline_ns() or 0)
+        waiting += [gang.disagreement.due_ns for gang in self.gangs.values()]
+        return min((at for at in waiting if at), default=None)
+
+    def _answer(self, message: Joined | Ready | Drained | Finished, now_ns: int) -> list[EventBody]:
+        gang = self._gang_of(message.node, message.job, message.generation)
+        if gang is None:
+            return []
+        phases = {Joined: "join", Ready: "restore", Drained: "drain", Finished: "run"}
+        if phases[type(message)] != gang.phase:
+            return []
+        gang.answers[message.node] = message
+        if len(gang.answers) < len(gang.nodes):
+            return []
+        answers, gang.answers = list(gang.answers.values()), {}
+        if isinstance(message, Joined):
+            gang.deadline_ns = 0
+            there = [a for a in answers if isinstance(a, Joined)]
+            kept = gang.kept_nodes, gang.kept_shift
+            return [*joined(message.job, gang.generation, *kept, there)]
+        job, generation = message.job, message.generation
+        step = min(a.step for a in answers if isinstance(a, Ready | Drained | Finished))
+        if isinstance(message, Ready):
+            gang.phase = "run"
+            gang.progress.begin(step, now_ns)
+            skipped = message.skipped
+            return [GangReady(job=job, generation=generation, step=step, skipped=skipped)]
+        events = gang.progress.report(job, len(gang.nodes), now_ns)
+        del self.gangs[job]
+        if isinstance(message, Drained):
+            durable = all(a.durable for a in answers if isinstance(a, Drained))
+            return [
+                *events,
+                GangDrained(job=job, generation=generation, step=step, durable=durable),
+            ]
+        return [*events, JobFinished(job=job, generation=generation, step=step)]
+
+    def _newest(self, job: int, generation: int, now_ns: int) -> list[EventBody]:
+        """Something happened to a gang: how far it was is said before, as far as all have told."""
+        gang = self.gangs.get(job)
+        if gang is None or gang.generation != generation or gang.phase not in ("run", "drain"):
+            return []
+        return [*gang.progress.report(job, len(gang.nodes), now_ns)]
+
+    def _gang_of(self, node: int, job: int, generation: int) -> Expected | None:
+        """The gang that a node may speak of: one that it is in."""
+        gang = self.gangs.get(job)
+        if gang is None or gang.generation != generation or node not in gang.nodes:
+            return None
+        return gang
+
+    def _refused(self, message: Refused) -> list[EventBody]:
+        gang = self._gang_of(message.node, message.job, message.generation)
+        if gang is None:
+            return []
+        gang.answers = {}
+        return [
+            RestoreFailed(
+                job=message.job,
+                generation=message.generation,
+                node=message.node,
+                source=message.source,
+                step=message.step,
+                detail=message.detail,
+                there=message.there,
+            )
+        ]
+
+    def _differed(self, message: Differed, now_ns: int) -> list[EventBody]:
+        gang = self._gang_of(message.node, message.job, message.generation)
+        if gang is None:
+            return []
+        return [*gang.disagreement.receive(message, list(gang.nodes), gang.slot_gpus, now_ns)]
+
+    def _steps(self, message: Steps, now_ns: int) -> list[EventBody]:
+        gang = self._gang_of(message.node, message.job, message.generation)
+        if gang is None:
+            return []
+        report_ns = None if gang.phase == "drain" else self.report_ns
+        return [*gang.progress.receive(message, len(gang.nodes), now_ns, report_ns)]
