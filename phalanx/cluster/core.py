@@ -76,7 +76,7 @@ from phalanx.cluster.queue import site_orders as orders
 from phalanx.cluster.queue.decisions import Preempt, QueueState, Resize, Start
 from phalanx.cluster.queue.queue import Queue
 from phalanx.cluster.reasons import reason, sentences
-from phalanx.cluster.recovery import incidents, left_memory, losses, own_failures
+from phalanx.cluster.recovery import agent_ends, incidents, left_memory, losses, own_failures
 from phalanx.cluster.recovery import recover as recovery
 from phalanx.cluster.snapshot import FORMAT_VERSION, SnapshotError, VersionError, dump, load
 from phalanx.cluster.state import View
@@ -182,6 +182,11 @@ class Core:
         core = cls.__new__(cls)
         core._ctx = load(data)
         return core
+
+
+def _on_joined(ctx: Context, fact: GangJoined) -> None:
+    if not agent_ends.judged(ctx, fact):
+        formation.on_joined(ctx, fact)
 
 
 def _on_ready(ctx: Context, fact: GangReady) -> None:
@@ -388,7 +393,7 @@ _HANDLERS: dict[type, Callable[[Context, Any], None]] = {
     CheckResult: nodes.on_check_result,
     NodeRepaired: nodes.on_repaired,
     WorkerExited: incidents.on_worker_exited,
-    GangJoined: formation.on_joined,
+    GangJoined: _on_joined,
     GangStopped: losses.on_stopped,
     GangReady: _on_ready,
     GangStuck: incidents.on_stuck,

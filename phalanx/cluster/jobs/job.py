@@ -346,6 +346,7 @@ class Job(Struct, kw_only=True, omit_defaults=True):
     dispute: Dispute | None = None  # a step that replicas disagreed on, and nobody knew who erred
     failed_formations: int = 0  # in a row, before a step was tried
     agent_ends: tuple[tuple[int, int], ...] = ()  # at its start: (generation, node)
+    agent_ends_step: int = 0  # that was known at the first of these
     waiting_for: dict[int, None] = {}  # jobs it depends on that have not ended
     never: bool = False  # a dependency can never be satisfied
     parted_step: int = -1  # at which ranks last lost each other while all their nodes lived

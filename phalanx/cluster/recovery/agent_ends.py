@@ -8,6 +8,7 @@ from phalanx.cluster.jobs import dependencies
 from phalanx.cluster.jobs.departure import leave
 from phalanx.cluster.jobs.job import Job
 from phalanx.cluster.jobs.lifecycle import keep_out
+from phalanx.cluster.protocol.events import GangJoined
 from phalanx.cluster.reasons import reason, sentences
 
 sentences(
@@ -25,16 +26,41 @@ def ended(ctx: Context, node: int, at_ns: int) -> bool:
     One such end may be anything. When an agent ends at the next start of the same job too, on
     whatever node, or again at the same start, the job is taken out of the queue. Agents that end
     together at one start are one event: somebody may have restarted them all.
+
+    A gang that had been told to make steps may have made some that nobody has told of yet: that
+    one is judged when the next generation has joined (``judged``).
     """
     here = [ctx.view.jobs[number] for number in ctx.fleet.held[node]]
     suspects = [job for job in here if _started(ctx, job, at_ns)]
     for job in suspects:
+        if not job.agent_ends:
+            job.agent_ends_step = job.step
         end = (job.generation, node)
         again = end in job.agent_ends or any(each[0] != end[0] for each in job.agent_ends)
         job.agent_ends = (*job.agent_ends, end)
-        if again:
+        if again and not _may_have_stepped(job):
             _quarantine(ctx, job)
     return bool(suspects)
+
+
+def judged(ctx: Context, fact: GangJoined) -> bool:
+    """A generation has joined, and with it what the last one did. Whether the job is quarantined.
+
+    Nothing was started so far that could end the agents of this one.
+    """
+    job = ctx.live(fact.job, fact.generation)
+    if job is None or not job.agent_ends:
+        return False
+    if max(job.step, fact.newest) > job.agent_ends_step:
+        job.agent_ends = ()  # it made steps: its start ends no agents
+    elif len(dict.fromkeys(generation for generation, _ in job.agent_ends)) > 1:
+        _quarantine(ctx, job)
+        return True
+    return False
+
+
+def _may_have_stepped(job: Job) -> bool:
+    return job.spec.reports_steps and gang_of(job).phase == "running"
 
 
 def _started(ctx: Context, job: Job, at_ns: int) -> bool:

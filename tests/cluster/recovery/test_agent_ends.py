@@ -102,6 +102,38 @@ def test_a_step_between_two_ends_clears_the_job() -> None:
     assert job.state == "forming"
 
 
+def test_nodes_that_die_before_their_steps_were_told_of_do_not_blame_the_job() -> None:
+    """Progress is told every few seconds: a gang may have made steps that nobody knows of yet."""
+    drive = Drive(nodes=8)
+    job = drive.submit()
+    made = 0
+    for _ in range(4):
+        drive.run(job, step=made)
+        made += 3
+        end_agent(drive, job)
+        joined = GangJoined(
+            job=job.id,
+            generation=job.generation,
+            step=made,
+            empty=(job.placement.nodes[0],),
+            newest=made,
+        )
+        drive.tell(joined)
+        assert job.state == "forming" and not job.held, str(job.why)
+    assert job.agent_ends == ()
+
+
+def test_a_job_whose_first_step_ends_agents_is_quarantined_before_the_third() -> None:
+    drive = Drive(nodes=8)
+    job = drive.submit(gang=ONE)
+    for _ in range(2):
+        drive.run(job)
+        end_agent(drive, job)
+        assert job.state == "forming"
+    drive.tell(GangJoined(job=job.id, generation=job.generation, step=-1), SECOND)
+    assert job.state == "pending" and job.why.code == "ends_agents"
+
+
 def test_a_program_that_ran_for_long_without_steps_did_not_end_the_agent() -> None:
     drive = Drive(nodes=6)
     job = drive.submit(gang=ONE, reports_steps=False)
