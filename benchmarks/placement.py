@@ -24,8 +24,9 @@ from pathlib import Path
 
 import numpy as np
 
-from phalanx.cluster.fleet.column import Column
-from phalanx.cluster.fleet.fleet import Fleet, Node, whole
+from phalanx.cluster.fleet.columns import Column
+from phalanx.cluster.fleet.fleet import Fleet
+from phalanx.cluster.fleet.node import Node, whole
 from phalanx.cluster.jobs.job import GangShape, Placement, shape_of
 from phalanx.cluster.placement.choose import Request, place
 from phalanx.cluster.placement.communication import cost_of, inside_leaf_ns

@@ -6,7 +6,7 @@ from heapq import heappop, heappush
 
 from msgspec import Struct
 
-from phalanx.cluster.fleet.fleet import Node
+from phalanx.cluster.fleet.node import Node
 from phalanx.cluster.jobs.job import Job
 from phalanx.cluster.ledger.accounts import Ledger
 from phalanx.cluster.policy import Policy

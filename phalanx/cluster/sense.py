@@ -9,7 +9,7 @@ from __future__ import annotations
 from msgspec import Struct, structs
 
 from phalanx.cluster.context import Context
-from phalanx.cluster.fleet.fleet import MOST_RAILS
+from phalanx.cluster.fleet.node import MOST_RAILS
 from phalanx.cluster.policy import MILLION
 from phalanx.cluster.protocol.commands import Refuse
 from phalanx.cluster.protocol.events import (

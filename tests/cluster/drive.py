@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TypeVar
 
 from phalanx.cluster.core import Core
-from phalanx.cluster.fleet.fleet import Fleet, Node
+from phalanx.cluster.fleet.fleet import Fleet
+from phalanx.cluster.fleet.node import Node
 from phalanx.cluster.jobs.job import Expected, GangShape, Job, JobSpec
 from phalanx.cluster.policy import Policy
 from phalanx.cluster.protocol.commands import Command, Form, Restore

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from phalanx.cluster.fleet.fleet import Fleet, Held, Node
+from phalanx.cluster.fleet.fleet import Fleet
+from phalanx.cluster.fleet.node import Held, Node
 from phalanx.cluster.jobs.job import Placement
 from phalanx.cluster.placement.choose import Request, held_by
 

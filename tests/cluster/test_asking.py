@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from phalanx.cluster.core import Core
-from phalanx.cluster.fleet.fleet import Node
+from phalanx.cluster.fleet.node import Node
 from phalanx.cluster.jobs.job import GangShape
 from phalanx.cluster.protocol.events import NodeJoined, SetQuota, SetReservation
 from phalanx.cluster.protocol.messages import Inventory

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phalanx.cluster.fleet.fleet import Fleet, Node
+from phalanx.cluster.fleet.fleet import Fleet
+from phalanx.cluster.fleet.node import Node
 from phalanx.cluster.jobs.job import GangShape, Job
 from phalanx.cluster.policy import Policy, QueuePolicy, Quota
 from phalanx.cluster.protocol.events import JobFinished, QuarantineNode

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from phalanx.cluster.fleet.fleet import NodeState
+from phalanx.cluster.fleet.node import NodeState
 from phalanx.cluster.jobs.job import Job
 from phalanx.cluster.policy import Policy, RecoveryPolicy
 from phalanx.cluster.protocol.commands import Abort, Command, Form, Go, Notify

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from phalanx.cluster.fleet.fleet import lowest_bits
+from phalanx.cluster.fleet.node import lowest_bits
 from phalanx.cluster.jobs.job import Expected, GangShape, Job, JobSpec, Placement
 from phalanx.cluster.placement.request import Request, request_of
 from phalanx.cluster.policy import Qos, Quota

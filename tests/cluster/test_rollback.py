@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from phalanx.cluster.core import Core
-from phalanx.cluster.fleet.fleet import NodeState
+from phalanx.cluster.fleet.node import NodeState
 from phalanx.cluster.jobs.job import DURABLES_KEPT, Job
 from phalanx.cluster.policy import Policy, RecoveryPolicy
 from phalanx.cluster.protocol.commands import Notify

@@ -9,8 +9,8 @@ import pytest
 from msgspec import Struct
 
 from phalanx.cluster.core import Core
-from phalanx.cluster.fleet.fleet import Node
 from phalanx.cluster.fleet.fleet_file import read_fleet
+from phalanx.cluster.fleet.node import Node
 from phalanx.cluster.jobs.job import Expected, GangShape, JobSpec
 from phalanx.cluster.policy import Policy
 from phalanx.cluster.protocol.commands import Notify, Refuse

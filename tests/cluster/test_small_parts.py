@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
-from phalanx.cluster.fleet.fleet import Fleet, Node
+from phalanx.cluster.fleet.fleet import Fleet
+from phalanx.cluster.fleet.node import Node
 from phalanx.cluster.jobs.job import Expected, GangShape, shape_of
 from phalanx.cluster.placement.constraints import matches, parse
 from phalanx.cluster.policy import TimeoutPolicy

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from phalanx.cluster.fleet.fleet import Node
+from phalanx.cluster.fleet.node import Node
 from phalanx.cluster.jobs.job import JobSpec
 from phalanx.cluster.protocol.events import NodeJoined, Submit
 from phalanx.cluster.protocol.messages import Inventory

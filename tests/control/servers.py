@@ -25,7 +25,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from phalanx import __version__
-from phalanx.cluster.fleet.fleet import Node
+from phalanx.cluster.fleet.node import Node
 from phalanx.cluster.protocol.agent_machine import Agent
 from phalanx.cluster.protocol.commands import Form
 from phalanx.cluster.protocol.messages import (

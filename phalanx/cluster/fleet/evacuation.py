@@ -7,7 +7,7 @@ just enough time is left it saves its state and goes, or goes on with fewer repl
 from __future__ import annotations
 
 from phalanx.cluster.context import Context
-from phalanx.cluster.fleet.fleet import NodeState
+from phalanx.cluster.fleet.node import NodeState
 from phalanx.cluster.gang.phases import gang_of, last_call_ns
 from phalanx.cluster.jobs.departure import depart_safely, give_way
 from phalanx.cluster.jobs.job import SECOND_NS, Job

@@ -7,86 +7,28 @@ node's identity for the life of the log.
 
 from __future__ import annotations
 
-import re
 from array import array
 from collections.abc import Iterable, Sequence
-from enum import IntEnum
-from typing import TYPE_CHECKING
+from typing import Protocol
 
+import numpy as np
 from msgspec import Struct
 
+from phalanx.cluster.fleet.columns import Columns
+from phalanx.cluster.fleet.node import (
+    Change,
+    Held,
+    Node,
+    NodeClass,
+    NodeState,
+    bad_node,
+    features_of,
+    places_of,
+)
 from phalanx.cluster.reasons import Reason
 from phalanx.config.errors import ConfigError, Problem, problem
 
-if TYPE_CHECKING:
-    from phalanx.cluster.fleet.column import Column
-    from phalanx.cluster.placement.free_index import Room
-
 HISTORY_KEPT = 32  # changes of state remembered of each node
-MOST_NODE_GPUS = MOST_RAILS = 63  # free GPUs and dead rails are bits of one signed integer
-MOST = 1 << 62
-WORD = re.compile(r"[\w.:+-]+")  # what a constraint can name
-
-
-class NodeState(IntEnum):
-    """What the core thinks of a node. Only HEALTHY nodes are given new work."""
-
-    HEALTHY = 0
-    SUSPECT = 1  # keeps what it runs, gets nothing new, is being tested
-    DRAINING = 2  # a person or a notice wants it empty
-    QUARANTINED = 3  # failed its test, or did harm: holds no work until it passes
-    DEAD = 4  # silent, lost, or not yet joined
-    SPARE = 5  # healthy and kept free (by the fleet or for one job) to replace another
-
-
-class Node(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One server as the fleet file or its agent describes it."""
-
-    name: str
-    gpus: int = 8
-    cpus: int = 64
-    memory_bytes: int = 1 << 40
-    kind: str = ""  # of its GPUs, e.g. "h100"; a feature as well
-    features: tuple[str, ...] = ()
-    partition: str = "default"
-    # The topology path, nearest first. Nodes of one domain share NVLink; of one leaf, the first
-    # switches (one a rail, where the fabric has rails); of one pod, the spine.
-    domain: str = ""  # "": the node itself
-    rails: int = 1  # network planes: GPU i talks on rail i % rails
-    leaf: str = "leaf-0"
-    pod: str = "pod-0"
-    # Failure domains.
-    rack: str = ""  # "": its leaf
-    power: str = ""  # "": its rack
-    switch: str = ""  # "": its leaf
-
-
-class NodeClass(Struct, frozen=True):
-    """Nodes that a constraint cannot tell apart."""
-
-    kind: str
-    features: tuple[str, ...]  # sorted; the kind is among them
-    partition: str
-    gpus: int
-    cpus: int
-    memory_bytes: int
-    rails: int
-
-
-class Change(Struct, frozen=True):
-    """One change of a node's state."""
-
-    time_ns: int
-    state: NodeState  # the new one
-    reason: Reason
-
-
-class Held(Struct, frozen=True):
-    """What a job holds of one node."""
-
-    gpus: int  # mask
-    cpus: int
-    memory_bytes: int
 
 
 class FleetState(Struct, kw_only=True):
@@ -100,24 +42,11 @@ class FleetState(Struct, kw_only=True):
     history: dict[int, list[Change]]
 
 
-class Columns(Struct, frozen=True):
-    """Numpy views of the columns. Never keep one across events: joining nodes replace them."""
+class FleetIndex(Protocol):
+    """What follows the fleet's changes."""
 
-    state: Column
-    node_class: Column
-    domain: Column
-    leaf: Column
-    pod: Column
-    rack: Column
-    power: Column
-    switch: Column
-    gpus: Column  # in the node
-    free_mask: Column  # bit i: GPU i is held by no job, whatever the node's state
-    free_gpus: Column  # bits in free_mask
-    free_cpus: Column
-    free_memory: Column
-    spare_for: Column  # job whose spare it is; 0: the fleet's, or no spare
-    rails_down: Column  # bit r: rail r of the node is dead (it runs degraded)
+    def refresh(self) -> None:
+        """Takes over what changed in the fleet."""
 
 
 PLACES = ("domain", "leaf", "pod", "rack", "power", "switch")
@@ -144,7 +73,7 @@ class Fleet:
         self.changed: dict[int, None] = {}
         self.changed_jobs: dict[int, None] = {}
         self.job_gpus: dict[int, int] = {}  # GPUs that each job holds, its spares left out
-        self.room: Room | None = None  # made and renewed by ``room.room_of``
+        self.room: FleetIndex | None = None  # made and renewed by ``room_of``
         for node in nodes:
             self.add(node, state)
 
@@ -155,8 +84,6 @@ class Fleet:
     def columns(self) -> Columns:
         """The columns as numpy arrays over the same memory."""
         if self._views is None:
-            import numpy as np  # here, since agents name nodes and never look at columns
-
             views = (np.frombuffer(column, np.int64) for column in self._columns.values())
             self._views = Columns(*views)
         return self._views
@@ -347,47 +274,6 @@ class Fleet:
         return numbers[name]
 
 
-def places_of(node: Node) -> dict[str, str]:
-    """Names of every place a node stands in, with what was left out filled in."""
-    rack = node.rack or node.leaf
-    return {
-        "domain": node.domain or node.name,
-        "leaf": node.leaf,
-        "pod": node.pod,
-        "rack": rack,
-        "power": node.power or rack,
-        "switch": node.switch or node.leaf,
-    }
-
-
-def bad_node(node: Node) -> Problem | None:
-    """Why there can be no such node; None: there can."""
-    if not node.name:
-        return problem("name", '""', "a node must have a name", "give it one")
-    bounds = {"gpus": MOST_NODE_GPUS, "cpus": MOST, "memory_bytes": MOST, "rails": MOST_RAILS}
-    for key, most in bounds.items():
-        if not 0 <= getattr(node, key) <= most:
-            rule = f"must be 0 to {most} ({node.name})"
-            return problem(key, getattr(node, key), rule, "correct it")
-    return bad_words(node.kind, node.features)
-
-
-def bad_words(kind: str, features: Sequence[str], where: str = "") -> Problem | None:
-    """Why no constraint could name a kind of GPU, or one of the features; None: it could."""
-    words = [("features", word) for word in features] + [("kind", kind)] * bool(kind)
-    for key, word in words:
-        if not WORD.fullmatch(word):
-            rule = "cannot be named in a constraint"
-            fix = "use letters, digits and . : + - _"
-            return problem(where + key, f'"{word}"', rule, fix)
-    return None
-
-
-def features_of(node: Node) -> tuple[str, ...]:
-    """The words that constraints can name of a node, its kind among them."""
-    return tuple(sorted({*node.features, *((node.kind,) if node.kind else ())}))
-
-
 def _free_row(node: Node) -> dict[str, int]:
     """The columns of an empty node."""
     return {
@@ -397,21 +283,6 @@ def _free_row(node: Node) -> dict[str, int]:
         "free_cpus": node.cpus,
         "free_memory": node.memory_bytes,
     }
-
-
-def whole(node: Node) -> Held:
-    """All of a node."""
-    return Held((1 << node.gpus) - 1, node.cpus, node.memory_bytes)
-
-
-def lowest_bits(mask: int, count: int) -> int:
-    """The ``count`` lowest set bits of a mask."""
-    taken = 0
-    for _ in range(count):
-        bit = mask & -mask
-        taken |= bit
-        mask ^= bit
-    return taken
 
 
 def names(fleet: Fleet, nodes: Sequence[int], most: int = 3) -> str:

@@ -19,7 +19,8 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from phalanx.cluster.fleet.fleet import MOST_NODE_GPUS, Fleet, Node, NodeState, bad_words
+from phalanx.cluster.fleet.fleet import Fleet
+from phalanx.cluster.fleet.node import MOST_NODE_GPUS, Node, NodeState, bad_words
 from phalanx.config import ConfigError, Section
 from phalanx.config.errors import Problem, problem
 from phalanx.config.load import MOST_CHARACTERS

@@ -10,7 +10,8 @@ import numpy as np
 
 from phalanx.cluster.context import Context, Question
 from phalanx.cluster.detectors import score
-from phalanx.cluster.fleet.fleet import NodeState, names
+from phalanx.cluster.fleet.fleet import names
+from phalanx.cluster.fleet.node import NodeState
 from phalanx.cluster.jobs.lifecycle import drop_spare
 from phalanx.cluster.policy import MILLION
 from phalanx.cluster.protocol.commands import Ask, Check

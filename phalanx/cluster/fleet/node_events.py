@@ -5,7 +5,7 @@ from __future__ import annotations
 from phalanx.cluster.context import Context
 from phalanx.cluster.fleet import health
 from phalanx.cluster.fleet.evacuation import OUT, drain, forget
-from phalanx.cluster.fleet.fleet import NodeState, bad_node
+from phalanx.cluster.fleet.node import NodeState, bad_node
 from phalanx.cluster.fleet.renewal import renew
 from phalanx.cluster.gang.orders import go_order, outstanding, stop_on
 from phalanx.cluster.gang.phases import gang_of

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from phalanx.cluster.context import Context
 from phalanx.cluster.fleet import health
-from phalanx.cluster.fleet.fleet import Node, features_of
+from phalanx.cluster.fleet.node import Node, features_of
 from phalanx.cluster.jobs.job import JobSpec
 from phalanx.cluster.placement.constraints import matches, parse
 from phalanx.cluster.placement.request import barred_from

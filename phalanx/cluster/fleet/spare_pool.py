@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from phalanx.cluster.context import Context
-from phalanx.cluster.fleet.fleet import NodeState
+from phalanx.cluster.fleet.node import NodeState
 from phalanx.cluster.fleet.spares import is_full, spare_nodes
 from phalanx.cluster.gang.orders import stop_on
 from phalanx.cluster.gang.phases import gang_of

@@ -7,8 +7,9 @@ from functools import lru_cache
 
 import numpy as np
 
-from phalanx.cluster.fleet.column import Column
-from phalanx.cluster.fleet.fleet import Fleet, NodeState
+from phalanx.cluster.fleet.columns import Column
+from phalanx.cluster.fleet.fleet import Fleet
+from phalanx.cluster.fleet.node import NodeState
 from phalanx.cluster.placement.communication import Flows, flows_of
 from phalanx.cluster.placement.free_index import Nodes, array_of, room_of, with_host_room
 from phalanx.cluster.placement.request import Request, tensor_slots

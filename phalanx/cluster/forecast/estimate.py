@@ -11,7 +11,7 @@ from heapq import heapify, heappop, heapreplace
 
 from msgspec import structs
 
-from phalanx.cluster.fleet.fleet import NodeState
+from phalanx.cluster.fleet.node import NodeState
 from phalanx.cluster.forecast.horizon import length_ns, likely_end_ns
 from phalanx.cluster.forecast.queue_position import Line, Nobody, When, latest
 from phalanx.cluster.jobs.job import Job

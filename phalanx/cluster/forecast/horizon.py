@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from phalanx.cluster.fleet.column import Column
+from phalanx.cluster.fleet.columns import Column
 from phalanx.cluster.fleet.fleet import Fleet
 from phalanx.cluster.jobs.job import Job
 from phalanx.cluster.placement.free_index import Nodes, array_of, room_of

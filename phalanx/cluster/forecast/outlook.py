@@ -11,7 +11,7 @@ from itertools import accumulate
 import numpy as np
 from msgspec import structs
 
-from phalanx.cluster.fleet.fleet import NodeState
+from phalanx.cluster.fleet.node import NodeState
 from phalanx.cluster.forecast.horizon import NEVER_NS, likely_end_ns
 from phalanx.cluster.forecast.supply import Supply, Wanted
 from phalanx.cluster.jobs.job import SECOND_NS

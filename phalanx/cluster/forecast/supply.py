@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from phalanx.cluster.fleet.column import Column
+from phalanx.cluster.fleet.columns import Column
 from phalanx.cluster.forecast.horizon import NEVER_NS
 from phalanx.cluster.jobs.job import SECOND_NS
 

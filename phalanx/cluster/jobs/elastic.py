@@ -6,7 +6,7 @@ from msgspec import structs
 
 from phalanx.cluster.context import Context
 from phalanx.cluster.fleet import spare_pool as pool
-from phalanx.cluster.fleet.fleet import NodeState
+from phalanx.cluster.fleet.node import NodeState
 from phalanx.cluster.gang.formation import form
 from phalanx.cluster.gang.orders import form_order, stop_on
 from phalanx.cluster.gang.phases import gang_of

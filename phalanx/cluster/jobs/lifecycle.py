@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec import structs
 
 from phalanx.cluster.context import Context
-from phalanx.cluster.fleet.fleet import NodeState
+from phalanx.cluster.fleet.node import NodeState
 from phalanx.cluster.gang.formation import form
 from phalanx.cluster.gang.phases import gang_of
 from phalanx.cluster.jobs import dependencies

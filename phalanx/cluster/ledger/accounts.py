@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from phalanx.cluster.fleet.fleet import NodeState
+from phalanx.cluster.fleet.node import NodeState
 from phalanx.cluster.jobs.job import Job
 from phalanx.cluster.protocol.events import Progress
 from phalanx.cluster.state import View

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from phalanx.cluster.fleet.column import Column
+from phalanx.cluster.fleet.columns import Column
 from phalanx.cluster.fleet.fleet import Fleet
 from phalanx.cluster.placement.communication import (
     Cost,

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from phalanx.cluster.fleet.column import Column
-from phalanx.cluster.fleet.fleet import Fleet, lowest_bits
+from phalanx.cluster.fleet.columns import Column
+from phalanx.cluster.fleet.fleet import Fleet
+from phalanx.cluster.fleet.node import lowest_bits
 from phalanx.cluster.fleet.spares import replacements
 from phalanx.cluster.jobs.job import GangShape, Placement
 from phalanx.cluster.placement.arrange import Cells, arrange, cells_of

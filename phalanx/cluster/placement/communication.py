@@ -13,7 +13,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from phalanx.cluster.fleet.column import Column
+from phalanx.cluster.fleet.columns import Column
 from phalanx.cluster.fleet.fleet import Fleet
 from phalanx.cluster.jobs.job import GangShape
 from phalanx.cluster.policy import MILLION, FabricPolicy

@@ -7,7 +7,7 @@ from functools import lru_cache
 
 from msgspec import Struct
 
-from phalanx.cluster.fleet.fleet import WORD
+from phalanx.cluster.fleet.node import WORD
 from phalanx.config import ConfigError
 from phalanx.config.errors import did_you_mean
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Callable
 
-from phalanx.cluster.fleet.fleet import NodeState
+from phalanx.cluster.fleet.node import NodeState
 from phalanx.cluster.jobs.job import Job
 from phalanx.cluster.placement.constraints import parse
 from phalanx.cluster.placement.free_index import Nodes, Room, room_of

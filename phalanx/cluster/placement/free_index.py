@@ -10,8 +10,9 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from phalanx.cluster.fleet.column import Column
-from phalanx.cluster.fleet.fleet import Change, Fleet, NodeState
+from phalanx.cluster.fleet.columns import Column
+from phalanx.cluster.fleet.fleet import Fleet
+from phalanx.cluster.fleet.node import Change, NodeState
 from phalanx.cluster.jobs.job import HOUR_NS, GangShape
 from phalanx.cluster.placement.constraints import Constraint, matches
 
@@ -155,11 +156,12 @@ class Room:
 
 def room_of(fleet: Fleet) -> Room:
     """The fleet's room, up to date."""
-    if fleet.room is None:
-        fleet.room = Room(fleet)
+    room = fleet.room
+    if not isinstance(room, Room):
+        room = fleet.room = Room(fleet)
     elif fleet.changed:
-        fleet.room.refresh()
-    return fleet.room
+        room.refresh()
+    return room
 
 
 def is_lemon(changes: Sequence[Change]) -> bool:

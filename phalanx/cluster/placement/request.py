@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from phalanx.cluster.fleet.fleet import Fleet, Held
+from phalanx.cluster.fleet.fleet import Fleet
+from phalanx.cluster.fleet.node import Held
 from phalanx.cluster.jobs.job import GangShape, Job, JobSpec
 from phalanx.cluster.placement.constraints import Constraint, parse
 from phalanx.cluster.placement.free_index import Nodes

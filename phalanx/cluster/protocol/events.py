@@ -10,7 +10,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from phalanx.cluster.fleet.fleet import Node
+from phalanx.cluster.fleet.node import Node
 from phalanx.cluster.jobs.job import JobSpec
 from phalanx.cluster.policy import Policy
 from phalanx.cluster.protocol.messages import Inventory, KeeperState, Source

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 from msgspec import structs
 
-from phalanx.cluster.fleet.column import Column
-from phalanx.cluster.fleet.fleet import NodeState
+from phalanx.cluster.fleet.columns import Column
+from phalanx.cluster.fleet.node import NodeState
 from phalanx.cluster.forecast.horizon import earliest, length_ns
 from phalanx.cluster.jobs.job import Job
 from phalanx.cluster.placement.free_index import Nodes, room_of, set_of_nodes

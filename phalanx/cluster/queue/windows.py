@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from phalanx.cluster.fleet.fleet import NodeState
+from phalanx.cluster.fleet.node import NodeState
 from phalanx.cluster.jobs.job import HOUR_NS
 from phalanx.cluster.state import Reservation, View
 

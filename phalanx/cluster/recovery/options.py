@@ -10,7 +10,7 @@ from typing import Literal
 from msgspec import Struct, structs
 
 from phalanx.cluster.context import Context
-from phalanx.cluster.fleet.fleet import NodeState
+from phalanx.cluster.fleet.node import NodeState
 from phalanx.cluster.gang.formation import choose_source
 from phalanx.cluster.gang.phases import gang_of, last_call_ns
 from phalanx.cluster.jobs.job import Job

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from phalanx.cluster.context import Context
 from phalanx.cluster.fleet import health
-from phalanx.cluster.fleet.fleet import NodeState, lowest_bits
+from phalanx.cluster.fleet.node import NodeState, lowest_bits
 from phalanx.cluster.gang.formation import form
 from phalanx.cluster.gang.orders import stop_on
 from phalanx.cluster.gang.phases import gang_of, last_call_ns, timeouts_of, token

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from phalanx.cluster.fleet.fleet import Node
+from phalanx.cluster.fleet.node import Node
 from phalanx.control.agent.identity import (
     AlreadyRunsError,
     claim,

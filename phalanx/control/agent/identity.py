@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from phalanx.cluster.fleet.fleet import Node
+from phalanx.cluster.fleet.node import Node
 
 CLAIM_SECONDS = 3.0  # for an agent before to end
 

@@ -11,7 +11,7 @@ import logging
 import time
 
 from phalanx import __version__
-from phalanx.cluster.fleet.fleet import Node
+from phalanx.cluster.fleet.node import Node
 from phalanx.cluster.protocol.agent_machine import Agent
 from phalanx.cluster.protocol.commands import Check, Form
 from phalanx.cluster.protocol.messages import Connected, Disconnected, Wake

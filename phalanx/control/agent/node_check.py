@@ -16,7 +16,7 @@ from typing import Literal
 
 import msgspec
 
-from phalanx.cluster.fleet.fleet import Node
+from phalanx.cluster.fleet.node import Node
 from phalanx.cluster.protocol.messages import CheckDone, RunCheck
 from phalanx.control.agent.spawn.zygote_client import ZygoteClient, ZygoteError
 from phalanx.control.wire.zygote_messages import Ended, Spawn

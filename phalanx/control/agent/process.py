@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from msgspec import Struct, structs
 
 from phalanx import __version__
-from phalanx.cluster.fleet.fleet import Node
+from phalanx.cluster.fleet.node import Node
 from phalanx.cluster.protocol.agent_machine import Agent
 from phalanx.cluster.protocol.commands import Command, Form
 from phalanx.cluster.protocol.messages import (

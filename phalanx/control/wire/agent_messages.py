@@ -12,7 +12,7 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
-from phalanx.cluster.fleet.fleet import Node
+from phalanx.cluster.fleet.node import Node
 from phalanx.cluster.protocol.commands import Command
 from phalanx.cluster.protocol.messages import AgentMessage, Inventory
 from phalanx.control.wire.shell_messages import ShellDown, ShellOutput

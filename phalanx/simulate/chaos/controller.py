@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from phalanx.cluster.core import Core
-from phalanx.cluster.fleet.fleet import NodeState
+from phalanx.cluster.fleet.node import NodeState
 from phalanx.cluster.jobs.job import Expected
 from phalanx.cluster.protocol.commands import Ask, Command, Form
 from phalanx.cluster.protocol.events import (

@@ -10,7 +10,8 @@ from typing import Literal
 
 from msgspec import Struct, structs
 
-from phalanx.cluster.fleet.fleet import Fleet, Node
+from phalanx.cluster.fleet.fleet import Fleet
+from phalanx.cluster.fleet.node import Node
 from phalanx.cluster.jobs.job import Array, Expected, GangShape, JobSpec
 from phalanx.cluster.placement.request import may_use
 from phalanx.cluster.policy import (

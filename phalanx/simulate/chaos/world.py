@@ -7,7 +7,7 @@ import traceback
 from msgspec import structs
 
 from phalanx.cluster.core import Core
-from phalanx.cluster.fleet.fleet import NodeState
+from phalanx.cluster.fleet.node import NodeState
 from phalanx.cluster.jobs.job import Dependency, Job, JobSpec
 from phalanx.cluster.jobs.leave_cause import LeaveCause
 from phalanx.cluster.policy import QueuePolicy

@@ -14,7 +14,7 @@ import numpy as np
 from msgspec import Struct
 
 from phalanx.cluster.core import Core
-from phalanx.cluster.fleet.fleet import NodeState
+from phalanx.cluster.fleet.node import NodeState
 from phalanx.cluster.jobs.job import Job
 from phalanx.cluster.protocol.commands import Command, Form, Restore
 from phalanx.cluster.protocol.events import Event

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from itertools import chain
 
 from phalanx.cluster.core import Core
-from phalanx.cluster.fleet.fleet import NodeState
+from phalanx.cluster.fleet.node import NodeState
 from phalanx.cluster.jobs.job import ENDED, SECOND_NS, Job, JobSpec
 from phalanx.cluster.policy import Partition
 from phalanx.cluster.protocol.events import (

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from phalanx.cluster.fleet.fleet import NodeState
+from phalanx.cluster.fleet.node import NodeState
 from phalanx.cluster.jobs.job import SECOND_NS, Job
 from phalanx.cluster.protocol.commands import Command, Restore
 from phalanx.cluster.protocol.events import Event

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 
-from phalanx.cluster.fleet.fleet import Fleet, Node
+from phalanx.cluster.fleet.fleet import Fleet
+from phalanx.cluster.fleet.node import Node
 from phalanx.cluster.jobs.job import Expected, GangShape, JobSpec
 from phalanx.cluster.policy import (
     HealthPolicy,

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from phalanx.cluster.core import Core
-from phalanx.cluster.fleet.fleet import NodeState
+from phalanx.cluster.fleet.node import NodeState
 from phalanx.cluster.jobs.job import JobSpec
 from phalanx.cluster.protocol import commands as order
 from phalanx.cluster.protocol import events as fact

@@ -3,8 +3,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from phalanx.cluster.fleet.fleet import Fleet, FleetState, Held, Node, NodeState, lowest_bits, whole
+from phalanx.cluster.fleet.fleet import Fleet, FleetState
 from phalanx.cluster.fleet.fleet_file import read_fleet
+from phalanx.cluster.fleet.node import Held, Node, NodeState, lowest_bits, whole
 from phalanx.cluster.protocol.commands import Notify
 from phalanx.cluster.protocol.events import NodeJoined
 from phalanx.cluster.protocol.messages import Inventory

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from phalanx.cluster.core import Core
-from phalanx.cluster.fleet.fleet import Node, NodeState
+from phalanx.cluster.fleet.node import Node, NodeState
 from phalanx.cluster.policy import HealthPolicy, Policy
 from phalanx.cluster.protocol.commands import Accept, Ask, Check, Form, Go, Notify, Refuse, Stop
 from phalanx.cluster.protocol.events import (

@@ -6,7 +6,8 @@ import pytest
 from msgspec import structs
 
 from phalanx.cluster.core import Core
-from phalanx.cluster.fleet.fleet import Fleet, NodeState
+from phalanx.cluster.fleet.fleet import Fleet
+from phalanx.cluster.fleet.node import NodeState
 from phalanx.cluster.jobs.job import GangShape, Job
 from phalanx.cluster.protocol.commands import Notify
 from phalanx.cluster.protocol.events import (

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from phalanx.cluster.core import Core
-from phalanx.cluster.fleet.fleet import Fleet, Node
+from phalanx.cluster.fleet.fleet import Fleet
+from phalanx.cluster.fleet.node import Node
 from phalanx.cluster.forecast.horizon import length_ns
 from phalanx.cluster.jobs.job import Array, Dependency, Expected, GangShape, Job, JobSpec
 from phalanx.cluster.policy import Partition, Policy, Qos, QueuePolicy, Quota

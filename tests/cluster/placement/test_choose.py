@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phalanx.cluster.fleet.fleet import Fleet, Node, NodeState
+from phalanx.cluster.fleet.fleet import Fleet
+from phalanx.cluster.fleet.node import Node, NodeState
 from phalanx.cluster.fleet.spares import spare_nodes, spares_needed
 from phalanx.cluster.jobs.job import GangShape, Placement
 from phalanx.cluster.placement.choose import Refusal, Request, place, replacements

@@ -8,7 +8,7 @@ import pytest
 from msgspec import structs
 
 from phalanx.cluster.core import Core
-from phalanx.cluster.fleet.fleet import NodeState
+from phalanx.cluster.fleet.node import NodeState
 from phalanx.cluster.jobs.feasibility import admit, policy_problems
 from phalanx.cluster.jobs.job import Expected, GangShape, JobSpec
 from phalanx.cluster.policy import (

@@ -6,7 +6,7 @@ import pytest
 from msgspec import structs
 
 from phalanx.cluster.core import Core
-from phalanx.cluster.fleet.fleet import NodeState
+from phalanx.cluster.fleet.node import NodeState
 from phalanx.cluster.jobs.job import Job
 from phalanx.cluster.policy import Policy, QueuePolicy, Quota, SparePolicy
 from phalanx.cluster.protocol.commands import Accept, Notify, Refuse

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from phalanx.cluster.fleet.fleet import NodeState
+from phalanx.cluster.fleet.node import NodeState
 from phalanx.cluster.jobs.job import Array, GangShape, Job
 from phalanx.cluster.protocol.commands import Accept, Refuse
 from phalanx.cluster.protocol.events import GangJoined, GangReady, Hold, NodeSeen, NodeSilent

@@ -4,7 +4,8 @@ import pytest
 from msgspec import structs
 
 from phalanx.cluster.core import Core
-from phalanx.cluster.fleet.fleet import Fleet, Node, NodeState
+from phalanx.cluster.fleet.fleet import Fleet
+from phalanx.cluster.fleet.node import Node, NodeState
 from phalanx.cluster.jobs.job import GangShape, Job
 from phalanx.cluster.policy import Policy, RecoveryPolicy, SparePolicy
 from phalanx.cluster.protocol.commands import Abort, Form, Go, Notify, Rebalance, Stop

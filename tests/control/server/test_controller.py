@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from phalanx.cluster.core import _HANDLERS
-from phalanx.cluster.fleet.fleet import Node
+from phalanx.cluster.fleet.node import Node
 from phalanx.cluster.jobs.job import JobSpec
 from phalanx.cluster.policy import Policy, QueuePolicy
 from phalanx.cluster.protocol.commands import Accept, Command

@@ -8,7 +8,7 @@ import pytest
 from msgspec import structs
 
 from phalanx.cluster.core import Core
-from phalanx.cluster.fleet.fleet import Held, NodeState
+from phalanx.cluster.fleet.node import Held, NodeState
 from phalanx.cluster.gang import formation
 from phalanx.cluster.jobs.job import Array, Dependency, GangShape
 from phalanx.cluster.policy import Partition, Qos, Quota, StoragePolicy

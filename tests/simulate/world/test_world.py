@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.cluster.fleet.fleet import NodeState
+from phalanx.cluster.fleet.node import NodeState
 from phalanx.plan.cost.failures import linear_goodput
 from phalanx.simulate.runner import played, run_seed, run_seeds
 from phalanx.simulate.scenario.load import load_scenario

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import structs
 
-from phalanx.cluster.fleet.fleet import NodeState
+from phalanx.cluster.fleet.node import NodeState
 from phalanx.cluster.jobs.job import Expected, Job
 from phalanx.cluster.protocol.commands import Command, Form
 from phalanx.cluster.protocol.events import (

@@ -8,7 +8,7 @@ import re
 from typing import TYPE_CHECKING
 
 from phalanx import __version__
-from phalanx.cluster.fleet.fleet import MOST_NODE_GPUS, Node
+from phalanx.cluster.fleet.node import MOST_NODE_GPUS, Node
 from phalanx.cluster.protocol.events import NodeJoined
 from phalanx.control.server.security.auth import Token
 from phalanx.control.trust.node_key import (

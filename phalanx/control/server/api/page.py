@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from phalanx.cluster.fleet.column import Column
-from phalanx.cluster.fleet.fleet import NodeState
+from phalanx.cluster.fleet.columns import Column
+from phalanx.cluster.fleet.node import NodeState
 from phalanx.control.server.api.server import token_out
 from phalanx.control.server.history.fleet_history import Frame, frame_of
 from phalanx.control.server.history.fleet_pace import slowness

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import AsyncIterator
 
-from phalanx.cluster.fleet.fleet import NodeState
 from phalanx.cluster.fleet.membership import Refusal
+from phalanx.cluster.fleet.node import NodeState
 from phalanx.cluster.ledger.report import report
 from phalanx.control.server.http.endpoints import EVERYBODY, Call, Endpoint
 from phalanx.observe.prometheus import Family, JobSample, job_families, render

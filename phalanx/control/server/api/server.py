@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from phalanx import __version__
-from phalanx.cluster.fleet.fleet import NodeState
+from phalanx.cluster.fleet.node import NodeState
 from phalanx.cluster.ledger.report import report
 from phalanx.control.server.agent_link.handshake import NAME, name_taken
 from phalanx.control.server.http.endpoints import ADMIN, EVERYBODY, ApiError, Call, Endpoint

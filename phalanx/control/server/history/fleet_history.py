@@ -20,7 +20,7 @@ import numpy as np
 from msgspec import Struct
 
 from phalanx.cluster.core import Core
-from phalanx.cluster.fleet.column import Column
+from phalanx.cluster.fleet.columns import Column
 from phalanx.observe.store.sqlite_file import open_or_begin_anew
 
 logger = logging.getLogger("phalanx.server")

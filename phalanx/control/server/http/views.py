@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 
 from phalanx.cluster.core import Core
-from phalanx.cluster.fleet.fleet import Fleet, NodeState
+from phalanx.cluster.fleet.fleet import Fleet
+from phalanx.cluster.fleet.node import NodeState
 from phalanx.cluster.forecast.why import Answers
 from phalanx.cluster.jobs.job import HOUR_NS, Job, JobSpec
 from phalanx.cluster.protocol.commands import Command
