@@ -27,13 +27,6 @@ def documented() -> dict[str, set[str]]:
     return found
 
 
-def test_no_script_has_the_name_of_a_standard_module() -> None:
-    """Run by its path, a script's folder comes first: its neighbours would hide such modules."""
-    scripts = [path.stem for path in ROOT.glob("benchmarks/*.py")]
-    assert scripts
-    assert not [name for name in scripts if name in sys.stdlib_module_names]
-
-
 def test_every_script_that_can_be_run_is_documented() -> None:
     named = {re.split(r"[./]", command.removesuffix(".py"))[-1] for command in documented()}
     runnable = {
