@@ -7,6 +7,7 @@ import resource
 import signal
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -32,13 +33,14 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # These fork ranks from the test process, which must have one thread; libraries that other rooms
 # use start threads of their own and keep them.
 FORKING_ROOMS = ("parallel", "train", "checkpoint")
+TESTS = Path(__file__).parent
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run the rooms that fork first; the others keep their order."""
 
     def place(item: pytest.Item) -> int:
-        room = item.path.parent.name
+        room = item.path.relative_to(TESTS).parts[0]
         return FORKING_ROOMS.index(room) if room in FORKING_ROOMS else len(FORKING_ROOMS)
 
     items.sort(key=place)
