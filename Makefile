@@ -8,17 +8,24 @@ SOAK_STAMP := $(VENV)/.installed-soak
 # One compute thread a rank: several ranks share a machine in tests and in the demo.
 export OMP_NUM_THREADS = 1
 
+# Pure rooms: no ranks, clusters or servers are started, and most of it needs no torch.
+FAST := tests/test_architecture.py tests/cluster tests/config tests/hardware tests/plan
+
 # Rooms with properties, which a soak tries on examples of its own.
 PROPERTIES := tests/cluster tests/config tests/data tests/plan tests/simulate
 
-.PHONY: demo test test-k8s lint soak proof proof-quick proof-gpu clean postgres chromium slurm
+.PHONY: demo test test-fast test-k8s lint soak proof proof-quick proof-gpu clean postgres chromium slurm
 
 demo: $(STAMP)
 	$(BIN)/phalanx demo
 
 test: lint postgres chromium slurm
-	$(BIN)/pytest
+	$(BIN)/pytest --durations=15
 	$(BIN)/python -m proof --quick
+
+# Before every push: the pure rooms, in a minute or so.
+test-fast: $(STAMP)
+	$(BIN)/pytest --durations=5 $(FAST)
 
 # Tests of a pair of servers need a real PostgreSQL: Debian's package, where we may install it.
 # Elsewhere those tests are skipped and say so.
