@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.cluster.core import _HANDLERS
 from phalanx.cluster.fleet.node import Node
+from phalanx.cluster.handlers import HANDLERS
 from phalanx.cluster.jobs.job import JobSpec
 from phalanx.cluster.policy import Policy, QueuePolicy
 from phalanx.cluster.protocol.commands import Accept, Command
@@ -210,7 +210,7 @@ def test_an_event_that_breaks_the_core_is_set_aside(
     def breaks(*_: object) -> None:
         raise AssertionError("a mistake in the core")
 
-    monkeypatch.setitem(_HANDLERS, NodeRepaired, breaks)
+    monkeypatch.setitem(HANDLERS, NodeRepaired, breaks)
 
     async def scenario() -> None:
         async with Running(tmp_path) as running:
