@@ -151,12 +151,6 @@ LONG_MODULES = {
 LINES_A_FUNCTION = 60
 LONG_FUNCTIONS = {
     "phalanx/checkpoint/checkpointer.py:save",
-    "phalanx/cli/cluster/agent.py:agent",
-    "phalanx/cli/cluster/fleet.py:add",
-    "phalanx/cli/cluster/lead.py:lead",
-    "phalanx/cli/cluster/up.py:up",
-    "phalanx/cli/jobs/submit.py:submit",
-    "phalanx/cli/operate/chaos.py:chaos",
     "phalanx/observe/node/node_records.py:merge",
     "phalanx/plan/evidence/traits.py:traits_of",
     "phalanx/train/rank/loop.py:train",

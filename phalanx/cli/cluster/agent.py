@@ -2,66 +2,116 @@
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import os
 import re
-import signal
-import socket
 import sys
-import threading
-import time
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
+from phalanx.cli.option_struct import takes_options
 from phalanx.cli.output import exit_on_config_error
+from phalanx.cli.process import log_to_stderr
 
 if TYPE_CHECKING:
-    from phalanx.control.agent.process import AgentProcess
+    from phalanx.control.agent.config import AgentConfig
+    from phalanx.control.agent.main import AgentStart
+    from phalanx.control.backends.site import NodeFacts
 
 app = typer.Typer()
 
-UNTIL_SECONDS = 1.0
 ADDRESS = re.compile(r"[A-Za-z0-9_.:%-]{1,253}")
 
 
-@app.command()
-def agent(
-    join: Annotated[str, typer.Option(help="URL of the server; several, with commas: standby.")],
+@dataclass(frozen=True, kw_only=True)
+class AgentCommand:
+    """What ``phalanx agent`` is asked for."""
+
+    join: Annotated[str, typer.Option(help="URL of the server; several, with commas: standby.")]
     fingerprint: Annotated[
         str, typer.Option(help="Of the server's authority, as `phalanx up` prints it.")
-    ] = "",
-    name: Annotated[str, typer.Option(help="Of this node (default: the host's name).")] = "",
-    state: Annotated[Path | None, typer.Option(help="Folder for its state.")] = None,
-    gpus: Annotated[int | None, typer.Option(min=0, help="GPUs to offer (default: all).")] = None,
-    address: Annotated[str, typer.Option(help="Where other nodes reach this one.")] = "",
-    leaf: Annotated[str, typer.Option(help="Its first switch.")] = "leaf-0",
-    pod: Annotated[str, typer.Option(help="Its spine.")] = "pod-0",
-    rack: Annotated[str, typer.Option(help="Its rack, a failure domain.")] = "",
-    feature: Annotated[list[str] | None, typer.Option(help="That constraints may name.")] = None,
+    ] = ""
+    name: Annotated[str, typer.Option(help="Of this node (default: the host's name).")] = ""
+    state: Annotated[Path | None, typer.Option(help="Folder for its state.")] = None
+    gpus: Annotated[int | None, typer.Option(min=0, help="GPUs to offer (default: all).")] = None
+    address: Annotated[str, typer.Option(help="Where other nodes reach this one.")] = ""
+    leaf: Annotated[str, typer.Option(help="Its first switch.")] = "leaf-0"
+    pod: Annotated[str, typer.Option(help="Its spine.")] = "pod-0"
+    rack: Annotated[str, typer.Option(help="Its rack, a failure domain.")] = ""
+    feature: Annotated[list[str] | None, typer.Option(help="That constraints may name.")] = None
     site: Annotated[
         str, typer.Option(help="Engine that knows this node: slurm, kubernetes, mpi, auto.")
-    ] = "",
+    ] = ""
     standby: Annotated[
         bool, typer.Option(help="Have torch and a worker ready, or start nothing before a job.")
-    ] = True,
+    ] = True
     config: Annotated[
         Path | None, typer.Option(help="TOML file: fault sources, hooks, binding, replicas.")
-    ] = None,
-    follow: Annotated[int, typer.Option(hidden=True, help="End with this process.")] = 0,
+    ] = None
+    follow: Annotated[int, typer.Option(hidden=True, help="End with this process.")] = 0
     outlived: Annotated[
         bool,
         typer.Option("--outlived", hidden=True, help="Then what runs here waits, for a lease."),
-    ] = False,
+    ] = False
     until: Annotated[
         Path | None, typer.Option(hidden=True, help="End when somebody writes this file.")
-    ] = None,
+    ] = None
     as_agent: Annotated[
         bool, typer.Option("--as-agent", help="Run jobs as the agent's own user, even if root.")
-    ] = False,
-) -> None:
+    ] = False
+
+    def urls(self) -> tuple[str, ...]:
+        """Addresses of the server and its standby."""
+        return tuple(url.strip().rstrip("/") for url in self.join.split(",") if url.strip())
+
+    def problem(self) -> str:
+        """What is wrong with the options; "": nothing."""
+        from phalanx.control.backends.site import ENGINES
+
+        urls = self.urls()
+        if not urls or not all(url.startswith(("http://", "https://")) for url in urls):
+            return f"{self.join!r} is no address of a server: use http://HOST:PORT"
+        if self.site not in ("", *ENGINES):
+            return f"--site {self.site}: one of {', '.join(ENGINES)}"
+        if self.address and not ADDRESS.fullmatch(self.address):
+            return f"--address {self.address!r}: a host's name or its IP address"
+        return ""
+
+    def agent_start(self, facts: NodeFacts, config: AgentConfig) -> AgentStart:
+        """The same for the agent, with what an engine knows of this node."""
+        from phalanx.control.agent.cold_start import node_here, state_folder
+        from phalanx.control.agent.main import AgentStart
+
+        node = node_here(
+            facts,
+            name=self.name,
+            gpus=self.gpus,
+            leaf=self.leaf,
+            pod=self.pod,
+            rack=self.rack,
+            features=tuple(self.feature or ()),
+        )
+        return AgentStart(
+            urls=self.urls(),
+            state=state_folder(self.state, node.name),
+            node=node,
+            address=self.address,
+            fingerprint=self.fingerprint,
+            in_allocation=bool(self.site),
+            standby=self.standby,
+            switch_users=not self.as_agent and os.getuid() == 0,
+            config=config,
+            follow=self.follow,
+            outlived=self.outlived,
+            until=self.until,
+        )
+
+
+@app.command()
+@takes_options
+def agent(command: AgentCommand) -> None:
     """Serve a node: join a server, run workers, tell how they do.
 
     The join token comes from PHALANX_TOKEN, the file in PHALANX_TOKEN_FILE, or the state folder of
@@ -69,119 +119,30 @@ def agent(
     while, and the next agent takes it over. With --site SIGTERM ends it as well: it is the engine's
     last word.
     """
-    from phalanx.control.agent.cold_start import (
-        TOKEN_SECONDS,
-        TokenError,
-        join_token,
-        trusted_authority,
-        wait_for_work,
-    )
     from phalanx.control.agent.config import AgentConfig, read_agent_config
-    from phalanx.control.agent.identity import AlreadyRunsError, claim, describe_node, own_address
-    from phalanx.control.agent.uplink import JoinError
-    from phalanx.control.backends.site import ENGINES, node_facts
+    from phalanx.control.agent.main import AgentStartError, run_agent
+    from phalanx.control.backends.site import node_facts
 
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
-    )
+    log_to_stderr()
     with exit_on_config_error():
-        settings = read_agent_config(config) if config else AgentConfig()
-        if config:
-            settings.replicas.resolved()
-    urls = tuple(url.strip().rstrip("/") for url in join.split(",") if url.strip())
-    if not urls or not all(url.startswith(("http://", "https://")) for url in urls):
-        print(f"error: {join!r} is no address of a server: use http://HOST:PORT", file=sys.stderr)
-        raise typer.Exit(2)
-    if site not in ("", *ENGINES):
-        print(f"error: --site {site}: one of {', '.join(ENGINES)}", file=sys.stderr)
-        raise typer.Exit(2)
-    if address and not ADDRESS.fullmatch(address):
-        print(f"error: --address {address!r}: a host's name or its IP address", file=sys.stderr)
-        raise typer.Exit(2)
-    facts = node_facts(site, os.environ)
+        config = read_agent_config(command.config) if command.config else AgentConfig()
+        if command.config:
+            config.replicas.resolved()
+    if problem := command.problem():
+        _refuse(problem)
+    facts = node_facts(command.site, os.environ)
     if not facts.first:
         return  # another process of this node is its agent
-    name = name or facts.name or socket.gethostname()
-    if name.isdigit():
-        print(f"error: {name} would be taken for a job: give it a letter (--name)", file=sys.stderr)
-        raise typer.Exit(2)
-    folder = (state or Path.home() / ".phalanx" / "agent" / name).absolute()
-    node = describe_node(
-        name,
-        facts.gpus if gpus is None else gpus,
-        leaf=facts.leaf or leaf,
-        pod=facts.pod or pod,
-        rack=rack or facts.rack,
-        features=tuple(feature or ()),
-    )
-    if until is not None:
-        threading.Thread(target=_end_with, args=(until, _written(until)), daemon=True).start()
+    start = command.agent_start(facts, config)
+    if start.node.name.isdigit():
+        _refuse(f"{start.node.name} would be taken for a job: give it a letter (--name)")
     try:
-        claim(folder)
-        token = join_token(urls, TOKEN_SECONDS if site else 0.0)
-        if not standby:
-            asyncio.run(wait_for_work(urls, folder, node, token, fingerprint))
-        from phalanx.control.agent.process import AgentOptions, AgentProcess
-        from phalanx.control.agent.spawn.zygote_client import ZygoteError
-
-        options = AgentOptions(
-            urls=urls,
-            state=folder,
-            node=node,
-            address=address or own_address(urls[0]),
-            join_token=token,
-            ca=trusted_authority(urls),
-            fingerprint=fingerprint or os.environ.get("PHALANX_FINGERPRINT", ""),
-            switch_users=not as_agent and os.getuid() == 0,
-            config=settings,
-        )
-        try:
-            word = signal.SIGTERM if outlived else signal.SIGINT
-            asyncio.run(_run(AgentProcess(options), follow, word, term_ends=bool(site)))
-        except ZygoteError as error:
-            raise JoinError(str(error)) from None
-    except (JoinError, TokenError, AlreadyRunsError, OSError) as error:
+        run_agent(start)
+    except AgentStartError as error:
         print(f"error: {error}", file=sys.stderr)
         raise typer.Exit(1) from None
-    except asyncio.CancelledError:  # told to end before there was work
-        raise typer.Exit(0) from None
 
 
-def _written(path: Path) -> int:
-    """When a file was written; 0: it is not there."""
-    try:
-        return path.stat().st_mtime_ns
-    except OSError:
-        return 0
-
-
-def _end_with(path: Path, before: int) -> None:
-    """Where nobody ends agents when their job has ended, its controller writes a file."""
-    while _written(path) in (0, before):
-        time.sleep(UNTIL_SECONDS)
-    os.kill(os.getpid(), signal.SIGINT)
-
-
-async def _run(process: AgentProcess, parent: int, word: int, *, term_ends: bool) -> None:
-    from phalanx.control.host.parent_death import follow
-
-    serving = asyncio.ensure_future(process.run())
-    ending = asyncio.Event()
-    loop = asyncio.get_running_loop()
-
-    def end() -> None:
-        ending.set()
-        serving.cancel()
-
-    loop.add_signal_handler(signal.SIGINT, end)
-    # An engine that ends a step kills what it sees, and not what an agent left behind.
-    loop.add_signal_handler(signal.SIGTERM, end if term_ends else serving.cancel)
-    if parent:
-        follow(parent, word)
-    try:
-        await serving
-    except asyncio.CancelledError:
-        pass
-    finally:
-        if ending.is_set():
-            await process.leave()
+def _refuse(problem: str) -> NoReturn:
+    print(f"error: {problem}", file=sys.stderr)
+    raise typer.Exit(2)

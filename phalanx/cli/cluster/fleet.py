@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from phalanx import __version__
 from phalanx.cli.connection import connected
+from phalanx.cli.option_struct import takes_options
 from phalanx.cli.options import Json, ServerUrl, State
 from phalanx.cli.output import exit_on_config_error, print_json
+
+if TYPE_CHECKING:
+    from phalanx.control.backends.bare.unit import InstallOptions
 
 app = typer.Typer(no_args_is_help=True, help="Hosts of one's own: agents as services, over SSH.")
 
@@ -22,64 +26,72 @@ def root() -> None:
     """Hosts of one's own: agents as services, over SSH."""
 
 
-@app.command()
-def add(
-    hosts: Annotated[Path, typer.Argument(help="File: [user@]address[:port] [name] a line.")],
-    url: Annotated[str, typer.Option(help="Server, as the hosts reach it.")],
-    folder: Annotated[str, typer.Option(help="Where it is installed there.")] = "/opt/phalanx",
-    python: Annotated[str, typer.Option(help="Python there, 3.11 or newer.")] = "python3",
+@dataclass(frozen=True, kw_only=True)
+class AddOptions:
+    """What ``phalanx fleet add`` is asked for."""
+
+    hosts: Annotated[Path, typer.Argument(help="File: [user@]address[:port] [name] a line.")]
+    url: Annotated[str, typer.Option(help="Server, as the hosts reach it.")]
+    folder: Annotated[str, typer.Option(help="Where it is installed there.")] = "/opt/phalanx"
+    python: Annotated[str, typer.Option(help="Python there, 3.11 or newer.")] = "python3"
     install: Annotated[
         str, typer.Option(help="Shell that installs phalanx into $folder/venv (default: pip).")
-    ] = "",
-    agent_options: Annotated[str, typer.Option(help="More options for the agents.")] = "",
-    ca: Annotated[str, typer.Option(help="File of the server's authority, on the hosts.")] = "",
+    ] = ""
+    agent_options: Annotated[str, typer.Option(help="More options for the agents.")] = ""
+    ca: Annotated[str, typer.Option(help="File of the server's authority, on the hosts.")] = ""
     fingerprint: Annotated[
         str, typer.Option(help="Of the server's own authority, as `phalanx up` prints it.")
-    ] = "",
-    ssh: Annotated[str, typer.Option(help="Program and options, e.g. 'ssh -J jump'.")] = "ssh",
-    parallel: Annotated[int, typer.Option(min=1, max=256, help="Hosts at a time.")] = 8,
-    server: ServerUrl = "",
-    state: State = None,
-    json: Json = False,
+    ] = ""
+    ssh: Annotated[str, typer.Option(help="Program and options, e.g. 'ssh -J jump'.")] = "ssh"
+    parallel: Annotated[int, typer.Option(min=1, max=256, help="Hosts at a time.")] = 8
+
+    def install_options(self, token: str) -> InstallOptions:
+        """How an agent is installed that joins with this token."""
+        from phalanx.control.backends.bare.unit import InstallOptions
+
+        return InstallOptions(
+            url=self.url,
+            token=token,
+            version=__version__,
+            folder=self.folder,
+            python=self.python,
+            install=self.install,
+            ca=self.ca,
+            fingerprint=self.fingerprint,
+            options=self.agent_options,
+            ssh=self.ssh,
+        )
+
+
+@app.command()
+@takes_options
+def add(
+    options: AddOptions, server: ServerUrl = "", state: State = None, json: Json = False
 ) -> None:
     """Install or upgrade agents, a few at a time; run it again to go on where it broke off.
 
     Jobs are not stopped: workers outlive their agent, and the new one adopts them.
     """
-    from phalanx.control.backends.bare.rollout import Outcome, Rollout, read_hosts
-    from phalanx.control.backends.bare.unit import InstallOptions
+    from phalanx.control.backends.bare.rollout import Outcome, Rollout, memory_of, read_hosts
     from phalanx.control.wire.api_types import NewToken, NodeList, TokenIn
 
     with exit_on_config_error(json):
-        found = read_hosts(_text(hosts))
+        hosts = read_hosts(_text(options.hosts))
+
+    def report(outcome: Outcome) -> None:
+        if not json:
+            print(f"{outcome.host}: {outcome.state} {outcome.detail}".rstrip(), flush=True)
+
     with connected(server, json, state) as client:
-        token = client.post(
-            "/v1/tokens", TokenIn(name="fleet-add", role="agent", hours=24.0), NewToken
-        ).secret
-        options = InstallOptions(
-            url=url,
-            token=token,
-            version=__version__,
-            folder=folder,
-            python=python,
-            install=install,
-            ca=ca,
-            fingerprint=fingerprint,
-            options=agent_options,
-            ssh=ssh,
-        )
-        digest = hashlib.blake2b(url.encode(), digest_size=6).hexdigest()
-        memory = Path.home() / ".phalanx" / "fleet" / f"{digest}.json"
 
         def joined() -> list[str]:
             nodes = client.get("/v1/nodes", NodeList, limit=20_000).nodes
             return [node.name for node in nodes if node.connected]
 
-        def told(outcome: Outcome) -> None:
-            if not json:
-                print(f"{outcome.host}: {outcome.state} {outcome.detail}".rstrip(), flush=True)
-
-        outcomes = Rollout(options, memory, joined).run(found, parallel, told)
+        wanted = TokenIn(name="fleet-add", role="agent", hours=24.0)
+        token = client.post("/v1/tokens", wanted, NewToken).secret
+        rollout = Rollout(options.install_options(token), memory_of(options.url), joined)
+        outcomes = rollout.run(hosts, options.parallel, report)
     failed = [outcome for outcome in outcomes if outcome.state == "failed"]
     if json:
         print_json(outcomes)

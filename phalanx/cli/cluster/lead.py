@@ -2,97 +2,116 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from phalanx.cli.job_file import load
+from phalanx.cli.option_struct import takes_options
 from phalanx.cli.options import FirstStepMinutes, HangMinutes, IdleMinutes
 from phalanx.cli.output import exit_on_config_error
+from phalanx.cli.process import log_to_stderr
 
 if TYPE_CHECKING:
+    from phalanx.control.backends.lead import LeadOptions
     from phalanx.control.backends.site import Site
+    from phalanx.control.server.http.submission import Wanted
 
 app = typer.Typer()
 
 
+@dataclass(frozen=True, kw_only=True)
+class LeadCommand:
+    """What ``phalanx lead`` is asked for."""
+
+    what: Annotated[list[str], typer.Argument(metavar="JOB.toml | -- PROGRAM…")]
+    engine: Annotated[Literal["slurm", "kubernetes"], typer.Option(help="Whose allocation.")]
+    state: Annotated[Path, typer.Option(help="Of the controller, on shared storage.")]
+    url: Annotated[str, typer.Option(help="Where agents find the controller.")]
+    nodes: Annotated[int, typer.Option(min=1, help="That the gang needs.")]
+    gpus: Annotated[int, typer.Option(min=1, help="Ranks on each of them.")]
+    world_size: Annotated[int, typer.Option(min=1, help="Ranks of the gang.")]
+    spares: Annotated[int, typer.Option(min=0, help="Nodes beside, that stand by.")] = 0
+    name: Annotated[str, typer.Option(help="Of the job.")] = ""
+    team: Annotated[str, typer.Option(help="Whose job it is.")] = "default"
+    least: Annotated[int, typer.Option(min=0, help="Fewest replicas; 0: not elastic.")] = 0
+    most: Annotated[int, typer.Option(min=0, help="Most replicas; 0: as submitted.")] = 0
+    retries: Annotated[int, typer.Option(min=0, help="After failures of its own.")] = 3
+    first_step_minutes: FirstStepMinutes = 0.0
+    hang_minutes: HangMinutes = 0.0
+    idle_minutes: IdleMinutes = 0.0
+    policy: Annotated[Path | None, typer.Option(help="TOML of the controller's policy.")] = None
+    server: Annotated[bool, typer.Option("--server", help="The controller is elsewhere.")] = False
+
+    def wanted(self) -> Wanted:
+        """The job as it is described to the controller."""
+        from phalanx.config import resolve
+        from phalanx.control.backends.need import need_of
+        from phalanx.control.server.http.submission import Wanted
+
+        job, argv = None, tuple(self.what)
+        if self.what[0].endswith(".toml"):
+            job, argv = load(Path(self.what[0]), None, self.world_size)[0], ()
+            job = resolve(job, self.world_size)
+        return Wanted(
+            job=job,
+            argv=argv,
+            ranks=self.world_size,
+            folder=str(Path.cwd()),
+            name=self.name,
+            team=self.team,
+            least=self.least,
+            most=self.most,
+            spares=self.spares,
+            retries=self.retries,
+            first_step_minutes=self.first_step_minutes,
+            hang_minutes=self.hang_minutes,
+            idle_minutes=self.idle_minutes,
+            traffic=need_of(job, self.world_size, self.spares, self.gpus).traffic,
+            environment={"PHALANX_RUN": self.state.absolute().parent.name},
+        )
+
+    def lead_options(self, wanted: Wanted) -> LeadOptions:
+        """How the job is led."""
+        from phalanx.control.backends.lead import LeadOptions
+
+        return LeadOptions(
+            state=self.state,
+            url=self.url,
+            wanted=wanted,
+            node_gpus=self.gpus,
+            slots=self.nodes,
+            policy=self.policy,
+            own_server=not self.server,
+            feature=f"slurm_{os.environ.get('SLURM_JOB_ID', '')}" if self.server else "",
+        )
+
+
 @app.command()
-def lead(
-    what: Annotated[list[str], typer.Argument(metavar="JOB.toml | -- PROGRAM…")],
-    engine: Annotated[Literal["slurm", "kubernetes"], typer.Option(help="Whose allocation.")],
-    state: Annotated[Path, typer.Option(help="Of the controller, on shared storage.")],
-    url: Annotated[str, typer.Option(help="Where agents find the controller.")],
-    nodes: Annotated[int, typer.Option(min=1, help="That the gang needs.")],
-    gpus: Annotated[int, typer.Option(min=1, help="Ranks on each of them.")],
-    world_size: Annotated[int, typer.Option(min=1, help="Ranks of the gang.")],
-    spares: Annotated[int, typer.Option(min=0, help="Nodes beside, that stand by.")] = 0,
-    name: Annotated[str, typer.Option(help="Of the job.")] = "",
-    team: Annotated[str, typer.Option(help="Whose job it is.")] = "default",
-    least: Annotated[int, typer.Option(min=0, help="Fewest replicas; 0: not elastic.")] = 0,
-    most: Annotated[int, typer.Option(min=0, help="Most replicas; 0: as submitted.")] = 0,
-    retries: Annotated[int, typer.Option(min=0, help="After failures of its own.")] = 3,
-    first_step_minutes: FirstStepMinutes = 0.0,
-    hang_minutes: HangMinutes = 0.0,
-    idle_minutes: IdleMinutes = 0.0,
-    policy: Annotated[Path | None, typer.Option(help="TOML of the controller's policy.")] = None,
-    server: Annotated[bool, typer.Option("--server", help="The controller is elsewhere.")] = False,
-) -> None:
+@takes_options
+def lead(command: LeadCommand) -> None:
     """Lead a job inside an allocation (see what `phalanx submit --backend … --dry-run` prints).
 
     Ends with 0 or 1 when the job has ended, with 75 when it waits for its next allocation.
     """
-    from phalanx.config import resolve
-    from phalanx.control.backends.lead import Lead, LeadError, LeadOptions
-    from phalanx.control.backends.need import need_of
+    from phalanx.control.backends.lead import Lead, LeadError
     from phalanx.control.client.client import ClientError
-    from phalanx.control.server.http.submission import Wanted
 
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
-    )
-    job, argv = None, tuple(what)
+    log_to_stderr()
     with exit_on_config_error():
-        if what[0].endswith(".toml"):
-            job, argv = resolve(load(Path(what[0]), None, world_size)[0], world_size), ()
-        traffic = need_of(job, world_size, spares, gpus).traffic
-    wanted = Wanted(
-        job=job,
-        argv=argv,
-        ranks=world_size,
-        folder=str(Path.cwd()),
-        name=name,
-        team=team,
-        least=least,
-        most=most,
-        spares=spares,
-        retries=retries,
-        first_step_minutes=first_step_minutes,
-        hang_minutes=hang_minutes,
-        idle_minutes=idle_minutes,
-        traffic=traffic,
-        environment={"PHALANX_RUN": state.absolute().parent.name},
-    )
-    options = LeadOptions(
-        state=state,
-        url=url,
-        wanted=wanted,
-        node_gpus=gpus,
-        slots=nodes,
-        policy=policy,
-        own_server=not server,
-        feature=f"slurm_{os.environ.get('SLURM_JOB_ID', '')}" if server else "",
-    )
-    leading = Lead(options, _site(engine, nodes + spares, wanted.title))
+        wanted = command.wanted()
+    site = _site(command.engine, command.nodes + command.spares, wanted.title)
+    leading = Lead(command.lead_options(wanted), site)
     try:
         code = leading.run()
     except (LeadError, ClientError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         raise typer.Exit(1) from None
-    if engine == "slurm":
+    if command.engine == "slurm":
         from phalanx.control.backends.slurm.submit import remember_quarantined
 
         remember_quarantined(leading.quarantined)

@@ -3,146 +3,141 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import socket
 import sys
+from dataclasses import dataclass
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from msgspec import structs
 
+from phalanx.cli.option_struct import takes_options
 from phalanx.cli.options import Json, State
 from phalanx.cli.output import exit_on_config_error, print_json
+from phalanx.cli.process import log_to_stderr
 
 if TYPE_CHECKING:
     from phalanx.cluster.policy import Policy
-    from phalanx.control.server.process import Server
+    from phalanx.control.server.process import Options, Server
 
 app = typer.Typer()
 
 JOIN_SECONDS = 120.0  # for nodes of this machine, however busy it is
 
 
-@app.command()
-def up(
-    state: State = None,
+@dataclass(frozen=True, kw_only=True)
+class UpOptions:
+    """What ``phalanx up`` is asked for."""
+
+    state: State = None
     host: Annotated[
         str, typer.Option(help="Address to listen on; others than loopback speak TLS.")
-    ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free.")] = 7070,
+    ] = "127.0.0.1"
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free.")] = 7070
     store: Annotated[
         str, typer.Option(help="postgresql://… for a pair of servers (default: SQLite).")
-    ] = "",
-    url: Annotated[str, typer.Option(help="Address that others reach this server by.")] = "",
+    ] = ""
+    url: Annotated[str, typer.Option(help="Address that others reach this server by.")] = ""
     policy: Annotated[
         Path | None, typer.Option(help="TOML file of the site's policy (default: as it was).")
-    ] = None,
-    tls_cert: Annotated[Path | None, typer.Option(help="Certificate chain, PEM.")] = None,
-    tls_key: Annotated[Path | None, typer.Option(help="Its key, PEM.")] = None,
+    ] = None
+    tls_cert: Annotated[Path | None, typer.Option(help="Certificate chain, PEM.")] = None
+    tls_key: Annotated[Path | None, typer.Option(help="Its key, PEM.")] = None
     plain_http: Annotated[
         bool, typer.Option("--plain-http", help="Beyond loopback too; tokens travel in the clear.")
-    ] = False,
+    ] = False
     requests_per_second: Annotated[
         float, typer.Option(min=0, help="Of one token, in the long run; 0: no limit.")
-    ] = 100.0,
-    nodes: Annotated[int, typer.Option(min=0, help="Start so many nodes on this machine.")] = 0,
-    gpus_per_node: Annotated[int, typer.Option(min=1, help="Ranks that each of them takes.")] = 1,
-    spares: Annotated[int, typer.Option(min=0, help="And so many that stand by.")] = 0,
+    ] = 100.0
+    nodes: Annotated[int, typer.Option(min=0, help="Start so many nodes on this machine.")] = 0
+    gpus_per_node: Annotated[int, typer.Option(min=1, help="Ranks that each of them takes.")] = 1
+    spares: Annotated[int, typer.Option(min=0, help="And so many that stand by.")] = 0
     keep_event_days: Annotated[
         float,
         typer.Option(min=0, help="Older events go from the log to archive/; 0: they stay."),
-    ] = 30.0,
+    ] = 30.0
     webhook: Annotated[
         list[str] | None,
         typer.Option(help="Address that is told of findings and ended jobs; may be repeated."),
-    ] = None,
+    ] = None
     audit_to: Annotated[
         list[str] | None,
         typer.Option(
             help="Where audit lines are sent too: unix:/dev/log, udp://host:514 (syslog) or "
             "https://host/path; may be repeated."
         ),
-    ] = None,
+    ] = None
     keep_audit_days: Annotated[
         float, typer.Option(min=0, help="Older audit files go; 0: they stay.")
-    ] = 400.0,
+    ] = 400.0
     otlp: Annotated[
         str, typer.Option(help="OpenTelemetry collector (http://host:4318) for gangs' traces.")
-    ] = "",
+    ] = ""
     own_nodes: Annotated[
         bool, typer.Option("--own-nodes", hidden=True, help="Whoever starts it starts its agents.")
-    ] = False,
-    follow: Annotated[int, typer.Option(hidden=True, help="End with this process.")] = 0,
-    json: Json = False,
-) -> None:
+    ] = False
+    follow: Annotated[int, typer.Option(hidden=True, help="End with this process.")] = 0
+
+    def server_options(self) -> Options:
+        """How the server is run, without its policy; typer.BadParameter where it cannot be."""
+        from phalanx.control.client.client import default_state
+        from phalanx.control.server.option_check import first_problem
+        from phalanx.control.server.process import Options
+        from phalanx.control.trust.tls import is_loopback
+
+        if self.plain_http and self.tls_cert is not None:
+            raise typer.BadParameter("give --plain-http, or --tls-cert and --tls-key")
+        options = Options(
+            state=self.state or default_state(),
+            host=self.host,
+            port=self.port,
+            store=self.store,
+            url=self.url,
+            own_nodes=self.own_nodes or is_loopback(self.host),
+            tls_cert=self.tls_cert,
+            tls_key=self.tls_key,
+            own_tls=not (self.tls_cert or self.plain_http or is_loopback(self.host)),
+            requests_per_second=self.requests_per_second,
+            failures_per_second=5.0 if self.requests_per_second else 0.0,
+            webhooks=tuple(self.webhook or ()),
+            audit_to=tuple(self.audit_to or ()),
+            keep_audit_days=self.keep_audit_days,
+            otlp=self.otlp,
+            keep_event_days=self.keep_event_days,
+        )
+        if problem := first_problem(options):
+            raise typer.BadParameter(problem.rule, param_hint=problem.option or None)
+        return options
+
+
+@app.command()
+@takes_options
+def up(given: UpOptions, json: Json = False) -> None:
     """Start the server: controller, API and page on one port.
 
     With --nodes also a whole cluster on this machine, each node as processes of its own.
     """
-    from phalanx.control.client.client import default_state
-    from phalanx.control.host.parent_death import follow as follow_parent
+    from phalanx.control.host.parent_death import follow
     from phalanx.control.server.main import StartError, serve
-    from phalanx.control.server.policy_file import read_policy
-    from phalanx.control.server.process import Options
-    from phalanx.control.server.security.audit_ship import bad_receiver
-    from phalanx.control.server.webhooks import bad_address
     from phalanx.control.trust.tls import is_loopback
 
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
-    )
-    if (tls_cert is None) != (tls_key is None):
-        raise typer.BadParameter("give --tls-cert and --tls-key together")
-    if plain_http and tls_cert is not None:
-        raise typer.BadParameter("give --plain-http, or --tls-cert and --tls-key")
-    own_tls = tls_cert is None and not plain_http and not is_loopback(host)
-    if plain_http and not is_loopback(host):
+    log_to_stderr()
+    options = given.server_options()
+    if given.plain_http and not is_loopback(given.host):
         print(
-            f"warning: {host} is reachable by others, and tokens and orders travel in the clear",
+            f"warning: {given.host} is reachable by others, "
+            "and tokens and orders travel in the clear",
             file=sys.stderr,
         )
-    if own_tls and url.startswith("http:"):
-        rule = "the server speaks TLS beyond loopback: https://…, or --plain-http"
-        raise typer.BadParameter(rule, param_hint="--url")
-    for each in webhook or ():
-        if problem := bad_address(each):
-            raise typer.BadParameter(problem, param_hint="--webhook")
-    for each in audit_to or ():
-        if problem := bad_receiver(each):
-            raise typer.BadParameter(problem, param_hint="--audit-to")
-    if otlp and bad_address(otlp):
-        raise typer.BadParameter("an address like http://127.0.0.1:4318", param_hint="--otlp")
-    if otlp and find_spec("opentelemetry") is None:
-        raise typer.BadParameter("needs OpenTelemetry: pip install 'phalanx[otel]'")
-    if url and bad_address(url):
-        raise typer.BadParameter("an address like http://10.0.0.1:7070", param_hint="--url")
     with exit_on_config_error(json):
-        options = Options(
-            state=state or default_state(),
-            host=host,
-            port=port,
-            store=store,
-            url=url,
-            policy=_with_spares(read_policy(policy) if policy else None, spares),
-            own_nodes=own_nodes or is_loopback(host),
-            tls_cert=tls_cert,
-            tls_key=tls_key,
-            own_tls=own_tls,
-            requests_per_second=requests_per_second,
-            failures_per_second=5.0 if requests_per_second else 0.0,
-            webhooks=tuple(webhook or ()),
-            audit_to=tuple(audit_to or ()),
-            keep_audit_days=keep_audit_days,
-            otlp=otlp,
-            keep_event_days=keep_event_days,
-        )
-
-    if follow:
-        follow_parent(follow)
-    beside = partial(_local, json, nodes=nodes + spares, gpus=gpus_per_node) if nodes else None
+        options = structs.replace(options, policy=_policy(given.policy, given.spares))
+    if given.follow:
+        follow(given.follow)
+    nodes, gpus = given.nodes + given.spares, given.gpus_per_node
+    beside = partial(_local, json, nodes=nodes, gpus=gpus) if given.nodes else None
     try:
         serve(options, partial(_say, json), beside)
     except StartError as error:
@@ -150,12 +145,12 @@ def up(
         raise typer.Exit(1) from None
 
 
-def _with_spares(policy: Policy | None, spares: int) -> Policy | None:
-    """A pool of spare nodes, where the policy has none."""
-    from msgspec import structs
-
+def _policy(path: Path | None, spares: int) -> Policy | None:
+    """The policy of a file; where it has no spare nodes, the pool that was asked for."""
     from phalanx.cluster.policy import Policy
+    from phalanx.control.server.policy_file import read_policy
 
+    policy = read_policy(path) if path else None
     if not spares or (policy is not None and policy.spares.nodes):
         return policy
     policy = policy or Policy()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, NoReturn
 import typer
 
 from phalanx.cli.output import exit_on_config_error, print_json
+from phalanx.cli.process import log_to_stderr
 from phalanx.cli.tables import when
 from phalanx.config import ConfigError
 from phalanx.config.errors import did_you_mean
@@ -115,7 +115,7 @@ def _slurm_here(
             f"# and in that allocation, while this process leads the job:\n{agents_script(options)}"
         )
         raise typer.Exit(0)
-    _log_to_stderr()
+    log_to_stderr()
     try:
         made = lead_here(wanted, backend, Path(policy) if policy else None)
     except (SlurmError, LeadError, ClientError) as error:
@@ -133,18 +133,12 @@ def _end_as(made: LedRun | RayRun, json: bool) -> NoReturn:
     raise typer.Exit(made.code)
 
 
-def _log_to_stderr() -> None:
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
-    )
-
-
 def _ray(wanted: Wanted, dry_run: bool, policy: Path | None, json: bool) -> None:
     from phalanx.control.backends.lead import LeadError
     from phalanx.control.backends.ray.submit import RayBackend, RayError, describe
     from phalanx.control.client.client import ClientError
 
-    _log_to_stderr()
+    log_to_stderr()
     backend = RayBackend(wanted)
     if dry_run:
         print(describe(backend.need, backend.backend))

@@ -6,6 +6,7 @@ import os
 import shlex
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -13,6 +14,7 @@ import typer
 
 from phalanx.cli.connection import connected, exit_on_server_error
 from phalanx.cli.job_file import load_named, refuse_name
+from phalanx.cli.option_struct import takes_options
 from phalanx.cli.options import (
     MOST_MINUTES,
     FirstStepMinutes,
@@ -38,47 +40,79 @@ from phalanx.hardware import count_cuda
 app = typer.Typer()
 
 
-@app.command()
-def submit(
+@dataclass(frozen=True, kw_only=True)
+class SubmitOptions:
+    """What ``phalanx submit`` is asked for."""
+
     what: Annotated[
         list[str],
         typer.Argument(metavar="JOB.toml | -- PROGRAM…", help="A job file, or a program."),
-    ],
-    overrides: Set = None,
-    world_size: WorldSize = None,
-    name: Annotated[str, typer.Option(help="Default: the job's, or the program's.")] = "",
-    team: Annotated[str, typer.Option(help="Whose job it is (default: the token's).")] = "default",
-    qos: Annotated[str, typer.Option(help="Class of service.")] = "normal",
-    priority: Annotated[int, typer.Option(help="Among the jobs of its class.")] = 0,
-    constraint: Annotated[str, typer.Option(help='Nodes it takes, e.g. "h100 & nvlink".')] = "",
-    slot_gpus: Annotated[int, typer.Option(min=0, help="GPUs a node; 0: as nodes have.")] = 0,
-    slot_cpus: Annotated[int, typer.Option(min=1, help="CPUs on each node.")] = 1,
-    least: Annotated[int, typer.Option(min=0, help="Fewest replicas; 0: not elastic.")] = 0,
-    most: Annotated[int, typer.Option(min=0, help="Most replicas; 0: as submitted.")] = 0,
-    spares: Annotated[int, typer.Option(min=0, help="Nodes kept ready for it alone.")] = 0,
-    retries: Annotated[int, typer.Option(min=0, help="After failures of its own.")] = 3,
-    first_step_minutes: FirstStepMinutes = 0.0,
-    hang_minutes: HangMinutes = 0.0,
-    idle_minutes: IdleMinutes = 0.0,
+    ]
+    overrides: Set = None
+    world_size: WorldSize = None
+    name: Annotated[str, typer.Option(help="Default: the job's, or the program's.")] = ""
+    team: Annotated[str, typer.Option(help="Whose job it is (default: the token's).")] = "default"
+    qos: Annotated[str, typer.Option(help="Class of service.")] = "normal"
+    priority: Annotated[int, typer.Option(help="Among the jobs of its class.")] = 0
+    constraint: Annotated[str, typer.Option(help='Nodes it takes, e.g. "h100 & nvlink".')] = ""
+    slot_gpus: Annotated[int, typer.Option(min=0, help="GPUs a node; 0: as nodes have.")] = 0
+    slot_cpus: Annotated[int, typer.Option(min=1, help="CPUs on each node.")] = 1
+    least: Annotated[int, typer.Option(min=0, help="Fewest replicas; 0: not elastic.")] = 0
+    most: Annotated[int, typer.Option(min=0, help="Most replicas; 0: as submitted.")] = 0
+    spares: Annotated[int, typer.Option(min=0, help="Nodes kept ready for it alone.")] = 0
+    retries: Annotated[int, typer.Option(min=0, help="After failures of its own.")] = 3
+    first_step_minutes: FirstStepMinutes = 0.0
+    hang_minutes: HangMinutes = 0.0
+    idle_minutes: IdleMinutes = 0.0
     minutes: Annotated[
         float, typer.Option(min=0, max=MOST_MINUTES, help="Time limit; 0: none.")
-    ] = 0.0,
-    preemptible: Annotated[bool, typer.Option(help="Others may take its nodes.")] = False,
+    ] = 0.0
+    preemptible: Annotated[bool, typer.Option(help="Others may take its nodes.")] = False
     requeue: Annotated[
         bool, typer.Option("--requeue", help="At its time limit it goes back into the queue.")
-    ] = False,
+    ] = False
     backend: Annotated[
         str, typer.Option(help="Engine that gives the nodes: slurm, ray, kubernetes.")
-    ] = "",
+    ] = ""
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show what would be submitted; submit nothing.")
-    ] = False,
+    ] = False
     policy: Annotated[
         Path | None, typer.Option(help="TOML of the policy, for a controller in the job.")
-    ] = None,
-    server: ServerUrl = "",
-    state: State = None,
-    json: Json = False,
+    ] = None
+
+    def wanted(self) -> Wanted:
+        """The job as it is described to a server; ConfigError where there is none."""
+        job = _job(self.what, self.overrides, self.world_size, self.name)
+        return Wanted(
+            job=job[0] if job else None,
+            argv=() if job else tuple(self.what),
+            ranks=job[1] if job else self.world_size or 1,
+            folder=str(Path.cwd()),
+            name=self.name,
+            team=self.team,
+            qos=self.qos,
+            priority=self.priority,
+            constraint=self.constraint,
+            slot_gpus=self.slot_gpus,
+            slot_cpus=self.slot_cpus,
+            least=self.least,
+            most=self.most,
+            spares=self.spares,
+            retries=self.retries,
+            first_step_minutes=self.first_step_minutes,
+            hang_minutes=self.hang_minutes,
+            idle_minutes=self.idle_minutes,
+            minutes=self.minutes,
+            preemptible=self.preemptible,
+            requeue=self.requeue,
+        )
+
+
+@app.command()
+@takes_options
+def submit(
+    options: SubmitOptions, server: ServerUrl = "", state: State = None, json: Json = False
 ) -> None:
     """Put a job into the queue: JOB.toml, or `-- python train.py …` (one process a rank).
 
@@ -86,42 +120,25 @@ def submit(
     would get, and submits nothing.
     """
     with exit_on_config_error(json):
-        job = _job(what, overrides, world_size, name)
-    wanted = Wanted(
-        job=job[0] if job else None,
-        argv=() if job else tuple(what),
-        ranks=job[1] if job else world_size or 1,
-        folder=str(Path.cwd()),
-        name=name,
-        team=team,
-        qos=qos,
-        priority=priority,
-        constraint=constraint,
-        slot_gpus=slot_gpus,
-        slot_cpus=slot_cpus,
-        least=least,
-        most=most,
-        spares=spares,
-        retries=retries,
-        first_step_minutes=first_step_minutes,
-        hang_minutes=hang_minutes,
-        idle_minutes=idle_minutes,
-        minutes=minutes,
-        preemptible=preemptible,
-        requeue=requeue,
-    )
-    if backend:
+        wanted = options.wanted()
+    policy, dry_run = options.policy, options.dry_run
+    if options.backend:
         from phalanx.cli.jobs.engines import to_backend
 
-        to_backend(backend, wanted, dry_run=dry_run, server=server, policy=policy, json=json)
-        return
-    if policy is not None:
+        engine = options.backend
+        to_backend(engine, wanted, dry_run=dry_run, server=server, policy=policy, json=json)
+    elif policy is not None:
         raise typer.BadParameter("is the server's here: use it with --backend, or `phalanx up`")
-    if dry_run:
+    elif dry_run:
         _show_what_would_be_sent(wanted, server, state, json)
-        return
+    else:
+        _send(wanted, server, state, json)
+
+
+def _send(wanted: Wanted, server: str, state: Path | None, json: bool) -> None:
+    """Put the job into a server's queue."""
     with connected(server, json, state) as client:
-        made = submission(wanted, slot_gpus or _node_gpus(client))
+        made = submission(wanted, wanted.slot_gpus or _node_gpus(client))
         done = client.post("/v1/jobs", made, Done)
     if note := secrets_note(made.work.environment):
         print(plain(note), file=sys.stderr)

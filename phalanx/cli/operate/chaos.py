@@ -8,6 +8,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated
@@ -17,10 +18,12 @@ from msgspec import structs
 
 from phalanx.cli.connection import connected
 from phalanx.cli.job_file import load
+from phalanx.cli.option_struct import takes_options
 from phalanx.cli.options import Json, ServerUrl, Set, State, WorldSize
 from phalanx.cli.output import exit_on_config_error, print_json
 
 if TYPE_CHECKING:
+    from phalanx.config import Job
     from phalanx.control.client.client import Client
     from phalanx.testing.chaos import Outcome, Plan
     from phalanx.testing.chaos.live import LiveOutcome
@@ -31,29 +34,52 @@ LOST, REFUSED = 1, 2  # exit codes
 LIVE_STEPS = 60  # of a running job, over which a random plan is spread
 
 
-@app.command()
-def chaos(
+@dataclass(frozen=True, kw_only=True)
+class ChaosOptions:
+    """What ``phalanx chaos`` is asked for."""
+
     what: Annotated[
         str,
         typer.Argument(metavar="JOB.toml|JOB", help="A job file, or the number of a running job."),
-    ],
+    ]
     plan: Annotated[
         str, typer.Option(metavar="FILE|random", help="What is done, or drawn from the seed.")
-    ] = "random",
-    seed: Annotated[int, typer.Option(min=0, help="Of a random plan.")] = 0,
+    ] = "random"
+    seed: Annotated[int, typer.Option(min=0, help="Of a random plan.")] = 0
     count: Annotated[
         int, typer.Option(min=1, help="Random plans in a row, with seeds from there on.")
-    ] = 1,
-    spares: Annotated[int, typer.Option(min=0, help="Nodes that stand by.")] = 1,
+    ] = 1
+    spares: Annotated[int, typer.Option(min=0, help="Nodes that stand by.")] = 1
     namespaces: Annotated[
         bool, typer.Option("--namespaces", help="A network of its own for each node (root).")
-    ] = False,
-    keep: Annotated[Path | None, typer.Option(help="Keep logs and runs in this folder.")] = None,
-    overrides: Set = None,
-    world_size: WorldSize = None,
-    server: ServerUrl = "",
-    state: State = None,
-    json: Json = False,
+    ] = False
+    keep: Annotated[Path | None, typer.Option(help="Keep logs and runs in this folder.")] = None
+    overrides: Set = None
+    world_size: WorldSize = None
+
+    def load_job(self) -> tuple[Job, int]:
+        """The job of the file, checked and resolved, and its ranks."""
+        from phalanx.config import check, resolve
+
+        job, ranks = load(Path(self.what), self.overrides, self.world_size)
+        check(job, ranks)
+        return resolve(job, ranks), ranks
+
+    def plans(self, job: Job, ranks: int) -> list[Plan]:
+        """The plan of a file, or those that are drawn from seeds."""
+        from phalanx.testing.chaos import also_drawn, random_plan, read_plan
+
+        steps = job.train.steps
+        if self.plan != "random":
+            return [read_plan(Path(self.plan), ranks, steps)]
+        also = also_drawn(job, namespaces=self.namespaces)
+        return [random_plan(self.seed + turn, ranks, steps, also) for turn in range(self.count)]
+
+
+@app.command()
+@takes_options
+def chaos(
+    options: ChaosOptions, server: ServerUrl = "", state: State = None, json: Json = False
 ) -> None:
     """Run a job twice: in peace, and on a cluster of this machine where a plan does it harm.
 
@@ -63,46 +89,42 @@ def chaos(
     With the number of a job that runs, that one is harmed where it is: on the nodes that are
     processes of this machine. Steps of the plan then count from the step it is at.
     """
-    if what.isdigit():
+    if options.what.isdigit():
         with connected(server, json, state) as client:
-            _harm_live(client, int(what), plan, seed, state, json)
-        return
-    path = Path(what)
-    from phalanx.config import check, resolve
-    from phalanx.testing.chaos import Arena, also_drawn, random_plan, read_plan
+            _harm_live(client, int(options.what), options.plan, options.seed, state, json)
+    else:
+        _harm_on_own_cluster(options, json)
+
+
+def _harm_on_own_cluster(options: ChaosOptions, json: bool) -> None:
+    """Run the job of a file undisturbed, then under each plan, and judge."""
+    from phalanx.testing.chaos import Arena
     from phalanx.testing.chaos.run import play_all
 
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
     with exit_on_config_error(json):
-        job, ranks = load(path, overrides, world_size)
-        check(job, ranks)
-        job = resolve(job, ranks)
-        steps = job.train.steps
-        if plan == "random":
-            also = also_drawn(job, namespaces=namespaces)
-            plans = [random_plan(seed + turn, ranks, steps, also) for turn in range(count)]
-        else:
-            plans = [read_plan(Path(plan), ranks, steps)]
+        job, ranks = options.load_job()
+        plans = options.plans(job, ranks)
 
     def say(text: str) -> None:
         if not json:
             print(text, flush=True)
 
+    spares, namespaces = options.spares, options.namespaces
     folder = tempfile.TemporaryDirectory(prefix="phalanx-chaos-", ignore_cleanup_errors=True)
     with _ended_in_order(), folder as own:
-        root = Path(keep or own).absolute()
+        root = Path(options.keep or own).absolute()
         root.mkdir(parents=True, exist_ok=True)
         arena = Arena(root, job, ranks, spares=spares, plans=plans, namespaces=namespaces)
-        say(f"== {path.name} in peace, on {ranks} ranks")
+        say(f"== {Path(options.what).name} in peace, on {ranks} ranks")
         with arena:
             say(f"== and on {ranks} nodes with {spares} spare, under {len(plans)} plans")
             outcomes = play_all(arena, plans, say)
-    good = all(outcome.good for outcome in outcomes) and not arena.leaks
     if json:
         print_json(verdict(outcomes, arena.leaks))
     else:
         _conclude(outcomes, arena.leaks)
-    if not good:
+    if arena.leaks or not all(outcome.good for outcome in outcomes):
         raise typer.Exit(LOST)
 
 

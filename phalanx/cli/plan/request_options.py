@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
-from functools import wraps
 from typing import Annotated, Any
 
 import typer
 
+from phalanx.cli.option_struct import option, with_options
 from phalanx.plan.question.request import OBJECTIVES, Request
 from phalanx.plan.question.workload import OFFLOADS, PRECISIONS, RECOMPUTES, SCHEDULES
 
@@ -91,22 +90,7 @@ OPTIONS: dict[str, tuple[Any, Any]] = {
 def takes_request(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command the options above; it receives them as its first argument, a Request.
 
-    Typer reads a function's signature, and six commands with the same twenty-two parameters
-    would otherwise repeat them six times.
+    Six commands with the same twenty-two parameters would otherwise repeat them six times.
     """
-    keyword = inspect.Parameter.KEYWORD_ONLY
-    own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
-    shared = [
-        inspect.Parameter(name, keyword, default=default, annotation=kind)
-        for name, (kind, default) in OPTIONS.items()
-    ]
-    everything = [*shared, *(parameter.replace(kind=keyword) for parameter in own)]
-
-    @wraps(command)
-    def wrapper(**given: Any) -> None:
-        request = Request(**{name: given.pop(name) for name in OPTIONS})
-        command(request, **given)
-
-    wrapper.__signature__ = inspect.Signature(everything)  # type: ignore[attr-defined]
-    wrapper.__annotations__ = {p.name: p.annotation for p in everything}
-    return wrapper
+    declared = [option(name, kind, default) for name, (kind, default) in OPTIONS.items()]
+    return with_options(command, declared, Request)

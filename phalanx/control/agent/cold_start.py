@@ -30,7 +30,7 @@ from phalanx.control.agent.identity import (
 )
 from phalanx.control.agent.idle import ColdAgent
 from phalanx.control.agent.uplink import JoinError, Uplink
-from phalanx.control.backends.site import ENGINES, node_facts
+from phalanx.control.backends.site import ENGINES, NodeFacts, node_facts
 from phalanx.control.client.server_file import ServerFile
 from phalanx.control.trust.certificates import CERTIFICATE_FILE
 from phalanx.control.trust.tls import CA_VARIABLE, FINGERPRINT_VARIABLE
@@ -77,24 +77,50 @@ def _run(given: argparse.Namespace, urls: tuple[str, ...]) -> None:
         level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
     )
     facts = node_facts(given.site, os.environ)
-    name = given.name or facts.name or socket.gethostname()
-    state = Path(given.state) if given.state else Path.home() / ".phalanx" / "agent" / name
-    node = describe_node(
-        name,
-        facts.gpus if given.gpus is None else given.gpus,
-        leaf=facts.leaf or given.leaf or "leaf-0",
-        pod=facts.pod or given.pod or "pod-0",
-        rack=given.rack or facts.rack,
+    node = node_here(
+        facts,
+        name=given.name,
+        gpus=given.gpus,
+        leaf=given.leaf or "leaf-0",
+        pod=given.pod or "pod-0",
+        rack=given.rack,
         features=tuple(given.feature),
     )
+    state = state_folder(Path(given.state) if given.state else None, node.name)
     try:
-        claim(state.absolute())
+        claim(state)
         token = join_token(urls, TOKEN_SECONDS if given.site else 0.0)
-        asyncio.run(wait_for_work(urls, state.absolute(), node, token, given.fingerprint))
+        asyncio.run(wait_for_work(urls, state, node, token, given.fingerprint))
     except (JoinError, TokenError, AlreadyRunsError, OSError) as error:
         sys.exit(f"error: {error}")  # said on stderr; the exit code is 1
     except asyncio.CancelledError:  # told to end before there was work
         sys.exit(0)
+
+
+def node_here(
+    facts: NodeFacts,
+    *,
+    name: str,
+    gpus: int | None,
+    leaf: str,
+    pod: str,
+    rack: str,
+    features: tuple[str, ...],
+) -> Node:
+    """This machine as a node: as it is told, and as an engine knows it."""
+    return describe_node(
+        name or facts.name or socket.gethostname(),
+        facts.gpus if gpus is None else gpus,
+        leaf=facts.leaf or leaf,
+        pod=facts.pod or pod,
+        rack=rack or facts.rack,
+        features=features,
+    )
+
+
+def state_folder(given: Path | None, name: str) -> Path:
+    """Where the agent of a node keeps its state."""
+    return (given or Path.home() / ".phalanx" / "agent" / name).absolute()
 
 
 async def wait_for_work(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import shlex
@@ -64,6 +65,12 @@ def read_hosts(text: str) -> list[Host]:
         if names.count(name) > 1:
             raise ConfigError("hosts", f'"{name}"', "is named twice", "give each a name of its own")
     return found
+
+
+def memory_of(url: str) -> Path:
+    """Where this user's rollouts for a server note which hosts are done."""
+    digest = hashlib.blake2b(url.encode(), digest_size=6).hexdigest()
+    return Path.home() / ".phalanx" / "fleet" / f"{digest}.json"
 
 
 class Rollout:
