@@ -125,9 +125,15 @@ class Target:
         self.stage.wait(self._whole, "nodes to be whole again", RECOVERY_SECONDS)
 
     def _whole(self) -> bool:
+        """All nodes are there; one that is suspected of a hang stays with the job that it has."""
         with suppress(ClientError):
-            nodes = self.stage.get("/v1/nodes")["nodes"]
-            return self.stage.readmit() and all(node["connected"] for node in nodes)
+            self.stage.readmit()
+            held = self.stage.job(self.job)["nodes"]
+            return all(
+                node["connected"]
+                and (node["state"] in ("healthy", "spare") or node["name"] in held)
+                for node in self.stage.get("/v1/nodes")["nodes"]
+            )
         return False
 
     def _first_fact(self, since_ns: int) -> float:
