@@ -13,7 +13,8 @@ from msgspec import structs
 
 from phalanx.cluster.fleet.node import NodeState
 from phalanx.cluster.forecast.horizon import length_ns, likely_end_ns
-from phalanx.cluster.forecast.queue_position import Line, Nobody, When, latest
+from phalanx.cluster.forecast.queue_position import Line
+from phalanx.cluster.forecast.when import Unknown, UnknownStart, When, latest
 from phalanx.cluster.jobs.job import Job
 from phalanx.cluster.queue.index import QueueIndex
 from phalanx.cluster.reasons import reason
@@ -23,7 +24,9 @@ from phalanx.cluster.state import View
 class Turns:
     """When members of an array are let in: one for each that ends."""
 
-    def __init__(self, ends: list[int], waiting: list[tuple[int, bool]], blame: Nobody) -> None:
+    def __init__(
+        self, ends: list[int], waiting: list[tuple[int, bool]], blame: UnknownStart
+    ) -> None:
         self._heap = sorted(ends)
         heapify(self._heap)
         self._waiting = waiting  # how long each would run, and whether a person holds it
@@ -61,9 +64,9 @@ class Estimates:
         found = self.if_released(number)
         if not self._view.jobs[number].held:
             return found
-        if isinstance(found, Nobody) and found.job == number:
+        if isinstance(found, UnknownStart) and found.job == number:
             return found  # to release it would not help
-        return Nobody(number, reason("held"))
+        return UnknownStart(number, Unknown.HELD, reason("held"))
 
     def if_released(self, number: int) -> When:
         """The same as if no person held this very job."""
@@ -106,14 +109,14 @@ class Estimates:
 
     def _find(self, job: Job) -> When:
         if job.never:
-            return Nobody(job.id, job.why)
+            return UnknownStart(job.id, Unknown.NEVER, job.why)
         own = self.line.start(job)
-        if self.line.has(job.id) or isinstance(own, Nobody):
+        if self.line.has(job.id) or isinstance(own, UnknownStart):
             return own
         times = [self._end(number) for number in self._last_awaited(job)]
         ended = latest(times) if times else own
         # Room goes by time limits, and what a job waits for mostly ends before its own.
-        if isinstance(ended, Nobody) or own <= ended or not self._takes_over(job):
+        if isinstance(ended, UnknownStart) or own <= ended or not self._takes_over(job):
             times.append(own)
         before = self.before_in_array(job)
         if before is not None:
@@ -171,13 +174,16 @@ class Estimates:
         endless = not job.spec.time_limit_ns and not job.spec.expected.steps
         if job.state != "pending":
             found = likely_end_ns(view, job)
-            told = reason("endless" if endless else "overdue")
-            return Nobody(number, told) if found is None else found
+            if found is not None:
+                return found
+            return UnknownStart(
+                number, Unknown.RUNS_ON, reason("endless" if endless else "overdue")
+            )
         start = self.start(number)
-        if isinstance(start, Nobody):
+        if isinstance(start, UnknownStart):
             return start
         if endless:
-            return Nobody(number, reason("endless"))
+            return UnknownStart(number, Unknown.RUNS_ON, reason("endless"))
         expected = job.spec.expected
         end_ns = start + length_ns(view, job)
         return _ends(job, start, end_ns, expected.start_ns + expected.form_ns)
@@ -193,8 +199,8 @@ class Estimates:
 
     def _turns_of(self, parent: int) -> Turns:
         ends = [self._end(job.id) for job in self._let_in(parent)]
-        known = [end for end in ends if not isinstance(end, Nobody)]
-        unknown = [end for end in ends if isinstance(end, Nobody)]
+        known = [end for end in ends if not isinstance(end, UnknownStart)]
+        unknown = [end for end in ends if isinstance(end, UnknownStart)]
         waiting: list[tuple[int, bool]] = []
         for number in self._view.array_waiting[parent]:
             job = self._view.jobs[number]
@@ -202,10 +208,12 @@ class Estimates:
             run_ns = _ends(job, 0, length_ns(self._view, job), expected.start_ns + expected.form_ns)
             waiting.append((run_ns, job.held))
             if job.held:
-                unknown.append(Nobody(number, reason("held")))
-        told = reason("no_end", problem="its array runs no member")
-        nobody = Nobody(next(iter(self._view.array_waiting[parent])), told)
-        return Turns(known, waiting, unknown[0] if unknown else nobody)
+                unknown.append(UnknownStart(number, Unknown.HELD, reason("held")))
+        if not unknown:
+            why = reason("no_end", problem="its array runs no member")
+            first = next(iter(self._view.array_waiting[parent]))
+            unknown.append(UnknownStart(first, Unknown.NO_NODES, why))
+        return Turns(known, waiting, unknown[0])
 
 
 def _place_of(job: Job) -> tuple[object, ...]:

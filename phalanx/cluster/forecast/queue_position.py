@@ -5,10 +5,13 @@ A job that is not in the queue yet is looked at as if it came now.
 
 from __future__ import annotations
 
+from enum import Enum, auto
+
 from msgspec import Struct, structs
 
 from phalanx.cluster.forecast.horizon import NEVER_NS, bound_ns
 from phalanx.cluster.forecast.outlook import Outlook, Place, least_of
+from phalanx.cluster.forecast.when import Unknown, UnknownStart, When, latest
 from phalanx.cluster.jobs.feasibility import never_starts
 from phalanx.cluster.jobs.job import Job
 from phalanx.cluster.placement.choose import Refusal, place
@@ -24,8 +27,6 @@ from phalanx.cluster.reasons import Reason, reason, sentences, span_of
 from phalanx.cluster.state import View
 
 LAST = 2**62  # the number of a job that comes now: behind all others of this moment
-# Nobody can say when others end: what the job waits for is known all the same.
-ENDLESS = ("holder_endless", "holder_late", "ahead_endless", "limit_endless")
 ITSELF = 0  # in place of a job's number: whoever asks is to blame
 
 sentences(
@@ -55,14 +56,24 @@ sentences(
 )
 
 
-class Nobody(Struct, frozen=True):
-    """Nobody can say when: the job that is to blame, and why."""
+class Way(Enum):
+    """What is in the way of a job of the queue."""
 
-    job: int
+    NOTHING = auto()  # it starts at the next look
+    NO_ROOM = auto()
+    WINDOW = auto()  # its nodes are wanted for a reservation
+    PROMISED = auto()  # to another job
+    COLLECTED = auto()  # for a job that has waited far too long
+    DEPTH = auto()  # the queue does not look so far
+
+
+class Obstacle(Struct, frozen=True):
+    """Why a job of the queue does not start."""
+
+    way: Way
     why: Reason
-
-
-When = int | Nobody
+    problem: str = ""  # where there is no room: what it lacks
+    ahead: int = 0  # and jobs before it
 
 
 class Spot(Struct, frozen=True):
@@ -85,7 +96,7 @@ class Line:
         self._saved = index.limits.saved_for(view)  # by limit: the job that starves under it
         self._collector = collector(index, view, self._saved)  # it gets all that becomes free
         self._spots: dict[int, Spot] = {}
-        self._obstacles: dict[int, tuple[Reason, bool]] = {}
+        self._obstacles: dict[int, Obstacle] = {}
         self._alike: dict[tuple[Key, str, str, int], When] = {}
         self._alone: dict[tuple[object, ...], int | None] = {}
 
@@ -150,11 +161,11 @@ class Line:
         found = self._alike.get(key)
         if found is None:
             found = self._start(job)
-            if isinstance(found, Nobody) and found.job == job.id:
-                found = Nobody(ITSELF, found.why)
+            if isinstance(found, UnknownStart) and found.job == job.id:
+                found = structs.replace(found, job=ITSELF)
             self._alike[key] = found
-        if isinstance(found, Nobody) and found.job == ITSELF:
-            return Nobody(job.id, found.why)
+        if isinstance(found, UnknownStart) and found.job == ITSELF:
+            return structs.replace(found, job=job.id)
         return found
 
     def _start(self, job: Job, *, saver: bool = False) -> When:
@@ -162,15 +173,15 @@ class Line:
         view, spot = self._view, self.spot(job)
         never = never_starts(view, job)
         if never is not None:
-            return Nobody(job.id, never)
+            return UnknownStart(job.id, Unknown.NEVER, never)
         gate = self._index.limits.gate(view, spot.lane, spot.demand.least_gpus)
         before = [] if saver else self.savers(job)
         times = [self._start(view.jobs[number], saver=True) for _, number in before]
         if gate is None and not before:
-            why, now = self.obstacle(job) if self.has(job.id) else (None, False)
-            if now:
+            way = self.obstacle(job).way if self.has(job.id) else None
+            if way is Way.NOTHING:
                 return view.now_ns
-            if why is not None and why.code == "collected_for":
+            if way is Way.COLLECTED:
                 times.append(self._promises.by_job[self._collector].start_ns)
             promise = self.promise(job.id)
             if promise is not None:
@@ -200,22 +211,24 @@ class Line:
         if at_ns - self._view.now_ns < self._view.policy.queue.unbounded_ns:
             return at_ns
         other = self._outlook.endless_ahead(self.spot(job).place)
-        return Nobody(job.id, reason("ahead_endless", job=other)) if other else at_ns
+        if not other:
+            return at_ns
+        return UnknownStart(job.id, Unknown.OTHERS_RUN_ON, reason("ahead_endless", job=other))
 
-    def obstacle(self, job: Job) -> tuple[Reason, bool]:
-        """(why a job of the queue does not start, whether it will at the next look)."""
+    def obstacle(self, job: Job) -> Obstacle:
+        """Why a job of the queue does not start."""
         found = self._obstacles.get(job.id)
         if found is None:
             found = self._obstacles[job.id] = self._obstacle(job)
         return found
 
-    def _obstacle(self, job: Job) -> tuple[Reason, bool]:
+    def _obstacle(self, job: Job) -> Obstacle:
         view, spot = self._view, self.spot(job)
         ahead = self._outlook.jobs_ahead(spot.place)
         request = structs.replace(least_of(spot.demand), job=job.id)
         found = place(view.fleet, request)
         if isinstance(found, Refusal):
-            return reason("waits_for_room", problem=str(found.reason), ahead=ahead), False
+            return no_room(str(found.reason), ahead)
         bound = bound_ns(view, job)
         end_ns = None if bound is None else view.now_ns + bound
         limit = span_of(job.spec.time_limit_ns) if job.spec.time_limit_ns else "none"
@@ -223,23 +236,24 @@ class Line:
         for name, nodes in self._index.windows.shut(view, job.spec.team, end_ns):
             closed |= nodes
             if self._refused(structs.replace(request, closed=closed)):
-                return reason("waits_for_window", name=name, limit=limit), False
+                return Obstacle(Way.WINDOW, reason("waits_for_window", name=name, limit=limit))
         for other, promise in self._promises.by_job.items():
             if other != job.id and (end_ns is None or end_ns > promise.start_ns):
                 closed |= self._promises.nodes(other)
                 if self._refused(structs.replace(request, closed=closed)):
                     span = span_of(max(0, promise.start_ns - view.now_ns))
-                    return reason("kept_for_others", job=other, span=span, limit=limit), False
+                    why = reason("kept_for_others", job=other, span=span, limit=limit)
+                    return Obstacle(Way.PROMISED, why)
         if self._collector not in (0, job.id):
             closed |= collected(self._waiting, view, self._collector)
             if self._refused(structs.replace(request, closed=closed)):
                 late = view.jobs[self._collector]
                 span = span_of(late.waited_ns + view.now_ns - late.queued_ns)
-                return reason("collected_for", job=late.id, span=span), False
+                return Obstacle(Way.COLLECTED, reason("collected_for", job=late.id, span=span))
         depth = view.policy.queue.backfill_depth
         if ahead > depth:
-            return reason("beyond_depth", ahead=ahead, depth=depth), False
-        return reason("next_look"), True
+            return Obstacle(Way.DEPTH, reason("beyond_depth", ahead=ahead, depth=depth))
+        return Obstacle(Way.NOTHING, reason("next_look"))
 
     def _refused(self, request: Request) -> bool:
         return isinstance(place(self._view.fleet, request), Refusal)
@@ -266,11 +280,11 @@ class Line:
         blamed = self._outlook.endless(self._outlook.classes(spot.demand))
         return self._endless(job, blamed) if blamed else alone_ns
 
-    def _endless(self, job: Job, other: int) -> Nobody:
+    def _endless(self, job: Job, other: int) -> UnknownStart:
         """Nobody can say when one that holds what a job needs ends."""
         known = self._view.jobs[other].spec
         code = "holder_late" if known.time_limit_ns or known.expected.steps else "holder_endless"
-        return Nobody(job.id, reason(code, job=other))
+        return UnknownStart(job.id, Unknown.OTHERS_RUN_ON, reason(code, job=other))
 
     def _alone_ns(self, job: Job, spot: Spot) -> int | None:
         """The earliest start if nothing else is started but what was promised before it."""
@@ -289,7 +303,7 @@ class Line:
             self._alone[key] = None if found is None else found.start_ns
         return self._alone[key]
 
-    def _no_nodes(self, job: Job, demand: Demand) -> Nobody:
+    def _no_nodes(self, job: Job, demand: Demand) -> UnknownStart:
         """Why nobody can say when there are nodes for a job."""
         fleet, room = self._view.fleet, room_of(self._view.fleet)
         fitting = 0
@@ -301,7 +315,14 @@ class Line:
             return _no_end(job, problem)
         there = (fitting & room.healthy).bit_count()
         facts = {"there": there, "fitting": fitting.bit_count()}
-        return Nobody(job.id, reason("nodes_away", problem=str(problem), **facts))
+        why = reason("nodes_away", problem=str(problem), **facts)
+        return UnknownStart(job.id, Unknown.NO_NODES, why)
+
+
+def no_room(problem: str, ahead: int) -> Obstacle:
+    """There are no nodes for a job that has so many others before it."""
+    why = reason("waits_for_room", problem=problem, ahead=ahead)
+    return Obstacle(Way.NO_ROOM, why, problem, ahead)
 
 
 def _limits(lane: Lane) -> tuple[tuple[Limited, str], ...]:
@@ -309,21 +330,12 @@ def _limits(lane: Lane) -> tuple[tuple[Limited, str], ...]:
     return (Limited.TEAM, lane.team), (Limited.QOS, lane.qos)
 
 
-def _limit_endless(job: Job, gate: AtLimit | None) -> Nobody:
+def _limit_endless(job: Job, gate: AtLimit | None) -> UnknownStart:
     told = "what is saved for another will be free" if gate is None else str(gate.reason)
-    return Nobody(job.id, reason("limit_endless", problem=told))
+    why = reason("limit_endless", problem=told)
+    return UnknownStart(job.id, Unknown.OTHERS_RUN_ON, why)
 
 
-def _no_end(job: Job, problem: Reason | None) -> Nobody:
+def _no_end(job: Job, problem: Reason | None) -> UnknownStart:
     told = "its turn will come" if problem is None else str(problem)
-    return Nobody(job.id, reason("no_end", problem=told))
-
-
-def latest(times: list[When]) -> When:
-    """The last of some times; whoever is to blame, where nobody can say."""
-    known: list[int] = []
-    for at in times:
-        if isinstance(at, Nobody):
-            return at
-        known.append(at)
-    return max(known)
+    return UnknownStart(job.id, Unknown.NO_NODES, reason("no_end", problem=told))

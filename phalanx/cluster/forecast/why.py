@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from phalanx.cluster.forecast.estimate import Estimates
-from phalanx.cluster.forecast.queue_position import ENDLESS, Nobody, When
+from phalanx.cluster.forecast.queue_position import Obstacle, Way, no_room
+from phalanx.cluster.forecast.when import Unknown, UnknownStart, When
 from phalanx.cluster.jobs.job import Job
 from phalanx.cluster.queue.claims import on_loan, stays_until_ns
 from phalanx.cluster.queue.decisions import Pending
 from phalanx.cluster.queue.index import QueueIndex
 from phalanx.cluster.queue.pending import base_parts
-from phalanx.cluster.reasons import Reason, about, reason, sentences, span_of
+from phalanx.cluster.reasons import Fact, Reason, about, reason, sentences, span_of
 from phalanx.cluster.state import View
 
 sentences(
@@ -54,7 +55,7 @@ class Answers:
         why = self._why(job, when)
         if job.held:
             return Pending(why, None, parts, "a person holds it")
-        if isinstance(when, Nobody):
+        if isinstance(when, UnknownStart):
             unknown = str(when.why) if when.job == job.id else self._blame(when)
             return Pending(why, None, parts, unknown)
         return Pending(why, max(when, self._view.now_ns), parts)
@@ -68,21 +69,21 @@ class Answers:
 
     def _why(self, job: Job, when: When) -> Reason:
         """What keeps a job: of several things the first that must change."""
-        if isinstance(when, Nobody) and when.job == job.id and when.why.code not in ENDLESS:
+        if isinstance(when, UnknownStart) and _is_its_own(when, job):
             return when.why  # not even a person who holds it can let it start
         if job.held:
             then = ""
-            if not isinstance(when, Nobody):
+            if not isinstance(when, UnknownStart):
                 span = about(when - self._view.now_ns)
                 then = f" (released now, it would start in {span})"
             return reason("held_open", then=then)
-        if isinstance(when, Nobody):
+        if isinstance(when, UnknownStart):
             for what, saver in self._estimates.line.savers(job):
                 if saver == when.job:
                     return self._saved("saved_open", what, saver, blame=self._blame(when))
         if self._estimates.line.has(job.id):
             return self._in_line(job, when)
-        blame = self._blame(when) if isinstance(when, Nobody) else ""
+        blame = self._blame(when) if isinstance(when, UnknownStart) else ""
         if job.waiting_for:
             return self._dependency(job, when, blame)
         before = self._estimates.before_in_array(job)
@@ -95,22 +96,21 @@ class Answers:
 
     def _dependency(self, job: Job, when: When, blame: str) -> Reason:
         facts = {"count": len(job.waiting_for), "job": next(iter(job.waiting_for))}
-        if not isinstance(when, Nobody):
+        if not isinstance(when, UnknownStart):
             return reason("dependency", **facts)
         if self._view.jobs[when.job].never:
             return reason("dependency_stuck", job=when.job)
         return reason("dependency_open", **facts, blame=blame)
 
-    def _blame(self, nobody: Nobody) -> str:
+    def _blame(self, unknown: UnknownStart) -> str:
         """Which other job keeps one from an estimate."""
-        code = nobody.why.code
-        if code == "held":
-            return f"a person holds job {nobody.job}"
-        if code == "never_as_is" or self._view.jobs[nobody.job].never:
-            return f"job {nobody.job} can never start"
-        if code in ("endless", "overdue"):
-            return f"nobody can say when job {nobody.job} ends: {nobody.why}"
-        return f"nobody can say when job {nobody.job} starts"
+        if unknown.because is Unknown.HELD:
+            return f"a person holds job {unknown.job}"
+        if unknown.because is Unknown.NEVER or self._view.jobs[unknown.job].never:
+            return f"job {unknown.job} can never start"
+        if unknown.because is Unknown.RUNS_ON:
+            return f"nobody can say when job {unknown.job} ends: {unknown.why}"
+        return f"nobody can say when job {unknown.job} starts"
 
     def _in_line(self, job: Job, when: When) -> Reason:
         """Why a job of the queue does not start; ``when`` it will, it says as the estimate does."""
@@ -121,20 +121,26 @@ class Answers:
             return gate.reason
         for what, saver in line.savers(job):
             return self._saved("saved_for", what, saver)
-        why, now = line.obstacle(job)
-        if why.code == "waits_for_room" and line.ranks.entitled(spot.lane.team, spot.demand.gpus):
-            why = self._with_guests(spot.lane.team, why)
+        obstacle = line.obstacle(job)
+        way = obstacle.way
+        if way is Way.NO_ROOM and line.ranks.entitled(spot.lane.team, spot.demand.gpus):
+            obstacle = self._with_guests(spot.lane.team, obstacle)
         promise = line.promise(job.id)
-        if promise is None or now or isinstance(when, Nobody):
-            return why
+        if promise is None or way is Way.NOTHING or isinstance(when, UnknownStart):
+            return obstacle.why
         span = about(when - view.now_ns)
         if promise.asked:
             return reason("others_leave", jobs=len(promise.asked), span=span)
-        if why.code != "waits_for_room":
-            return why
+        if way is not Way.NO_ROOM:
+            return obstacle.why
         count = len(promise.nodes)
         kept = f"{count} are" if count > 1 else "a node is"
-        facts = {"problem": why.facts["problem"], "nodes": count, "kept": kept, "span": span}
+        facts: dict[str, Fact] = {
+            "problem": obstacle.problem,
+            "nodes": count,
+            "kept": kept,
+            "span": span,
+        }
         if not promise.sure:
             return reason("promised_about", **facts, doubt="some that runs there has no time limit")
         if not line.is_next(job):
@@ -148,13 +154,17 @@ class Answers:
         span = span_of(job.waited_ns + self._view.now_ns - job.queued_ns)
         return reason(code, what=what, job=saver, span=span, **facts)
 
-    def _with_guests(self, team: str, why: Reason) -> Reason:
-        """The reason of a job that has a right to its GPUs: who may keep them for a while."""
+    def _with_guests(self, team: str, obstacle: Obstacle) -> Obstacle:
+        """What keeps a job that has a right to its GPUs: who may stay there for a while."""
         view, guests = self._view, on_loan(self._index.state.held, self._view, team)
         staying = [stays_until_ns(view.policy.queue, view.jobs[number]) for number in guests]
         if not staying or min(staying) <= view.now_ns:
-            return why  # some can be asked now
-        span = span_of(min(staying) - view.now_ns)
-        problem = why.facts["problem"]
-        told = reason("guests_stay", problem=problem, team=team, guests=len(guests), span=span)
-        return reason(why.code, **{**why.facts, "problem": str(told)})
+            return obstacle  # some can be asked now
+        span, lacks = span_of(min(staying) - view.now_ns), obstacle.problem
+        told = reason("guests_stay", problem=lacks, team=team, guests=len(guests), span=span)
+        return no_room(str(told), obstacle.ahead)
+
+
+def _is_its_own(unknown: UnknownStart, job: Job) -> bool:
+    """Whether nobody else is to blame that a job's start is unknown."""
+    return unknown.job == job.id and unknown.because is not Unknown.OTHERS_RUN_ON
