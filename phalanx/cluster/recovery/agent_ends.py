@@ -6,7 +6,7 @@ from phalanx.cluster.context import Context
 from phalanx.cluster.gang.phases import gang_of
 from phalanx.cluster.jobs import dependencies
 from phalanx.cluster.jobs.departure import leave
-from phalanx.cluster.jobs.job import Job
+from phalanx.cluster.jobs.job import SECOND_NS, Job
 from phalanx.cluster.jobs.lifecycle import keep_out
 from phalanx.cluster.protocol.events import GangJoined
 from phalanx.cluster.reasons import reason, sentences
@@ -18,6 +18,8 @@ sentences(
         "sibling_ends_agents": "quarantined with job {job} of its array, whose start ended agents",
     }
 )
+
+PROGRAM_NS = 10 * SECOND_NS  # a program tells of no steps: once it has run for so long it started
 
 
 def ended(ctx: Context, node: int, at_ns: int) -> bool:
@@ -70,7 +72,10 @@ def _started(ctx: Context, job: Job, at_ns: int) -> bool:
         return False
     if gang.phase == "running" and account.step > gang.restored:
         return False
-    return 0 <= at_ns - gang.since_ns <= ctx.policy.recovery.agent_end_ns
+    within = ctx.policy.recovery.agent_end_ns
+    if gang.phase == "running" and not job.spec.reports_steps:
+        within = min(within, PROGRAM_NS)
+    return 0 <= at_ns - gang.since_ns <= within
 
 
 def _quarantine(ctx: Context, job: Job) -> None:
