@@ -1,4 +1,4 @@
-"""The command line: one file a command group, no logic of its own."""
+"""The command line: one file a command, in folders by what people do; no logic of its own."""
 
 from __future__ import annotations
 
