@@ -56,13 +56,13 @@ def list_(where: Where = "runs", json: Json = False) -> None:
     with reported(json), torch_imported():
         from phalanx.checkpoint.tools.inspect import describe, find
 
-        found = [describe(tier, name) for tier, name in find(where)]
+        listed = [describe(tier, name) for tier, name in find(where)]
     if json:
-        print_json(found)
-    elif not found:
+        print_json(listed)
+    elif not listed:
         print(f"no checkpoints in {where}")
     else:
-        print_list(found)
+        print_list(listed)
 
 
 @app.command()
@@ -142,17 +142,17 @@ def diff(one: One, other: One, json: Json = False) -> None:
 
         left, right = (at(*newest(list(find(path)), path)) for path in (one, other))
         with bar("compare", open_source(left).manifest.total_bytes, json) as report:
-            found = compare(left, right, report)
+            differences = compare(left, right, report)
     if json:
-        print_json(found)
+        print_json(differences)
     else:
-        for entry in found:
+        for entry in differences:
             detail = f": {entry.elements:,} elements, at most {entry.greatest:.3g}"
             print(f"{entry.name}: {entry.what}{detail if entry.elements else ''}")
-        tensors = sum(entry.tensor for entry in found)
-        words = f"{tensors} tensors and {len(found) - tensors} facts about the run differ"
-        print(words if found else "equal to the bit")
-    if found:
+        tensors = sum(entry.tensor for entry in differences)
+        words = f"{tensors} tensors and {len(differences) - tensors} facts about the run differ"
+        print(words if differences else "equal to the bit")
+    if differences:
         raise typer.Exit(1)
 
 
@@ -181,19 +181,19 @@ def export(
         prefix = "" if to is Form.dcp else "model."
         kinds = [k for name, k in stored_tensors(path).items() if name.startswith(prefix)]
         total = sum(shape.numel() * dtype.itemsize for shape, dtype in kinds)
-        told = ""
+        tokenizer_note = ""
         with bar(f"export {Path(path).name}", total, json) as report:
             if to is Form.dcp:
                 done = {"tensors": export_dcp(path, folder, report)}
             else:
                 dtype, limit = getattr(torch, kind.value), int(max_shard_gb * 1e9)
                 done = {"parameters": export_checkpoint(path, folder, dtype, limit, report)}
-                told = complete_export(path, folder, tokenizer)
+                tokenizer_note = complete_export(path, folder, tokenizer)
     if json:
-        more = {"tokenizer": told} if told else {}
+        more = {"tokenizer": tokenizer_note} if tokenizer_note else {}
         print_json({"checkpoint": path, "folder": str(folder), **done, **more})
     else:
-        print(f"{folder}: {_in_words(done)}{'; ' * bool(told)}{told}")
+        print(f"{folder}: {_in_words(done)}{'; ' * bool(tokenizer_note)}{tokenizer_note}")
 
 
 @app.command("import")

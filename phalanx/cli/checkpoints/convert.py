@@ -78,12 +78,12 @@ def export_hf(
     with _reported(json):
         kind = getattr(torch, dtype.value)
         parameters = export_checkpoint(checkpoint, folder, kind, int(max_shard_gb * 1e9))
-        told = complete_export(checkpoint, folder, tokenizer)
+        tokenizer_note = complete_export(checkpoint, folder, tokenizer)
     if json:
-        made = {"folder": str(folder), "checkpoint": str(checkpoint), "tokenizer": told}
+        made = {"folder": str(folder), "checkpoint": str(checkpoint), "tokenizer": tokenizer_note}
         print_json({**made, "parameters": parameters, "dtype": dtype.value})
         return
-    print(f"{folder}: {parameters:,} parameters of {checkpoint} in {dtype.value}; {told}")
+    print(f"{folder}: {parameters:,} parameters of {checkpoint} in {dtype.value}; {tokenizer_note}")
 
 
 @contextmanager

@@ -14,23 +14,23 @@ def prunable(where: str) -> list[Tier]:
     from phalanx.checkpoint import CheckpointError
     from phalanx.checkpoint.tools.inspect import find
 
-    found = list(find(where))
-    if len(found) == 1 and at(*found[0]).rstrip("/") == where.rstrip("/"):
-        fix = f"name its folder, {found[0][0].where}, or remove it by hand"
+    checkpoints = list(find(where))
+    if len(checkpoints) == 1 and at(*checkpoints[0]).rstrip("/") == where.rstrip("/"):
+        fix = f"name its folder, {checkpoints[0][0].where}, or remove it by hand"
         raise CheckpointError(where, "is one checkpoint, and rules need several", fix)
-    tiers = {tier.where: tier for tier, _ in found}
+    tiers = {tier.where: tier for tier, _ in checkpoints}
     complete = [tier for tier in tiers.values() if tier.names()]
     if not complete:
         raise no_checkpoint(where)
     return complete
 
 
-def newest(found: list[tuple[Tier, str]], where: str) -> tuple[Tier, str]:
+def newest(checkpoints: list[tuple[Tier, str]], where: str) -> tuple[Tier, str]:
     """Of what was found the last complete one, of those not known to be bad if there are any."""
     from phalanx.checkpoint.format.manifest import MANIFEST_FILE
     from phalanx.checkpoint.format.tier import BAD_FILE, step_of
 
-    complete = [one for one in found if MANIFEST_FILE in one[0].files(one[1])]
+    complete = [one for one in checkpoints if MANIFEST_FILE in one[0].files(one[1])]
     named = [one for one in complete if step_of(one[1]) >= 0] or complete
     good = [one for one in named if BAD_FILE not in one[0].files(one[1])] or named
     if not good:

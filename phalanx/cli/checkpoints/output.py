@@ -24,14 +24,14 @@ COLUMNS = ("step", "tokens", "size", "ranks", "shards", "mesh", "age", "state", 
 NUMBERS = 5  # of the columns
 
 
-def print_list(found: list[Listed]) -> None:
+def print_list(listed: list[Listed]) -> None:
     """Columns for people; paths stay whole, so that they can be copied."""
     rows = [COLUMNS]
-    for one in found:
-        known: tuple[int | None, ...] = one.step, one.tokens, one.ranks, one.shards
+    for one in listed:
+        counts: tuple[int | None, ...] = one.step, one.tokens, one.ranks, one.shards
         if not one.created:  # what describes it cannot be read
-            known = (one.step if one.step >= 0 else None, None, None, None)
-        step, tokens, ranks, shards = ("-" if each is None else f"{each:,}" for each in known)
+            counts = (one.step if one.step >= 0 else None, None, None, None)
+        step, tokens, ranks, shards = ("-" if each is None else f"{each:,}" for each in counts)
         numbers = (step, tokens, size_text(one.bytes), ranks, shards)
         rows.append((*numbers, mesh_text(one), age_text(one), state_text(one), one.path))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -41,7 +41,7 @@ def print_list(found: list[Listed]) -> None:
             for number, (cell, width) in enumerate(zip(row, widths, strict=True))
         )
         print("  ".join(cells).rstrip())
-    for one in found:
+    for one in listed:
         for problem in one.problems + one.notes:
             print(f"{one.path}: {problem}")
 

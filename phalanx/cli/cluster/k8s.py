@@ -102,11 +102,11 @@ def delete(
         objects, options = made(wanted), pod_options(wanted)
     with _said_by_kubernetes():
         labels = labels_of(options.name)
-        told = remove(written(objects, json=True), options.site.namespace, labels)
+        answer = remove(written(objects, json=True), options.site.namespace, labels)
     if json:
-        print_json({"deleted": told.splitlines()})
+        print_json({"deleted": answer.splitlines()})
     else:
-        print(told, end="")
+        print(answer, end="")
 
 
 def _wanted(

@@ -42,15 +42,15 @@ def nodes(
         _show_node(name, server, state, json)
         return
     with connected(server, json, state) as client:
-        found = client.get("/v1/nodes", NodeList, limit=20_000)
+        listed = client.get("/v1/nodes", NodeList, limit=20_000)
     if json:
-        print_json(found)
+        print_json(listed)
         return
-    if not found.nodes:
+    if not listed.nodes:
         print("no nodes yet: start an agent with `phalanx agent --join URL`")
         return
     made = table("NODE", "STATE", "GPUS", "FREE", "KIND", "JOBS", "AGENT", "WHY")
-    for node in found.nodes:
+    for node in listed.nodes:
         agent = "connected" if node.connected else "away"
         jobs = ",".join(map(str, node.jobs))
         cells = (node.name, node.state, node.gpus, node.free_gpus, node.kind, jobs, agent)
@@ -63,21 +63,21 @@ def _pending(what: str, name: str, key: str, server: str, state: State, json: bo
         raise typer.BadParameter("nodes pending, or nodes approve|reject NAME")
     with connected(server, json, state) as client:
         if what == "pending":
-            found = client.get("/v1/pending-nodes", PendingList)
+            pending = client.get("/v1/pending-nodes", PendingList)
         else:
             path = f"/v1/pending-nodes/{quote(name, safe='')}/{what}"
-            found = client.post(path, DecideNode(key=key), PendingList)
+            pending = client.post(path, DecideNode(key=key), PendingList)
     if json:
-        print_json(found)
+        print_json(pending)
     elif what != "pending":
         done = "is let in" if what == "approve" else "is turned away"
-        for node in found.nodes:
+        for node in pending.nodes:
             print(plain(f"{node.name} ({node.key}) {done}"))
-    elif not found.nodes:
+    elif not pending.nodes:
         print("no machine waits to be let in")
     else:
         made = table("NODE", "KEY", "SINCE", "")
-        for node in found.nodes:
+        for node in pending.nodes:
             known = "a node of this name is known by another key" if node.known else ""
             add_row(made, node.name, node.key, when(node.since_ns), known)
         print_table(made)
@@ -85,16 +85,16 @@ def _pending(what: str, name: str, key: str, server: str, state: State, json: bo
 
 def _show_node(name: str, server: str, state: State, json: bool) -> None:
     with connected(server, json, state) as client:
-        found = client.get(f"/v1/nodes/{quote(name, safe='')}", NodeDetail)
+        detail = client.get(f"/v1/nodes/{quote(name, safe='')}", NodeDetail)
     if json:
-        print_json(found)
+        print_json(detail)
         return
-    node = found.node
+    node = detail.node
     print(plain(f"{node.name}: {node.state} ({node.why.text})"))
     print(
         f"{node.gpus} {node.kind} GPUs, {node.free_gpus} free; {node.cpus} CPUs; leaf {node.leaf}"
     )
     if abs(node.clock_skew_seconds) > 1:
         print(f"its clock is {node.clock_skew_seconds:+.0f} s off")
-    for change in found.history:
+    for change in detail.history:
         print(plain(f"  {when(change.time_ns)}  {change.state:<12}{change.why.text}"))

@@ -97,18 +97,18 @@ def account(
     from phalanx.control.server.store.interface import StoreError
 
     try:
-        found = reconciled(job, turns_of(Programs(), job), stored_buckets(state))
+        charged = reconciled(job, turns_of(Programs(), job), stored_buckets(state))
     except (SlurmError, StoreError, OSError) as error:
         _refuse(error)
     if json:
-        print_json(found)
+        print_json(charged)
         return
-    for turn in found.turns:
+    for turn in charged.turns:
         print(f"{when(turn.start * 10**9)}  {turn.elapsed} s on {turn.gpus} GPUs: {turn.state}")
-    print(f"Slurm charged {found.slurm_gpu_seconds} GPU-seconds; the ledger has")
-    for name, seconds in sorted(found.buckets.items(), key=lambda item: -item[1]):
+    print(f"Slurm charged {charged.slurm_gpu_seconds} GPU-seconds; the ledger has")
+    for name, seconds in sorted(charged.buckets.items(), key=lambda item: -item[1]):
         print(f"  {name.replace('_', ' '):<24}{seconds:>12.1f}")
-    print(f"  {'before and after agents':<24}{found.outside:>12.1f}")
+    print(f"  {'before and after agents':<24}{charged.outside:>12.1f}")
 
 
 def _refuse(error: Exception) -> NoReturn:

@@ -92,10 +92,10 @@ def _look(client: Client, console: Console) -> RenderableType:
     status = client.get("/v1/status", Status)
     jobs = client.get("/v1/jobs", JobList, limit=1000, state="all", newest=True).jobs
     ledger = client.get("/v1/ledger", LedgerOut)
-    found = client.get("/v1/findings", FindingsOut, limit=FINDINGS).findings[::-1]
+    findings = client.get("/v1/findings", FindingsOut, limit=FINDINGS).findings[::-1]
     lines = console.height if console.is_terminal else 40
     notices = status.notices[-4:][::-1]
-    room = max(3, lines - 8 - len(notices) - len(found) - len(status.questions))
+    room = max(3, lines - 8 - len(notices) - len(findings) - len(status.questions))
     jobs.sort(key=lambda job: (ORDER.index(job.state), -job.id))
     return Group(
         _head(status, ledger),
@@ -103,7 +103,7 @@ def _look(client: Client, console: Console) -> RenderableType:
         _jobs(jobs, room, console.width),
         Rule(style="dim"),
         *(Text(_question(each), style="bold yellow") for each in status.questions),
-        *(_finding(each) for each in found),
+        *(_finding(each) for each in findings),
         *(_notice(each) for each in notices),
     )
 
@@ -112,14 +112,14 @@ def _head(status: Status, ledger: LedgerOut) -> Text:
     made = Text(no_wrap=True, overflow="ellipsis")
     made.append("Phalanx", style="bold")
     made.append(f" {status.version}  epoch {status.epoch}  event {status.sequence}\n", style="dim")
-    held = status.gpus - status.free_gpus
+    used_gpus = status.gpus - status.free_gpus
     made.append("nodes  ")
     for name, count in status.nodes.items():
         if count:
             mark, style = MARKS[name]
             made.append(f"{mark} {count:,} {name}  ", style=style)
     made.append("\nGPUs   ")
-    made.append_text(_bar(held / status.gpus if status.gpus else 0.0, 24))
+    made.append_text(_bar(used_gpus / status.gpus if status.gpus else 0.0, 24))
     made.append(f" {status.free_gpus:,} of {status.gpus:,} free")
     if ledger.fleet is not None and ledger.fleet.gpu_ns:
         share = ledger.fleet

@@ -221,12 +221,12 @@ def _print_lengths(console: Console, report: InspectReport) -> None:
     for column in ("length", "documents", "share of tokens"):
         table.add_column(column, justify="right")
     table.add_column("")
-    most = max((part.documents for part in lengths.bins), default=1)
-    total = max(1, sum(part.tokens for part in lengths.bins))
-    for part in lengths.bins:
-        share = f"{100 * part.tokens / total:.1f} %"
-        picture = "█" * -(-40 * part.documents // max(1, most))
-        table.add_row(f"{part.least:,}", f"{part.documents:,}", share, picture)
+    most = max((size.documents for size in lengths.bins), default=1)
+    total = max(1, sum(size.tokens for size in lengths.bins))
+    for size in lengths.bins:
+        share = f"{100 * size.tokens / total:.1f} %"
+        picture = "█" * -(-40 * size.documents // max(1, most))
+        table.add_row(f"{size.least:,}", f"{size.documents:,}", share, picture)
     console.print(table)
 
 

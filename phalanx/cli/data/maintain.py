@@ -124,15 +124,15 @@ def split(
             raise DataError("fraction", fraction, "must lie between 0 and 1", "try 0.001")
         stream = open_whole(path)
         progress.update(task, total=stream.tokens)
-        held = heldout.choose_held_out(
+        held_out = heldout.choose_held_out(
             stream, fraction, lambda tokens: progress.advance(task, tokens)
         )
-        record = heldout.record_held_out(stream, fraction, held)
-    tokens = int(held.lengths.sum())
+        record = heldout.record_held_out(stream, fraction, held_out)
+    tokens = int(held_out.lengths.sum())
     if json:
-        print_json({"record": str(record), "documents": held.documents, "tokens": tokens})
+        print_json({"record": str(record), "documents": held_out.documents, "tokens": tokens})
         return
     print(
-        f"{record}: {held.documents:,} of {stream.documents:,} documents held out, "
+        f"{record}: {held_out.documents:,} of {stream.documents:,} documents held out, "
         f"{tokens:,} of {stream.tokens:,} tokens"
     )

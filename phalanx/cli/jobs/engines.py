@@ -185,21 +185,23 @@ def why_elsewhere(job: str, json: bool) -> None:
         if engine != "slurm" or not number.isdigit():
             raise ConfigError("JOB", f'"{job}"', "is no job of an engine", 'e.g. "slurm:123"')
     try:
-        place = place_of(Programs(), int(number))
+        queued = place_of(Programs(), int(number))
     except SlurmError as error:
         print(f"error: {error}", file=sys.stderr)
         raise typer.Exit(1) from None
     if json:
-        print_json(place)
+        print_json(queued)
         return
-    print(f"Slurm job {place.job} ({place.name}) is {place.state}")
-    if place.text:
-        start = when(place.estimated_start * 10**9) if place.estimated_start else "unknown to Slurm"
-        reason = f" ({place.reason})" if place.reason else ""
-        print(f"it waits: {place.text}{reason}; estimated start: {start}")
-        print(f"priority {place.priority}, {place.ahead} jobs before it in its partition")
-        if place.helps:
-            print(f"what helps: {place.helps}")
-    control = latest_run(Path(place.output.removesuffix(".out"))) / "control"
-    if place.state == "running" and (control / "server.json").exists():
+    print(f"Slurm job {queued.job} ({queued.name}) is {queued.state}")
+    if queued.text:
+        start = (
+            when(queued.estimated_start * 10**9) if queued.estimated_start else "unknown to Slurm"
+        )
+        reason = f" ({queued.reason})" if queued.reason else ""
+        print(f"it waits: {queued.text}{reason}; estimated start: {start}")
+        print(f"priority {queued.priority}, {queued.ahead} jobs before it in its partition")
+        if queued.helps:
+            print(f"what helps: {queued.helps}")
+    control = latest_run(Path(queued.output.removesuffix(".out"))) / "control"
+    if queued.state == "running" and (control / "server.json").exists():
         print(f"inside: phalanx why 1 --state {control}")

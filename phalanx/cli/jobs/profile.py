@@ -41,36 +41,36 @@ def profile(
         body = {"steps": steps, "ranks": chosen}
         asked = client.post(f"/v1/jobs/{job}/profile", body, dict)
         try:
-            found = _wait(client, job, asked, seconds)
+            traces = _wait(client, job, asked, seconds)
             skew = {int(rank): value for rank, value in asked["clock_skew_seconds"].items()}
-            merged = merge_traces(found, skew)
+            merged = merge_traces(traces, skew)
         except ValueError as error:
             print(f"error: {error}", file=sys.stderr)
             raise typer.Exit(1) from None
     path = out or Path(f"profile-{job}.json")
     write_out(path, merged)
     if json:
-        print_json({"file": str(path), "ranks": sorted(found)})
+        print_json({"file": str(path), "ranks": sorted(traces)})
     else:
-        print(f"{path}: {len(found)} ranks; open it at https://ui.perfetto.dev")
+        print(f"{path}: {len(traces)} ranks; open it at https://ui.perfetto.dev")
 
 
 def _wait(client: Client, job: int, asked: dict[str, Any], seconds: float) -> dict[int, Trace]:
     """The traces, once all of them are there."""
-    deadline, found = time.monotonic() + seconds, dict[int, Trace]()
+    deadline, traces = time.monotonic() + seconds, dict[int, Trace]()
     while True:
         for rank in asked["ranks"]:
-            if rank in found:
+            if rank in traces:
                 continue
             try:
                 pieces = client.stream(f"/v1/jobs/{job}/traces/{rank}", after_ns=asked["asked_ns"])
-                found[rank] = trace_of(b"".join(pieces), f"rank {rank}")
+                traces[rank] = trace_of(b"".join(pieces), f"rank {rank}")
             except ClientError as error:
                 if error.code not in ("no_such_trace", "not_running"):
                     raise
-        if len(found) == len(asked["ranks"]):
-            return found
+        if len(traces) == len(asked["ranks"]):
+            return traces
         if time.monotonic() > deadline:
-            late = ", ".join(str(rank) for rank in asked["ranks"] if rank not in found)
+            late = ", ".join(str(rank) for rank in asked["ranks"] if rank not in traces)
             raise ValueError(f"no trace of rank {late} within {seconds:.0f} s")
         time.sleep(0.5)

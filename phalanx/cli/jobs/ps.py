@@ -23,22 +23,22 @@ def ps(
     json: Json = False,
 ) -> None:
     """List jobs: those that wait or run, or all."""
-    found: list[JobOut] = []
+    jobs: list[JobOut] = []
     with connected(server, json, state) as client:
         after = -1
         while after:
             wanted = "all" if everything else "live"
             page = client.get("/v1/jobs", JobList, state=wanted, after=max(after, 0), limit=1000)
-            found += page.jobs
+            jobs += page.jobs
             after = page.next_after
     if json:
-        print_json({"jobs": found})
+        print_json({"jobs": jobs})
         return
-    if not found:
+    if not jobs:
         print("no jobs" if everything else "no jobs wait or run (--all: also those that ended)")
         return
     made = table("JOB", "NAME", "TEAM", "STATE", "GPUS", "STEP", "RAN", "WHY")
-    for job in found:
+    for job in jobs:
         steps = f"{job.step}/{job.steps}" if job.steps else job.step
         ran = span(job.ran_seconds)
         add_row(made, job.id, job.name, job.team, job.state, job.gpus, steps, ran, job.why.text)

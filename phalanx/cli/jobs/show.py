@@ -40,51 +40,55 @@ def show(
 ) -> None:
     """Show a job: its state, where it runs, how far it is."""
     with connected(server, json, state) as client:
-        found = client.get(f"/v1/jobs/{job}", JobDetail)
+        detail = client.get(f"/v1/jobs/{job}", JobDetail)
         if ranks:
             nodes = client.get("/v1/nodes", NodeList, limit=20_000).nodes
-            _show_ranks(rank_places(found, {node.name: node for node in nodes}), json)
+            _show_ranks(rank_places(detail, {node.name: node for node in nodes}), json)
             return
     if json:
-        print_json(found)
+        print_json(detail)
         return
-    known = found.job
-    lines = {
-        "job": f"{known.id} {known.name}",
-        "owner": f"{known.user or '?'} of team {known.team}",
-        "state": f"{known.state}: {known.why.text}",
-        "gang": f"{known.replicas} replicas, {known.gpus} GPUs, generation {known.generation}"
-        + (f", {known.phase}" if known.phase else ""),
-        "step": f"{known.step}"
-        + (f" of {known.steps}" if known.steps else "")
-        + f" ({known.committed} in memory, {known.durable} durable)",
-        "step time": f"{known.step_seconds:.3f} s" if known.step_seconds else "not measured yet",
-        "times": f"submitted {when(known.submitted_ns)}, started {when(known.started_ns) or '-'}, "
-        f"ended {when(known.ended_ns) or '-'}, ran {span(known.ran_seconds)}",
-        "used": f"{found.used_gpu_hours:.2f} GPU-hours",
-        "nodes": ", ".join(known.nodes) or "none",
-        "spares": ", ".join(known.spares) or "none",
-        "failures": "; ".join(found.evidence) or "none",
-        "lost": _lost(found),
-    }
-    for name, text in lines.items():
+    for name, text in _describe(detail).items():
         print(plain(f"{name + ':':<11}{text}"))
     print("submission:")
-    print(msgspec.json.format(bytes(found.spec), indent=2).decode())
+    print(msgspec.json.format(bytes(detail.spec), indent=2).decode())
 
 
-def _lost(found: JobDetail) -> str:
+def _describe(detail: JobDetail) -> dict[str, str]:
+    """A job, a few words a line."""
+    job = detail.job
+    return {
+        "job": f"{job.id} {job.name}",
+        "owner": f"{job.user or '?'} of team {job.team}",
+        "state": f"{job.state}: {job.why.text}",
+        "gang": f"{job.replicas} replicas, {job.gpus} GPUs, generation {job.generation}"
+        + (f", {job.phase}" if job.phase else ""),
+        "step": f"{job.step}"
+        + (f" of {job.steps}" if job.steps else "")
+        + f" ({job.committed} in memory, {job.durable} durable)",
+        "step time": f"{job.step_seconds:.3f} s" if job.step_seconds else "not measured yet",
+        "times": f"submitted {when(job.submitted_ns)}, started {when(job.started_ns) or '-'}, "
+        f"ended {when(job.ended_ns) or '-'}, ran {span(job.ran_seconds)}",
+        "used": f"{detail.used_gpu_hours:.2f} GPU-hours",
+        "nodes": ", ".join(job.nodes) or "none",
+        "spares": ", ".join(job.spares) or "none",
+        "failures": "; ".join(detail.evidence) or "none",
+        "lost": _lost(detail),
+    }
+
+
+def _lost(detail: JobDetail) -> str:
     """Committed steps that a job lost, newest last."""
-    if not found.lost_steps:
+    if not detail.lost_steps:
         return "no committed step"
-    each = [f"{loss.first} to {loss.last} ({loss.why.text})" for loss in found.losses]
-    return f"{found.lost_steps} committed steps: " + "; ".join(each)
+    each = [f"{loss.first} to {loss.last} ({loss.why.text})" for loss in detail.losses]
+    return f"{detail.lost_steps} committed steps: " + "; ".join(each)
 
 
-def rank_places(found: JobDetail, nodes: dict[str, NodeOut]) -> list[RankPlace]:
+def rank_places(detail: JobDetail, nodes: dict[str, NodeOut]) -> list[RankPlace]:
     """Every rank with its place in the mesh and on the fleet, in order."""
-    shape = msgspec.json.decode(found.spec, type=JobSpec).gang
-    job, slot = found.job, max(1, shape.slot_gpus)
+    shape = msgspec.json.decode(detail.spec, type=JobSpec).gang
+    job, slot = detail.job, max(1, shape.slot_gpus)
     places = []
     for rank in range(shape.replica_ranks * job.replicas if job.nodes else 0):
         rest, tensor = divmod(rank, shape.tensor)

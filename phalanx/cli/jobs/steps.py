@@ -37,19 +37,19 @@ def steps(
         sys.stdout.buffer.write(data)
         sys.stdout.buffer.flush()
         return
-    found = [msgspec.json.decode(line) for line in data.splitlines()]
+    records = [msgspec.json.decode(line) for line in data.splitlines()]
     made = table("STEP", "RANK", "SECONDS", *(name.upper() for name in PARTS), "LOSS")
-    told = [each for each in found if "step" in each]
-    for each in sorted(told, key=lambda each: (each["step"], each["rank"])):
+    step_records = [each for each in records if "step" in each]
+    for each in sorted(step_records, key=lambda each: (each["step"], each["rank"])):
         parts = [_seconds(each["parts"].get(name)) for name in PARTS]
         loss = "" if each["loss"] is None else f"{each['loss']:.4f}"
         add_row(made, each["step"], each["rank"], _seconds(each["step_seconds"]), *parts, loss)
-    if told:
+    if step_records:
         print_table(made)
         print("forward and backward hold the communication within them")
     else:
         print("no node holds these steps any more (or none was made yet)")
-    for each in found:
+    for each in records:
         if "problem" in each:
             print(f"node {each['node']}: {each['problem']}", file=sys.stderr)
 
@@ -57,12 +57,12 @@ def steps(
 def _window(text: str) -> tuple[int, int]:
     first, colon, last = text.partition(":")
     try:
-        found = (int(first or 0), int(last or 0) if colon else int(first or 0))
+        window = (int(first or 0), int(last or 0) if colon else int(first or 0))
     except ValueError:
-        found = (-1, -1)
-    if min(found) < 0 or (found[1] and found[0] > found[1]):
+        window = (-1, -1)
+    if min(window) < 0 or (window[1] and window[0] > window[1]):
         raise typer.BadParameter("such as 120:140, or 120", param_hint="--steps")
-    return found
+    return window
 
 
 def _seconds(value: Any) -> str:

@@ -31,17 +31,17 @@ def why(
     if not job.isdigit():
         raise typer.BadParameter(f"{job!r} is no number of a job")
     with connected(server, json, state) as client:
-        found = client.get(f"/v1/jobs/{job}/why", Waits)
+        waits = client.get(f"/v1/jobs/{job}/why", Waits)
     if json:
-        print_json(found)
+        print_json(waits)
         return
-    print(plain(f"job {job} is {found.state}: {found.why.text}"))
-    if found.waits_for is not None:
-        told = found.waits_for.text
+    print(plain(f"job {job} is {waits.state}: {waits.why.text}"))
+    if waits.waits_for is not None:
+        told = waits.waits_for.text
         verb = "it" if told.startswith(("waits ", "can never ")) else "it waits:"
         print(plain(f"{verb} {told}"))
-        print(plain(f"estimated start: {found.start}"))
-        parts = ", ".join(f"{name} {value}" for name, value in found.priority.items())
-        print(f"priority {sum(found.priority.values())}: {parts}")
-    for each in found.history:
+        print(plain(f"estimated start: {waits.start}"))
+        parts = ", ".join(f"{name} {value}" for name, value in waits.priority.items())
+        print(f"priority {sum(waits.priority.values())}: {parts}")
+    for each in waits.history:
         print(plain(f"  {each.text}"))

@@ -33,14 +33,14 @@ def answer(
             done = client.post(f"/v1/questions/{question}", Decision(approve=take_out), Done)
             print_done(f"question {question}", done, json)
             return
-        found = client.get("/v1/status", Status).questions
+        questions = client.get("/v1/status", Status).questions
     if json:
-        print_json(found)
+        print_json(questions)
         return
     made = table("QUESTION", "SINCE", "ABOUT", "CAUSES", "NODES")
-    for each in found:
+    for each in questions:
         causes = ", ".join(dict.fromkeys(each.causes))
         named = ", ".join(each.nodes[:8]) + (" …" if len(each.nodes) > 8 else "")
         about = f"{each.about} of {len(each.nodes)} nodes"
         add_row(made, each.question, when(each.asked_ns), about, causes, named)
-    print_table(made) if found else print("nothing waits for a person's word")
+    print_table(made) if questions else print("nothing waits for a person's word")

@@ -34,14 +34,14 @@ def audit(
 
     try:
         kept = (each for each in entries(state or default_state()) if name in ("", each.name))
-        found = list(deque(kept, maxlen=last))
+        newest = list(deque(kept, maxlen=last))
     except OSError as error:
         print(f"error: the audit log cannot be read: {error}", file=sys.stderr)
         raise typer.Exit(REFUSED) from None
     if json:
-        print_json(msgspec.to_builtins(found))
+        print_json(msgspec.to_builtins(newest))
         return
-    for each in found:
+    for each in newest:
         at = datetime.fromtimestamp(each.time_ns / 1e9, UTC)
         who = each.name or each.client or "-"
         times = f" x{each.count}" if each.count > 1 else ""
@@ -63,15 +63,15 @@ def verify(
     from phalanx.control.server.security.audit_check import verify as follow
 
     try:
-        found = follow(state or default_state(), head)
+        proof = follow(state or default_state(), head)
     except OSError as error:
         print(f"error: the audit log cannot be read: {error}", file=sys.stderr)
         raise typer.Exit(REFUSED) from None
     if json:
-        print_json(msgspec.to_builtins(found))
-    elif found.problem:
-        print(f"broken at line {found.broken}: {found.problem}")
+        print_json(msgspec.to_builtins(proof))
+    elif proof.problem:
+        print(f"broken at line {proof.broken}: {proof.problem}")
     else:
-        print(f"whole: lines {found.first} to {found.last}, head {found.head}")
-    if found.problem:
+        print(f"whole: lines {proof.first} to {proof.last}, head {proof.head}")
+    if proof.problem:
         raise typer.Exit(REFUSED)

@@ -28,19 +28,19 @@ def events(
 ) -> None:
     """Read the log: what happened, and what was decided about it."""
     with connected(server, json, state) as client:
-        found = client.get("/v1/events", EventList, after=-1, limit=last, job=job)
-        if job and not found.events:
+        page = client.get("/v1/events", EventList, after=-1, limit=last, job=job)
+        if job and not page.events:
             client.get(f"/v1/jobs/{job}", dict)  # says so where there is none
         if json and not follow:
-            print_json(found)
+            print_json(page)
             return
         while True:
-            for event in found.events:
+            for event in page.events:
                 print_event(event, json)
             if not follow:
                 return
             time.sleep(1.0)
-            found = client.get("/v1/events", EventList, after=found.next_after, job=job)
+            page = client.get("/v1/events", EventList, after=page.next_after, job=job)
 
 
 def print_event(event: EventOut, json: bool) -> None:

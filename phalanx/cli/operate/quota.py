@@ -33,11 +33,11 @@ def quota(
         if team and gpus is not None:
             body = QuotaIn(gpus=gpus, ceiling=ceiling, weight=weight)
             client.put(f"/v1/quotas/{quote(team, safe='')}", body, Done)
-        found = client.get("/v1/quotas", QuotaList)
+        listed = client.get("/v1/quotas", QuotaList)
     if json:
-        print_json(found)
+        print_json(listed)
         return
     made = table("TEAM", "OWNS", "CEILING", "WEIGHT", "USES")
-    for each in found.quotas:
+    for each in listed.quotas:
         add_row(made, each.team, each.gpus, each.ceiling or "-", each.weight, each.used_gpus)
     print_table(made)

@@ -55,11 +55,11 @@ def repair(
         log = open_store(store, folder)
         assert isinstance(log, SqlStore)
         try:
-            found = log.examined()
+            examined = log.examined()
             if truncate_after is None and not set_aside:
-                _show(log, found, json)
+                _show(log, examined, json)
             else:
-                _act(log, found, truncate_after, set_aside or [], yes)
+                _act(log, examined, truncate_after, set_aside or [], yes)
         finally:
             log.close()
     except StoreError as error:
@@ -67,37 +67,37 @@ def repair(
         raise typer.Exit(REFUSED) from None
 
 
-def _show(log: SqlStore, found: Examined, json: bool) -> None:
+def _show(log: SqlStore, examined: Examined, json: bool) -> None:
     from phalanx.control.server.store.repair import as_json, lone_events, loss_of
 
     if json:
         import msgspec
 
-        print_json(msgspec.json.decode(as_json(found)))
-    elif not found.findings:
-        print(f"the log is sound: {found.sequence} events")
+        print_json(msgspec.json.decode(as_json(examined)))
+    elif not examined.findings:
+        print(f"the log is sound: {examined.sequence} events")
     else:
-        for each in found.findings:
+        for each in examined.findings:
             print(f"damage: {each}")
-        loss = loss_of(log, found.sound + 1, found.acknowledged)
-        print(f"`--truncate-after {found.sound}` would go on from there; it loses {loss}")
-        if found.keys.damaged:
-            print(f"with it go damaged tokens or secrets: {', '.join(found.keys.damaged)}")
-        if alone := lone_events(found):
+        loss = loss_of(log, examined.sound + 1, examined.acknowledged)
+        print(f"`--truncate-after {examined.sound}` would go on from there; it loses {loss}")
+        if examined.keys.damaged:
+            print(f"with it go damaged tokens or secrets: {', '.join(examined.keys.damaged)}")
+        if alone := lone_events(examined):
             options = " ".join(f"--set-aside {each}" for each in alone)
             print(f"`{options}` would go on with all but {len(alone)} event(s)")
         print("a backup that holds them is better: docs/server.md, 'A damaged log'")
-    if found.findings:
+    if examined.findings:
         raise typer.Exit(REFUSED)
 
 
 def _act(
-    log: SqlStore, found: Examined, truncate_after: int | None, aside: list[int], yes: bool
+    log: SqlStore, examined: Examined, truncate_after: int | None, aside: list[int], yes: bool
 ) -> None:
     from phalanx.control.server.store.repair import loss_of, set_aside, truncate
 
     if truncate_after is not None:
-        what = str(loss_of(log, truncate_after + 1, found.acknowledged))
+        what = str(loss_of(log, truncate_after + 1, examined.acknowledged))
     else:
         what = f"event {', '.join(map(str, aside))}"
     if not yes:

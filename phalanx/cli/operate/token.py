@@ -79,12 +79,12 @@ def create(
 def list_tokens(server: ServerUrl = "", state: State = None, json: Json = False) -> None:
     """List tokens (never what they are)."""
     with connected(server, json, state) as client:
-        found = client.get("/v1/tokens", TokenList)
+        listed = client.get("/v1/tokens", TokenList)
     if json:
-        print_json(found)
+        print_json(listed)
         return
     made = table("ID", "NAME", "ROLE", "TEAM", "NODE", "MADE", "EXPIRES", "")
-    for token in found.tokens:
+    for token in listed.tokens:
         times = when(token.created_ns), when(token.expires_ns) or "never"
         revoked = "revoked" if token.revoked else ""
         add_row(made, token.id, token.name, token.role, token.team, token.node, *times, revoked)

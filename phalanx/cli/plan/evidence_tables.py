@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from phalanx.plan.evidence.check import CheckReport
 
 
-def print_calibration(found: Calibration) -> None:
+def print_calibration(calibration: Calibration) -> None:
     """How the fitted constants predict each project that was left out of its own fit."""
     out = console()
-    made = table(f"Fitted to {found.runs} runs", "left out", "runs", "mean", "median", "bias")
-    for name, errors in found.left_out.items():
+    made = table(f"Fitted to {calibration.runs} runs", "left out", "runs", "mean", "median", "bias")
+    for name, errors in calibration.left_out.items():
         made.add_row(escape(name), *_errors(errors))
     out.print(made)
-    out.print(f"left-one-out error: mean {found.mape:.1%}, median {found.median:.1%}")
+    out.print(f"left-one-out error: mean {calibration.mape:.1%}, median {calibration.median:.1%}")
 
 
 def print_check(report: CheckReport, every_row: bool) -> None:
@@ -84,16 +84,16 @@ def print_textbook(lines: Sequence[Line], title: str) -> None:
     """Every formula with its numbers, and below it where they disagree."""
     out = console()
     made = table(title, "", "formula", "result", left=2)
-    for line in lines:
-        mark = "" if line.fits else " [yellow](!)[/yellow]"
-        formula = f"{escape(line.formula)}\n[dim]= {escape(line.numbers)}[/dim]"
-        made.add_row(escape(line.topic), formula, escape(line.result) + mark)
+    for row in lines:
+        mark = "" if row.fits else " [yellow](!)[/yellow]"
+        formula = f"{escape(row.formula)}\n[dim]= {escape(row.numbers)}[/dim]"
+        made.add_row(escape(row.topic), formula, escape(row.result) + mark)
     out.print(made)
     out.print("(!) where the usual numbers do not fit together:")
-    for line in lines:
-        if not line.fits:
-            out.print(f"  {escape(line.topic)}: {escape(line.result)}; {escape(line.note)}")
+    for row in lines:
+        if not row.fits:
+            out.print(f"  {escape(row.topic)}: {escape(row.result)}; {escape(row.note)}")
     out.print("Notes:")
-    for line in lines:
-        if line.fits and line.note:
-            out.print(f"  {escape(line.topic)}: {escape(line.note)}")
+    for row in lines:
+        if row.fits and row.note:
+            out.print(f"  {escape(row.topic)}: {escape(row.note)}")

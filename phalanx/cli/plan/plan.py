@@ -243,15 +243,15 @@ def _calibrate_to_runs(runs: Path, out: Path | None, json: bool) -> None:
     from phalanx.plan.cost.constants import constants_toml
     from phalanx.plan.evidence.calibrate import calibrate as fit
 
-    found = fit(runs)
+    calibration = fit(runs)
     if out is not None:
-        _write(out, constants_toml(found.constants))
+        _write(out, constants_toml(calibration.constants))
     if json:
-        print_json(found)
+        print_json(calibration)
         return
     from phalanx.cli.plan.evidence_tables import print_calibration
 
-    print_calibration(found)
+    print_calibration(calibration)
 
 
 def _calibrate_to_device(out: Path | None, json: bool) -> None:

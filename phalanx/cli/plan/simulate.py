@@ -157,11 +157,11 @@ def list_scenarios(json: Json = False) -> None:
     """The scenarios that come with Phalanx."""
     from phalanx.simulate.scenario.load import load_scenario, scenario_names
 
-    found = {name: load_scenario(name).about for name in scenario_names()}
+    scenarios = {name: load_scenario(name).about for name in scenario_names()}
     if json:
-        print_json(found)
+        print_json(scenarios)
         return
-    for name, about in found.items():
+    for name, about in scenarios.items():
         print(f"{name:<14} {about}")
 
 
@@ -195,11 +195,11 @@ def keys(
     from phalanx.simulate.scenario.scenario import Scenario
 
     with exit_on_config_error(json):
-        found = explain(key, Scenario)
+        docs = explain(key, Scenario)
     if json:
-        print_json(found)
+        print_json(docs)
         return
-    for doc in found:
+    for doc in docs:
         default = f" (default {doc.default})" if doc.default else ""
         print(f"{doc.key}: {doc.meaning}{default}")
 
@@ -236,7 +236,7 @@ def faults(json: Json = False) -> None:
 
 
 def _changes(gpus: int | None, days: float | None, overrides: list[str] | None) -> list[str]:
-    found = list(overrides or [])
+    changes = list(overrides or [])
     for flag, key, value in (("--gpus", "fleet.gpus", gpus), ("--days", "days", days)):
         if value is None:
             continue
@@ -244,8 +244,8 @@ def _changes(gpus: int | None, days: float | None, overrides: list[str] | None) 
             if override.partition("=")[0].strip() == key:
                 rule = f"says the same as --set {override}"
                 raise ConfigError(flag, value, rule, "leave one of them out")
-        found.append(f"{key}={value}")
-    return found
+        changes.append(f"{key}={value}")
+    return changes
 
 
 def _numbers(seed: int | None, seeds: str) -> range:
@@ -263,23 +263,23 @@ def _numbers(seed: int | None, seeds: str) -> range:
 
 
 def _variants(texts: list[str], base: str) -> dict[str, tuple[str, ...]]:
-    found: dict[str, tuple[str, ...]] = {}
+    variants: dict[str, tuple[str, ...]] = {}
     for text in texts:
         name, changes = _variant(text)
-        if name == base or name in found:
+        if name == base or name in variants:
             rule = f'there is a world of the name "{name}" already'
             raise ConfigError("--with", text, rule, "give each a name of its own")
-        found[name] = changes
-    return found
+        variants[name] = changes
+    return variants
 
 
 def _variant(text: str) -> tuple[str, tuple[str, ...]]:
     name, colon, changes = text.partition(":")
-    found = tuple(change.strip() for change in changes.split(",") if change.strip())
-    if not (colon and name.strip() and found):
+    settings = tuple(change.strip() for change in changes.split(",") if change.strip())
+    if not (colon and name.strip() and settings):
         fix = 'e.g. --with "no spares: fleet.spare_nodes=0"'
         raise ConfigError("--with", text, 'must be "NAME: KEY=VALUE, …"', fix)
-    return name.strip(), found
+    return name.strip(), settings
 
 
 def _run(scenario: Scenario, seeds: range, processes: int, quiet: bool) -> Any:
@@ -317,15 +317,15 @@ def one_job_failed(scenario: Scenario, report: Report) -> bool:
 def _replay(scenario: Scenario, seed: int, json: bool) -> None:
     from phalanx.simulate.show.replay import story_of
 
-    told = story_of(scenario, seed)
+    story = story_of(scenario, seed)
     one_job = scenario.workload.kind == "one-job"
     if one_job:
-        _refuse(scenario, told.refused)
+        _refuse(scenario, story.refused)
     if json:
-        print_json(told)
+        print_json(story)
     else:
-        print("\n".join([*told.story, *(told.failures if one_job else [])]))
-    if told.violations or (one_job and told.failures):
+        print("\n".join([*story.story, *(story.failures if one_job else [])]))
+    if story.violations or (one_job and story.failures):
         raise typer.Exit(1)
 
 

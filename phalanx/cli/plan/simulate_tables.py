@@ -91,15 +91,15 @@ def _mean_row(report: Report, many: bool) -> tuple[str, ...]:
 def _jobs(scenario: Scenario, report: Report, console: Console) -> None:
     """Jobs that did not come to their end, and rows of a trace that were not played."""
     for one in report.seeds if scenario.workload.kind == "one-job" else ():
-        for told in (*one.failures, *([one.waiting] if one.waiting else [])):
-            console.print(f"[red]seed {one.seed}: {escape(told)}[/red]")
+        for problem in (*one.failures, *([one.waiting] if one.waiting else [])):
+            console.print(f"[red]seed {one.seed}: {escape(problem)}[/red]")
         if one.queued_seconds >= 60:
             waited = duration(one.queued_seconds)
             console.print(f"seed {one.seed}: the job had no nodes for {waited}; ETTR counts it")
     left_out = report.seeds[0].left_out  # a trace is the same for every seed
     if left_out:
-        told = ", ".join(f"{count:,} that {why}" for why, count in left_out.items())
-        console.print(f"rows of {escape(scenario.workload.file)} left out: {told}")
+        reasons = ", ".join(f"{count:,} that {why}" for why, count in left_out.items())
+        console.print(f"rows of {escape(scenario.workload.file)} left out: {reasons}")
     if scenario.workload.kind == "csv":
         played = max(one.days for one in report.seeds)
         console.print(f"played until the last job had ended or the last day: {played:.2f} days")
@@ -112,17 +112,17 @@ def _jobs(scenario: Scenario, report: Report, console: Console) -> None:
                 key: sum(t.get(key, 0) for t in tables) for table in tables for key in table
             }
             if together:
-                told = ", ".join(f"{count:,} {why}" for why, count in together.items())
-                console.print(f"jobs {what}, by reason: {escape(told)}")
+                reasons = ", ".join(f"{count:,} {why}" for why, count in together.items())
+                console.print(f"jobs {what}, by reason: {escape(reasons)}")
 
 
 def _buckets(report: Report, console: Console) -> None:
     summary = report.summary
     expected = summary.mean["expected_interruptions"]
-    told = "none came"
+    interval = "none came"
     if summary.mean["interruptions"]:
-        told = f"one every {duration(summary.mean['mtbf_hours'] * 3600)}"
-    console.print(f"interruptions expected from the rates: {expected:.1f}; {told}")
+        interval = f"one every {duration(summary.mean['mtbf_hours'] * 3600)}"
+    console.print(f"interruptions expected from the rates: {expected:.1f}; {interval}")
     table = Table(box=SIMPLE, title="Where all GPU time went", title_justify="left")
     for heading in ("bucket", "share", "", "interruptions by cause", "mean"):
         table.add_column(heading, justify="left" if heading in ("bucket", "") else "right")

@@ -25,23 +25,23 @@ def ledger(
     """Say where GPU time went: every GPU-nanosecond in one bucket, which sum to the allocation."""
     with connected(server, json, state) as client:
         path = f"/v1/jobs/{job}/ledger" if job else "/v1/ledger/timeline"
-        found = client.get(path, dict)
+        book = client.get(path, dict)
     if json:
-        print_json(found)
+        print_json(book)
         return
-    total = int(found["allocation_gpu_ns"])
+    total = int(book["allocation_gpu_ns"])
     shown = table("bucket", "GPU-hours", "share")
-    for name, text in found["buckets"].items():
+    for name, text in book["buckets"].items():
         if int(text):
-            words = f"{name} (estimated)" if name in found["estimated"] else name
+            words = f"{name} (estimated)" if name in book["estimated"] else name
             add_row(shown, words, f"{int(text) / 3.6e12:.4f}", f"{int(text) / total:.2%}")
     add_row(shown, "allocation", f"{total / 3.6e12:.4f}", "100.00%")
     print_table(shown)
-    if not int(found["buckets"].get("exposed_communication", 0)):
+    if not int(book["buckets"].get("exposed_communication", 0)):
         print("productive time is whole steps: no plan says how much of them is communication")
-    if int(found["buckets"].get("unreported", 0)):
+    if int(book["buckets"].get("unreported", 0)):
         print("unreported time is of programs that report no steps: phalanx.worker() would tell")
-    print(f"goodput {found['goodput']:.2%}, ETTR {found['ettr']:.2%}, ${found['dollars']:.2f}")
-    if sum(map(int, found["buckets"].values())) != total:
+    print(f"goodput {book['goodput']:.2%}, ETTR {book['ettr']:.2%}, ${book['dollars']:.2f}")
+    if sum(map(int, book["buckets"].values())) != total:
         print("error: the buckets do not sum to the allocation", file=sys.stderr)
         raise typer.Exit(1)

@@ -35,12 +35,12 @@ def report(
     json: Annotated[bool, typer.Option("--json", help="Print the files' names as JSON.")] = False,
 ) -> None:
     """Write what happened to a run, where its time went and what to change."""
-    found = RunSource(server, state, json).get(run)
+    record = RunSource(server, state, json).get(run)
     if run.isdigit():
-        material = _from_server(run, found, server, state, json)
+        material = _from_server(run, record, server, state, json)
     else:
-        material = _from_folder(found)
-    base = out or Path(f"report-{found.id.replace('/', '-')}")
+        material = _from_folder(record)
+    base = out or Path(f"report-{record.id.replace('/', '-')}")
     files = [base.with_suffix(".html"), base.with_suffix(".md")]
     write_out(files[0], html(material).encode())
     write_out(files[1], markdown(material).encode())
@@ -50,7 +50,7 @@ def report(
         print("\n".join(map(str, files)))
 
 
-def _from_server(run: str, found: Run, server: str, state: Path | None, json: bool) -> Material:
+def _from_server(run: str, record: Run, server: str, state: Path | None, json: bool) -> Material:
     names = ",".join([*CURVES, "validation_loss", *(f"{part}_seconds" for part in PARTS)])
     with connected(server, json, state) as client:
         series = client.get(f"/v1/jobs/{run}/metrics", dict, names=names, points=1000)["series"]
@@ -63,9 +63,9 @@ def _from_server(run: str, found: Run, server: str, state: Path | None, json: bo
             ledger = client.get(f"/v1/jobs/{run}/ledger", dict)
     own = [_mean(row) for row in ranks["own_seconds"]]
     return Material(
-        run=found,
+        run=record,
         curves={name: Curve(each["step"], each["value"]) for name, each in series.items()},
-        incidents=sorted([*incidents, *_of_nodes(found, of_nodes)], key=lambda each: each["time"]),
+        incidents=sorted([*incidents, *_of_nodes(record, of_nodes)], key=lambda each: each["time"]),
         ledger=ledger,
         requested=detail["spec"],
         rank_means={"own_seconds": own},
@@ -87,8 +87,8 @@ def _of_nodes(run: Run, findings: list[dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def _from_folder(found: Run) -> Material:
-    path = Path(found.folder) / "metrics" / "steps.jsonl"
+def _from_folder(run: Run) -> Material:
+    path = Path(run.folder) / "metrics" / "steps.jsonl"
     records: list[StepRecord] = []
     unread = 0
     for line in path.read_bytes().splitlines() if path.exists() else []:
@@ -102,11 +102,11 @@ def _from_folder(found: Run) -> Material:
     for part in PARTS:
         values = [getattr(record.parts, part) for record in thin]
         curves[f"{part}_seconds"] = Curve(steps, values)
-    validated = validations(RunFolder(Path(found.folder)))
+    validated = validations(RunFolder(Path(run.folder)))
     curves["validation_loss"] = Curve(
         [record.step for record in validated], [record.loss for record in validated]
     )
-    return Material(run=found, curves=curves, unread_lines=unread)
+    return Material(run=run, curves=curves, unread_lines=unread)
 
 
 def _mean(values: list[float | None]) -> float | None:

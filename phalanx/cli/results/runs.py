@@ -46,13 +46,13 @@ def list_runs(
     runs: Folder = None, server: ServerUrl = "", state: State = None, json: Json = False
 ) -> None:
     """List runs, oldest first: those of the server or, without one, of the folder runs/ here."""
-    found = _all(server, state, json) if runs is None else _in_folder(runs)
+    records = _all(server, state, json) if runs is None else _in_folder(runs)
     if json:
-        print_json(found)
+        print_json(records)
         return
     names = ("step", "loss", "validation", "tokens/s")
     shown = table("run", "name", "state", *names, "started", "tags")
-    for run in found:
+    for run in records:
         last = run.summary
         add_row(
             shown,
@@ -72,17 +72,17 @@ def list_runs(
 def _all(server: str, state: Path | None, json: bool) -> list[Run]:
     """What a server knows; where none answers and none was named, what lies here."""
     named = bool(server or state or os.environ.get("PHALANX_SERVER"))
-    found: list[Run] = []
+    records: list[Run] = []
     with exit_on_server_error(json):
         try:
             client = Client(server, state)
             after = 0
             while True:
                 page = client.get("/v1/runs", dict, after=after, limit=1000)
-                found += msgspec.convert(page["runs"], list[Run])
+                records += msgspec.convert(page["runs"], list[Run])
                 after = page["next_after"]
                 if not after:
-                    return found
+                    return records
         except ClientError as error:
             if named or error.status or not RUNS.is_dir():
                 raise
@@ -94,23 +94,23 @@ def _in_folder(runs: Path) -> list[Run]:
     """Runs below a folder; of one that cannot be read it is said why."""
     if not runs.is_dir():
         raise typer.BadParameter(f"{runs}: no such folder", param_hint="--runs")
-    found = []
+    records = []
     for path in find_folders(runs):
         try:
-            found.append(load_folder(path))
+            records.append(load_folder(path))
         except (ValueError, OSError) as error:
             print(f"warning: {error}", file=sys.stderr)
-    return found
+    return records
 
 
 @app.command("show")
 def show_run(run: Which, server: ServerUrl = "", state: State = None, json: Json = False) -> None:
     """Show a run: where it comes from, where it ran, how it went."""
-    found = RunSource(server, state, json).get(run)
+    record = RunSource(server, state, json).get(run)
     if json:
-        print_json(found)
+        print_json(record)
         return
-    for line in describe(found):
+    for line in describe(record):
         Console(highlight=False, soft_wrap=True).print(escape(plain(line)))
 
 
@@ -156,15 +156,15 @@ def diff(
 ) -> None:
     """Say what differs between two runs: settings, code, packages, data, versions."""
     source = RunSource(server, state, json)
-    found = differences(source.get(a), source.get(b))
+    changed = differences(source.get(a), source.get(b))
     if json:
-        print_json(found)
+        print_json(changed)
         return
-    if not found:
+    if not changed:
         print("nothing differs that would matter")
         return
     shown = table("", "", a, b)
-    for each in found:
+    for each in changed:
         add_row(shown, each.section, each.key, *(_value(value) for value in (each.a, each.b)))
     print_table(shown)
 
@@ -178,8 +178,8 @@ def export(
     json: Json = False,
 ) -> None:
     """Write everything that is known of a run, with its curves, into one JSON file."""
-    found = RunSource(server, state, json).get(run)
-    whole: dict[str, Any] = {"run": found}
+    record = RunSource(server, state, json).get(run)
+    whole: dict[str, Any] = {"run": record}
     if run.isdigit():
         with connected(server, json, state) as client:
             names = (
@@ -189,10 +189,10 @@ def export(
             whole["metrics"] = client.get(path, dict, names=names, points=5000)["series"]
             whole["incidents"] = client.get(f"/v1/jobs/{run}/incidents", dict)["findings"]
     else:
-        steps = Path(found.folder) / "metrics" / "steps.jsonl"
+        steps = Path(record.folder) / "metrics" / "steps.jsonl"
         lines = steps.read_bytes().splitlines() if steps.exists() else []
         whole["steps"] = [msgspec.Raw(line) for line in lines if _is_json(line)]
-        whole["validations"] = validations(RunFolder(Path(found.folder)))
+        whole["validations"] = validations(RunFolder(Path(record.folder)))
     write_out(out, msgspec.json.format(msgspec.json.encode(whole), indent=1) + b"\n")
     if json:
         print_json({"file": str(out)})
@@ -217,13 +217,13 @@ def note(
         raise typer.BadParameter(f"a note has 1 to {MOST_NOTE_LETTERS} letters", param_hint="TEXT")
     if run.isdigit():
         with connected(server, json, state) as client:
-            found = client.post(f"/v1/runs/{run}/notes", {"text": text}, Run)
+            record = client.post(f"/v1/runs/{run}/notes", {"text": text}, Run)
     else:
-        found = RunSource(server, state, json).get(run)
-        found.notes.append(Note(time=time.time(), text=text))
-        annotate_folder(find_run_folder(run), found)
+        record = RunSource(server, state, json).get(run)
+        record.notes.append(Note(time=time.time(), text=text))
+        annotate_folder(find_run_folder(run), record)
     if json:
-        print_json(found.notes)
+        print_json(record.notes)
 
 
 @app.command()
@@ -236,21 +236,21 @@ def tag(
 ) -> None:
     """Give a run tags."""
     source = RunSource(server, state, json)
-    found = source.get(run)
-    kept = dict.fromkeys(found.tags)
+    record = source.get(run)
+    kept = dict.fromkeys(record.tags)
     for each in tags:
         if each.startswith("-"):
             kept.pop(each[1:], None)
         else:
             kept[each] = None
-    found.tags = list(kept)
+    record.tags = list(kept)
     if run.isdigit():
         with connected(server, json, state) as client:
-            client.put(f"/v1/runs/{run}/tags", {"tags": found.tags}, Run)
+            client.put(f"/v1/runs/{run}/tags", {"tags": record.tags}, Run)
     else:
-        annotate_folder(find_run_folder(run), found)
+        annotate_folder(find_run_folder(run), record)
     if json:
-        print_json(found.tags)
+        print_json(record.tags)
 
 
 def _progress(run: Run) -> str:
