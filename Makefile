@@ -8,13 +8,14 @@ SOAK_STAMP := $(VENV)/.installed-soak
 # One compute thread a rank: several ranks share a machine in tests and in the demo.
 export OMP_NUM_THREADS = 1
 
-# Pure rooms: no ranks, clusters or servers are started, and most of it needs no torch.
-FAST := tests/test_architecture.py tests/cluster tests/config tests/hardware tests/plan
+# Pure rooms, where no ranks, clusters or servers are started; two halves, side by side.
+FAST_CORE := tests/test_architecture.py tests/cluster tests/config tests/hardware
+FAST_PLAN := tests/plan tests/simulate/rules tests/simulate/scenario tests/simulate/test_physics.py
 
 # Rooms with properties, which a soak tries on examples of its own.
 PROPERTIES := tests/cluster tests/config tests/data tests/plan tests/simulate
 
-.PHONY: demo test test-fast test-k8s lint soak proof proof-quick proof-gpu clean postgres chromium slurm
+.PHONY: demo test test-fast test-fast-core test-fast-plan test-k8s lint soak proof proof-quick proof-gpu clean postgres chromium slurm
 
 demo: $(STAMP)
 	$(BIN)/phalanx demo
@@ -25,7 +26,13 @@ test: lint postgres chromium slurm
 
 # Before every push: the pure rooms, in a minute or so.
 test-fast: $(STAMP)
-	$(BIN)/pytest --durations=5 $(FAST)
+	@$(MAKE) --no-print-directory --output-sync -k -j2 test-fast-core test-fast-plan
+
+test-fast-core:
+	$(BIN)/pytest $(FAST_CORE)
+
+test-fast-plan:
+	$(BIN)/pytest $(FAST_PLAN)
 
 # Tests of a pair of servers need a real PostgreSQL: Debian's package, where we may install it.
 # Elsewhere those tests are skipped and say so.
