@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from phalanx.control.client.plain_text import one_line
+from phalanx.control.host.plain_text import one_line
 
 
 def table(*headings: str) -> Table:

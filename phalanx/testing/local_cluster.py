@@ -22,8 +22,8 @@ from typing import Any, NamedTuple
 
 from phalanx.checkpoint.keeper.wire import Noted, Watch, expect, send
 from phalanx.control.agent.socket_paths import runtime_folder
-from phalanx.control.agent.spawn.network import Network
 from phalanx.control.backends.local import LocalCluster, LocalNode, processes_of, worker_pids
+from phalanx.control.backends.local_network import Network
 from phalanx.control.client.client import Client, ClientError
 from phalanx.control.wire.api_types import Done, Readmit
 

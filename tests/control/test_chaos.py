@@ -18,7 +18,7 @@ from msgspec import structs
 
 from phalanx.config import ConfigError, job_from_table, resolve
 from phalanx.control.backends.local import LocalNode
-from phalanx.control.client.server_file import ServerFile
+from phalanx.control.wire.server_file import ServerFile
 from phalanx.testing.chaos import Arena, Plan, also_drawn, random_plan, read_plan
 from phalanx.testing.chaos.injector import Harm
 from phalanx.testing.chaos.plan import MORE_WEIGHTS, WEIGHTS, Action

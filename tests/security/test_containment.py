@@ -12,12 +12,11 @@ from phalanx.control.agent.config import AgentConfig, ContainmentOptions
 from phalanx.control.agent.spawn.cgroups import KILL, Cgroups, own_group
 from phalanx.control.agent.spawn.containment import (
     JOB_OOM_SCORE,
-    Containment,
     bound_group,
     contain,
     memory_share,
 )
-from phalanx.control.wire.zygote_messages import Spawn, decode_to_zygote, framed
+from phalanx.control.wire.zygote_messages import Containment, Spawn, decode_to_zygote, framed
 from tests.control.servers import ServerProcess
 from tests.security.agents import RootAgent, wait_for
 from tests.security.test_jobs_apart import submit

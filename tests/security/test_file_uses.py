@@ -79,6 +79,7 @@ ALLOWED = {
     "control/agent/telemetry.py": {},
     "control/agent/jobs/wrapper_exits.py": {},
     "control/agent/spawn/zygote.py": {
+        "enter_namespace": PROC,
         "listen": RUNTIME,
         "_end_children": RUNTIME,
         "_spawn": "a pump",

@@ -18,7 +18,7 @@ from phalanx.cli.process import log_to_stderr
 if TYPE_CHECKING:
     from phalanx.control.agent.config import AgentConfig
     from phalanx.control.agent.main import AgentStart
-    from phalanx.control.backends.site import NodeFacts
+    from phalanx.control.host.node_facts import NodeFacts
 
 app = typer.Typer()
 
@@ -68,7 +68,7 @@ class AgentCommand:
 
     def problem(self) -> str:
         """What is wrong with the options; "": nothing."""
-        from phalanx.control.backends.site import ENGINES
+        from phalanx.control.host.node_facts import ENGINES
 
         urls = self.urls()
         if not urls or not all(url.startswith(("http://", "https://")) for url in urls):
@@ -121,7 +121,7 @@ def agent(command: AgentCommand) -> None:
     """
     from phalanx.control.agent.config import AgentConfig, read_agent_config
     from phalanx.control.agent.main import AgentStartError, run_agent
-    from phalanx.control.backends.site import node_facts
+    from phalanx.control.host.node_facts import node_facts
 
     log_to_stderr()
     with exit_on_config_error():

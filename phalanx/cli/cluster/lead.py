@@ -17,8 +17,7 @@ from phalanx.cli.output import exit_on_config_error
 from phalanx.cli.process import log_to_stderr
 
 if TYPE_CHECKING:
-    from phalanx.control.backends.lead import LeadOptions
-    from phalanx.control.backends.site import Site
+    from phalanx.control.backends.lead import LeadOptions, Site
     from phalanx.control.server.http.submission import Wanted
 
 app = typer.Typer()

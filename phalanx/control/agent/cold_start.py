@@ -26,15 +26,15 @@ from phalanx.control.agent.identity import (
     describe_node,
     machine_id,
     next_incarnation,
-    read_text,
 )
 from phalanx.control.agent.idle import ColdAgent
 from phalanx.control.agent.uplink import JoinError, Uplink
-from phalanx.control.backends.site import ENGINES, NodeFacts, node_facts
-from phalanx.control.client.server_file import ServerFile
+from phalanx.control.host.node_facts import ENGINES, NodeFacts, node_facts
 from phalanx.control.trust.certificates import CERTIFICATE_FILE
+from phalanx.control.trust.secret_file import read_text
 from phalanx.control.trust.tls import CA_VARIABLE, FINGERPRINT_VARIABLE
 from phalanx.control.wire.agent_messages import JoinRequest
+from phalanx.control.wire.server_file import ServerFile
 
 TOKEN_SECONDS = 60.0
 POLL_SECONDS = 0.5

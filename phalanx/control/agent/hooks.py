@@ -16,7 +16,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from phalanx.control.agent.safe_files import open_log, read_regular
-from phalanx.control.client.plain_text import one_line
+from phalanx.control.host.plain_text import one_line
 
 PASSED_ON = ("PATH", "LANG", "LC_ALL", "TZ", "HOME")  # of the agent's own environment
 TAIL_BYTES = 400  # of its output, in the message that it failed

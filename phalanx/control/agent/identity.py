@@ -7,21 +7,14 @@ import os
 import secrets
 import socket
 import time
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from phalanx.cluster.fleet.node import Node
+from phalanx.control.trust.secret_file import read_text
 
 CLAIM_SECONDS = 3.0  # for an agent before to end
-
-
-def read_text(path: Path) -> str:
-    """What a small file says; "" where there is none."""
-    with suppress(OSError):
-        return path.read_text().strip()
-    return ""
 
 
 def machine_id(state: Path) -> str:

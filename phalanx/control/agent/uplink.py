@@ -20,7 +20,6 @@ from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidSta
 
 from phalanx import __version__
 from phalanx.cluster.protocol.commands import Form
-from phalanx.control.agent.identity import read_text
 from phalanx.control.trust.node_key import (
     NONCE_HEADER,
     SERVER_FILE,
@@ -30,7 +29,7 @@ from phalanx.control.trust.node_key import (
     link_proof,
     node_key,
 )
-from phalanx.control.trust.secret_file import write_secret
+from phalanx.control.trust.secret_file import read_text, write_secret
 from phalanx.control.trust.server_key import ordered_by
 from phalanx.control.trust.tls import TlsError, advice, is_loopback, trusting, trusting_pinned
 from phalanx.control.wire import agent_messages as wire

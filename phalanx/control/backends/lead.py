@@ -13,6 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
+from typing import Protocol
 from urllib.parse import quote
 
 from msgspec import Struct, structs
@@ -20,7 +21,6 @@ from msgspec import Struct, structs
 from phalanx.cluster.jobs.job import ENDED
 from phalanx.control.backends.certificate import CertificateError
 from phalanx.control.backends.own_controller import OwnController
-from phalanx.control.backends.site import Site
 from phalanx.control.client.client import Client, ClientError
 from phalanx.control.server.http.submission import Wanted, submission
 from phalanx.control.wire.api_types import (
@@ -61,6 +61,22 @@ class LeadOptions(Struct, frozen=True, kw_only=True):
     policy: Path | None = None
     own_server: bool = True
     feature: str = ""  # that tells this allocation's nodes from others at a shared controller
+
+
+class Site(Protocol):
+    """An engine while one of its allocations runs; asked from time to time."""
+
+    def nodes(self) -> tuple[str, ...]:
+        """The nodes of the allocation, as their agents call themselves."""
+        ...
+
+    def unwanted(self) -> dict[str, str]:
+        """Nodes that somebody wants empty (drained, cordoned), and the reason given."""
+        ...
+
+    def over(self) -> bool:
+        """Whether the engine ends the allocation now (cancelled): nothing will be waited for."""
+        ...
 
 
 class Lead:

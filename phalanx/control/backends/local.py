@@ -21,8 +21,8 @@ from pathlib import Path
 from msgspec import Struct
 
 from phalanx.control.agent.socket_paths import make_runtime_folder, runtime_folder
-from phalanx.control.agent.spawn.network import CARD, Network
 from phalanx.control.agent.spawn.zygote_client import ZygoteClient
+from phalanx.control.backends.local_network import CARD, Network
 from phalanx.control.host.process_tree import read_stat
 from phalanx.control.wire.zygote_messages import Spawn
 

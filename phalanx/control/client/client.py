@@ -14,7 +14,6 @@ from urllib.parse import urlencode, urlsplit
 
 import msgspec
 
-from phalanx.control.client.server_file import ServerFile
 from phalanx.control.trust.tls import (
     CA_VARIABLE,
     FINGERPRINT_VARIABLE,
@@ -25,6 +24,7 @@ from phalanx.control.trust.tls import (
     trusting_pinned,
 )
 from phalanx.control.wire.api_types import Failure
+from phalanx.control.wire.server_file import ServerFile
 
 T = TypeVar("T")
 

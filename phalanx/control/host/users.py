@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pwd
 
-from phalanx.control.agent.config import UserOptions
 from phalanx.control.host.process_tree import PROC
 
 
@@ -43,12 +42,12 @@ def user_of(pid: int) -> str:
         return ""
 
 
-def require_permitted(name: str, options: UserOptions) -> None:
+def require_permitted(name: str, *, least_uid: int, also: tuple[str, ...]) -> None:
     """UnknownUserError unless a root agent may run jobs as this user: never as root by itself."""
     if not name:
         raise UnknownUserError("the order names no user to run as")
     entry = known_user(name)
-    if name not in options.also and entry.pw_uid < max(options.least_uid, 1):
+    if name not in also and entry.pw_uid < max(least_uid, 1):
         raise UnknownUserError(
             f"the agent is root and runs no jobs as {name} (uid {entry.pw_uid}): submit with the "
             "token of a person, name the user in `users.also` or lower `users.least_uid` of the "

@@ -19,7 +19,6 @@ import uvicorn
 from uvicorn.config import Config
 
 from phalanx import __version__
-from phalanx.control.client.server_file import ServerFile
 from phalanx.control.server.agent_link.connection import AgentSocket
 from phalanx.control.server.http.app import make_app
 from phalanx.control.server.http.front import Front
@@ -35,6 +34,7 @@ from phalanx.control.trust.certificates import (
     write_certificate,
 )
 from phalanx.control.trust.tls import TlsError, check_server_files
+from phalanx.control.wire.server_file import ServerFile
 
 logger = logging.getLogger("phalanx.server")
 

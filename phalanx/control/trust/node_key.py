@@ -16,8 +16,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from phalanx.control.agent.identity import read_text
-from phalanx.control.trust.secret_file import write_secret
+from phalanx.control.trust.secret_file import read_text, write_secret
 from phalanx.control.trust.server_key import private_key, signed_by
 
 KEY_FILE = "node.key"

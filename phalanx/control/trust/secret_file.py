@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import os
 import stat
+from contextlib import suppress
 from pathlib import Path
+
+
+def read_text(path: Path) -> str:
+    """What a small file says; "" where there is none."""
+    with suppress(OSError):
+        return path.read_text().strip()
+    return ""
 
 
 def write_secret(path: Path, text: str) -> None:

@@ -5,15 +5,20 @@ It is made from a secret of the store, so that a standby has the same one; it st
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-    from phalanx.control.server.store.interface import Store
-
 SECRET = "server_key"
 ORDER = b"phalanx order 1\n"  # before an order, so that no other signature passes for one of it
+
+
+class SecretStore(Protocol):
+    """Whoever keeps the cluster's secrets."""
+
+    def secret(self, name: str) -> bytes:
+        """Random bytes that are made when they are first asked for, and stay."""
 
 
 class ServerKey:
@@ -32,7 +37,7 @@ class ServerKey:
         return self._key.sign(data)
 
 
-def load_server_key(store: Store) -> ServerKey:
+def load_server_key(store: SecretStore) -> ServerKey:
     """The key of the cluster whose log this is; made at the first start."""
     return ServerKey(store.secret(SECRET))
 

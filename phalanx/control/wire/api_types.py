@@ -8,9 +8,9 @@ from msgspec import Meta, Raw, Struct
 
 from phalanx.cluster.jobs.job import Array, Dependency, Expected, GangShape, JobState, JobTimeouts
 from phalanx.cluster.ledger.report import Share
-from phalanx.control.server.security.auth import Role
 from phalanx.control.wire.payload import Payload
 
+Role = Literal["admin", "user", "read", "agent", "join", "login"]  # of a token
 MOST = 1 << 53  # beyond it, JSON numbers lose digits in other languages
 WORD = r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,127}$"
 

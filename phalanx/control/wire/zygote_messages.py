@@ -8,12 +8,21 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
-from phalanx.control.agent.spawn.containment import Containment
-
 Role = Literal["member", "program", "keeper", "store", "program-store", "zygote", "doctor"]
 
 LENGTH = struct.Struct("<I")
 MOST_BYTES = 64 << 20
+
+
+class Containment(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The bounds of one process; what is 0 is not bounded."""
+
+    no_new_privileges: bool = True
+    core_bytes: int = 0  # of a core dump
+    group: str = ""  # control group below which jobs have theirs; "": the zygote's own
+    memory_bytes: int = 0  # of all processes of the job here
+    processes: int = 0  # of the job here, threads too
+    cpu_weight: int = 0
 
 
 class Frame(Struct, frozen=True, kw_only=True, tag_field="kind", omit_defaults=True):

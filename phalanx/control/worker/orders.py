@@ -24,7 +24,6 @@ from phalanx.cluster.protocol.messages import (
     WorkerRestore,
     WorkerUp,
 )
-from phalanx.control.agent.jobs.exit_causes import cause_of_exit
 from phalanx.control.wire.worker_messages import (
     GIVE_WAY,
     Link,
@@ -35,6 +34,7 @@ from phalanx.control.wire.worker_messages import (
     Take,
     TraceSteps,
 )
+from phalanx.control.worker.exit_causes import cause_of_exit
 from phalanx.train.optim.fingerprint import Diverged
 from phalanx.train.rank.exits import ExitInfo
 from phalanx.train.rank.launch import redirect_output

@@ -14,7 +14,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from phalanx.control.agent.spawn.network import Network
 from phalanx.control.backends.local import (
     LocalNode,
     keeper_pid,
@@ -22,6 +21,7 @@ from phalanx.control.backends.local import (
     worker_pids,
     zygote_pid,
 )
+from phalanx.control.backends.local_network import Network
 from phalanx.control.client.client import ClientError
 from phalanx.testing.chaos.plan import Action
 

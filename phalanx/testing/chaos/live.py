@@ -17,10 +17,10 @@ from typing import Any
 
 from msgspec import Struct, structs
 
-from phalanx.control.agent.spawn.network import Network
 from phalanx.control.backends.local import LocalNode, processes_of
+from phalanx.control.backends.local_network import Network
 from phalanx.control.client.client import Client, ClientError
-from phalanx.control.client.server_file import ServerFile
+from phalanx.control.wire.server_file import ServerFile
 from phalanx.testing.chaos.injector import Harm, HarmError
 from phalanx.testing.chaos.plan import Plan
 from phalanx.testing.local_cluster import Commits

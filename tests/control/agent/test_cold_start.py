@@ -10,7 +10,7 @@ import pytest
 
 from phalanx.control.agent import cold_start
 from phalanx.control.agent.cold_start import waited_for_work
-from phalanx.control.client.server_file import ServerFile
+from phalanx.control.wire.server_file import ServerFile
 from tests.ports import free_port
 
 HEAVY = ("torch", "numpy", "pydantic", "typer", "phalanx.checkpoint", "phalanx.plan")

@@ -9,16 +9,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from phalanx.control.backends.site import node_facts, recognised
 from phalanx.control.backends.slurm import programs
 from phalanx.control.backends.slurm.facts import (
     expand,
     leaves_needed,
-    slurm_node,
     topology,
     unwanted_nodes,
 )
 from phalanx.control.backends.slurm.programs import BURST, CALLS_PER_SECOND, Programs, SlurmError
+from phalanx.control.host.node_facts import node_facts, recognised, slurm_node
 from phalanx.testing.slurm.sandbox import Sandbox
 
 

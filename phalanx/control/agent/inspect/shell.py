@@ -19,7 +19,7 @@ import msgspec
 
 from phalanx.control.agent.jobs.jobs import Crew
 from phalanx.control.agent.jobs.local_job import Here
-from phalanx.control.agent.spawn.containment import Containment, contain
+from phalanx.control.agent.spawn.containment import contain
 from phalanx.control.agent.spawn.job_environment import passed_on
 from phalanx.control.host.parent_death import follow
 from phalanx.control.host.users import UnknownUserError, known_user
@@ -32,6 +32,7 @@ from phalanx.control.wire.shell_messages import (
     ShellInput,
     ShellOutput,
 )
+from phalanx.control.wire.zygote_messages import Containment
 
 MOST_SHELLS = 16  # of a node at a time
 INPUT_BYTES = 1 << 20  # typed ahead; more ends the shell

@@ -163,7 +163,8 @@ class Crew:
             here.orders, here.replica_key = [], key
             here.work, here.user = decode_payload(action.payload), form.user
             if self.place.switch_users:
-                require_permitted(form.user, self.place.config.users)
+                users = self.place.config.users
+                require_permitted(form.user, least_uid=users.least_uid, also=users.also)
             here.gpus, here.workers = action.gpus, len(action.ranks)
             note_ranks(here.folder, action.ranks)
         except Exception as error:  # the order says what to run: it may say anything

@@ -22,7 +22,6 @@ from phalanx.cluster.protocol.messages import (
     WorkerLeft,
     WorkerUp,
 )
-from phalanx.control.agent.jobs.exit_causes import SHELL, cause_of_signal, explained
 from phalanx.control.agent.jobs.local_job import Hand, Here
 from phalanx.control.agent.jobs.wrapper_exits import KilledChild, killed_child, last_output
 from phalanx.control.agent.safe_files import Owner, files_as
@@ -31,6 +30,7 @@ from phalanx.control.wire.payload import Script, Train
 from phalanx.control.wire.socket_peer import Peer, peer_of
 from phalanx.control.wire.worker_messages import GIVE_WAY, Fact, Looked, Present, decode_fact
 from phalanx.control.wire.zygote_messages import Ended, Unframer
+from phalanx.control.worker.exit_causes import SHELL, cause_of_signal, explained
 
 log = logging.getLogger("phalanx.agent")
 

@@ -13,8 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from phalanx.control.agent.jobs.exit_causes import OUTSIDE
 from phalanx.control.agent.safe_files import open_regular
+from phalanx.control.worker.exit_causes import OUTSIDE
 
 TAIL_BYTES = 1 << 14
 TOLD = (*OUTSIDE, signal.SIGBUS)

@@ -11,7 +11,8 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from phalanx.control.agent.spawn.containment import Containment, bound_group, enable_controllers
+from phalanx.control.agent.spawn.containment import bound_group, enable_controllers
+from phalanx.control.wire.zygote_messages import Containment
 
 MOUNTS = (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified"))
 KILL = "cgroup.kill"  # since Linux 5.14; older ones are left to the sub-reaper

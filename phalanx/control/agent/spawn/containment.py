@@ -8,24 +8,13 @@ import resource
 from contextlib import suppress
 from pathlib import Path
 
-from msgspec import Struct
+from phalanx.control.wire.zygote_messages import Containment
 
 PR_SET_NO_NEW_PRIVS = 38  # linux/prctl.h
 JOB_OOM_SCORE, KEEPER_OOM_SCORE = 500, 200  # a worker ends first, then what keeps its snapshots
 UMASK = 0o022
 LEFT_BYTES = 1 << 30  # of a node's memory, for the agent and the system
 CONTROLLERS = ("memory", "pids", "cpu")
-
-
-class Containment(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The bounds of one process; what is 0 is not bounded."""
-
-    no_new_privileges: bool = True
-    core_bytes: int = 0  # of a core dump
-    group: str = ""  # control group below which jobs have theirs; "": the zygote's own
-    memory_bytes: int = 0  # of all processes of the job here
-    processes: int = 0  # of the job here, threads too
-    cpu_weight: int = 0
 
 
 def contain(bounds: Containment, role: str) -> None:

@@ -16,11 +16,11 @@ from phalanx.control.agent.jobs.keeper_watch import KeeperWatch, keeper_pid
 from phalanx.control.agent.jobs.local_job import Hand, Here, Place
 from phalanx.control.agent.safe_files import make_folder, open_log
 from phalanx.control.agent.spawn.binding import Seat, held_gpus, read_machine, seats, visible
-from phalanx.control.agent.spawn.containment import Containment, memory_share
+from phalanx.control.agent.spawn.containment import memory_share
 from phalanx.control.agent.spawn.job_environment import passed_on
 from phalanx.control.agent.spawn.zygote_client import ZygoteClient, ZygoteError
 from phalanx.control.host.process_tree import read_stat
-from phalanx.control.wire.zygote_messages import Spawn
+from phalanx.control.wire.zygote_messages import Containment, Spawn
 
 KEEPER_SECONDS = 10.0  # for a new one to come up
 MOST_DESCENT = 64  # generations between a worker's process and one that it started

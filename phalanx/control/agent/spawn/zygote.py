@@ -8,6 +8,7 @@ next agent finds everything as it was. After the lease it ends with all of them.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import errno
 import gc
 import os
@@ -32,7 +33,6 @@ from phalanx.control.agent.safe_files import Owner, open_log
 from phalanx.control.agent.spawn.binding import prefer_memory
 from phalanx.control.agent.spawn.cgroups import Cgroups, enter_group
 from phalanx.control.agent.spawn.containment import contain
-from phalanx.control.agent.spawn.network import enter_namespace
 from phalanx.control.host.process_tree import become_subreaper, own_children
 from phalanx.control.host.users import UnknownUserError, known_user
 from phalanx.control.trust.secrets import SecretError, resolved
@@ -57,6 +57,7 @@ from phalanx.train.rank.gang import die_with_parent
 from phalanx.train.rank.launch import redirect_to
 
 START_SECONDS = 600.0  # for the first agent to come
+NEW_NETWORK = 0x40000000  # CLONE_NEWNET
 KEPT_ENDS = 1000  # ends of children that no agent has heard of
 
 
@@ -393,6 +394,16 @@ def become(user: str) -> dict[str, str]:
     os.setgid(entry.pw_gid)
     os.setuid(entry.pw_uid)
     return {"HOME": entry.pw_dir, "USER": user, "LOGNAME": user}
+
+
+def enter_namespace(path: str) -> None:
+    """Have this process, and all that it starts, use another network."""
+    file = os.open(path, os.O_RDONLY)
+    try:
+        if ctypes.CDLL(None, use_errno=True).setns(file, NEW_NETWORK) != 0:
+            raise OSError(ctypes.get_errno(), f"cannot enter {path}")
+    finally:
+        os.close(file)
 
 
 def play(order: Spawn, serving: socket.socket | None) -> int:

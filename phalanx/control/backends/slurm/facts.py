@@ -7,7 +7,6 @@ from collections.abc import Mapping
 
 from msgspec import Struct
 
-from phalanx.control.backends.site import NodeFacts
 from phalanx.control.backends.slurm.programs import Programs, SlurmError
 
 # States that mean: an administrator (or a health check) wants the node empty, or it is gone.
@@ -23,23 +22,6 @@ class Switch(Struct, frozen=True, kw_only=True):
     name: str
     level: int
     nodes: tuple[str, ...]
-
-
-def slurm_node(environment: Mapping[str, str]) -> NodeFacts:
-    """This node by the variables of its task: SLURM_TOPOLOGY_ADDR is spine.leaf.node."""
-    name = environment.get("SLURMD_NODENAME", "")
-    path = environment.get("SLURM_TOPOLOGY_ADDR", "").split(".")
-    kinds = environment.get("SLURM_TOPOLOGY_ADDR_PATTERN", "").split(".")
-    switches = [each for each, kind in zip(path, kinds, strict=False) if kind != "node"]
-    gpus = environment.get("SLURM_GPUS_ON_NODE", "")
-    return NodeFacts(
-        name=name,
-        gpus=int(gpus) if gpus.isdigit() else None,
-        leaf=switches[-1] if switches else "",
-        pod=switches[-2] if len(switches) > 1 else "",
-        rack=name,  # Slurm does not say which nodes fail together
-        first=environment.get("SLURM_LOCALID", "0") == "0",
-    )
 
 
 def expand(nodes: str) -> tuple[str, ...]:

@@ -13,11 +13,12 @@ from phalanx.control.server.agent_link.handshake import NAME, name_taken
 from phalanx.control.server.http.endpoints import ADMIN, EVERYBODY, ApiError, Call, Endpoint
 from phalanx.control.server.http.live import QUIET
 from phalanx.control.server.http.views import notice_out, questions, team_of
-from phalanx.control.server.security.auth import JOIN_HOURS, Role, Token, Tokens
+from phalanx.control.server.security.auth import JOIN_HOURS, Token, Tokens
 from phalanx.control.server.security.joining import NameTakenError, is_network, refuse_elsewhere
 from phalanx.control.trust.node_key import fingerprint, is_public_key
 from phalanx.control.wire import api_types as t
 from phalanx.control.wire.agent_messages import JoinAnswer, JoinRequest
+from phalanx.control.wire.api_types import Role
 
 
 async def status(call: Call) -> t.Status:

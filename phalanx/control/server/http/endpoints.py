@@ -10,8 +10,8 @@ from msgspec import Struct
 from phalanx.cluster.jobs.job import Job
 from phalanx.cluster.protocol.events import EventBody
 from phalanx.control.server.controller import ReusedError
-from phalanx.control.server.security.auth import AuthError, Role, Token, may_see
-from phalanx.control.wire.api_types import Done
+from phalanx.control.server.security.auth import AuthError, Token, may_see
+from phalanx.control.wire.api_types import Done, Role
 
 if TYPE_CHECKING:
     from phalanx.control.server.process import Leading, Server

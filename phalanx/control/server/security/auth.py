@@ -12,14 +12,14 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 from msgspec import Struct, structs
 
 from phalanx.control.server.store.interface import Store
+from phalanx.control.wire.api_types import Role
 
-Role = Literal["admin", "user", "read", "agent", "join", "login"]
 # What people ask for (`phalanx token create --role`), where it is not the role's own name.
 ASKED_AS: dict[Role, str] = {"join": "agent"}
 PREFIX = "phx_"

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from phalanx.cluster.protocol.messages import WorkerFound, WorkerLeft
-from phalanx.control.agent.jobs.exit_causes import explained
 from phalanx.control.agent.jobs.local_job import Here
 from phalanx.control.agent.jobs.worker_events import Ears
 from phalanx.control.agent.jobs.wrapper_exits import last_output
@@ -18,6 +17,7 @@ from phalanx.control.host.users import UnknownUserError
 from phalanx.control.wire.payload import Script
 from phalanx.control.wire.worker_messages import Present, Take
 from phalanx.control.wire.zygote_messages import Ended
+from phalanx.control.worker.exit_causes import explained
 
 
 def test_an_unknown_user_is_found_at_every_attempt(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ Namespaces on a bridge: the server listens on the bridge's address, each node ha
 
 from __future__ import annotations
 
-import ctypes
 import os
 import subprocess
 from contextlib import suppress
@@ -13,7 +12,6 @@ from pathlib import Path
 
 from phalanx.config import ConfigError
 
-NEW_NETWORK = 0x40000000  # CLONE_NEWNET
 CARD = "eth0"  # of a node, in its namespace
 
 
@@ -87,13 +85,3 @@ def _number(name: str) -> int:
 
 def _ip(*arguments: str) -> None:
     subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True)
-
-
-def enter_namespace(path: str) -> None:
-    """Have this process, and all that it starts, use another network."""
-    file = os.open(path, os.O_RDONLY)
-    try:
-        if ctypes.CDLL(None, use_errno=True).setns(file, NEW_NETWORK) != 0:
-            raise OSError(ctypes.get_errno(), f"cannot enter {path}")
-    finally:
-        os.close(file)

@@ -1,9 +1,8 @@
-"""What an engine tells about nodes, in words that hold for every engine."""
+"""What an engine tells a process about its node, in words that hold for every engine."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
 
 from msgspec import Struct
 
@@ -19,22 +18,6 @@ class NodeFacts(Struct, frozen=True, kw_only=True):
     first: bool = True  # of several processes on the node, the one that becomes its agent
 
 
-class Site(Protocol):
-    """An engine while one of its allocations runs; asked from time to time."""
-
-    def nodes(self) -> tuple[str, ...]:
-        """The nodes of the allocation, as their agents call themselves."""
-        ...
-
-    def unwanted(self) -> dict[str, str]:
-        """Nodes that somebody wants empty (drained, cordoned), and the reason given."""
-        ...
-
-    def over(self) -> bool:
-        """Whether the engine ends the allocation now (cancelled): nothing will be waited for."""
-        ...
-
-
 ENGINES = ("slurm", "kubernetes", "mpi", "auto")
 
 
@@ -43,8 +26,6 @@ def node_facts(engine: str, environment: Mapping[str, str]) -> NodeFacts:
     if engine == "auto":
         engine = recognised(environment)
     if engine == "slurm":
-        from phalanx.control.backends.slurm.facts import slurm_node
-
         return slurm_node(environment)
     if engine == "kubernetes":
         return kubernetes_node(environment)
@@ -62,6 +43,23 @@ def recognised(environment: Mapping[str, str]) -> str:
     }
     found = (name for name, names in marks.items() if any(each in environment for each in names))
     return next(found, "")
+
+
+def slurm_node(environment: Mapping[str, str]) -> NodeFacts:
+    """This node by the variables of its task: SLURM_TOPOLOGY_ADDR is spine.leaf.node."""
+    name = environment.get("SLURMD_NODENAME", "")
+    path = environment.get("SLURM_TOPOLOGY_ADDR", "").split(".")
+    kinds = environment.get("SLURM_TOPOLOGY_ADDR_PATTERN", "").split(".")
+    switches = [each for each, kind in zip(path, kinds, strict=False) if kind != "node"]
+    gpus = environment.get("SLURM_GPUS_ON_NODE", "")
+    return NodeFacts(
+        name=name,
+        gpus=int(gpus) if gpus.isdigit() else None,
+        leaf=switches[-1] if switches else "",
+        pod=switches[-2] if len(switches) > 1 else "",
+        rack=name,  # Slurm does not say which nodes fail together
+        first=environment.get("SLURM_LOCALID", "0") == "0",
+    )
 
 
 def mpi_node(environment: Mapping[str, str]) -> NodeFacts:
