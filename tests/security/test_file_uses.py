@@ -78,8 +78,8 @@ ALLOWED = {
     "control/trust/secrets.py": {"_read": AS_USER},
     "control/agent/telemetry.py": {},
     "control/agent/jobs/wrapper_exits.py": {},
+    "control/agent/spawn/child.py": {"enter_namespace": PROC},
     "control/agent/spawn/zygote.py": {
-        "enter_namespace": PROC,
         "listen": RUNTIME,
         "_end_children": RUNTIME,
         "_spawn": "a pump",

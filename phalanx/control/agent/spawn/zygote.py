@@ -8,20 +8,15 @@ next agent finds everything as it was. After the lease it ends with all of them.
 from __future__ import annotations
 
 import argparse
-import ctypes
 import errno
 import gc
 import os
-import pwd
 import selectors
 import signal
 import socket
-import sys
 import time
-import traceback
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple, NoReturn
 
 from phalanx.train.rank.threads import keep_single_threaded, require_single_thread
 
@@ -29,13 +24,10 @@ keep_single_threaded()
 
 # ruff: noqa: E402 - these load numpy and torch, whose pools must not exist when it forks
 from phalanx.control.agent.inspect.output_pump import Pump, Pumps
-from phalanx.control.agent.safe_files import Owner, open_log
-from phalanx.control.agent.spawn.binding import prefer_memory
-from phalanx.control.agent.spawn.cgroups import Cgroups, enter_group
-from phalanx.control.agent.spawn.containment import contain
+from phalanx.control.agent.spawn.cgroups import Cgroups
+from phalanx.control.agent.spawn.child import Inherited, ParentZygote, be_child, owner_of
 from phalanx.control.host.process_tree import become_subreaper, own_children
-from phalanx.control.host.users import UnknownUserError, known_user
-from phalanx.control.trust.secrets import SecretError, resolved
+from phalanx.control.host.users import UnknownUserError
 from phalanx.control.wire.zygote_messages import (
     Child,
     Ended,
@@ -52,12 +44,8 @@ from phalanx.control.wire.zygote_messages import (
     decode_to_zygote,
     framed,
 )
-from phalanx.control.worker.not_started import NOT_STARTED, CannotStartError, enter, tell_agent
-from phalanx.train.rank.gang import die_with_parent
-from phalanx.train.rank.launch import redirect_to
 
 START_SECONDS = 600.0  # for the first agent to come
-NEW_NETWORK = 0x40000000  # CLONE_NEWNET
 KEPT_ENDS = 1000  # ends of children that no agent has heard of
 
 
@@ -213,7 +201,8 @@ class Zygote:
             self._tell(NotStarted(key=order.key, problem=str(error)))
             return
         if pid == 0:
-            be_child(self, order, zygote, Inherited(serving, output, group))
+            parent = ParentZygote(zygote, self._forget, run)
+            be_child(order, Inherited(serving, output, group), parent)
         if serving is not None:
             serving.close()
         if output >= 0:
@@ -280,7 +269,7 @@ class Zygote:
         self._part()
         Path(self._path).unlink(missing_ok=True)
 
-    def forget_parent(self) -> None:
+    def _forget(self) -> None:
         """In a child: what belongs to the zygote is closed."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -309,157 +298,12 @@ def signal_child(pid: int, number: int) -> None:
         pass
 
 
-class Inherited(NamedTuple):
-    """What the zygote made for a child before it forked it."""
-
-    serving: socket.socket | None  # of a store
-    output: int  # end of a pipe that a program writes to; -1: none
-    group: Path | None  # control group of a program
-
-
-def be_child(zygote: Zygote, order: Spawn, parent: int, made: Inherited) -> NoReturn:
-    """The life of a forked child; it never returns into the zygote's code."""
-    code = 1
-    try:
-        os.setsid()
-        # A keeper outlives everybody for its lease, and another node's zygote is not ours.
-        if order.role not in ("keeper", "zygote"):
-            die_with_parent(parent)
-        if order.role == "program":
-            become_subreaper()  # so that nothing that it starts gets out of sight
-        if made.group is not None:
-            enter_group(made.group)
-        zygote.forget_parent()
-        if made.output >= 0:
-            redirect_to(made.output)
-        elif order.log:
-            redirect_to(open_log(Path(order.log), owner_of(order.user)))
-        if order.cores:
-            os.sched_setaffinity(0, order.cores)
-        prefer_memory(order.memory_node)
-        if order.namespace:
-            enter_namespace(order.namespace)
-        if order.role in ("member", "program", "keeper"):
-            contain(order.containment, order.role)
-        own = become(order.user)
-        # The user's words come only now: nothing that runs as root reads them.
-        os.environ |= {**order.environment, **secrets_of(order), **own}
-        if order.folder:
-            enter(order.folder)
-        code = play(order, made.serving)
-    except CannotStartError as error:
-        code = NOT_STARTED
-        with suppress(BaseException):
-            sys.stderr.write(f"phalanx: {error}\n")
-            tell_agent(order.environment, str(error))
-    except BaseException:
-        with suppress(BaseException):
-            traceback.print_exc()
-    finally:
-        with suppress(BaseException):
-            sys.stdout.flush()
-            sys.stderr.flush()
-        os._exit(code)
-
-
-def owner_of(user: str) -> Owner | None:
-    """Whose a child's log is; None: the zygote's own."""
-    if not user or os.getuid() != 0:
-        return None
-    entry = known_user(user)
-    return Owner(entry.pw_uid, entry.pw_gid)
-
-
-def secrets_of(order: Spawn) -> dict[str, str]:
-    """What the references of a job stand for, read as its user."""
-    try:
-        return {
-            name: value
-            for name, value in resolved(order.environment).items()
-            if value != order.environment[name]
-        }
-    except SecretError as error:
-        raise CannotStartError(str(error)) from error
-
-
-def become(user: str) -> dict[str, str]:
-    """Run as somebody else from here on; only root can, and only to somebody it knows.
-
-    Returns what the environment says of that user.
-    """
-    if not user or os.getuid() != 0 or user == pwd.getpwuid(0).pw_name:
-        return {}
-    entry = known_user(user)
-    os.initgroups(user, entry.pw_gid)
-    os.setgid(entry.pw_gid)
-    os.setuid(entry.pw_uid)
-    return {"HOME": entry.pw_dir, "USER": user, "LOGNAME": user}
-
-
-def enter_namespace(path: str) -> None:
-    """Have this process, and all that it starts, use another network."""
-    file = os.open(path, os.O_RDONLY)
-    try:
-        if ctypes.CDLL(None, use_errno=True).setns(file, NEW_NETWORK) != 0:
-            raise OSError(ctypes.get_errno(), f"cannot enter {path}")
-    finally:
-        os.close(file)
-
-
-def play(order: Spawn, serving: socket.socket | None) -> int:
-    """What a child of a role does; returns its exit code."""
-    match order.role:
-        case "member":
-            from phalanx.control.worker.member import run_member
-
-            return run_member(order.socket)
-        case "program":
-            from phalanx.control.agent.jobs.program import run_program
-
-            return run_program(order)
-        case "keeper":
-            from phalanx.checkpoint.keeper.process import run_keeper
-
-            run_keeper(order.socket, order.host, order.lease_seconds)
-        case "store" | "program-store":
-            assert serving is not None
-            host_store(order, serving)
-        case "doctor":
-            from phalanx.control.agent.node_check import examine
-
-            examine(*order.argv)
-        case "zygote":
-            run(order.socket)
-    return 0
-
-
 def listen_for_ranks(host: str, port: int) -> socket.socket:
     """Where a store is to be: at a port that ranks know already, or at any."""
     if port:
         with suppress(OSError):
             return socket.create_server((host, port), backlog=1024)
     return socket.create_server((host, 0), backlog=1024)
-
-
-def host_store(order: Spawn, listening: socket.socket) -> None:
-    """Be the place where ranks meet, until somebody ends this process."""
-    if order.role == "store":
-        from phalanx.control.agent.rendezvous import host
-
-        host(listening)
-        return
-    from torch._C._distributed_c10d import TCPStore
-
-    address, port = listening.getsockname()[:2]
-    store = TCPStore(
-        address,
-        port,
-        is_master=True,
-        wait_for_workers=False,
-        master_listen_fd=listening.detach(),
-    )
-    while store is not None:
-        signal.pause()
 
 
 def listen(path: str) -> socket.socket:
