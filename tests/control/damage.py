@@ -14,7 +14,8 @@ from phalanx.cluster.fleet.node import Node
 from phalanx.cluster.jobs.job import JobSpec
 from phalanx.cluster.protocol.events import NodeJoined, Submit
 from phalanx.cluster.protocol.messages import Inventory
-from phalanx.control.server.process import Leading, Options, Server
+from phalanx.control.server.leading import Leading
+from phalanx.control.server.process import Options, Server
 from phalanx.control.server.store.interface import StoreError
 
 JOBS = 30

@@ -14,7 +14,7 @@ from phalanx.control.wire.payload import PayloadError, Train, decode_payload
 from phalanx.observe import planning
 
 if TYPE_CHECKING:
-    from phalanx.control.server.process import Leading
+    from phalanx.control.server.leading import Leading
 
 LOOK_SECONDS = 5.0
 
@@ -64,7 +64,7 @@ class Expectations:
 
     async def look(self, leading: Leading) -> None:
         """One look at the gangs that run."""
-        recorder = leading.hub.metrics.recorder
+        recorder = leading.hub.gangs.metrics.recorder
         for number, gang in list(recorder.gangs.items()) if recorder is not None else []:
             job = leading.core.view.jobs.get(number)
             if job is None or gang.planned_step_seconds:

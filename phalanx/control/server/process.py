@@ -7,29 +7,23 @@ import gc
 import logging
 import sqlite3
 import time
-from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from msgspec import Struct
 
 from phalanx import __version__
-from phalanx.cluster.core import Core
 from phalanx.cluster.policy import Policy
-from phalanx.cluster.protocol.commands import Command
-from phalanx.cluster.protocol.events import Event
 from phalanx.control.host.users import own_name
 from phalanx.control.server.agent_link.connections import Hub
 from phalanx.control.server.controller import Controller, CoreFailedError
 from phalanx.control.server.expectation import Expectations
 from phalanx.control.server.helper_process import Helper
-from phalanx.control.server.history.chronicle import Chronicle
 from phalanx.control.server.history.fleet_history import FleetHistory
-from phalanx.control.server.http.live import Entry, Pushed
-from phalanx.control.server.http.views import team_of
+from phalanx.control.server.leading import Leading
 from phalanx.control.server.maintenance import archive_old, keep_audit, keep_metrics, prune_tokens
 from phalanx.control.server.replay import recover
 from phalanx.control.server.security.audit import NAME as AUDIT_NAME
@@ -53,7 +47,7 @@ from phalanx.control.server.webhooks import Webhooks
 from phalanx.control.trust.certificates import Authority
 from phalanx.control.trust.secret_file import make_private, write_secret
 from phalanx.control.trust.server_key import load_server_key
-from phalanx.observe.store.journal import Journal, open_journal
+from phalanx.observe.store.journal import open_journal
 from phalanx.observe.store.metric_store import open_metrics
 from phalanx.observe.store.recorder import Recorder
 
@@ -67,9 +61,7 @@ T = TypeVar("T")
 
 STANDBY_SECONDS = 0.5  # between two tries to lead
 RENEW_SECONDS = 1.0
-RECENT_EVENTS = 2_000
 JOIN_POLL_SECONDS = 0.1
-PUSH_SECONDS = 0.5  # between two pushes of a job's newest step to pages
 
 
 class Options(Struct, frozen=True, kw_only=True):
@@ -102,63 +94,6 @@ class Options(Struct, frozen=True, kw_only=True):
     otlp: str = ""  # collector of OpenTelemetry, over HTTP; "": none
     keep_event_days: float = 30.0  # in the log; older ones go to archive/; 0: for ever
     most_metric_bytes: int = 20 << 30  # beyond it the oldest go, whatever their tier
-
-
-class Leading:
-    """What a server has while it leads."""
-
-    def __init__(
-        self,
-        controller: Controller,
-        hub: Hub,
-        tokens: Tokens,
-        joining: Joining,
-        journal: Journal,
-        webhooks: Webhooks,
-    ) -> None:
-        self.controller, self.hub, self.tokens, self.joining = controller, hub, tokens, joining
-        self._webhooks = webhooks
-        self.chronicle = Chronicle(controller.core, journal, self._tell, controller.alarms)
-        controller.alarms.told = self.chronicle.add
-        hub.metrics.chronicle = self.chronicle
-        controller.listeners.append(self.chronicle.heard)
-        self.recent: deque[tuple[Event, Sequence[Command]]] = deque(maxlen=RECENT_EVENTS)
-        self.readers: list[asyncio.Queue[Entry]] = []
-        self.changed = asyncio.Event()
-        controller.listeners.append(self._note)
-
-    @property
-    def core(self) -> Core:
-        """The core, to be read."""
-        return self.controller.core
-
-    async def push_steps(self) -> None:
-        """Tells pages of the newest step of every job, a few times a second."""
-        told: dict[int, object] = {}
-        while True:
-            await asyncio.sleep(PUSH_SECONDS)
-            recorder = self.hub.metrics.recorder
-            for job, row in list(recorder.latest.items()) if recorder is not None else ():
-                if self.readers and told.get(job) != row["step"]:
-                    told[job] = row["step"]
-                    self.push(Pushed("step", team_of(self.core, job), {"job": job, **row}))
-
-    def _tell(self, kind: str, job: int, body: dict[str, Any]) -> None:
-        self.push(Pushed(kind, team_of(self.core, job) if job else "", body))
-        self._webhooks.tell(kind, body)
-
-    def push(self, pushed: Pushed) -> None:
-        """Something for pages that is not in the log."""
-        for reader in self.readers:
-            with suppress(asyncio.QueueFull):
-                reader.put_nowait(pushed)
-
-    def _note(self, event: Event, commands: Sequence[Command]) -> None:
-        self.recent.append((event, commands))
-        self.changed.set()
-        for reader in self.readers:
-            with suppress(asyncio.QueueFull):
-                reader.put_nowait((event, commands))
 
 
 class Server:

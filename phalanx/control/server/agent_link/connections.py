@@ -16,19 +16,15 @@ from phalanx.cluster.jobs.job import Expected, Job
 from phalanx.cluster.protocol.commands import Command, Form
 from phalanx.cluster.protocol.events import (
     Event,
-    EventBody,
     GangReady,
     NodeSilent,
-    NoProgress,
     Progress,
 )
 from phalanx.cluster.protocol.gather import Gather
 from phalanx.cluster.protocol.liveness import Liveness, newcomers
 from phalanx.cluster.protocol.messages import (
-    Activity,
     AgentMessage,
     Applied,
-    Busy,
     Exited,
     Heartbeat,
     Hello,
@@ -37,14 +33,12 @@ from phalanx.cluster.protocol.messages import (
 )
 from phalanx.cluster.protocol.outbox import Outbox
 from phalanx.cluster.protocol.timeouts import derive
-from phalanx.cluster.watch import GangRecord, Watch
+from phalanx.control.server.agent_link.gang_watch import GangWatch, Measured
 from phalanx.control.server.agent_link.refusals import Refusals
-from phalanx.control.server.agent_link.step_records import Metrics
 from phalanx.control.server.controller import Controller
-from phalanx.control.server.hang_diagnosis import Autopsy
 from phalanx.control.server.http.log_requests import LogRequests
 from phalanx.control.server.http.shells import Shells
-from phalanx.control.server.http.views import job_of, names_of
+from phalanx.control.server.http.views import job_of
 from phalanx.control.trust.server_key import ServerKey
 from phalanx.control.wire.agent_messages import (
     Deliver,
@@ -52,15 +46,12 @@ from phalanx.control.wire.agent_messages import (
     OrderRefused,
     Register,
     Rejected,
-    Seen,
     Signed,
     Up,
     encode,
 )
 from phalanx.control.wire.shell_messages import OpenShell, ShellOutput
 from phalanx.control.wire.websocket_frames import framed
-from phalanx.observe.node.node_sample import NodeSample
-from phalanx.observe.node.node_words import NodeRecords
 from phalanx.observe.store.recorder import Recorder
 
 if TYPE_CHECKING:
@@ -70,8 +61,6 @@ logger = logging.getLogger("phalanx.server")
 
 SWEEP_SECONDS = 0.25  # between two looks at deadlines
 SEVERAL_SECONDS = 3.0  # for agents to come back where a gang lost a peer, or forms
-LAST_WORDS_SECONDS = 15.0  # nodes of an ended job may still tell of its last steps
-ENDED = ("done", "failed", "cancelled")
 
 
 class Hub:
@@ -100,12 +89,8 @@ class Hub:
         self.liveness = Liveness(self.timeouts.silent_ns)
         self.gather = Gather()
         self.outbox = Outbox(2 * round_trip)
-        self.watch = Watch()
-        self.metrics = Metrics(self.watch, controller.tell, recorder)
-        self._records_failed = False  # a fault of ours in judging records was told
+        self.gangs = GangWatch(controller, self.push, recorder)
         self.logs = LogRequests(self.push)
-        now = controller.clock.now_ns
-        self.autopsy = Autopsy(self.watch, self.push, controller.tell, now)
         self.shells = Shells(self.push, self.signed)
         self.refusals = Refusals()
         self.connections: dict[int, AgentSocket] = {}
@@ -132,7 +117,7 @@ class Hub:
         if job.gang is not None and job.placement is not None and job.gang.phase == "running":
             slot_gpus = job.spec.gang.slot_gpus
             self.gather.running(job.id, job.generation, job.placement.nodes, now, slot_gpus)
-        self._watch(job.id)
+        self.gangs.follow(job.id)
 
     def connect(self, connection: AgentSocket, incarnation: int) -> None:
         """An agent was let in; a connection that it had before is over."""
@@ -222,20 +207,8 @@ class Hub:
             name = view.fleet.nodes[connection.node].name
             logger.error("%s refuses an order: %s", name, ascii(message.problem[:200]))
             return
-        if isinstance(message, Seen):
-            self.autopsy.receive(message)
-            return
-        if isinstance(message, NodeRecords):
-            self._records(message, now)
-            return
-        if isinstance(message, NodeSample):
-            self._sampled(message, now)
-            return
-        if isinstance(message, Activity):
-            self.watch.active(message, now)
-            return
-        if isinstance(message, Busy):
-            self.watch.busy(message, now)
+        if isinstance(message, Measured):
+            self.gangs.receive(message, now)
             return
         if isinstance(message, Hello):
             self.liveness.watch(message.node, now, message.inventory.incarnation)
@@ -243,32 +216,7 @@ class Hub:
             self._confirm_lost(message)
         events = self.gather.receive(_not_in_future(message, now), now)
         if events:
-            self.controller.tell([self.metrics.with_stragglers(event) for event in events])
-
-    def _records(self, message: NodeRecords, now: int) -> None:
-        """What a node tells of steps; whatever is wrong with it must not cost its connection."""
-        job = self.controller.core.view.jobs.get(message.job)
-        placed = job is not None and job.placement is not None and job.placement.nodes
-        if message.run is not None and not (placed and placed[0] == message.node):
-            message = structs.replace(message, run=None)  # where a run comes from, rank 0 says
-        try:
-            self.metrics.receive(message, now)
-        except Exception:
-            self.metrics.steps.refused += len(message.steps)
-            if not self._records_failed:
-                self._records_failed = True
-                logger.exception("records of job %d cannot be judged; told once", message.job)
-
-    def _sampled(self, message: NodeSample, now: int) -> None:
-        """A look at a node's devices."""
-        name = self.controller.core.view.fleet.nodes[message.node].name
-        try:
-            self.metrics.sampled(message, name, now)
-        except Exception:
-            self.metrics.steps.refused += 1
-            if not self._records_failed:
-                self._records_failed = True
-                logger.exception("samples of %s cannot be kept; told once", name)
+            self.controller.tell([self.gangs.metrics.with_stragglers(event) for event in events])
 
     def deliver(self, event: Event, commands: Sequence[Command]) -> None:
         """Sends what an event gave to the nodes that it is for."""
@@ -290,45 +238,11 @@ class Hub:
         if isinstance(body, NodeSilent) and fleet.state(body.node) is NodeState.DEAD:
             self.outbox.forget(body.node)
         for job in dict.fromkeys(job_of(each) for each in (body, *(c.body for c in commands))):
-            self._watch(job)
+            self.gangs.follow(job)
         if isinstance(body, Progress):
-            self._record(body, now)
+            self.gangs.progressed(body, now)
         elif isinstance(body, GangReady):
-            self.watch.restored(body.job, body.generation, body.step)
-
-    def _watch(self, number: int) -> None:
-        """Watches a gang for as long as it runs."""
-        view = self.controller.core.view
-        job, known = view.jobs.get(number), self.watch.gangs.get(number)
-        if job is None or job.placement is None or job.gang is None or job.gang.phase != "running":
-            if known is not None:
-                self.watch.end(number)
-                if job is None or job.state in ENDED:
-                    loop = asyncio.get_running_loop()
-                    loop.call_later(LAST_WORDS_SECONDS, self._forget, number)
-        elif known is None or known.generation != job.generation:
-            self.watch.follow(job, view.policy.timeouts, self.controller.clock.now_ns())
-            self.metrics.begin(job, names_of(view.fleet, job.placement.nodes))
-
-    def _forget(self, number: int) -> None:
-        if number not in self.watch.gangs:
-            self.metrics.end(number)
-
-    def _record(self, body: Progress, now_ns: int) -> None:
-        if self.metrics.tells_steps(body.job, body.generation):
-            self.watch.alive(body.job, body.generation, body.step, now_ns)
-            return
-        job = self.controller.core.view.jobs.get(body.job)
-        record = GangRecord(
-            job=body.job,
-            generation=body.generation,
-            step=body.step,
-            step_ns=job.step_ns if job else 0,
-            data_wait_ns=body.data_wait_ns,
-        )
-        found = self.watch.record(record, now_ns)
-        if found:
-            self.controller.tell(found)
+            self.gangs.watch.restored(body.job, body.generation, body.step)
 
     def _frame(self, command: Command) -> bytes:
         body = command.body
@@ -369,21 +283,12 @@ class Hub:
             late = self.gather.due(now)
             if late:
                 self.controller.tell(late)
-            for fact in self.watch.due(now):
-                self._look_at(fact)
+            self.gangs.sweep(now)
             again: dict[tuple[int, int], bytes] = {}
             for node, command in self.outbox.due(now):
                 key = command.sequence, command.index
                 frame = again.get(key) or again.setdefault(key, self._frame(command))
                 self.push(node, frame)
-
-    def _look_at(self, fact: EventBody) -> None:
-        """Before anything is done about a gang that hangs, its ranks are asked what they do."""
-        job = self.controller.core.view.jobs.get(job_of(fact))
-        if isinstance(fact, NoProgress) and job is not None and job.placement is not None:
-            self.autopsy.begin(fact, job.placement.nodes)
-        else:
-            self.controller.tell([fact])
 
     def close(self, leader: str) -> None:
         """This server leads no more: agents look for the one that does."""

@@ -123,7 +123,7 @@ class Metrics:
             gang.watts = sum(known) if len(known) == len(nodes) else 0.0
         if self.chronicle is None or gang is None:
             return
-        self.chronicle.went_on(step.job, step.generation, step.time_ns)
+        self.chronicle.incidents.went_on(step.job, step.generation, step.time_ns)
         trends = self._trends.step(
             step.job,
             step.step,

@@ -93,7 +93,7 @@ async def list_jobs(call: Call) -> t.JobList:
 
 def _with_pace(call: Call, job: t.JobOut) -> t.JobOut:
     """A job with what its newest step was like."""
-    recorder = call.leading.hub.metrics.recorder
+    recorder = call.leading.hub.gangs.metrics.recorder
     row = recorder.latest.get(job.id) if recorder is not None else None
     if not row:
         return job

@@ -132,14 +132,14 @@ async def fleet(call: Call) -> FleetOut:
         leaves=known.places["leaf"],
         pods=known.places["pod"],
         connected=connected.tolist(),
-        slowness=[] if past else slowness(call.leading.hub.watch, count),
+        slowness=[] if past else slowness(call.leading.hub.gangs.watch, count),
         temperature=[] if past else _temperature(call, count),
         jobs=_jobs(call, frame),
     )
 
 
 def _temperature(call: Call, count: int) -> list[float | None]:
-    known = call.leading.hub.metrics.temperature
+    known = call.leading.hub.gangs.metrics.temperature
     return [known.get(node) for node in range(count)] if known else []
 
 

@@ -23,7 +23,7 @@ async def metrics(call: Call) -> AsyncIterator[bytes]:
 
 
 def _jobs(call: Call) -> list[JobSample]:
-    core, recorder = call.leading.core, call.leading.hub.metrics.recorder
+    core, recorder = call.leading.core, call.leading.hub.gangs.metrics.recorder
     latest = recorder.latest if recorder is not None else {}
     return [
         JobSample(
@@ -71,7 +71,7 @@ def _fleet(call: Call) -> list[Family]:
 
 def _server(call: Call) -> list[Family]:
     leading, server = call.leading, call.server
-    steps, hooks = leading.hub.metrics.steps, server.webhooks
+    steps, hooks = leading.hub.gangs.metrics.steps, server.webhooks
     counters = {
         "phalanx_events_total": ("Events of the log.", leading.core.sequence),
         "phalanx_records_refused_total": ("Step records that made no sense.", steps.refused),

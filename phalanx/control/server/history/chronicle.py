@@ -1,4 +1,4 @@
-"""Follows the log for people: runs, findings, incidents with their times, the ledger over time."""
+"""Follows the log for people: runs, findings and the ledger over time."""
 
 from __future__ import annotations
 
@@ -13,34 +13,22 @@ from itertools import islice
 from typing import Any
 
 import msgspec
-from msgspec import Struct
 
 from phalanx.cluster.core import Core
 from phalanx.cluster.jobs.job import Job, Placement
 from phalanx.cluster.ledger.report import Share, report
 from phalanx.cluster.protocol.commands import Command
-from phalanx.cluster.protocol.events import (
-    Corruption,
-    DeviceError,
-    Event,
-    GangReady,
-    GangStuck,
-    NodeSilent,
-    NoProgress,
-    Progress,
-    RestoreFailed,
-    WorkerExited,
-)
-from phalanx.cluster.recovery.causes import cause_of
+from phalanx.cluster.protocol.events import Event, Progress
 from phalanx.config import ConfigError, job_from_table
 from phalanx.config.toml_text import parse_toml
 from phalanx.control.server.alarms import Alarms
+from phalanx.control.server.history.incidents import FAILURES, Incidents, node_names
 from phalanx.control.server.http.views import job_of, names_of
 from phalanx.control.trust.secrets import shown_payload
 from phalanx.control.wire.payload import PayloadError, Train, decode_payload
 from phalanx.observe.node.node_words import RunRecord
 from phalanx.observe.store.journal import Journal
-from phalanx.observe.tracker.findings import Finding, from_event, suggestion
+from phalanx.observe.tracker.findings import Finding, from_event
 from phalanx.observe.tracker.runs import VALIDATED, Run, validation_summary
 
 logger = logging.getLogger("phalanx.server")
@@ -53,27 +41,7 @@ ENDED = ("done", "failed", "cancelled")
 MOST_PLACEMENTS = 1_000
 MOST_FRESH = 50  # jobs of one event whose runs are begun at once
 MOST_COPIES = 500  # runs that are written at a time
-FORGOTTEN_NS = 60 * 10**9  # a failure this long ago is not why a gang forms again
-_ADVICE: dict[type, str] = {
-    NodeSilent: "node_lost",
-    DeviceError: "device_error",
-    NoProgress: "hang",
-    Corruption: "silent_corruption",
-    RestoreFailed: "restore_failed",
-}
-FAILURES = (WorkerExited, NodeSilent, DeviceError, NoProgress, Corruption, GangStuck, RestoreFailed)
-
 Heard = Callable[[str, int, dict[str, Any]], None]
-
-
-class Open(Struct):
-    """A gang that is being brought up again."""
-
-    finding: Finding
-    generation: int
-    began_ns: int
-    restored_ns: int = 0
-    reported_ns: int = 0  # a step that the gang's progress was told with, and not its first
 
 
 class Chronicle:
@@ -84,14 +52,10 @@ class Chronicle:
     ) -> None:
         self.core, self.journal, self._told = core, journal, told
         self._alarms = alarms or Alarms()
+        self.incidents = Incidents(core, self.add)
         self.counts: dict[str, int] = {}  # findings by kind
         self._runs: dict[int, Run] = {}
         self._dirty: dict[int, None] = {}
-        self._generations = {
-            number: job.generation for number, job in core.view.jobs.items() if job.generation
-        }
-        self._open: dict[int, Open] = {}
-        self._failures: dict[int, tuple[int, Event]] = {}  # by job: since when, and what
         self._placed: dict[int, Placement] = {}  # by job: the last one that its run tells of
         self._newest = max(core.view.jobs, default=0)
         self._unseen: deque[int] = deque()  # jobs of a large array that have no run yet
@@ -104,11 +68,11 @@ class Chronicle:
     def heard(self, event: Event, commands: Sequence[Command]) -> None:
         """An event was handled."""
         body, jobs = event.body, self.core.view.jobs
-        found = from_event(body, event.time_ns, self._names(body))
+        found = from_event(body, event.time_ns, node_names(self.core, body))
         if found is not None:
             self.add(found)
         if isinstance(body, FAILURES):
-            self._failed(event)
+            self.incidents.failed(event)
         last = next(reversed(jobs), 0)
         numbers = [job_of(each) for each in (body, *(command.body for command in commands))]
         fresh = range(self._newest + 1, last + 1)
@@ -118,15 +82,9 @@ class Chronicle:
         for number in dict.fromkeys(numbers):
             job = jobs.get(number)
             if job is not None:
-                self._incident(job, event, commands)
+                self.incidents.follow(job, event, commands)
                 if not isinstance(body, Progress):
                     self._note(job, event.time_ns)
-
-    def _names(self, body: object) -> dict[int, str]:
-        node, fleet = getattr(body, "node", None), self.core.view.fleet
-        if isinstance(node, int) and 0 <= node < len(fleet):
-            return {node: fleet.nodes[node].name}
-        return {}
 
     def add(self, finding: Finding) -> None:
         """A finding for people."""
@@ -136,86 +94,6 @@ class Chronicle:
         except sqlite3.Error as error:
             logger.error("a finding cannot be stored: %s", error)
         self._told("finding", finding.job, msgspec.to_builtins(finding))
-
-    def _incident(self, job: Job, event: Event, commands: Sequence[Command]) -> None:
-        """A gang that forms again: since when, why, and when it had its state and went on."""
-        before, body = self._generations.get(job.id, 0), event.body
-        if job.generation > before:
-            self._generations[job.id] = job.generation
-            known = self._open.get(job.id)
-            if known is not None:
-                known.generation = job.generation
-            elif before and job.step:
-                began_ns, first = self._failures.pop(job.id, (event.time_ns, event))
-                if event.time_ns - began_ns > FORGOTTEN_NS:
-                    began_ns, first = event.time_ns, event
-                finding = self._begun(job, began_ns, first, commands)
-                self._open[job.id] = Open(finding, job.generation, began_ns)
-        known = self._open.get(job.id)
-        if known is None:
-            return
-        if isinstance(body, GangReady) and body.generation == known.generation:
-            known.restored_ns = event.time_ns
-        elif isinstance(body, Progress) and body.generation == known.generation:
-            # Progress names the newest step; the records of the first one are on their way.
-            if known.reported_ns:
-                self.went_on(job.id, body.generation, known.reported_ns)
-            elif known.restored_ns:
-                known.reported_ns = body.at_ns
-        elif job.state in ENDED:
-            self.add(self._open.pop(job.id).finding)
-
-    def _failed(self, event: Event) -> None:
-        """What a gang may have to form again for; the core may wait to hear more before it does."""
-        body, fleet = event.body, self.core.view.fleet
-        job, node = getattr(body, "job", 0), getattr(body, "node", -1)
-        on_node = fleet.held[node] if isinstance(node, int) and 0 <= node < len(fleet) else ()
-        for number in [job] if job else list(on_node):
-            began_ns, known = self._failures.get(number, (event.time_ns, event))
-            if event.time_ns - began_ns > FORGOTTEN_NS:
-                began_ns, known = event.time_ns, event
-            # Whoever lost a peer does not know why; another does.
-            better = isinstance(known.body, WorkerExited) and known.body.cause == "lost_peer"
-            self._failures[number] = began_ns, event if better else known
-
-    def went_on(self, number: int, generation: int, at_ns: int) -> None:
-        """A gang made a step; the first one of a gang that formed again ends its incident."""
-        known = self._open.get(number)
-        if known is None or known.generation != generation or not known.restored_ns:
-            return
-        resumed_ns = max(at_ns, known.restored_ns)  # clocks of nodes are only nearly ours
-        known.finding.evidence |= {
-            "restored_seconds": (known.restored_ns - known.began_ns) / 1e9,
-            "resumed_seconds": (resumed_ns - known.began_ns) / 1e9,
-            "generation": generation,
-        }
-        self.add(self._open.pop(number).finding)
-
-    def _begun(self, job: Job, began_ns: int, first: Event, commands: Sequence[Command]) -> Finding:
-        body = first.body
-        reasons = [c.body.reason for c in commands if job_of(c.body) == job.id]
-        told = next((r.facts["cause"] for r in reasons if "cause" in r.facts), "")
-        cause = str(told or getattr(body, "cause", "") or type(body).__name__)
-        node = getattr(body, "node", -1)
-        names = self._names(body)
-        return Finding(
-            time=began_ns / 1e9,
-            kind="incident",
-            job=job.id,
-            rank=int(getattr(body, "rank", -1)),
-            node=names.get(node, "") if isinstance(node, int) else "",
-            evidence={
-                "event": type(body).__name__,
-                "sequence": first.sequence,
-                "cause": cause,
-                "root_cause_class": cause_of(cause).domain,
-                "step": job.step,
-                "committed": job.committed,
-            },
-            sentence=str(reasons[0]) if reasons else f"the gang forms again after {cause}",
-            suggestion=_advice(body, job.id, names),
-            picture={"series": ["loss", "step_seconds"], "step": job.step},
-        )
 
     # Runs.
 
@@ -302,7 +180,7 @@ class Chronicle:
         if job.state in ENDED and job.id not in self._ended:
             self._ended.add(job.id)
             self._placed.pop(job.id, None)
-            self._failures.pop(job.id, None)
+            self.incidents.forget(job.id)
             run.ended = time_ns / 1e9
             run.exit = {"reason": job.why.code, "message": str(job.why), "evidence": job.evidence}
             body = {"job": job.id, "name": job.spec.name, "state": job.state, "why": str(job.why)}
@@ -378,11 +256,6 @@ class Chronicle:
         teams["(nobody)"] = found.fleet.gpu_ns - sum(teams.values())
         owners["fleet#team"] = teams
         return ledger.now_ns, owners
-
-
-def _advice(body: object, job: int, names: dict[int, str]) -> str:
-    kind = _ADVICE.get(type(body), "worker_exited")
-    return suggestion(kind, job, int(getattr(body, "rank", -1)), next(iter(names.values()), ""))
 
 
 def by_cause(share: Share) -> dict[str, int]:

@@ -14,7 +14,8 @@ from phalanx.control.server.security.auth import AuthError, Token, may_see
 from phalanx.control.wire.api_types import Done, Role
 
 if TYPE_CHECKING:
-    from phalanx.control.server.process import Leading, Server
+    from phalanx.control.server.leading import Leading
+    from phalanx.control.server.process import Server
 
 EVERYBODY: tuple[Role, ...] = ("admin", "user", "read")
 WRITERS: tuple[Role, ...] = ("admin", "user")

@@ -18,7 +18,8 @@ from phalanx.control.server.security.auth import AuthError, Token, bearer, may_s
 from phalanx.observe import page
 
 if TYPE_CHECKING:
-    from phalanx.control.server.process import Leading, Server
+    from phalanx.control.server.leading import Leading
+    from phalanx.control.server.process import Server
 
 
 class Pushed(NamedTuple):

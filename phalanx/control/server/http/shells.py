@@ -30,7 +30,8 @@ from phalanx.control.wire.shell_messages import (
 from phalanx.control.wire.websocket_frames import framed
 
 if TYPE_CHECKING:
-    from phalanx.control.server.process import Leading, Server
+    from phalanx.control.server.leading import Leading
+    from phalanx.control.server.process import Server
 
 FIRST_SECONDS = 5.0
 REFUSED = 4403

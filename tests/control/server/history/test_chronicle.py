@@ -62,7 +62,7 @@ def test_an_incident_is_of_the_failure_and_not_of_the_tick_that_ends_the_wait(dr
     drive.wait(20 * SECOND)  # whatever the core waits for
     drive.run(job)
     ready_ns = next(e.time_ns for e in reversed(drive.log) if isinstance(e.body, GangReady))
-    drive.chronicle.went_on(job.id, job.generation, ready_ns + SECOND // 2)
+    drive.chronicle.incidents.went_on(job.id, job.generation, ready_ns + SECOND // 2)
     found = drive.incident()
     assert found["time"] == failed_ns / 1e9
     assert (found["rank"], found["evidence"]["event"]) == (9, "WorkerExited")
@@ -90,7 +90,7 @@ def test_a_lost_nodes_incident_is_of_its_silence(drive: Told) -> None:
 
 def test_a_failure_of_long_ago_is_not_why_a_gang_forms_again(drive: Told) -> None:
     job = drive.running()
-    drive.chronicle._failures[job.id] = (drive.now_ns, drive.log[-1])
+    drive.chronicle.incidents._failures[job.id] = (drive.now_ns, drive.log[-1])
     drive.wait(120 * SECOND)
     drive.progress(job, job.step + 1)
     facts = {"job": job.id, "generation": job.generation}
