@@ -20,7 +20,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from phalanx.checkpoint.keeper.wire import Noted, Watch, expect, send
+from phalanx.checkpoint.keeper.messages import Noted, Watch
+from phalanx.checkpoint.keeper.wire import expect, send
 from phalanx.control.agent.socket_paths import runtime_folder
 from phalanx.control.backends.local import LocalCluster, LocalNode, processes_of, worker_pids
 from phalanx.control.backends.local_network import Network

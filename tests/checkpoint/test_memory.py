@@ -19,8 +19,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 
 from phalanx.checkpoint import Checkpointer, CheckpointError, Extra
 from phalanx.checkpoint.keeper import channel
-from phalanx.checkpoint.keeper.start import buddies, find_keepers, home_of, node_name
-from phalanx.checkpoint.keeper.wire import (
+from phalanx.checkpoint.keeper.messages import (
     Ask,
     Data,
     Detail,
@@ -29,11 +28,9 @@ from phalanx.checkpoint.keeper.wire import (
     Inventory,
     Put,
     Taken,
-    ask,
-    expect,
-    receive_into,
-    send,
 )
+from phalanx.checkpoint.keeper.start import buddies, find_keepers, home_of, node_name
+from phalanx.checkpoint.keeper.wire import ask, expect, receive_into, send
 from phalanx.checkpoint.read.memory import Place, condemn_held, connect, offers
 from phalanx.config import Job
 from phalanx.data import Cursor

@@ -19,6 +19,7 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 
 from phalanx.checkpoint.keeper import wire as keeper_wire
+from phalanx.checkpoint.keeper.messages import FromKeeper, ToKeeper
 from phalanx.cluster.protocol.agent_machine import Agent
 from phalanx.cluster.protocol.commands import Command
 from phalanx.cluster.protocol.messages import LocalFact
@@ -41,8 +42,8 @@ DECODERS: dict[str, tuple[Callable[[bytes], Any], Any]] = {
     "agent to worker": (worker_link.decode_order, worker_link.Order),
     "agent to zygote": (zygote_wire.decode_to_zygote, zygote_wire.ToZygote),
     "zygote to agent": (zygote_wire.decode_from_zygote, zygote_wire.FromZygote),
-    "worker to keeper": (keeper_wire._to_keeper.decode, keeper_wire.ToKeeper),
-    "keeper to worker": (keeper_wire._from_keeper.decode, keeper_wire.FromKeeper),
+    "worker to keeper": (keeper_wire._to_keeper.decode, ToKeeper),
+    "keeper to worker": (keeper_wire._from_keeper.decode, FromKeeper),
 }
 
 
@@ -124,7 +125,7 @@ def test_a_keeper_takes_no_message_that_is_too_long() -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(messages_of(keeper_wire.ToKeeper), st.booleans())
+@given(messages_of(ToKeeper), st.booleans())
 def test_a_keeper_refuses_what_it_cannot_read(body: bytes, cut: bool) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:

@@ -14,7 +14,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from phalanx.checkpoint.keeper.wire import (
+from phalanx.checkpoint.keeper.messages import (
     Acknowledged,
     Archived,
     Bye,
@@ -25,15 +25,14 @@ from phalanx.checkpoint.keeper.wire import (
     Flush,
     FromKeeper,
     Hello,
-    KeeperStream,
     Pair,
     Refused,
     Replicated,
     Superseded,
     Trouble,
     Welcome,
-    send,
 )
+from phalanx.checkpoint.keeper.wire import KeeperStream, send
 from phalanx.checkpoint.write.commit import Order
 from phalanx.checkpoint.write.deadline import SnapshotDeadline
 from phalanx.checkpoint.write.direct import aligned

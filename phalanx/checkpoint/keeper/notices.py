@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from phalanx.checkpoint.keeper.wire import Noted
+from phalanx.checkpoint.keeper.messages import Noted
 
 KEPT = 3  # newest steps of a rank that a watcher hears of after it stood still
 

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from phalanx.checkpoint.keeper.channel import Stream
-from phalanx.checkpoint.keeper.shelf import Held
-from phalanx.checkpoint.keeper.wire import (
+from phalanx.checkpoint.keeper.messages import (
     Ask,
     Condemn,
     Data,
@@ -26,11 +25,9 @@ from phalanx.checkpoint.keeper.wire import (
     Put,
     Refused,
     Taken,
-    receive_by_peer,
-    receive_into,
-    send,
-    send_together,
 )
+from phalanx.checkpoint.keeper.shelf import Held
+from phalanx.checkpoint.keeper.wire import receive_by_peer, receive_into, send, send_together
 from phalanx.checkpoint.write.direct import CHUNK_BYTES, chunk_sums
 from phalanx.checkpoint.write.node_disk import Found, Record, find_record
 

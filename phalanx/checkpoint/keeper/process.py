@@ -27,11 +27,11 @@ from phalanx.checkpoint.keeper.channel import (
     Throttle,
     accept,
 )
+from phalanx.checkpoint.keeper.messages import Committed, Failed, Noted, Superseded
 from phalanx.checkpoint.keeper.notices import Notices
 from phalanx.checkpoint.keeper.peer import Peer
 from phalanx.checkpoint.keeper.serving import Worker, failed
 from phalanx.checkpoint.keeper.shelf import Held, Shelf
-from phalanx.checkpoint.keeper.wire import Committed, Failed, Noted, Superseded
 from phalanx.checkpoint.write.commit import Order, try_commit, withdraw
 from phalanx.checkpoint.write.quota import QUOTA_FIX, refusal_of
 

@@ -16,9 +16,7 @@ import msgspec
 from phalanx.checkpoint.format.folder import checkpoint_path
 from phalanx.checkpoint.format.manifest import CheckpointError
 from phalanx.checkpoint.keeper.channel import Stream, connect
-from phalanx.checkpoint.keeper.peer import Peer
-from phalanx.checkpoint.keeper.shelf import Held, Region, Shelf, WorkerGoneError, sums_of
-from phalanx.checkpoint.keeper.wire import (
+from phalanx.checkpoint.keeper.messages import (
     Acknowledged,
     Archived,
     Bye,
@@ -40,10 +38,10 @@ from phalanx.checkpoint.keeper.wire import (
     Trouble,
     Watch,
     Welcome,
-    expect,
-    receive_by_keeper,
-    send,
 )
+from phalanx.checkpoint.keeper.peer import Peer
+from phalanx.checkpoint.keeper.shelf import Held, Region, Shelf, WorkerGoneError, sums_of
+from phalanx.checkpoint.keeper.wire import expect, receive_by_keeper, send
 from phalanx.checkpoint.write.archive import Archiver, Copy
 from phalanx.checkpoint.write.commit import (
     Order,

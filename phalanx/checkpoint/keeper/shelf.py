@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from phalanx.checkpoint.format.shard import Sidecar
-from phalanx.checkpoint.keeper.wire import Header, header_of
+from phalanx.checkpoint.keeper.messages import Header, header_of
 from phalanx.checkpoint.write.commit import Order
 from phalanx.checkpoint.write.direct import WRITE_BYTES, aligned, chunk_sums
 

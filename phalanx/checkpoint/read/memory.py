@@ -18,8 +18,7 @@ from phalanx.checkpoint.format.shard import Sidecar
 from phalanx.checkpoint.format.source import FileReader, ShardReader
 from phalanx.checkpoint.keeper import channel
 from phalanx.checkpoint.keeper.channel import Stream
-from phalanx.checkpoint.keeper.start import node_name, own_address
-from phalanx.checkpoint.keeper.wire import (
+from phalanx.checkpoint.keeper.messages import (
     Ask,
     Condemn,
     Data,
@@ -31,11 +30,10 @@ from phalanx.checkpoint.keeper.wire import (
     Judged,
     Release,
     Shelve,
-    ask,
     header_of,
-    receive_into,
-    send,
 )
+from phalanx.checkpoint.keeper.start import node_name, own_address
+from phalanx.checkpoint.keeper.wire import ask, receive_into, send
 from phalanx.checkpoint.write.node_disk import find_record, find_records
 
 ANSWER_SECONDS = 30.0

@@ -26,8 +26,9 @@ from phalanx.checkpoint.keeper.channel import (
     connect,
     interface_address,
 )
-from phalanx.checkpoint.keeper.wire import Ask, Fetch, Inventory, ask, expect, receive_bytes, send
-from phalanx.checkpoint.keeper.wire import Data as DataAnswer
+from phalanx.checkpoint.keeper.messages import Ask, Fetch, Inventory
+from phalanx.checkpoint.keeper.messages import Data as DataAnswer
+from phalanx.checkpoint.keeper.wire import ask, expect, receive_bytes, send
 
 TOKEN = secrets.token_bytes(32)
 

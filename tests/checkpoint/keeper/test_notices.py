@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 
+from phalanx.checkpoint.keeper.messages import Noted
 from phalanx.checkpoint.keeper.notices import KEPT, Notices
-from phalanx.checkpoint.keeper.wire import Noted
 from tests.checkpoint.waiting import eventually
 
 

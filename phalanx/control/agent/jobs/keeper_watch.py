@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from phalanx.checkpoint.keeper.wire import (
+from phalanx.checkpoint.keeper.messages import (
     FromKeeper,
     Noted,
     Ping,

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from phalanx.checkpoint.keeper.wire import Saved
+from phalanx.checkpoint.keeper.messages import Saved
 from phalanx.cluster.protocol.commands import Form
 from phalanx.cluster.protocol.messages import (
     LocalFact,

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from phalanx.checkpoint.keeper.wire import Ping, Pong, ToKeeper
+from phalanx.checkpoint.keeper.messages import Ping, Pong, ToKeeper
 from phalanx.cluster.protocol.messages import KeeperChange, LocalFact
 from phalanx.control.agent.config import AgentConfig
 from phalanx.control.agent.jobs import keeper_watch
