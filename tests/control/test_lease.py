@@ -7,6 +7,7 @@ import sys
 import time
 from pathlib import Path
 
+from phalanx.control.agent.rendezvous import meeting_name
 from phalanx.control.agent.spawn.zygote_client import ZygoteClient
 from phalanx.control.wire.zygote_messages import Spawn
 
@@ -54,7 +55,7 @@ async def start(folder: Path, lease_seconds: float) -> tuple[ZygoteClient, list[
             log=str(folder / "worker.log"),
             argv=(sys.executable, "-c", code),
             rank=0,
-            store=("127.0.0.1", store.port, "job1/1"),
+            store=("127.0.0.1", store.port, meeting_name(bytes(32), 1, 1)),
             own_port=store.port,
         )
     )
