@@ -95,22 +95,41 @@ class Checkpointer(Loader):
         """
         final = checkpoint_path(self.folder, step, extra.generation)
         if self._background is not None and self._arranged is not None:
-            order = self._order(final, self._arranged, step, extra)
-            second = self.archive if write and archive else None
             order = msgspec.structs.replace(
-                order,
+                self._order(final, self._arranged, step, extra),
                 write=write,
-                archive=second,
+                archive=self.archive if write and archive else None,
                 local=self.local if local else None,
                 prompt=self.prompt,
             )
-            try:
-                self._background.save(tensors, order, patient=patient)
-            except KeeperLostError as error:
-                self._background.forget(step)
-                self._start_anew(error)
-                self._background.save(tensors, order)
-            return final
+            self._hand_over(tensors, order, step, patient)
+        else:
+            self._save_now(final, tensors, step, extra, archive=archive, local=local)
+        return final
+
+    def _hand_over(
+        self, tensors: dict[str, torch.Tensor], order: Order, step: int, patient: bool
+    ) -> None:
+        """To the keeper, which writes it; to another one where that is gone."""
+        assert self._background is not None
+        try:
+            self._background.save(tensors, order, patient=patient)
+        except KeeperLostError as error:
+            self._background.forget(step)
+            self._start_anew(error)
+            self._background.save(tensors, order)
+
+    def _save_now(
+        self,
+        final: Path,
+        tensors: dict[str, torch.Tensor],
+        step: int,
+        extra: Extra,
+        *,
+        archive: bool,
+        local: bool,
+    ) -> None:
+        """Write it while training waits; collective."""
         try:
             with self._ranks.together(final):
                 self._open(extra.generation, step)
@@ -138,7 +157,6 @@ class Checkpointer(Loader):
             if current_rank() == 0 and not (final / MANIFEST_FILE).exists():
                 shutil.rmtree(final, ignore_errors=True)
             raise _not_saved(error) from error
-        return final
 
     def prepare_background(
         self,

@@ -60,33 +60,19 @@ def merge(
     """One message of what the ranks of a node said; None where there is nothing to say."""
     ranks = tuple(sorted(by_rank))
     steps: dict[int, int] = {}  # step: when the last rank was done with it
-    head: list[StepRecord] = []
-    other: list[ValidationRecord | CheckpointRecord] = []
-    run: RunRecord | None = None
     for rank in ranks:
         for time_ns, record in by_rank[rank]:
             if isinstance(record, StepRecord):
                 steps[record.step] = max(steps.get(record.step, 0), time_ns)
-                if rank == 0:
-                    head.append(record)
-            elif rank == 0 and isinstance(record, RunRecord):
-                run = record
-            elif rank == 0 and isinstance(record, ValidationRecord | CheckpointRecord):
-                other.append(record)
     numbers = sorted(steps)[-MOST_STEPS:]
+    first = [record for _, record in by_rank.get(0, ())]  # rank 0 speaks for the run
+    head = [each for each in first if isinstance(each, StepRecord)]
+    other = [each for each in first if isinstance(each, ValidationRecord | CheckpointRecord)]
+    run = next((each for each in reversed(first) if isinstance(each, RunRecord)), None)
     if not (numbers or other or run or lost_bytes or refused):
         return None
     rows = {step: row for row, step in enumerate(numbers)}
-    values: Floats = np.full((2 + len(PARTS), len(rows), len(ranks)), np.nan, np.float32)
-    memory = [0] * len(rows)
-    for column, rank in enumerate(ranks):
-        for _, record in by_rank[rank]:
-            if isinstance(record, StepRecord) and record.step in rows:
-                row = rows[record.step]
-                values[0, row, column] = record.step_seconds
-                values[1, row, column] = compute_seconds(record)
-                values[2:, row, column] = part_seconds(record)
-                memory[row] = max(memory[row], record.peak_memory_bytes)
+    values, memory = _matrices(by_rank, ranks, rows)
     worst: tuple[int, ...] = ()
     if summary and len(ranks):
         order = np.nan_to_num(values[1], nan=-1.0).argmax(axis=1) if rows else np.zeros(0, int)
@@ -111,6 +97,23 @@ def merge(
         lost_bytes=lost_bytes,
         refused=refused,
     )
+
+
+def _matrices(
+    by_rank: Mapping[int, Sequence[Said]], ranks: Sequence[int], rows: Mapping[int, int]
+) -> tuple[Floats, list[int]]:
+    """Seconds by kind, step and rank (NaN where nobody told), and each step's most memory."""
+    values: Floats = np.full((2 + len(PARTS), len(rows), len(ranks)), np.nan, np.float32)
+    memory = [0] * len(rows)
+    for column, rank in enumerate(ranks):
+        for _, record in by_rank[rank]:
+            if isinstance(record, StepRecord) and record.step in rows:
+                row = rows[record.step]
+                values[0, row, column] = record.step_seconds
+                values[1, row, column] = compute_seconds(record)
+                values[2:, row, column] = part_seconds(record)
+                memory[row] = max(memory[row], record.peak_memory_bytes)
+    return values, memory
 
 
 def _summary(values: Floats) -> Floats:

@@ -66,7 +66,7 @@ def train(
     written, where several jobs share the storage. ``busy`` is told of what is no step and may take
     long, before it begins.
     """
-    run = _Run(trainer, sinks, checkpointer, leave)
+    run = _Run(trainer, sinks, checkpointer, stepped, busy, leave)
     trainer.timer.restart()  # building and loading are not part of the first step
     try:
         log_settings, first = trainer.job.log, run.first_step
@@ -77,14 +77,7 @@ def train(
                 stop.started()  # from here on there is something to save
                 compare(trainer.step)
                 last = outcome.stop or trainer.step == trainer.job.train.steps
-                if last and run.keeps_the_end(outcome.stop):
-                    busy(SAVING, trainer.step)
-                    run.save()
-                elif run.is_due() and run.may_hand_over(outcome):
-                    busy(SAVING, trainer.step)
-                    run.save_or_go_on()
-                elif not outcome.keepers_late and (run.memory_is_due() or run.local_is_due()):
-                    run.save(write=False, patient=False)
+                run.save_if_due(outcome, last)
                 run.report_checkpoints(checkpointer.poll())
                 waited = trainer.timer.so_far("data")
                 stepped(trainer.step, run.durable, run.stall_seconds, waited)
@@ -92,19 +85,12 @@ def train(
                 if last or run.log_is_due():
                     run.report_steps()
                 if run.validation_is_due():
-                    busy(VALIDATING, trainer.step)
                     run.validate()
                 run.plan_checkpoints()
                 if outcome.stop:
-                    busy(SAVING, trainer.step)
-                    run.report_checkpoints(checkpointer.finish())
-                    stepped(trainer.step, run.durable, 0.0, 0.0)
+                    run.finish_saves()
                     return run.ended(stop.reason or "stopped", "stopped on request")
-            busy(SAVING, trainer.step)
-            if run.ended_before():
-                run.save()
-            run.report_checkpoints(checkpointer.finish())
-            stepped(trainer.step, run.durable, 0.0, 0.0)
+            run.finish_saves(missing=run.ended_before())
     except CheckpointError:
         run.report_steps()
         run.report_checkpoints(checkpointer.poll())
@@ -125,12 +111,8 @@ def save_only(
     trainer: Trainer, sinks: Sinks, checkpointer: Checkpointer, stepped: Stepped, busy: Busy
 ) -> ExitInfo:
     """Write what was restored from memory, and make no step: the run is about to be ended."""
-    run = _Run(trainer, sinks, checkpointer)
-    busy(SAVING, trainer.step)
-    if trainer.unsaved:
-        run.save()
-    run.report_checkpoints(checkpointer.finish())
-    stepped(trainer.step, run.durable, 0.0, 0.0)
+    run = _Run(trainer, sinks, checkpointer, stepped, busy)
+    run.finish_saves(missing=trainer.unsaved)
     return run.ended("drain", "saved before the end")
 
 
@@ -142,9 +124,12 @@ class _Run:
         trainer: Trainer,
         sinks: Sinks,
         checkpointer: Checkpointer,
+        stepped: Stepped,
+        busy: Busy,
         leave: Leave | None = None,
     ) -> None:
         self.trainer = trainer
+        self._stepped, self._busy = stepped, busy
         self._leave, self._overdue = leave, False
         self._usual_rate = checkpointer.bytes_per_second
         self.job = trainer.job
@@ -241,6 +226,7 @@ class _Run:
             self.sinks.write(self.meter.records())
 
     def validate(self) -> None:
+        self._busy(VALIDATING, self.trainer.step)
         began = time.perf_counter()
         loss = self.trainer.validate()
         record = ValidationRecord(
@@ -254,6 +240,28 @@ class _Run:
         if self.job.checkpoint.keep_best or self.job.checkpoint.archive.keep_best:
             self.checkpointer.add_score(self.trainer.step, loss)
         self.trainer.timer.restart()
+
+    def save_if_due(self, outcome: StepOutcome, last: bool) -> None:
+        """After a step: the checkpoint of the last one, a periodic one, or one that stays here."""
+        if last and self.keeps_the_end(outcome.stop):
+            self._busy(SAVING, self.trainer.step)
+            self.save()
+        elif self.is_due() and self.may_hand_over(outcome):
+            self._busy(SAVING, self.trainer.step)
+            self.save_or_go_on()
+        elif not outcome.keepers_late and (self.memory_is_due() or self.local_is_due()):
+            self.save(write=False, patient=False)
+
+    def finish_saves(self, *, missing: bool = False) -> None:
+        """Waits for checkpoints that are being written, and tells of the newest.
+
+        ``missing``: the last state is not among them, and is saved first.
+        """
+        self._busy(SAVING, self.trainer.step)
+        if missing:
+            self.save()
+        self.report_checkpoints(self.checkpointer.finish())
+        self._stepped(self.trainer.step, self.durable, 0.0, 0.0)
 
     def save(self, *, write: bool = True, patient: bool = True) -> None:
         began = time.perf_counter()
