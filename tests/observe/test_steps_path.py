@@ -18,8 +18,8 @@ from phalanx.cluster.protocol.hang_limits import fixed_limits
 from phalanx.cluster.reasons import Reason
 from phalanx.cluster.watch import Watch
 from phalanx.control.agent.jobs.keeper_watch import ward_ranks
+from phalanx.control.server.agent_link.gang_watch import slowness
 from phalanx.control.server.agent_link.step_records import Metrics
-from phalanx.control.server.history.fleet_pace import slowness
 from phalanx.observe.node.node_records import Said, merge, unpack
 from phalanx.observe.node.node_words import NodeRecords
 from phalanx.observe.node.ring import RingWriter

@@ -93,7 +93,7 @@ def account(
     """What Slurm charged for a job beside what the ledger says it went to."""
     from phalanx.control.backends.slurm.accounting import reconciled, turns_of
     from phalanx.control.backends.slurm.programs import Programs, SlurmError
-    from phalanx.control.server.history.ledger_file import stored_buckets
+    from phalanx.control.server.replay import stored_buckets
     from phalanx.control.server.store.interface import StoreError
 
     try:

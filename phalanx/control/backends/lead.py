@@ -19,8 +19,7 @@ from urllib.parse import quote
 from msgspec import Struct, structs
 
 from phalanx.cluster.jobs.job import ENDED
-from phalanx.control.backends.certificate import CertificateError
-from phalanx.control.backends.own_controller import OwnController
+from phalanx.control.backends.own_controller import CertificateError, OwnController
 from phalanx.control.client.client import Client, ClientError
 from phalanx.control.server.http.submission import Wanted, submission
 from phalanx.control.wire.api_types import (

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from phalanx.control.backends.certificate import make_certificate
 from phalanx.control.client.client import TLS_FILE
-from phalanx.control.trust.certificates import KEY_FILE
+from phalanx.control.trust.certificates import KEY_FILE, Authority, write_certificate
 
 END_SECONDS = 10.0
 
 log = logging.getLogger("phalanx.lead")
+
+
+class CertificateError(Exception):
+    """No certificate can be made, and what to change."""
 
 
 class OwnController:
@@ -80,3 +84,15 @@ class OwnController:
                 self._process.wait(END_SECONDS)
             self._process.kill()
             self._process = None
+
+
+def make_certificate(folder: Path, host: str) -> None:
+    """A certificate for this host and its key, both in the folder, by an authority of their own.
+
+    No other authority knows the controller of an allocation beforehand: whoever reads its state
+    (agents by shared storage, actors by a message) trusts it.
+    """
+    try:
+        write_certificate(Authority(secrets.token_bytes(32)), folder, (host,))
+    except (OSError, ValueError) as error:
+        raise CertificateError(f"no certificate can be made in {folder}: {error}") from None

@@ -22,7 +22,6 @@ from phalanx.cluster.policy import Policy
 from phalanx.cluster.protocol.commands import Command
 from phalanx.cluster.protocol.events import ControllerStarted, Event, EventBody, Tick
 from phalanx.control.server.alarms import Alarms
-from phalanx.control.server.clock import Clock
 from phalanx.control.server.replay import Recovered
 from phalanx.control.server.shell_memory import Memory, Outcome, named
 from phalanx.control.server.store.interface import (
@@ -44,6 +43,21 @@ SNAPSHOT_EVENTS = 5_000  # a restart replays at most so many
 RETRY_SECONDS = 0.5
 OVER = "this server has stopped leading; ask again"
 SLICE_SECONDS = 0.02  # of handling events before sockets get their turn
+
+
+class Clock:
+    """The server's: wall time at its start, and the monotonic clock from there on.
+
+    Somebody who sets the machine's clock by hours does not make every deadline pass at once. It
+    begins no earlier than ``not_before_ns`` (the end of the log).
+    """
+
+    def __init__(self, not_before_ns: int = 0) -> None:
+        self._offset_ns = max(time.time_ns(), not_before_ns) - time.monotonic_ns()
+
+    def now_ns(self) -> int:
+        """Nanoseconds since 1970."""
+        return time.monotonic_ns() + self._offset_ns
 
 
 class UnavailableError(Exception):

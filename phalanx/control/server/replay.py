@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 
 import msgspec
 from msgspec import Struct
@@ -10,6 +11,7 @@ from msgspec import Struct
 from phalanx import __version__
 from phalanx.cluster.core import Core, SnapshotError, VersionError
 from phalanx.cluster.fleet.fleet import Fleet
+from phalanx.cluster.ledger.report import report
 from phalanx.cluster.policy import Policy
 from phalanx.cluster.protocol.events import ControllerStarted
 from phalanx.control.server.shell_memory import Memory
@@ -18,10 +20,12 @@ from phalanx.control.server.store.interface import (
     Row,
     Store,
     StoreDamagedError,
+    StoreError,
     StoreFormatError,
     UnreadableError,
     command_row,
     event_of,
+    open_store,
     tail,
 )
 
@@ -140,3 +144,18 @@ class Sent:
             self._rows = dict(self._store.commands(range(sequence, self._until)))
         recorded = self._rows.get(sequence)
         return recorded is not None and recorded != commands
+
+
+def stored_buckets(state: Path, job: int = 1) -> dict[str, int]:
+    """GPU-nanoseconds of a job by bucket, as of the last event in a state folder's log."""
+    if not (state / "log.sqlite").exists():
+        raise StoreError(f"{state} holds no log of a controller")
+    store = open_store("", state)
+    try:
+        core = recover(store, Policy()).core
+    finally:
+        store.close()
+    shares = report(core.ledger, core.view.policy.price).jobs
+    if job not in shares:
+        raise StoreError(f"the log in {state} knows no job {job}")
+    return dict(shares[job].buckets)

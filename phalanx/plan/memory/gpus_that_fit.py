@@ -8,7 +8,8 @@ from msgspec import Struct, structs
 
 from phalanx.config import ConfigError, Job, check
 from phalanx.hardware.gpus import gpu
-from phalanx.plan.memory.peak import memory
+from phalanx.plan.memory.deciding_stages import rank_at
+from phalanx.plan.memory.peak import memory, rank_memory
 from phalanx.plan.question.emit import mapping_of, workload_of
 from phalanx.plan.question.workload import Software
 from phalanx.plan.search.grid import grid_of
@@ -87,3 +88,10 @@ def _changes(job: Job, ranks: int, needed: int) -> Iterator[Change]:
 def _rank_bytes(job: Job) -> int:
     found = memory(workload_of(job), grid_of([mapping_of(job)]), Software())
     return int(found.total[0])
+
+
+def activation_bytes(job: Job, position: int) -> int:
+    """Peak over the step for a pipeline position of a resolved job: what the planner counts."""
+    workload, grid = workload_of(job), grid_of([mapping_of(job)])
+    rank = rank_at(workload, grid, Software(), position)
+    return int(rank_memory(workload, grid, Software(), rank).activations[0])

@@ -6,11 +6,12 @@ import asyncio
 import logging
 from collections.abc import Callable
 
+import numpy as np
 from msgspec import structs
 
 from phalanx.cluster.protocol.events import EventBody, NoProgress, Progress
 from phalanx.cluster.protocol.messages import Activity, Busy
-from phalanx.cluster.watch import GangRecord, Watch
+from phalanx.cluster.watch import GangRecord, Watch, Watched
 from phalanx.control.server.agent_link.step_records import Metrics
 from phalanx.control.server.controller import Controller
 from phalanx.control.server.hang_diagnosis import Autopsy
@@ -23,6 +24,7 @@ from phalanx.observe.store.recorder import Recorder
 logger = logging.getLogger("phalanx.server")
 
 LAST_WORDS_SECONDS = 15.0  # nodes of an ended job may still tell of its last steps
+RECENT_STEPS = 8  # that a node's pace is judged by
 ENDED = ("done", "failed", "cancelled")
 
 Measured = Seen | NodeRecords | NodeSample | Activity | Busy
@@ -129,3 +131,28 @@ class GangWatch:
             self._autopsy.begin(fact, job.placement.nodes)
         else:
             self._controller.tell([fact])
+
+
+def slowness(watch: Watch, nodes: int) -> list[float | None]:
+    """By node: its own time of a step over the median of its stage; None: nobody told."""
+    found: list[float | None] = [None] * nodes
+    for gang in watch.gangs.values():
+        for node, ratio in _of_gang(gang):
+            if node < nodes:
+                found[node] = ratio
+    return found
+
+
+def _of_gang(gang: Watched) -> list[tuple[int, float]]:
+    recent = list(gang.compute)[-RECENT_STEPS:]
+    slot, where = max(1, gang.shape.slot_gpus), gang.placement.nodes
+    world = gang.shape.ranks(gang.placement.replicas)
+    if not recent or len(recent[-1]) != world:
+        return []
+    usual = np.median(np.stack([each for each in recent if len(each) == len(recent[-1])]), axis=0)
+    stages = gang.shape.pipeline if len(usual) % gang.shape.pipeline == 0 else 1
+    by_stage = usual.reshape(stages, -1)
+    middle = np.median(by_stage, axis=1, keepdims=True)
+    each = (by_stage / np.maximum(middle, 1)).reshape(-1)
+    ratios = np.maximum.reduceat(each, range(0, world, slot))  # the last node may have fewer
+    return [(node, round(float(ratio), 3)) for node, ratio in zip(where, ratios, strict=True)]

@@ -11,9 +11,9 @@ import numpy as np
 
 from phalanx.cluster.fleet.columns import Column
 from phalanx.cluster.fleet.node import NodeState
+from phalanx.control.server.agent_link.gang_watch import slowness
 from phalanx.control.server.api.server import token_out
 from phalanx.control.server.history.fleet_history import Frame, frame_of
-from phalanx.control.server.history.fleet_pace import slowness
 from phalanx.control.server.http.endpoints import EVERYBODY, ApiError, Call, Endpoint
 from phalanx.control.server.http.views import job_out, team_of, waits
 from phalanx.control.server.security.auth import LINK_HOURS, SESSION_HOURS, AuthError
