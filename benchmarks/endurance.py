@@ -24,9 +24,9 @@ from typing import Any
 
 from benchmarks.recovery import CPU, Bench, step_seconds
 from benchmarks.recovery_kinds import KINDS, Struck, Target, summary
-from phalanx.control.backends.local import keeper_pid
 from phalanx.testing.chaos.verdict import compare
 from phalanx.testing.local_cluster import Stage
+from phalanx.testing.local_processes import keeper_pid
 from proof.report import report
 
 ORDER = ("worker", "keeper", "agent", "worker", "node", "controller", "worker", "stopped", "zygote")

@@ -11,9 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from phalanx.control.backends.local import LocalNode, worker_pids
+from phalanx.control.backends.local import LocalNode
 from phalanx.control.client.client import Client, ClientError
 from phalanx.testing.local_cluster import Commit, Commits
+from phalanx.testing.local_processes import worker_pids
 
 START_SECONDS = 300.0  # on a busy machine
 RECOVER_SECONDS = 300.0

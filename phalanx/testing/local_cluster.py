@@ -23,10 +23,11 @@ from typing import Any, NamedTuple
 from phalanx.checkpoint.keeper.messages import Noted, Watch
 from phalanx.checkpoint.keeper.wire import expect, send
 from phalanx.control.agent.socket_paths import runtime_folder
-from phalanx.control.backends.local import LocalCluster, LocalNode, processes_of, worker_pids
-from phalanx.control.backends.local_network import Network
+from phalanx.control.backends.local import LocalCluster, LocalNode, processes_of
 from phalanx.control.client.client import Client, ClientError
 from phalanx.control.wire.api_types import Done, Readmit
+from phalanx.testing.local_processes import worker_pids
+from phalanx.testing.played_network import Network
 
 START_SECONDS = 120.0  # on a busy machine
 SPOILED_EVERY = 65_536  # bytes, so that no snapshot is left whole

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from phalanx.checkpoint import latest, stored_tensors
-from phalanx.control.backends.local import LocalNode, open_files, worker_pids
+from phalanx.control.backends.local import LocalNode, open_files
 from phalanx.testing.chaos.verdict import belonging, orphans
 from phalanx.testing.local_cluster import Commits, Stage
+from phalanx.testing.local_processes import worker_pids
 from tests.control.jobs import assert_same, losses, undisturbed, write_job
 from tests.control.server.test_replay import reach
 

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.control.backends.local import processes_of, worker_pids
+from phalanx.control.backends.local import processes_of
 from phalanx.testing.chaos.verdict import orphans
 from phalanx.testing.local_cluster import Commits, Stage
+from phalanx.testing.local_processes import worker_pids
 from tests.control.jobs import assert_same, undisturbed, write_job
 from tests.control.server.test_replay import END_SECONDS, reach
 

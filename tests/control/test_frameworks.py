@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.control.backends.local import worker_pids
 from phalanx.testing.local_cluster import Stage
+from phalanx.testing.local_processes import worker_pids
 
 SCRIPTS = Path(__file__).parent / "frameworks"
 SILENT_SECONDS = 600

@@ -17,10 +17,10 @@ from typing import Any
 
 import pytest
 
-from phalanx.control.backends.local import store_pid, worker_pids
 from phalanx.control.server.http.submission import Wanted, submission
 from phalanx.control.wire.api_types import Done
 from phalanx.testing.local_cluster import Stage
+from phalanx.testing.local_processes import store_pid, worker_pids
 from tests.control.servers import ServerProcess
 
 SLEEP = (sys.executable, "-c", "import time; time.sleep(600)")

@@ -14,9 +14,10 @@ import pytest
 from phalanx.control.agent.inspect.log_keeping import MOST_BYTES
 from phalanx.control.agent.socket_paths import runtime_folder
 from phalanx.control.agent.spawn.cgroups import Cgroups
-from phalanx.control.backends.local import processes_of, worker_pids
+from phalanx.control.backends.local import processes_of
 from phalanx.control.host.process_tree import read_stat
 from phalanx.testing.local_cluster import Stage
+from phalanx.testing.local_processes import worker_pids
 
 DAEMON = """
 import os, subprocess, sys, time

@@ -21,13 +21,7 @@ import psutil
 
 from phalanx.checkpoint.format.manifest import MANIFEST_FILE
 from phalanx.control.agent.socket_paths import runtime_folder
-from phalanx.control.backends.local import (
-    LocalNode,
-    keeper_pid,
-    store_pid,
-    worker_pids,
-    zygote_pid,
-)
+from phalanx.control.backends.local import LocalNode
 from phalanx.control.client.client import ClientError
 from phalanx.testing.chaos.verdict import (
     belonging,
@@ -38,6 +32,7 @@ from phalanx.testing.chaos.verdict import (
     shared_memory,
 )
 from phalanx.testing.local_cluster import Commits, Stage
+from phalanx.testing.local_processes import keeper_pid, store_pid, worker_pids, zygote_pid
 from tests.control.jobs import assert_same, losses, set_options, write_job
 
 SLOTS = 4

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.control.backends.local import worker_pids
 from phalanx.testing.local_cluster import Stage
+from phalanx.testing.local_processes import worker_pids
 from tests.control.jobs import assert_same, generations, set_options, undisturbed, write_job
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(400)]

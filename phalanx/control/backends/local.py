@@ -17,13 +17,12 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Protocol
 
 from msgspec import Struct
 
 from phalanx.control.agent.socket_paths import make_runtime_folder, runtime_folder
 from phalanx.control.agent.spawn.zygote_client import ZygoteClient
-from phalanx.control.backends.local_network import CARD, Network
-from phalanx.control.host.process_tree import read_stat
 from phalanx.control.wire.zygote_messages import Spawn
 
 END_SECONDS = 15.0
@@ -40,6 +39,24 @@ class LocalNode(Struct):
     agent: subprocess.Popen[bytes] | None = None
 
 
+class NodeNetworks(Protocol):
+    """A network of its own for each node; ``card`` is a node's, in its network."""
+
+    card: str
+
+    def space(self, node: int) -> str:
+        """The network namespace of a node."""
+        ...
+
+    def path(self, node: int) -> Path:
+        """Where a process finds it."""
+        ...
+
+    def address(self, node: int) -> str:
+        """The address of a node."""
+        ...
+
+
 class LocalCluster:
     """``nodes`` agents that join a server on this machine."""
 
@@ -51,7 +68,7 @@ class LocalCluster:
         *,
         nodes: int,
         gpus_per_node: int,
-        network: Network | None = None,
+        network: NodeNetworks | None = None,
     ) -> None:
         self._network = network
         state.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -99,7 +116,7 @@ class LocalCluster:
 
     def _environment(self) -> dict[str, str]:
         """What workers need to find their own card; an agent that is restarted forks them, too."""
-        return {} if self._network is None else {"GLOO_SOCKET_IFNAME": CARD}
+        return {} if self._network is None else {"GLOO_SOCKET_IFNAME": self._network.card}
 
     def start_agent(self, node: LocalNode) -> None:
         """Start a node's agent; it finds what still runs of an earlier one."""
@@ -175,27 +192,10 @@ def _config(node: LocalNode) -> Path:
 
 def processes_of(node: LocalNode) -> list[int]:
     """The processes of a node: whoever has its folder in the command line or environment."""
-    return [pid for pid in _all_processes() if _belongs(pid, node)]
+    return [pid for pid in all_processes() if _belongs(pid, node)]
 
 
-def worker_pids(node: LocalNode, job: int) -> dict[int, int]:
-    """The worker processes of a job on a node, by their index there."""
-    found = {}
-    for pid in _all_processes():
-        with suppress(OSError):
-            # Our own trainer's were forked, and write their logs themselves.
-            path = Path(f"/proc/{pid}/fd/1").readlink()
-            if path.parent == node.state / "jobs" / str(job) and path.stem.startswith("worker-"):
-                found[int(path.stem.removeprefix("worker-"))] = pid
-    programs = {pid: of for pid in _all_processes() if (of := _program(pid, node)) is not None}
-    for pid, (number, index) in programs.items():
-        stat = read_stat(pid)
-        if number == job and stat is not None and stat.state != "Z" and stat.parent not in programs:
-            found[index] = pid
-    return found
-
-
-def _program(pid: int, node: LocalNode) -> tuple[int, int] | None:
+def program_of(pid: int, node: LocalNode) -> tuple[int, int] | None:
     """Job and index of a program that runs on a node, or of what it started."""
     with suppress(OSError, ValueError, KeyError):
         words = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace").split("\0")
@@ -203,49 +203,6 @@ def _program(pid: int, node: LocalNode) -> tuple[int, int] | None:
         if Path(given["PHALANX_AGENT"]).is_relative_to(runtime_folder(node.state)):
             return int(given["PHALANX_JOB"]), int(given["PHALANX_INDEX"])
     return None
-
-
-def keeper_pid(node: LocalNode, job: int) -> int | None:
-    """The keeper of a job on a node."""
-    log_file = node.state / "jobs" / str(job) / "keeper.log"
-    return next((pid for pid in _all_processes() if log_file in open_files(pid)), None)
-
-
-def zygote_pid(node: LocalNode) -> int | None:
-    """The process that all others of a node but its agent are forked from."""
-    found = _zygotes(node)
-    return next((pid for pid, parent in found.items() if parent not in found), None)
-
-
-def store_pid(node: LocalNode) -> int | None:
-    """The process where the ranks of a gang meet, if this node hosts it."""
-    return next(iter(_stores(node)), None)
-
-
-def program_store_pid(node: LocalNode) -> int | None:
-    """The newest store that this node hosts for a program's ranks alone."""
-    return next(reversed(_stores(node)[1:]), None)
-
-
-def _stores(node: LocalNode) -> list[int]:
-    """The node's own first."""
-    found = _zygotes(node)
-    return sorted(pid for pid, parent in found.items() if parent in found)
-
-
-def _zygotes(node: LocalNode) -> dict[int, int]:
-    """A node's zygote and its store, which has no log of its own; and the parent of each."""
-    log_file = node.state / "zygote.log"
-    pids = [pid for pid in _all_processes() if log_file in open_files(pid)]
-    return {pid: parent for pid in pids if (parent := parent_of(pid)) is not None}
-
-
-def parent_of(pid: int) -> int | None:
-    """The parent of a process; None of one that is gone."""
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    except OSError:
-        return None
 
 
 def open_files(pid: int) -> Iterator[Path]:
@@ -256,7 +213,8 @@ def open_files(pid: int) -> Iterator[Path]:
                 yield descriptor.readlink()
 
 
-def _all_processes() -> Iterator[int]:
+def all_processes() -> Iterator[int]:
+    """Every process of this machine but ours."""
     for path in Path("/proc").iterdir():
         if path.name.isdigit() and int(path.name) != os.getpid():
             yield int(path.name)
@@ -268,6 +226,6 @@ def _belongs(pid: int, node: LocalNode) -> bool:
         command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
         if str(node.state).encode() in command:
             return True
-    if _program(pid, node) is not None:
+    if program_of(pid, node) is not None:
         return True
     return any(path.is_relative_to(node.state) for path in open_files(pid))

@@ -53,12 +53,6 @@ class BlockedShuffle:
         self._blocks = samples // self.block_samples
         self._windows = max(1, self._blocks // window_blocks)
 
-    @property
-    def largest_window(self) -> int:
-        """Most samples that one window holds."""
-        blocks = -(-self._blocks // self._windows)
-        return min(self._samples, (blocks + 1) * self.block_samples)
-
     def indices(self, ordinals: Numbers) -> Numbers:
         """Samples of the source that its draws number ``ordinals`` give."""
         size, blocks, windows = self.block_samples, self._blocks, self._windows

@@ -111,11 +111,6 @@ class Journal:
         )
         return [(time_ns, _buckets(body)) for time_ns, body in [*before, *rows]]
 
-    def ledger_owners(self, prefix: str) -> list[str]:
-        """Owners whose names begin so."""
-        rows = self._read("SELECT DISTINCT owner FROM ledger WHERE owner >= ?", (prefix,))
-        return [owner for (owner,) in rows if owner.startswith(prefix)]
-
     def thin_ledger(self, now_ns: int, fine_ns: int, step_ns: int) -> None:
         """Of old sums keep one a step."""
         self._write(

@@ -190,11 +190,6 @@ def _refuse_times(mtbf: float, stall: float) -> None:
         raise ConfigError("stall", stall, "must be seconds, 0 or more", "e.g. 0.5")
 
 
-def linear_goodput(mtbf: float, interval: float, stall: float, recovery: float) -> float:
-    """The usual approximation (ETTR of Kokolis et al.), good while all times are short."""
-    return max(0.0, (1 - (recovery + interval / 2) / mtbf) / (1 + stall / interval))
-
-
 def spare_units(units: int, down_probability: float, quantile: float) -> int:
     """Fewest spares k with P(at most k of units + k are down) >= quantile, binomial."""
     if not 0 <= down_probability < 1:

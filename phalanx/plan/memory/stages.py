@@ -65,17 +65,6 @@ class StageSplitter:
             self.worst.append(np.min(costs, axis=0))
 
 
-def split_layers(costs: Sequence[float], first: float, last: float, stages: int) -> list[range]:
-    """Contiguous layers of each stage such that the costliest stage is as cheap as possible.
-
-    ``first`` and ``last`` are the costs of embedding and head, which ride on the outer
-    stages. Every stage gets at least one layer.
-    """
-    if stages == 1:
-        return [range(len(costs))]
-    return StageSplitter(costs, first, last).split(stages)
-
-
 def stage_layers(model: Model, sequence: int, stages: int) -> list[range]:
     """The layers of every stage, balanced by FLOPs including the head."""
     return list(_stage_layers(model, sequence, stages))

@@ -57,11 +57,6 @@ class SearchResult(Struct, frozen=True, kw_only=True):
     priced: int  # of these (and of their offloaded variants), those that bounds did not exclude
     seconds: float
 
-    @property
-    def mappings_per_second(self) -> float:
-        """Speed of the search."""
-        return self.considered / self.seconds
-
 
 def search(
     workload: Workload,

@@ -125,14 +125,6 @@ COLUMNS = (
 )
 
 
-def enumerate_mappings(
-    workload: Workload, cluster: Cluster, gpus: int, pins: Pins, precision: Precision
-) -> Grid:
-    """All valid mappings onto exactly ``gpus`` GPUs, with the pinned offload or none."""
-    space = Space(workload, cluster, gpus, pins, precision)
-    return space.grid(space.rows)[1]
-
-
 def offloaded(grid: Grid) -> tuple[Ints, Grid]:
     """Each mapping with every offload that it allows but "none", and the index of each in grid."""
     codes = np.arange(1, len(OFFLOADS))

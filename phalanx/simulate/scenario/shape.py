@@ -23,7 +23,6 @@ from phalanx.hardware.clusters import ClusterFile, make_cluster
 from phalanx.simulate.scenario.scenario import FleetPart, Scenario
 
 SECOND_NS = 10**9
-ENDLESS_STEPS = 1 << 40
 
 
 def ns(seconds: float) -> int:

@@ -14,16 +14,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from phalanx.control.backends.local import (
-    LocalNode,
-    keeper_pid,
-    processes_of,
-    worker_pids,
-    zygote_pid,
-)
-from phalanx.control.backends.local_network import Network
+from phalanx.control.backends.local import LocalNode, processes_of
 from phalanx.control.client.client import ClientError
 from phalanx.testing.chaos.plan import Action
+from phalanx.testing.local_processes import keeper_pid, worker_pids, zygote_pid
+from phalanx.testing.played_network import Network
 
 SLICE_SECONDS = 0.05  # that a slowed worker runs and stands, by turns
 SNAPSHOT = "phalanx-snapshot"  # name of the keepers' memory

@@ -18,12 +18,12 @@ from typing import Any
 from msgspec import Struct, structs
 
 from phalanx.control.backends.local import LocalNode, processes_of
-from phalanx.control.backends.local_network import Network
 from phalanx.control.client.client import Client, ClientError
 from phalanx.control.wire.server_file import ServerFile
 from phalanx.testing.chaos.injector import Harm, HarmError
 from phalanx.testing.chaos.plan import Plan
 from phalanx.testing.local_cluster import Commits
+from phalanx.testing.played_network import Network
 
 RECOVERY_SECONDS = 180.0  # for steps to go on after a harm
 GONE_SECONDS = 10.0

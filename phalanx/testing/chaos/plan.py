@@ -65,10 +65,6 @@ class Plan(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     name: str = ""
     actions: tuple[Action, ...] = ()
 
-    @property
-    def needs_namespaces(self) -> bool:
-        return any(action.do == "partition" for action in self.actions)
-
 
 def read_plan(path: Path, slots: int, steps: int) -> Plan:
     """The plan in a file; ConfigError where it does not fit a job of so many steps."""

@@ -8,7 +8,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from phalanx.control.backends.local import open_files, parent_of
+from phalanx.control.backends.local import open_files
+from phalanx.testing.local_processes import parent_of
 
 GONE_SECONDS = 30.0  # for processes that were ended to be gone, on a busy machine
 

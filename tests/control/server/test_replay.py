@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.control.backends.local import worker_pids
 from phalanx.testing.chaos.verdict import belonging, orphans
 from phalanx.testing.local_cluster import Commits, Stage
+from phalanx.testing.local_processes import worker_pids
 from tests.control.jobs import STEPS, assert_same, generations, undisturbed, write_job
 from tests.control.servers import ServerProcess
 

@@ -18,7 +18,6 @@ from phalanx.plan.cost.failures import (
     cold_recovery_seconds,
     failures_per_day,
     goodput,
-    linear_goodput,
     mtbf_seconds,
     outlook,
     rate_named,
@@ -99,8 +98,9 @@ def test_goodput_is_a_share_and_falls_with_every_cost(
 
 
 def test_the_linear_form_agrees_where_times_are_short() -> None:
-    arguments = (11135.0, 60.0, 0.2, 260.0)
-    assert linear_goodput(*arguments) == pytest.approx(goodput(*arguments), abs=5e-4)
+    mtbf, interval, stall, recovery = 11135.0, 60.0, 0.2, 260.0
+    linear = (1 - (recovery + interval / 2) / mtbf) / (1 + stall / interval)
+    assert linear == pytest.approx(goodput(mtbf, interval, stall, recovery), abs=5e-4)
 
 
 def test_a_cluster_that_fails_faster_than_it_recovers_keeps_nothing() -> None:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from phalanx.config import PRESETS
-from phalanx.plan.memory.stages import rank_stages, split_layers, stage_layers
+from phalanx.plan.memory.stages import StageSplitter, rank_stages, stage_layers
 
 
 def worst(costs: list[int], first: int, last: int, cuts: tuple[int, ...]) -> int:
@@ -29,7 +29,7 @@ def test_no_other_cut_is_better(
     costs: list[int], first: int, last: int, data: st.DataObject
 ) -> None:
     stages = data.draw(st.integers(1, len(costs)))
-    split = split_layers(costs, first, last, stages)
+    split = StageSplitter(costs, first, last).split(stages)
     assert [layer for part in split for layer in part] == list(range(len(costs)))
     assert all(split), "every stage has a layer"
     every = combinations(range(1, len(costs)), stages - 1)

@@ -17,14 +17,20 @@ from phalanx.plan import Mapping, Pins, Workload, predict, search
 from phalanx.plan.memory.peak import memory
 from phalanx.plan.question.emit import job_of
 from phalanx.plan.question.workload import Precision, Software
+from phalanx.plan.search.grid import Grid
 from phalanx.plan.search.search import Objective
-from phalanx.plan.search.space import enumerate_mappings
+from phalanx.plan.search.space import Space
 
 SMALL = Workload(model=PRESETS["llama3-8b"], sequence=8192, global_batch=256)
 
 
 def workload(preset: str, global_batch: int = 2048) -> Workload:
     return Workload(model=PRESETS[preset], sequence=8192, global_batch=global_batch)
+
+
+def every_mapping(question: Workload, gpus: int) -> Grid:
+    space = Space(question, cluster(f"h100-{gpus}"), gpus, Pins(), "bfloat16")
+    return space.grid(space.rows)[1]
 
 
 @pytest.mark.parametrize(
@@ -34,7 +40,7 @@ def test_every_enumerated_mapping_fills_the_gpus_and_passes_the_trainers_rules(
     preset: str, gpus: int
 ) -> None:
     question = Workload(model=PRESETS[preset], sequence=4096, global_batch=256)
-    grid = enumerate_mappings(question, cluster(f"h100-{gpus}"), gpus, Pins(), "bfloat16")
+    grid = every_mapping(question, gpus)
     assert (grid.gpus == gpus).all()
     chosen = np.random.default_rng(0).choice(len(grid), size=200, replace=False)
     for index in chosen.tolist():
@@ -88,7 +94,7 @@ def test_pins_are_kept() -> None:
 
 def test_the_memory_objective_takes_the_smallest() -> None:
     result = search(SMALL, cluster("h100-64"), objective="memory")
-    everything = enumerate_mappings(SMALL, cluster("h100-64"), 64, Pins(), "bfloat16")
+    everything = every_mapping(SMALL, 64)
     assert result.best.memory_bytes == memory(SMALL, everything, Software()).total.min()
 
 

@@ -39,7 +39,6 @@ class LogReader:
         self._crew, self._send = crew, send
         self._readers: dict[int, asyncio.Task[None]] = {}
         self._finishing: set[int] = set()  # followed logs to which nothing is added any more
-        self.dropped_bytes = 0  # of logs that grew too large
 
     def read(self, order: ReadLog) -> None:
         """Send the end of a log, and what follows if asked."""
@@ -163,4 +162,4 @@ class LogReader:
     def _cut(self, jobs: Path) -> None:
         for path in jobs.glob("*/*.log"):
             with suppress(OSError):
-                self.dropped_bytes += cut(path)
+                cut(path)

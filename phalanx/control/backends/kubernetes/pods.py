@@ -15,7 +15,6 @@ from phalanx.control.client.client import TLS_FILE
 
 RUNS, DATA, JOB = "/runs", "/data", "/etc/phalanx"
 PORT = 7070
-GIGA = 10**9
 AGENT = "agent"
 MOST_NAME = 40
 NAME_LABEL, ROLE_LABEL = "app.kubernetes.io/name", "phalanx.dev/role"

@@ -16,9 +16,9 @@ import phalanx
 from phalanx.checkpoint.write.deadline import LEAST_SECONDS
 from phalanx.control.agent.jobs.local_job import Here
 from phalanx.control.agent.jobs.programs import Programs
-from phalanx.control.backends.local import keeper_pid, program_store_pid, worker_pids
 from phalanx.control.wire.zygote_messages import Ended
 from phalanx.testing.local_cluster import Stage
+from phalanx.testing.local_processes import keeper_pid, program_store_pid, worker_pids
 
 BUSY_SECONDS = 8.0  # that a busy machine may add
 

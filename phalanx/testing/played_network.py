@@ -12,8 +12,6 @@ from pathlib import Path
 
 from phalanx.config import ConfigError
 
-CARD = "eth0"  # of a node, in its namespace
-
 
 class Network:
     """Namespaces for ``nodes`` nodes, numbered as they are."""
@@ -24,6 +22,7 @@ class Network:
         self._subnet = f"198.{18 + os.getpid() // 250 % 2}.{os.getpid() % 250}"
         self._nodes = range(nodes)
         self.host = f"{self._subnet}.1"
+        self.card = "eth0"  # of a node, in its namespace
 
     def open(self) -> None:
         """Make it all; ConfigError where we may not."""
@@ -37,10 +36,10 @@ class Network:
             for node in self._nodes:
                 space, cable = self.space(node), self._cable(node)
                 _ip("netns", "add", space)
-                _ip("link", "add", cable, "type", "veth", "peer", "name", CARD, "netns", space)
+                _ip("link", "add", cable, "type", "veth", "peer", "name", self.card, "netns", space)
                 _ip("link", "set", cable, "master", bridge, "up")
-                _ip("-n", space, "addr", "add", f"{self.address(node)}/24", "dev", CARD)
-                _ip("-n", space, "link", "set", CARD, "up")
+                _ip("-n", space, "addr", "add", f"{self.address(node)}/24", "dev", self.card)
+                _ip("-n", space, "link", "set", self.card, "up")
                 _ip("-n", space, "link", "set", "lo", "up")
         except (OSError, subprocess.CalledProcessError) as error:
             self.close()
