@@ -43,7 +43,7 @@ DECODERS: dict[str, tuple[Callable[[bytes], Any], Any]] = {
     "agent to zygote": (zygote_wire.decode_to_zygote, zygote_wire.ToZygote),
     "zygote to agent": (zygote_wire.decode_from_zygote, zygote_wire.FromZygote),
     "worker to keeper": (keeper_wire._to_keeper.decode, ToKeeper),
-    "keeper to worker": (keeper_wire._from_keeper.decode, FromKeeper),
+    "keeper to worker": (keeper_wire.from_keeper.decode, FromKeeper),
 }
 
 

@@ -15,27 +15,28 @@ import msgspec
 from phalanx.checkpoint.keeper.channel import Stream
 from phalanx.checkpoint.keeper.messages import FromKeeper, Refused, ToKeeper
 
-_LENGTH = struct.Struct("<I")
+LENGTH = struct.Struct("<I")
 MOST_BYTES = 64 << 20  # of one message; bytes of snapshots are no part of it
 T = TypeVar("T")
 
 _to_keeper: msgspec.msgpack.Decoder[ToKeeper] = msgspec.msgpack.Decoder(ToKeeper)
-_from_keeper: msgspec.msgpack.Decoder[FromKeeper] = msgspec.msgpack.Decoder(FromKeeper)
+from_keeper: msgspec.msgpack.Decoder[FromKeeper] = msgspec.msgpack.Decoder(FromKeeper)
 
 
-def _framed(message: ToKeeper | FromKeeper) -> bytes:
+def framed(message: ToKeeper | FromKeeper) -> bytes:
+    """A message with its length before it."""
     body = msgspec.msgpack.encode(message)
-    return _LENGTH.pack(len(body)) + body
+    return LENGTH.pack(len(body)) + body
 
 
 def send_together(connection: Stream, *messages: FromKeeper) -> None:
     """Send several messages at once: whoever waits for them wakes up once."""
-    connection.sendall(b"".join(map(_framed, messages)))
+    connection.sendall(b"".join(map(framed, messages)))
 
 
 def send(connection: Stream, message: ToKeeper | FromKeeper, *files: int) -> None:
     """Send one message, with file descriptors where there are any."""
-    frame = _framed(message)
+    frame = framed(message)
     if files:
         assert isinstance(connection, socket.socket)
         frame = frame[socket.send_fds(connection, [frame], list(files)) :]
@@ -45,24 +46,24 @@ def send(connection: Stream, message: ToKeeper | FromKeeper, *files: int) -> Non
 def receive_by_keeper(connection: socket.socket) -> tuple[ToKeeper | None, list[int]]:
     """The next message to a keeper, with descriptors that came along; None when it is gone."""
     try:
-        head, files, _, _ = socket.recv_fds(connection, _LENGTH.size, 1)
+        head, files, _, _ = socket.recv_fds(connection, LENGTH.size, 1)
     except OSError:
         return None, []
-    rest = receive_bytes(connection, _LENGTH.size - len(head)) if head else None
+    rest = receive_bytes(connection, LENGTH.size - len(head)) if head else None
     body = None if rest is None else _receive_body(connection, head + rest)
     return (None if body is None else _to_keeper.decode(body)), list(files)
 
 
 def receive_by_peer(connection: Stream) -> ToKeeper | None:
     """The next message to a keeper from another node; None when it is gone."""
-    head = receive_bytes(connection, _LENGTH.size)
+    head = receive_bytes(connection, LENGTH.size)
     body = None if head is None else _receive_body(connection, head)
     return None if body is None else _to_keeper.decode(body)
 
 
 def _receive_body(connection: Stream, head: bytes) -> bytes | None:
     """A message behind its length; one that is too long is no message, and ends the connection."""
-    size = _LENGTH.unpack(head)[0]
+    size = LENGTH.unpack(head)[0]
     return receive_bytes(connection, size) if size <= MOST_BYTES else None
 
 
@@ -74,9 +75,9 @@ def ask(connection: Stream, message: ToKeeper, kind: type[T]) -> T:
 
 def expect(connection: Stream, kind: type[T]) -> T:
     """The next message, which is of this kind or an error."""
-    head = receive_bytes(connection, _LENGTH.size)
+    head = receive_bytes(connection, LENGTH.size)
     body = None if head is None else _receive_body(connection, head)
-    answer = None if body is None else _from_keeper.decode(body)
+    answer = None if body is None else from_keeper.decode(body)
     if isinstance(answer, kind):
         return answer
     problem = answer.problem if isinstance(answer, Refused) else "no answer"
@@ -120,11 +121,11 @@ class KeeperStream:
     def take(self) -> list[FromKeeper]:
         """The whole messages received so far."""
         found = []
-        while len(self._rest) >= _LENGTH.size:
-            end = _LENGTH.size + _LENGTH.unpack_from(self._rest)[0]
+        while len(self._rest) >= LENGTH.size:
+            end = LENGTH.size + LENGTH.unpack_from(self._rest)[0]
             if len(self._rest) < end:
                 break
-            found.append(_from_keeper.decode(self._rest[_LENGTH.size : end]))
+            found.append(from_keeper.decode(self._rest[LENGTH.size : end]))
             self._rest = self._rest[end:]
         return found
 

@@ -16,6 +16,7 @@ import msgspec
 
 from phalanx.config import Job
 from phalanx.plan.cost.failures import best_interval, mtbf_seconds, rate_named, young_interval
+from phalanx.plan.question.quantities import duration
 from phalanx.train.rank.exits import ExitCode, ExitInfo
 
 FIRST_ESTIMATE_STEPS = 8  # measured before the first decision
@@ -47,9 +48,9 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
     def reason(self) -> str:
         """In words."""
         return (
-            f"every {in_words(self.seconds)} ({self.steps:,} steps): loses least with a stall of "
-            f"{self.stall_seconds:.2f} s and a failure every {in_words(self.mtbf_seconds)} "
-            f"({self.basis}); Young's rule says {in_words(self.young_seconds)}"
+            f"every {duration(self.seconds)} ({self.steps:,} steps): loses least with a stall of "
+            f"{self.stall_seconds:.2f} s and a failure every {duration(self.mtbf_seconds)} "
+            f"({self.basis}); Young's rule says {duration(self.young_seconds)}"
         )
 
 
@@ -73,7 +74,7 @@ def estimate(
     seconds = max(best_interval(mtbf, stall), flush_seconds, step_seconds)
     basis = f"planned: {rate.name}"
     if history.failures:
-        basis = f"{history.failures} seen in {in_words(history.seconds)}, {rate.name} before"
+        basis = f"{history.failures} seen in {duration(history.seconds)}, {rate.name} before"
     return Estimate(
         seconds=seconds,
         steps=max(1, math.ceil(seconds / step_seconds)),
@@ -161,11 +162,3 @@ def read_history(runs: Path) -> History:
         seconds += max(0.0, (ended - began.replace(tzinfo=UTC)).total_seconds())
         failures += info.code in CRASHES
     return History(seconds, failures)
-
-
-def in_words(seconds: float) -> str:
-    """A time in the unit that suits it."""
-    for unit, size in (("days", 86400.0), ("h", 3600.0), ("min", 60.0)):
-        if seconds >= 2 * size:
-            return f"{seconds / size:,.1f} {unit}"
-    return f"{seconds:,.1f} s"

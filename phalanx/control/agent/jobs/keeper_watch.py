@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import struct
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -22,6 +21,7 @@ from phalanx.checkpoint.keeper.messages import (
     ToKeeper,
     Watch,
 )
+from phalanx.checkpoint.keeper.wire import LENGTH, framed, from_keeper
 from phalanx.checkpoint.write.deadline import LEAST_SECONDS
 from phalanx.cluster.protocol.commands import Form
 from phalanx.cluster.protocol.messages import (
@@ -34,9 +34,7 @@ from phalanx.cluster.protocol.messages import (
 )
 from phalanx.control.wire.socket_peer import peer_of
 
-_LENGTH = struct.Struct("<I")
 MOST_BYTES = 1 << 20  # of a keeper's word: it is a process of the user's
-_decode = msgspec.msgpack.Decoder(FromKeeper).decode
 TELL_SECONDS = 0.3  # for a keeper to say what it holds; it does so at once
 SAVE_SECONDS = 3600.0  # for one to write it: the core has a deadline of its own
 PING_SECONDS = 1.0
@@ -162,8 +160,7 @@ def ward_ranks(form: Form, ranks: tuple[int, ...]) -> int:
 
 def say(writer: asyncio.StreamWriter, message: ToKeeper) -> None:
     """A word to a keeper; one that is gone is noticed by whoever listens to it."""
-    body = msgspec.msgpack.encode(message)
-    writer.write(_LENGTH.pack(len(body)) + body)
+    writer.write(framed(message))
 
 
 async def _connect(path: Path) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -196,11 +193,10 @@ def keeper_pid(path: Path) -> int:
 
 
 async def _hear(reader: asyncio.StreamReader) -> FromKeeper:
-    size = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))[0]
+    size = LENGTH.unpack(await reader.readexactly(LENGTH.size))[0]
     if size > MOST_BYTES:
         raise OSError(f"a keeper's word of {size} bytes")
-    message: FromKeeper = _decode(await reader.readexactly(size))
-    return message
+    return from_keeper.decode(await reader.readexactly(size))
 
 
 def is_listened_to(path: Path) -> bool:
@@ -216,8 +212,7 @@ async def save_kept(path: Path, step: int, folder: Path) -> Saved:
         async with asyncio.timeout(SAVE_SECONDS):
             reader, writer = await _connect(path)
             try:
-                body = msgspec.msgpack.encode(Save(step, str(folder)))
-                writer.write(_LENGTH.pack(len(body)) + body)
+                say(writer, Save(step, str(folder)))
                 while True:
                     message = await _hear(reader)
                     if isinstance(message, Saved):
