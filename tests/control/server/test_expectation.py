@@ -48,7 +48,7 @@ class Led:
         self.chronicle = Chronicle(
             self.core, Journal(root / "runs.sqlite"), lambda kind, job, body: None
         )
-        self.hub = SimpleNamespace(metrics=self.metrics)
+        self.hub = SimpleNamespace(gangs=SimpleNamespace(metrics=self.metrics))
         self.controller = SimpleNamespace(memory=SimpleNamespace(placed={self.job.id: nodes}))
 
     @property
