@@ -39,6 +39,7 @@ TORCH_ROOMS = ("model", "parallel", "checkpoint", "train")
 TORCH_IN_FUNCTIONS = ("data", "doctor", "control", "testing", "cli")
 RANKS_ONLY = "runs where ranks are started or is a rank"
 LOADS_TORCH = {  # modules of other rooms that load torch when they are imported
+    "phalanx.control.agent.spawn.child": RANKS_ONLY,
     "phalanx.control.agent.spawn.zygote": RANKS_ONLY,
     "phalanx.control.worker.member": RANKS_ONLY,
     "phalanx.control.worker.orders": RANKS_ONLY,
@@ -76,14 +77,6 @@ KNOTS: dict[str, dict[str, str]] = {
         ),
     },
     "config": {"tree -> rules": "a wrong value is told with its nearest fix"},
-    "control": {
-        "trust -> agent": STRUCTS,
-        "wire -> agent": STRUCTS,
-        "wire -> server": STRUCTS,
-        "host -> agent": STRUCTS,
-        "worker -> agent": "exit causes are told by both ends",
-        "agent -> backends": "a cold start asks the site for its facts",
-    },
     "control.agent": {
         "spawn -> jobs": "processes start for a job, whose folders and keeper they need",
         "spawn -> inspect": "the zygote pumps what its children print",
@@ -121,21 +114,8 @@ DECLARATIONS = {  # only structs: no function of more than a few lines
     "phalanx/control/wire/api_types.py",
 }
 LINES_OF_CODE_IN_DECLARATIONS = 20
-LONG_MODULES = {
-    "phalanx/checkpoint/keeper/wire.py",
-    "phalanx/control/agent/spawn/zygote.py",
-    "phalanx/control/server/agent_link/connections.py",
-    "phalanx/control/server/history/chronicle.py",
-    "phalanx/control/server/process.py",
-}
 
 LINES_A_FUNCTION = 60
-LONG_FUNCTIONS = {
-    "phalanx/checkpoint/checkpointer.py:save",
-    "phalanx/observe/node/node_records.py:merge",
-    "phalanx/plan/evidence/traits.py:traits_of",
-    "phalanx/train/rank/loop.py:train",
-}
 
 
 @pytest.fixture(scope="module")
@@ -225,7 +205,7 @@ def test_a_folder_can_be_seen_at_a_glance(phalanx: SourceTree) -> None:
 
 def test_modules_are_short_unless_they_only_declare(phalanx: SourceTree) -> None:
     long = too_long(phalanx, LINES_A_MODULE, module_lines).keys()
-    assert long == LONG_MODULES | DECLARATIONS
+    assert long == DECLARATIONS
     for module in phalanx.modules.values():
         if str(module.path.relative_to(ROOT)) in DECLARATIONS:
             code = sum(lines for _, lines in module.functions())
@@ -233,7 +213,7 @@ def test_modules_are_short_unless_they_only_declare(phalanx: SourceTree) -> None
 
 
 def test_functions_are_short(phalanx: SourceTree) -> None:
-    assert too_long(phalanx, LINES_A_FUNCTION, function_lines).keys() == LONG_FUNCTIONS
+    assert too_long(phalanx, LINES_A_FUNCTION, function_lines) == {}
 
 
 def test_no_script_has_the_name_of_a_standard_module() -> None:
