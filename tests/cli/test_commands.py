@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -253,3 +254,15 @@ def test_a_job_and_its_files_are_checked_without_importing_torch(job: Path) -> N
         "assert 'torch' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", script], check=True, capture_output=True)
+
+
+def test_commands_that_messages_and_pages_name_exist() -> None:
+    root = Path(__file__).parents[2]
+    files = [*root.glob("*.md"), *root.glob("docs/*.md"), *root.glob("phalanx/**/*.py")]
+    named = {
+        (word, str(path.relative_to(root)))
+        for path in files
+        for word in re.findall(r"[`(:] ?phalanx ([a-z][a-z0-9-]+)", path.read_text("utf-8"))
+    }
+    assert len(named) > 100
+    assert [each for each in sorted(named) if each[0] not in COMMANDS] == []

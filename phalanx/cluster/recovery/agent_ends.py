@@ -14,7 +14,7 @@ from phalanx.cluster.reasons import reason, sentences
 sentences(
     {
         "ends_agents": "quarantined: agents ended while they started it ({nodes}); an operator"
-        " looks at their logs, and cancels it or lets it in again (phalanx release)",
+        " looks at their logs, and cancels it or lets it in again (phalanx resume)",
         "sibling_ends_agents": "quarantined with job {job} of its array, whose start ended agents",
     }
 )
