@@ -348,9 +348,9 @@ def test_a_job_whose_start_ends_two_agents_is_quarantined_and_the_third_goes_on(
     assert len(ended) == 2
     for node in nodes:
         (node.state / "hook").write_text(hooks[node.name])
-    assert stage.wait_ended(submit(stage, "true"), 120) == "done"
     for node in ended:
         stage.cluster.start_agent(node)
         stage.wait(lambda node=node: state_of(stage, node.name) == "healthy", "the node", 120)
+    assert stage.wait_ended(submit(stage, "true"), 120) == "done"
     assert stage.job(job)["state"] == "pending"
     cancel(stage, job)

@@ -8,15 +8,15 @@ from msgspec import structs
 
 from phalanx.cluster.core import Core
 from phalanx.cluster.fleet.node import NodeState
+from phalanx.cluster.gang.phases import gang_of
 from phalanx.cluster.jobs.job import Dependency, Job, JobSpec
 from phalanx.cluster.jobs.leave_cause import LeaveCause
 from phalanx.cluster.policy import QueuePolicy
-from phalanx.cluster.protocol.commands import Command, Form, Notify
+from phalanx.cluster.protocol.commands import Command, Form, Go, Notify
 from phalanx.cluster.protocol.events import (
     Cancel,
     Corruption,
     Event,
-    GangReady,
     JobFinished,
     LossSpike,
     NodeRepaired,
@@ -224,10 +224,11 @@ class ChaosWorld:
         for number in list(self.lineage.heard):
             if controller.core.view.jobs[number].placement is None:
                 self.lineage.forget(number)
-        if isinstance(body, GangReady):
-            job = controller.core.view.jobs.get(body.job)
-            if job is not None and job.state == "running" and job.generation == body.generation:
-                self._goes_on(job, body.step, commands)
+        for order in (each.body for each in commands if isinstance(each.body, Go)):
+            # A gang may also be found ready by a controller that takes over.
+            if self.lineage.heard.get(order.job) != order.generation:
+                running = controller.core.view.jobs[order.job]
+                self._goes_on(running, gang_of(running).restored, commands)
         if isinstance(body, JobFinished):
             job = controller.core.view.jobs.get(body.job)
             if job is not None and job.state == "done" and job.ended_ns == event.time_ns:
