@@ -128,6 +128,20 @@ def test_a_zygote_that_is_killed_leaves_none_of_its_programs(tmp_path: Path) -> 
     stage.wait(lambda: not started(), "all of them to end", 20)
 
 
+def test_a_cluster_whose_agent_is_dead_leaves_none_of_its_programs(tmp_path: Path) -> None:
+    (tmp_path / "daemon.py").write_text(DAEMON)
+    others = sleepers(1000, 1001)
+
+    def started() -> list[int]:
+        return [pid for pid in sleepers(1000, 1001) if pid not in others]
+
+    with Stage(tmp_path, nodes=1) as stage:
+        stage.submit("--", sys.executable, "daemon.py", "1000")
+        stage.wait(lambda: len(started()) == 2, "its daemons", 60)
+        stage.kill_agent(stage.cluster.nodes[0])
+    stage.wait(lambda: not started(), "all of them to end", 20)
+
+
 def test_the_control_groups_of_programs_go_with_their_node(tmp_path: Path) -> None:
     with Stage(tmp_path, nodes=1) as stage:
         node = stage.cluster.nodes[0]

@@ -243,8 +243,8 @@ class Zygote:
         """Whoever left its group is still found: every child holds its own descendants while it
         lives, so those that come to us belonged to one that is gone.
         """
-        if self._nodes:  # keepers of a node whose zygote was killed outlive it
-            return
+        if self._nodes and not self._leaving:
+            return  # keepers of a node whose zygote was killed outlive it
         for pid in own_children():
             if pid not in self._keys:
                 with suppress(ProcessLookupError, PermissionError):
@@ -257,14 +257,15 @@ class Zygote:
                 self._keys.pop(child.pid)  # a node of its own, which has a lease of its own
             else:
                 signal_child(child.pid, signal.SIGKILL)
-        self._end_orphans()
+        alone = self._leaving or not self._nodes
         with suppress(ChildProcessError):
-            while self._keys or (not self._nodes and own_children()):
+            while self._keys or (alone and own_children()):
+                self._end_orphans()  # also those that came since: whoever is left is about to end
                 pid, _ = os.waitpid(-1, 0)
                 ended = self._keys.pop(pid, None)
                 if ended is not None:
                     self._groups.end(ended)
-                self._end_orphans()
+        self._end_orphans()
         self._groups.close()
         self._part()
         Path(self._path).unlink(missing_ok=True)
