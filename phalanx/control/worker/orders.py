@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import logging
 import os
 import threading
@@ -46,7 +47,7 @@ from phalanx.train.rank.stop import StopFlag
 SHUT_AGAIN_SECONDS = 0.02
 # Where the main thread does not wake up (gloo waits for ever for a peer that has yet to connect),
 # the process gives way to a new one: soon while it forms, since it has nothing to lose yet.
-FORMING_SECONDS, RUNNING_SECONDS = 0.3, 3.0
+FORMING_SECONDS, RUNNING_SECONDS = 0.3, 1.0
 LOST_PEER_SECONDS = 0.2  # to be told why by somebody else, before it is reported as a fault
 BYE_SECONDS = 5.0
 ASK_AGAIN_SECONDS = 5.0  # for leave to write
@@ -161,6 +162,7 @@ class AgentOrders:
                 shut_network_sockets()
             if time.monotonic() - began > patience:
                 log.warning("generation %d cannot be left: a new process goes on", generation)
+                faulthandler.dump_traceback()  # what it waits for
                 os._exit(GIVE_WAY)
             time.sleep(SHUT_AGAIN_SECONDS)
 
