@@ -61,7 +61,7 @@ READY, NOT_READY = b"\0", b"\1"
 STOP_WAITING, WAIT_CANCELED = b"\0", b"\1"
 
 
-class RefusedError(Exception):
+class RequestRefusedError(Exception):
     """A client asked for what it may not have, or does not speak the protocol."""
 
 
@@ -120,7 +120,7 @@ class Conversation(asyncio.Protocol):
         self._named: dict[bytes, Meeting] = {}
         self._awaited: set[bytes] = set()
         self._stored = 0
-        self._buffer, self._read = bytearray(), 0
+        self._buffer = bytearray()
         self._paused = False
         self._parser = self._converse()
         self._needed = next(self._parser)
@@ -158,22 +158,20 @@ class Conversation(asyncio.Protocol):
     # What a client says.
 
     def _parse(self) -> None:
-        buffer, read = self._buffer, self._read
+        buffer, read = self._buffer, 0
         try:
             while not self._paused and len(buffer) - read >= self._needed:
                 end = read + self._needed
                 part = bytes(buffer[read:end])
                 read = end
                 self._needed = self._parser.send(part)
-        except RefusedError as error:
+        except RequestRefusedError as error:
             peer = self._transport.get_extra_info("peername")
             log.warning("%s is refused: %s", peer, error)
             self._transport.abort()
             buffer.clear()
             read, self._needed = 0, MOST_BYTES
-        if read:
-            del buffer[:read]
-        self._read = 0
+        del buffer[:read]
 
     def _converse(self) -> Parser:
         while True:
@@ -200,7 +198,7 @@ class Conversation(asyncio.Protocol):
         match kind:
             case Query.VALIDATE:
                 if WORD.unpack((yield 4))[0] != MAGIC:
-                    raise RefusedError("it does not speak the protocol of torch's TCPStore")
+                    raise RequestRefusedError("it does not speak the protocol of torch's TCPStore")
             case Query.PING:
                 self._transport.write((yield 4))
             case Query.COMPARE_SET:
@@ -235,18 +233,18 @@ class Conversation(asyncio.Protocol):
                     self._answer(key)
                     yield 0
             case _:
-                raise RefusedError(f"request {kind} is not known here")
+                raise RequestRefusedError(f"request {kind} is not known here")
 
     def _count(self) -> Generator[int, bytes, int]:
         count: int = SIZE.unpack((yield 8))[0]
         if count > MOST_KEYS:
-            raise RefusedError(f"{count} keys in one request")
+            raise RequestRefusedError(f"{count} keys in one request")
         return count
 
     def _string(self) -> Generator[int, bytes, bytes]:
         size: int = SIZE.unpack((yield 8))[0]
         if size > MOST_BYTES:
-            raise RefusedError(f"{size} bytes in one value")
+            raise RequestRefusedError(f"{size} bytes in one value")
         return (yield size) if size else b""
 
     def _keys(self) -> Generator[int, bytes, list[bytes]]:
@@ -255,7 +253,7 @@ class Conversation(asyncio.Protocol):
             found.append((yield from self._string()))
             size += len(found[-1])
             if size > MOST_BYTES:
-                raise RefusedError(f"more than {MOST_BYTES} bytes of keys in one request")
+                raise RequestRefusedError(f"more than {MOST_BYTES} bytes of keys in one request")
         return found
 
     # What is done with it.
@@ -266,7 +264,7 @@ class Conversation(asyncio.Protocol):
         meeting = self._named.get(name)
         if meeting is None:
             if NAME.match(key) is None:
-                raise RefusedError("its keys name no meeting")
+                raise RequestRefusedError("its keys name no meeting")
             meeting = self._named[name] = self._all.named(name)
             meeting.users += 1
             self._deadline.cancel()
@@ -277,7 +275,7 @@ class Conversation(asyncio.Protocol):
         held = meeting.values.get(key)
         self._stored += len(value) + (len(key) if held is None else -len(held))
         if self._stored > MOST_BYTES:
-            raise RefusedError(f"more than {MOST_BYTES} bytes stored")
+            raise RequestRefusedError(f"more than {MOST_BYTES} bytes stored")
         meeting.set(key, value)
 
     def _add(self, key: bytes, amount: int) -> None:
@@ -285,7 +283,7 @@ class Conversation(asyncio.Protocol):
             total = int(self._meeting(key).values.get(key, b"0")) + amount
             answer = NUMBER.pack(total)
         except (ValueError, struct.error) as error:
-            raise RefusedError(f"it adds to what is no number: {error}") from error
+            raise RequestRefusedError(f"it adds to what is no number: {error}") from error
         self._set(key, str(total).encode())
         self._transport.write(answer)
 
